@@ -84,10 +84,10 @@ class DefaultSource(DataSource):
         Makes one small request: whether a topic is there, which has one column more. With
         ``valueFormat`` it reads a sample of what is queued.
         """
+        from buffer_source.micro_batch_stream import reads_topic
         from buffer_source.options import SourceOptions
-        from buffer_source.partitions import reads_topic
-        from buffer_source.rows import default_schema
-        from buffer_source.sample import infer_schema
+        from buffer_source.schema import default_schema
+        from buffer_source.schema_inference import infer_schema
         from opendata_buffer.runtime import SystemRuntime
         from opendata_buffer.stores.open import open_store
 
@@ -125,14 +125,14 @@ class DefaultSource(DataSource):
     @_complete
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For ``df.write``; ``schema`` is the DataFrame's."""
-        from buffer_sink.batch_writer import batch_writer
+        from buffer_sink.writer import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     @_complete
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """For ``df.writeStream``; ``schema`` is the DataFrame's."""
-        from buffer_sink.stream_writer import stream_writer
+        from buffer_sink.writer import stream_writer
 
         return stream_writer(self.options, schema, overwrite)
 

@@ -94,7 +94,7 @@ class Ceiling(DataSource):
         return "ceiling"
 
     def schema(self) -> StructType:
-        from buffer_source.rows import default_schema
+        from buffer_source.schema import default_schema
 
         return default_schema()
 

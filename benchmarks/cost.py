@@ -71,8 +71,7 @@ def cost_row(producers: int, flush_interval_ms: int) -> Row:
     """One run, and what it comes to at a gigabyte a second."""
     size = int(GB_PER_S * 1e9 / SCALE / producers / CALLS_PER_S)
     with bucket() as inner:
-        pair = inner._clients.get()
-        counts = [Requests(pair.data), Requests(pair.conditional)]
+        counted_requests = Requests(inner._client.get())
         store = FaultyStore(inner, SystemRuntime(), plan=PLAN)
         config = ProducerConfig(
             store="s3://bucket", flush_interval_ms=flush_interval_ms, broker="off"
@@ -105,7 +104,7 @@ def cost_row(producers: int, flush_interval_ms: int) -> Row:
         ended.set()
         reader.join()
     assert records == producers * int(CALLS_PER_S * SECONDS)
-    counted = counts[0].sent + counts[1].sent
+    counted = counted_requests.sent
     gigabytes = records * size * SCALE / 1e9
     per_gb = {name: number / gigabytes for name, number in counted.items()}
     gb_a_month = GB_PER_S * SECONDS_A_MONTH
@@ -121,7 +120,7 @@ def cost_row(producers: int, flush_interval_ms: int) -> Row:
         dollars <= GOAL,
         f"requests per GB: {listed}; ${requests:,.0f} for them, ${storage:,.0f} for bytes that lie "
         f"{KEPT_S:.0f} s; {gigabytes:.1f} GB in {taken:.1f} s, a {SCALE}th of their bytes "
-        f"({(counts[0].bytes_out + counts[1].bytes_out) / 1e6:.0f} MB) sent",
+        f"({counted_requests.bytes_out / 1e6:.0f} MB) sent",
     )
 
 

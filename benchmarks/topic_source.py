@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.queries import started
 from benchmarks.queues import fill, records_of
 from benchmarks.table import Row
+from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.options import SourceOptions
-from buffer_source.rows import default_schema
-from buffer_source.stream import StreamDriver
+from buffer_source.schema import default_schema
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
@@ -116,14 +116,14 @@ def _idle_seconds(kind: str) -> float:
         prefixes = Topic.create(config, PARTITIONS, store=store).description.names
     for prefix in prefixes:
         fill(store, [b"x"], 1, prefix=prefix)
-    driver = StreamDriver(SourceOptions.from_spark(options), store, SystemRuntime())
-    start = driver.latest(None)
-    driver.plan(None, start)
-    driver.latest(start)
+    driver = MicroBatchStream(SourceOptions.from_spark(options), store, SystemRuntime())
+    start = driver.latest_offset(None)
+    driver.plan_input_partitions(None, start)
+    driver.latest_offset(start)
     seconds = []
     for _ in range(LOOKS):
         began = time.perf_counter()
-        assert driver.latest(start) is start
+        assert driver.latest_offset(start) is start
         seconds.append(time.perf_counter() - began)
     driver.stop()
     return statistics.median(seconds)

@@ -1,18 +1,117 @@
-"""Writing into a buffer from inside ``foreachBatch``, with the same exactly-once identity."""
+"""Writing into a buffer from inside ``foreachBatch``, with the same exactly-once identity.
+
+With ``broker="host"`` the process that calls the function is also the queue's broker. Spark commits
+in Python processes that come and go; the one that runs the function of ``foreachBatch`` (the
+driver, or with Spark Connect the server's process for the query) lives as long as its query, so
+other writers can find a broker there.
+"""
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from buffer_sink.hosting import host
 from buffer_sink.options import SinkOptions
+from buffer_sink.writer import find_topic
+from opendata_buffer.broker.committer import open_committer
+from opendata_buffer.config import ProducerConfig, QueueConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.errors import InvalidInput, OpenDataBufferError
+from opendata_buffer.producer.group_commit import Committer
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.open import open_store
+from opendata_buffer.topic.topic import CachedTopic, Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ForeachBatchWriter", "foreach_batch_writer"]
+__all__ = ["ForeachBatchWriter", "foreach_batch_writer", "serve_broker"]
+
+log = logging.getLogger(__name__)
+
+REFRESH_S = 60.0
+"""How old the list of a topic's partitions may be."""
+
+_RUNTIME = SystemRuntime()
+
+
+def serve_broker(options: SinkOptions) -> None:
+    """Let this process be the broker of a queue, or of each partition of a topic.
+
+    Where another broker serves, it stands by. A repeated call only adds the partitions that the
+    topic has got since. The broker ends with the process.
+
+    Raises:
+        InvalidInput: The extra ``broker`` is not installed, or the store cannot be used.
+    """
+    key = (os.getpid(), options.queue, options.one_queue)
+    try:
+        with _lock:
+            if key not in _brokers:
+                _brokers[key] = EmbeddedBroker(options)
+            _brokers[key].serve()
+    except InvalidInput:
+        raise
+    except OpenDataBufferError as error:
+        # If the store is gone, the write that follows raises; the next call tries again.
+        log.warning("no broker is served in this process: %s", error)
+
+
+class EmbeddedBroker:
+    """The brokers that this process runs for one queue, or for the partitions of one topic."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        queue = options.queue
+        self._store = open_store(queue.store, queue.store_options)
+        # The broker's collector must not delete uploads earlier than the options say (failure F5).
+        self._config = ProducerConfig(
+            **{each.name: getattr(queue, each.name) for each in fields(QueueConfig)},
+            gc_grace_period_ms=options.gc_grace_period_ms,
+        )
+        self._topic: CachedTopic | None = None
+        if not options.one_queue and find_topic(self._store) is not None:
+            topic = Topic.open(self._config, store=self._store, runtime=_RUNTIME)
+            self._topic = CachedTopic(topic, _RUNTIME, REFRESH_S)
+        self._open: dict[str, Committer] = {}
+
+    def serve(self) -> None:
+        """Run a broker for each partition that has none here yet."""
+        if self._topic is None:
+            self._serve("", self._config)
+        else:
+            for name in self._topic.get().active:
+                self._serve(name, Topic.config_of(name, self._config))
+
+    def _serve(self, name: str, config: ProducerConfig) -> None:
+        if name not in self._open:
+            # Nothing is appended through this committer: it is made for the broker it starts.
+            self._open[name] = open_committer(
+                self._store, config, _RUNTIME, Consumer, broker="host"
+            )
+
+    def close(self) -> None:
+        """End all of them."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+_lock = threading.Lock()  # two queries in one process that write to one queue share its broker
+_brokers: dict[tuple[int, QueueConfig, bool], EmbeddedBroker] = {}
+
+
+@atexit.register
+def _close_brokers() -> None:
+    """Announce the end, so that the next broker need not wait for a timeout."""
+    for (process, *_), broker in list(_brokers.items()):
+        if process == os.getpid():
+            broker.close()
+    _brokers.clear()
+
 
 FORMAT = "opendata-buffer"
 
@@ -24,7 +123,7 @@ class ForeachBatchWriter:
     Attributes:
         store: The store's URL.
         options: Options of the batch sink; ``txnAppId`` among them.
-        hosts: Whether the process that calls it is to be the queue's broker.
+        hosts: Whether the process that calls it is to be the queue's broker, too.
     """
 
     store: str
@@ -34,7 +133,7 @@ class ForeachBatchWriter:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Append ``df`` to the buffer; a batch id that was written before is skipped."""
         if self.hosts:
-            host(self._checked(batch_id))
+            serve_broker(self._checked(batch_id))
         (
             df.write.format(FORMAT)
             .options(**self.options)

@@ -1,20 +1,95 @@
-"""What a task tells the driver: which objects it uploaded, for which write."""
+"""What the driver and the tasks of a write tell each other. All of it pickles.
+
+A task answers with :class:`TaskUploads`: the batch objects that it stored, or its few rows where
+the driver is to store them. :func:`collect` joins the answers of all tasks into one
+:class:`Group`, which enters the queue, or the partitions of a topic, together or not at all.
+
+"Partition" is a partition of a topic here. What Spark calls a partition of a DataFrame is a task.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from hashlib import sha256
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from buffer_sink.topic_write import TopicWrite
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Metadata, NewEntry
-from opendata_buffer.runtime import Moment
+from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid, new_producer_id
+from opendata_buffer.runtime import Moment, Runtime
 
-__all__ = ["Group", "SmallBatch", "TaskUploads", "UploadedBatch", "WriteTask", "collect"]
+if TYPE_CHECKING:
+    from opendata_buffer.topic.description import TopicDescription
+
+__all__ = [
+    "FIRST_CLOCK", "Group", "SmallBatch", "TaskUploads", "TopicWrite", "UploadedBatch", "WriteTask",
+    "collect",
+]  # fmt: skip
+
+FIRST_CLOCK = 2
+"""Clock of a write's first message. An acknowledgement with clock 1 rolls the write back."""
+
+_TASK_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class TopicWrite:
+    """One attempt at a write to a topic, with a producer id of its own.
+
+    All tasks of the attempt divide their rows among the partitions that the driver found. A
+    partition that is added meanwhile is used by the next write.
+
+    Attributes:
+        active: Names of the partitions that are written, in the topic's order.
+        draining: Names of those that are written no more.
+        producer: The attempt's producer id, 6 bytes.
+        app: App id for a write that was given none.
+    """
+
+    active: tuple[str, ...]
+    draining: tuple[str, ...]
+    producer: bytes
+    app: str
+
+    @classmethod
+    def planned(cls, description: TopicDescription, runtime: Runtime) -> TopicWrite:
+        """An attempt that writes to the topic as it is now."""
+        chance = sha256(runtime.ulid().encode()).digest()  # 80 bits of a ULID are random
+        producer = new_producer_id(lambda count: chance[:count])
+        return cls(
+            tuple(description.active),
+            tuple(description.draining),
+            producer,
+            f"write-{runtime.ulid()}",
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all partitions of the topic."""
+        return (*self.active, *self.draining)
+
+    def transaction(self, given: Transaction | None) -> Transaction:
+        """The write's identity: the given one, or one that no other write has."""
+        return given or Transaction(self.app, 0)
+
+    def clock(self, task: int, index: int) -> int:
+        """Clock of a batch, rising in the order in which a partition gets them.
+
+        Tasks do not know how many batches the others make, so each has a range of its own.
+
+        Args:
+            task: Spark's number of the task, below 2^31.
+            index: How many batches of the task go to the same partition before it.
+        """
+        return FIRST_CLOCK + (task << _TASK_BITS) + index
+
+    def location(self, partition: str, ulid: str, txn: Transaction, clock: int) -> str:
+        """Key of a batch of this attempt."""
+        return batch_key(partition, ulid, txn, build_uuid(self.producer, clock, CONTINUE_TXN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +101,8 @@ class UploadedBatch:
         records: How many records it holds.
         bytes: Size of the object.
         metadata: Its ranges, as the queue entry will carry them.
-        partition: Name of the topic's partition it is for; None for a single queue.
-        clock: Of its message in that partition; 0 for a single queue.
+        partition: Name of the partition it is for; None for a single queue.
+        clock: Clock of its message in that partition; 0 for a single queue.
     """
 
     location: str
@@ -46,8 +121,8 @@ class SmallBatch:
         data: The record block, not compressed.
         records: How many records it holds.
         metadata: Its ranges.
-        partition: Name of the topic's partition it is for; None for a single queue.
-        clock: Of its message in that partition; 0 for a single queue.
+        partition: Name of the partition it is for; None for a single queue.
+        clock: Clock of its message in that partition; 0 for a single queue.
     """
 
     data: bytes
@@ -62,14 +137,14 @@ class WriteTask:
     """One task of a write, and what all tasks of that write have in common.
 
     Attributes:
-        partition: The task's partition.
-        planned: When the driver planned the write, by its clocks: no upload of it is older.
+        number: Spark's number of the task.
+        planned: When the driver planned the write, by its clocks. No upload of it is older.
         transaction: Identity of the write, if it has one.
         query: Id of the streaming query that writes; None where Spark does not tell it.
         topic: The topic it writes to; None for a single queue.
     """
 
-    partition: int
+    number: int
     planned: Moment
     transaction: Transaction | None = None
     query: str | None = None
@@ -81,9 +156,9 @@ class TaskUploads(WriterCommitMessage):
     """The result of one task.
 
     Attributes:
-        task: Which.
-        uploads: Its batches in the order of its rows; empty for no rows. All of them are small, or
-            none is.
+        task: The task.
+        uploads: Its batches in the order of its rows; empty for no rows. Either all of them are
+            small or none is.
     """
 
     task: WriteTask
@@ -96,7 +171,7 @@ class Group:
 
     Attributes:
         planned: When the driver planned the write.
-        uploads: In the order of partitions and rows.
+        uploads: In the order of tasks and rows.
         transaction: Identity of the write, if it has one.
         query: Id of the streaming query that writes, if it is known.
         topic: The topic it is for; None for a single queue.
@@ -114,49 +189,45 @@ class Group:
         return [NewEntry(upload.location, upload.metadata) for upload in self.uploads]
 
     @property
+    def locations(self) -> tuple[str, ...]:
+        """Keys of the uploads."""
+        return tuple(upload.location for upload in self.uploads)
+
+    @property
     def records(self) -> int:
         """Records in all uploads."""
         return sum(upload.records for upload in self.uploads)
 
-    @property
-    def bytes(self) -> int:
-        """Size of all objects."""
-        return sum(upload.bytes for upload in self.uploads)
-
-
-StoreSmall: TypeAlias = Callable[
-    [Sequence[UploadedBatch | SmallBatch], Transaction | None, TopicWrite | None],
-    tuple[UploadedBatch, ...],
-]
-"""Stores the small ones among batches, of a write with this identity, to this topic."""
-
 
 def collect(
-    messages: Iterable[WriterCommitMessage | None], store_small: StoreSmall
+    messages: Iterable[WriterCommitMessage | None],
+    store_small: Callable[
+        [Sequence[UploadedBatch | SmallBatch], WriteTask], tuple[UploadedBatch, ...]
+    ],
 ) -> Group | None:
-    """Join the tasks' messages, in partition order.
+    """Join the tasks' answers, in the order of the tasks.
 
     None when no task wrote a row into a single queue. A write of no rows to a topic is a group
-    without uploads: it may be the first one after a restart, and has to end what the last run
-    left.
+    without uploads: it may be the first one after a restart, and then has to complete or roll
+    back what the run before left undecided.
 
     Args:
-        messages: Of the tasks; each has uploaded its batches, or has small ones.
-        store_small: Stores these.
+        messages: The tasks' answers.
+        store_small: Stores the small batches among others, for any task of the write.
 
     Raises:
         InvalidInput: The messages belong to different writes.
         StorageError: Small batches could not be stored.
     """
-    # None stands for a task without an answer. Spark calls commit only when every task has
-    # succeeded, but its interface allows for it.
+    # Spark calls commit only when every task has succeeded, but its interface allows None for a
+    # task without an answer.
     results = sorted(
         (
             each
             for each in messages
             if isinstance(each, TaskUploads) and (each.uploads or each.task.topic is not None)
         ),
-        key=lambda each: each.task.partition,
+        key=lambda each: each.task.number,
     )
     if not results:
         return None
@@ -166,15 +237,15 @@ def collect(
             sorted(f"{transaction} of query {query}" for transaction, query, _ in writes)
         )
         raise InvalidInput(f"tasks of one write carry different identities: {names}")
-    ((transaction, query, topic),) = writes
+    task = results[0].task
     batches = [batch for each in results for batch in each.uploads]
     uploads = tuple(batch for batch in batches if isinstance(batch, UploadedBatch))
     if len(uploads) < len(batches):
-        uploads = store_small(batches, transaction, topic)
+        uploads = store_small(batches, task)
     return Group(
         planned=min((each.task.planned for each in results), key=lambda each: each.monotonic),
         uploads=uploads,
-        transaction=transaction,
-        query=query,
-        topic=topic,
+        transaction=task.transaction,
+        query=task.query,
+        topic=task.topic,
     )

@@ -7,21 +7,18 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from buffer_source.batch_partition import BatchPartition
-from buffer_source.batches import PartitionBatch, tasks_of
-from buffer_source.measures import Measures
+from buffer_source.batch_sizes import BatchSizes
+from buffer_source.micro_batch_stream import SourcePartitions
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
-from buffer_source.partitions import Partitions
-from buffer_source.rows import check_schema
-from buffer_source.starting import first_since
+from buffer_source.planner import PartitionBatch, TaskBatches, plan_tasks
+from buffer_source.queue_cursor import first_since, no_queue, read_only
+from buffer_source.schema import check_schema
 from buffer_source.task import read_batches
-from opendata_buffer.concurrency import together
-from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.concurrency import in_parallel
+from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
-from opendata_buffer.queue.ownership import check_owner
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
@@ -67,51 +64,38 @@ class BufferBatchReader(DataSourceReader):
         """
         options, runtime = self._options, SystemRuntime()
         store = open_store(options.queue.store, options.queue.store_options)
-        partitions = Partitions(options, store, runtime, queue_retry(runtime, options.queue))
+        retrying = queue_retry(runtime, options.queue)
+        partitions = SourcePartitions(options, store, runtime, retrying)
 
-        def waiting(name: str) -> tuple[list[PartitionBatch], list[int]]:
-            return _waiting(partitions.options_of(name), name, store, runtime)
+        def queued(name: str) -> tuple[list[PartitionBatch], list[int]]:
+            return _queued(partitions.options_of(name), name, store, runtime)
 
-        found = together(runtime, waiting, partitions.names())
+        found = in_parallel(runtime, queued, partitions.names())
         batches = [batch for part, _ in found for batch in part]
         sizes = [size for _, part in found for size in part]
-        return [BatchPartition(task) for task in tasks_of(batches, sizes, options)]
+        return plan_tasks(batches, sizes, options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Fetch, decode and cut the batches of one task. Runs on an executor."""
-        # Spark makes up a partition of its own where there is none to read.
-        descriptors = partition.descriptors if isinstance(partition, BatchPartition) else ()
-        return read_batches(self._options, self._schema, descriptors)
+        # Spark makes up an input partition of its own where there is none to read.
+        batches = partition.batches if isinstance(partition, TaskBatches) else ()
+        return read_batches(self._options, self._schema, batches)
 
 
-def _waiting(
+def _queued(
     options: SourceOptions, name: str, store: Store, runtime: Runtime
 ) -> tuple[list[PartitionBatch], list[int]]:
-    """What is wanted of one queue, and estimates of the stored bytes of each batch."""
-    config = options.consumer
-    manifest = Queue(store, config, runtime=runtime, role="reader").read()
+    """The batches wanted of one queue, and estimates of the stored bytes of each."""
+    manifest = read_only(options, store, runtime).find()  # not if it was lost (failure F4)
     if manifest is None:
-        claim = check_owner(store, config, runtime=runtime)
-        if claim is not None and options.fail_on_data_loss:
-            claim.check(None)  # lost, with all that waits in it (failure F4)
-        if options.create_if_missing:  # a partition that nobody has written to yet
+        if options.create_if_missing:  # a partition that was never written to
             return [], []
-        raise InvalidInput(
-            f"there is no queue with manifest {config.manifest_path!r} in {store.url}: check "
-            "the path and the options dataPathPrefix and manifestPath"
-        )
+        raise no_queue(options, store)
     batches = [
         PartitionBatch.within(name, BatchDescriptor.of(entry))
         for entry in select(manifest, options)
     ]
-    measures = Measures(
-        store,
-        config.data_path_prefix,
-        runtime=runtime,
-        concurrency=options.fetch_concurrency,
-        allow_foreign=options.allow_foreign_locations,
-    )
-    return batches, measures.estimates(batches, options.parallelism_asked)
+    return batches, BatchSizes(store, options, runtime).estimates(batches)
 
 
 def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
@@ -126,32 +110,27 @@ def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
     assert not isinstance(last, tuple), "of_partition() picks one"
     begin = first if start == EARLIEST else int(start)
     until = end - 1 if last == LATEST else int(last)
-    if options.fail_on_data_loss:
-        if begin < first:
-            raise DataLoss(
-                options.queue.manifest_path,
-                begin,
-                first,
-                "Read with startingOffsets 'earliest', or set failOnDataLoss to false.",
-            )
-        if until >= end or begin > end:
-            raise InvalidInput(
-                f"sequences {begin} to {until} were asked for and manifest "
-                f"{options.queue.manifest_path!r} ends at {end - 1}: lower endingOffsets and "
-                "startingOffsets, or set failOnDataLoss to false"
-            )
+    if begin < first:
+        advice = "Read with startingOffsets 'earliest', or set failOnDataLoss to false."
+        options.report_data_loss(DataLoss(options.queue.manifest_path, begin, first, advice))
+    if options.fail_on_data_loss and (until >= end or begin > end):
+        raise InvalidInput(
+            f"sequences {begin} to {until} were asked for and manifest "
+            f"{options.queue.manifest_path!r} ends at {end - 1}: lower endingOffsets and "
+            "startingOffsets, or set failOnDataLoss to false"
+        )
     entries, since_ms = manifest.entries(), options.starting_timestamp_ms
     if since_ms is not None:
         begin = first_since(map(BatchDescriptor.of, entries), since_ms, end)
 
-    def again(start: int, stop: int) -> list[tuple[int, str]]:
+    def held_back(start: int, stop: int) -> list[tuple[int, str]]:
         return [(each.sequence, each.location) for each in entries[start - first : stop - first]]
 
     rule = ReadCommitted(options.queue.data_path_prefix, options.isolation)
     return [
         entries[sequence - first]
         for entry in entries
-        # Offered first, whatever else is asked: the rule must see every entry.
-        for sequence in rule.offer(entry.sequence, entry.location, again)
+        # Every entry is offered, also one that is not wanted: the rule must see all of them.
+        for sequence in rule.offer(entry.sequence, entry.location, held_back)
         if begin <= sequence <= until
     ]

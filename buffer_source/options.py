@@ -1,23 +1,37 @@
-"""Options of the source: parsed once, on the driver, into one frozen value."""
+"""Options of the source: parsed once, on the driver, into one frozen value.
+
+The value also decides what a query does about data that it cannot deliver:
+
+===================  ========================  ==========================================
+lost or wrong        error                     option
+===================  ========================  ==========================================
+entries of a queue   ``DataLoss``              ``failOnDataLoss``: fail or go on behind it
+the queue            ``QueueReset``            ``failOnDataLoss``: fail or begin anew
+a batch's object     ``BatchMissing``          ``failOnDataLoss``: fail or pass it by
+corrupt object       ``BatchUnreadable``       ``corruptBatches``: fail or quarantine it
+foreign location     ``ForeignLocation``       ``allowForeignLocations``: fail or read it
+===================  ========================  ==========================================
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
-from buffer_source.bad_batches import Action, BadBatchPolicy
-from buffer_source.typed_rows import VALUE_OPTIONS, value_options
-from opendata_buffer.config import (
-    ConsumerConfig,
-    GarbageCollectorConfig,
-    QueueConfig,
-)
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
 from opendata_buffer.consumer.isolation import ISOLATION_LEVELS, READ_COMMITTED
-from opendata_buffer.errors import InvalidInput
+from opendata_buffer.errors import (
+    BatchMissing,
+    BatchUnreadable,
+    DataLoss,
+    InvalidInput,
+    PoisonBatch,
+    QueueReset,
+)
 from opendata_buffer.formats import MIB
 from opendata_buffer.option_reader import (
     STORAGE_OPTIONS,
@@ -27,11 +41,27 @@ from opendata_buffer.option_reader import (
 )
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import is_abbreviated, number_meant
+from opendata_buffer.values import ValueOptions
 
-if TYPE_CHECKING:
-    from opendata_buffer.values import ValueOptions
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "PROGRAM",
+    "QUARANTINE",
+    "SOURCE_OPTIONS",
+    "Offsets",
+    "SourceOptions",
+]
 
-__all__ = ["EARLIEST", "LATEST", "SOURCE_OPTIONS", "Offsets", "SourceOptions"]
+log = logging.getLogger(__name__)
+
+_ADVICE = {
+    BatchMissing: "A query passes it by with the option failOnDataLoss set to false.",
+    BatchUnreadable: (
+        "A query copies it to the quarantine and goes on with the option corruptBatches set to "
+        "quarantine."
+    ),
+}
 
 EARLIEST = "earliest"
 LATEST = "latest"
@@ -39,10 +69,17 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 Offsets = str | int | tuple[tuple[str, int], ...]
 """A word, a sequence, or of a topic a sequence for each of some partitions."""
 
+PROGRAM = "Spark"
+"""What the source notes when it claims a queue."""
+
 FAIL = "fail"
 QUARANTINE = "quarantine"
 
-_SHARED = (
+_OF_JSON_AND_CSV = ("mode", "columnNameOfCorruptRecord")
+_OF_CSV = ("sep", "quote", "escape", "nullValue", "header")
+_VALUE_OPTIONS = ("valueFormat", *_OF_JSON_AND_CSV, *_OF_CSV)
+
+SOURCE_OPTIONS = (
     *STORAGE_OPTIONS,
     "startingOffsets",
     "startingTimestamp",
@@ -56,9 +93,7 @@ _SHARED = (
     "maxBatchBytes",
     "allowForeignLocations",
     "includeLocation",
-    *VALUE_OPTIONS,
-)
-_STREAM_ONLY = (
+    *_VALUE_OPTIONS,
     "acknowledge",
     "createIfMissing",
     "maxBatchesPerTrigger",
@@ -68,9 +103,8 @@ _STREAM_ONLY = (
     "gcEnabled",
     "gcIntervalMs",
     "gcGracePeriodMs",
+    "endingOffsets",
 )
-_BATCH_ONLY = ("endingOffsets",)
-SOURCE_OPTIONS = (*_SHARED, *_STREAM_ONLY, *_BATCH_ONLY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +217,7 @@ class SourceOptions:
             max_batch_bytes=read.integer("maxBatchBytes", 256 * MIB, least=1),
             allow_foreign_locations=read.boolean("allowForeignLocations", False),
             include_location=read.boolean("includeLocation", False),
-            values=value_options(read),
+            values=_value_options(read),
             gc=GarbageCollectorConfig(
                 enabled=read.boolean("gcEnabled", True),
                 interval_ms=read.integer("gcIntervalMs", 300_000, least=1),
@@ -231,7 +265,7 @@ class SourceOptions:
 
     def of_partition(self, name: str) -> SourceOptions:
         """The same for one partition of a topic."""
-        # It is part of a topic that exists, even if nobody has written to it yet.
+        # The topic exists, so an empty partition of it is no wrong path.
         return replace(
             self,
             queue=replace(self.queue, data_path_prefix=name, manifest_path=""),
@@ -245,33 +279,91 @@ class SourceOptions:
     def consumer(self) -> ConsumerConfig:
         """The same settings as the core's consumer takes them."""
         return ConsumerConfig(
-            # Who accepts lost data accepts that a lost queue starts over.
+            # A query that accepts lost data accepts that a lost queue starts over.
             **queue_fields(replace(self.queue, recreate=not self.fail_on_data_loss)),
             gc=self.gc,
             max_batch_bytes=self.max_batch_bytes,
             allow_foreign_locations=self.allow_foreign_locations,
         )
 
+    def report_data_loss(self, loss: DataLoss | QueueReset) -> None:
+        """Raise the error, unless ``failOnDataLoss`` is false: then log it, and return."""
+        if self.fail_on_data_loss:
+            raise loss
+        log.warning("data loss allowed: %s", loss)
+
+    def goes_on_without(self, error: PoisonBatch) -> bool:
+        """Whether a query goes on behind a batch that cannot be delivered.
+
+        A batch whose object is gone is passed by; one whose object is corrupt is copied to the
+        quarantine first. Otherwise the error gets the advice which option would do so.
+        """
+        if isinstance(error, BatchMissing) and not self.fail_on_data_loss:
+            return True
+        if isinstance(error, BatchUnreadable) and self.checks_first:
+            return True
+        advice = _ADVICE.get(type(error), "")
+        if advice not in str(error):
+            error.args = (f"{error} {advice}",)
+        return False
+
     @property
-    def bad_batches(self) -> BadBatchPolicy:
-        """What to do with a batch that cannot be delivered."""
-        return BadBatchPolicy(
-            missing=Action.FAIL if self.fail_on_data_loss else Action.PASS_BY,
-            corrupt=Action.QUARANTINE if self.corrupt_batches == QUARANTINE else Action.FAIL,
-        )
+    def checks_first(self) -> bool:
+        """Whether a batch is checked to its end before its first row is handed to Spark.
+
+        A batch that is quarantined must not have been read in part: its repaired copy would
+        repeat those rows.
+        """
+        return self.corrupt_batches == QUARANTINE
 
     @property
     def parallelism(self) -> int:
         """Tasks to aim for."""
-        # Where a plan is made, nothing tells how large the cluster is.
+        # A source is not told how large the cluster is.
         return self.cores or self.min_partitions or os.cpu_count() or 1
 
     @property
     def parallelism_asked(self) -> int | None:
-        """Tasks that somebody asked for; None where nobody did."""
+        """Tasks that the user asked for; None for none."""
         if self.cores is None or self.min_partitions is None:
             return self.cores or self.min_partitions
         return max(self.cores, self.min_partitions)
+
+
+def _value_options(read: OptionReader) -> ValueOptions | None:
+    """How records are read into columns; None for ``valueFormat=bytes``, which reads no columns.
+
+    Raises:
+        InvalidInput: An option that the format does not have, or a value that is not accepted.
+    """
+    value_format = read.choice("valueFormat", ("bytes", "json", "csv"), "bytes")
+    for names, formats in ((_OF_JSON_AND_CSV, ("json", "csv")), (_OF_CSV, ("csv",))):
+        for name in names:
+            if value_format not in formats and read.given(name):
+                raise InvalidInput(
+                    f"option {name} is given and valueFormat is {value_format}: it says how "
+                    f"{' or '.join(formats)} is read, so set valueFormat, or leave it out"
+                )
+    if value_format == "bytes":
+        return None
+    sep, quote = read.raw("sep", ","), read.raw("quote", '"')
+    escape = read.raw("escape", "")
+    for name, value in (("sep", sep), ("quote", quote), ("escape", escape)):
+        if len(value.encode()) > 1 or (name == "sep" and not value) or value in ("\n", "\r"):
+            raise InvalidInput(
+                f"option {name} is {value!r}: use one ASCII character"
+                + ("" if name == "sep" else ", or nothing for none")
+            )
+    return ValueOptions(
+        format=value_format,
+        mode=read.choice("mode", ("PERMISSIVE", "DROPMALFORMED", "FAILFAST"), "PERMISSIVE"),
+        corrupt_column=read.text("columnNameOfCorruptRecord") or "_corrupt_record",
+        sep=sep,
+        quote=quote,
+        escape=escape,
+        null_value=read.raw("nullValue", ""),
+        header=read.boolean("header", False),
+    )
 
 
 def _starting_timestamp(read: OptionReader) -> int | None:

@@ -1,23 +1,33 @@
 """What a trigger reads and which task reads which part of it. Pure.
 
-Limits are soft, as everywhere in Spark: the first batch is always admitted, else a batch larger
-than a limit would stop the stream for good.
+Limits are soft, as everywhere in Spark: the first batch is always admitted, otherwise a batch
+larger than a limit would stop the stream for good.
+
+"Partition" is a partition of a topic here. Spark's ``InputPartition`` is a task's input,
+:class:`TaskBatches`.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
+from pyspark.sql.datasource import InputPartition
+
+from buffer_source.offsets import ONLY
+from buffer_source.options import SourceOptions
+from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.formats import MIB
 
-__all__ = ["MIN_PART_BYTES", "Limits", "admit", "interleave", "pack", "shares"]
-
+__all__ = [
+    "MIN_PART_BYTES", "PartitionBatch", "ReadLimits", "TaskBatches", "interleave", "pack",
+    "plan_tasks", "rate_limit", "tasks_per_batch",
+]  # fmt: skip
 
 OPEN_COST_BYTES = 256 * 1024
-"""What opening one more batch costs a task, in bytes it could have read instead."""
+"""Cost of opening one more batch in a task, in bytes it could have read instead."""
 
 MIN_TASK_BYTES = 1 * MIB
 """Below this a second task costs more than it saves."""
@@ -30,20 +40,10 @@ MIN_PART_BYTES = 16 * MIB
 and decodes what lies before its part."""
 
 T = TypeVar("T")
-Measure = Callable[[Sequence[T]], Sequence[int]]
-
-
-class Sized(Protocol):
-    """Anything with a length in bytes that may be unknown."""
-
-    @property
-    def size(self) -> int | None:
-        """Bytes, or None."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ReadLimits:
     """How much one trigger may read; None means no limit, and the lowest wins.
 
     Attributes:
@@ -57,11 +57,60 @@ class Limits:
     records: int | None = None
 
 
-def admit(
+@dataclass(frozen=True, slots=True)
+class PartitionBatch(BatchDescriptor):
+    """A queued batch of one partition, or the part of it that one task reads.
+
+    Attributes:
+        partition: The partition's name in offsets and in the column ``partition``.
+        part: Of a batch that several tasks share, the number of this part: from 0.
+        parts: How many tasks share it.
+    """
+
+    partition: str = ONLY
+    part: int = 0
+    parts: int = 1
+
+    @classmethod
+    def within(cls, partition: str, batch: BatchDescriptor) -> PartitionBatch:
+        """The batch as one of a partition."""
+        return cls(batch.sequence, batch.location, batch.metadata, batch.size, partition)
+
+    def rows(self, count: int) -> range:
+        """The rows of this part, of ``count`` in the batch: each is in one part."""
+        return range(count * self.part // self.parts, count * (self.part + 1) // self.parts)
+
+    def shared_by(self, parts: int) -> list[PartitionBatch]:
+        """The batch for several tasks, in the order of its rows."""
+        if parts == 1:
+            return [self]
+        return [replace(self, part=part, parts=parts) for part in range(parts)]
+
+    def __str__(self) -> str:
+        part = f" (part {self.part + 1} of {self.parts})" if self.parts > 1 else ""
+        partition = "" if self.partition == ONLY else f"{self.partition}:"
+        return f"{partition}{self.sequence}{part}"
+
+
+class TaskBatches(InputPartition):
+    """The batches of one task, of each partition in queue order; Spark pickles them to it."""
+
+    def __init__(self, batches: tuple[PartitionBatch, ...]) -> None:
+        super().__init__(batches)
+        self.batches = batches
+
+    def __repr__(self) -> str:
+        if not self.batches:
+            return "TaskBatches()"
+        first, last = self.batches[0], self.batches[-1]
+        return f"TaskBatches({len(self.batches)} batches, {first} to {last})"
+
+
+def rate_limit(
     batches: Sequence[T],
-    limits: Limits,
-    sizes: Measure[T],
-    records: Measure[T],
+    limits: ReadLimits,
+    sizes: Callable[[Sequence[T]], Sequence[int]],
+    records: Callable[[Sequence[T]], Sequence[int]],
     *,
     chunk: int = 64,
 ) -> int:
@@ -98,26 +147,52 @@ def interleave(lengths: Sequence[int], backlogs: Sequence[int]) -> Iterator[int]
     """The order in which a trigger takes batches from several queues, as indices of queues.
 
     Wherever it is cut, each queue has had a share in proportion to its backlog; and the first
-    round takes one batch of each, so that a short queue is not kept waiting by long ones. Queues
-    that are equal take turns in the order they are given: give those first that wait longest,
-    for a limit may be smaller than the number of queues.
+    round takes one batch of each, so that long queues do not keep a short one waiting. Equal
+    queues are taken in the order they are given: give those first that wait longest, for a limit
+    may be smaller than the number of queues.
 
     Args:
         lengths: Batches of each queue that may be taken.
         backlogs: Batches that wait in each, which may be more.
     """
-    turns = [(0.0, index, 0) for index, length in enumerate(lengths) if length]
-    while turns:
-        _, index, taken = turns[0]
+    heap = [(0.0, index, 0) for index, length in enumerate(lengths) if length]
+    while heap:
+        _, index, taken = heap[0]
         yield index
         taken += 1
         if taken < lengths[index]:
-            heapq.heapreplace(turns, (taken / max(1, backlogs[index]), index, taken))
+            heapq.heapreplace(heap, (taken / max(1, backlogs[index]), index, taken))
         else:
-            heapq.heappop(turns)
+            heapq.heappop(heap)
 
 
-def shares(sizes: Sequence[int], parallelism: int, at_least: int | None = None) -> list[int]:
+def plan_tasks(
+    batches: Sequence[PartitionBatch], sizes: Sequence[int], options: SourceOptions
+) -> list[TaskBatches]:
+    """Divide the batches of a plan among tasks; very large ones are shared by several.
+
+    Args:
+        batches: In the order they are read.
+        sizes: Stored bytes of each; estimates will do.
+        options: How many tasks there are to be.
+    """
+    shares = tasks_per_batch(sizes, options.parallelism, options.min_partitions)
+    packed = pack(
+        [
+            part
+            for batch, count in zip(batches, shares, strict=True)
+            for part in batch.shared_by(count)
+        ],
+        [size // count for size, count in zip(sizes, shares, strict=True) for _ in range(count)],
+        options.parallelism,
+        options.min_partitions,
+    )
+    return [TaskBatches(each) for each in packed]
+
+
+def tasks_per_batch(
+    sizes: Sequence[int], parallelism: int, at_least: int | None = None
+) -> list[int]:
     """How many tasks share each batch: 1 for all but very large ones.
 
     Args:
@@ -134,7 +209,7 @@ def shares(sizes: Sequence[int], parallelism: int, at_least: int | None = None) 
 def pack(
     batches: Sequence[T], sizes: Sequence[int], parallelism: int, at_least: int | None = None
 ) -> list[tuple[T, ...]]:
-    """Deal batches to tasks: contiguous, in order, of about equal cost.
+    """Divide batches among tasks: contiguous, in order, of about equal cost.
 
     Args:
         batches: What the trigger reads.

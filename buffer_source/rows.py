@@ -1,31 +1,40 @@
-"""From decoded batches to the rows Spark sees: Arrow record batches, never a Python row."""
+"""From decoded batches to the rows Spark sees: Arrow record batches, never a Python row.
+
+A task makes one :class:`RowBuilder`, and in it one builder for each column that is wanted. A batch
+is cut into pieces; each builder makes one array for each piece, and may keep arrays between
+pieces. Metadata ranges are runs of rows (:class:`Runs`): they become columns by decoding an Arrow
+run-end array.
+"""
 
 from __future__ import annotations
 
+import datetime
 import logging
 from bisect import bisect_right
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructField, StructType
+import pyarrow.compute as pc
 
-from buffer_source.columns import COLUMNS, Piece
 from buffer_source.offsets import ONLY
-from buffer_source.typed_rows import OWN, check_typed_schema, record_schema
+from buffer_source.schema import OWN, arrow_schema, record_schema
 from opendata_buffer import metrics
 from opendata_buffer.errors import InvalidInput, MalformedRecord
 from opendata_buffer.formats import MIB
+from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.values import DROPMALFORMED, FAILFAST, Columns, Decoder, ValueOptions
 
 if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
     from opendata_buffer.consumer.fetch import Records
-    from opendata_buffer.values import Columns, Decoder, ValueOptions
 
 __all__ = [
-    "ARRAY_BYTES", "PIECE_BYTES", "TYPED_PIECE_BYTES", "RowBuilder", "arrow_schema",
-    "check_schema", "default_schema",
+    "ARRAY_BYTES", "COLUMN_BUILDERS", "PIECE_BYTES", "TYPED_PIECE_BYTES", "Piece", "RowBuilder",
+    "Runs",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -49,74 +58,119 @@ _HEAD = 64
 PIECE_ROWS = 256 * 1024
 """Rows in one record batch at most; bounds the columns that are not values."""
 
-
-def default_schema(include_location: bool = False, topic: bool = False) -> StructType:
-    """The schema of a read without ``.schema(...)``; that of a topic tells partitions apart."""
-    also = {"location": include_location, "partition": topic}
-    return StructType(
-        [
-            StructField(name, column.types[0]())
-            for name, column in COLUMNS.items()
-            if column.by_default or also.get(name, False)
-        ]
-    )
+_DAY_MS = 24 * 60 * 60 * 1000
+_EPOCH = datetime.date(1970, 1, 1)
+# A day inside the years 1 to 9999, so that no session time zone moves a time out of what
+# datetime and Spark's SQL functions can hold.
+MIN_TIME_MS = (datetime.date(1, 1, 2) - _EPOCH).days * _DAY_MS
+MAX_TIME_MS = (datetime.date(9999, 12, 31) - _EPOCH).days * _DAY_MS - 1
 
 
-def check_schema(schema: StructType, values: ValueOptions | None = None) -> None:
-    """Accept any subset of the columns in any order; with ``values`` also fields of records.
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Metadata ranges of a batch as runs of rows.
 
-    Raises:
-        InvalidInput: An unknown column, a repeated one, one of another type, or NOT NULL for
-            one that may be null.
+    A range says something about every record from its start to the next range's. ``values[i]``
+    holds up to row ``ends[i]``, exclusive, and from where the run before ends.
     """
-    if values is not None:
-        check_typed_schema(schema, values, arrow_schema)
-        return
-    seen: set[str] = set()
-    for field in schema.fields:
-        name = field.name.lower()
-        column = COLUMNS.get(name)
-        if column is None:
-            import difflib  # only where a name is wrong
 
-            near = difflib.get_close_matches(name, COLUMNS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise InvalidInput(
-                f"schema has the column {field.name!r}, which an opendata-buffer does not have."
-                f"{hint} Columns: {', '.join(COLUMNS)}. To read records into columns, set the "
-                "option valueFormat to json or csv, or use from_json(value, schema) after loading."
-            )
-        if name in seen:
-            raise InvalidInput(f"schema has the column {field.name!r} twice")
-        seen.add(name)
-        if not isinstance(field.dataType, column.types):
-            types = " or ".join(each().simpleString().upper() for each in column.types)
-            raise InvalidInput(
-                f"schema wants column {field.name!r} as "
-                f"{field.dataType.simpleString().upper()}: it is {types}. Cast it after loading."
-            )
-        if column.nullable and not field.nullable:
-            raise InvalidInput(
-                f"schema wants column {field.name!r} NOT NULL: records that were written without "
-                "metadata have null there. Leave NOT NULL out, and drop such rows after loading."
-            )
-    if not seen:
-        raise InvalidInput(f"schema has no column: use any of {', '.join(COLUMNS)}")
+    ends: list[int]
+    values: list[Metadata | None]
+
+    @classmethod
+    def of(cls, ranges: Sequence[Metadata], count: int) -> Runs:
+        """Cut the ranges to the rows there are.
+
+        A range reaches to where the next one starts, the last to the end. Rows before the
+        first range, and all rows without one, have none. Starts beyond the end are legal and
+        cover nothing; of ranges out of order the later in the list wins where they overlap.
+        """
+        starts: list[int] = []
+        values: list[Metadata | None] = []
+        if not ranges or ranges[0].start_index > 0:
+            starts.append(0)
+            values.append(None)
+        for each in ranges:
+            # Ranges that begin at or after this one are covered by it from here on.
+            while starts and starts[-1] >= each.start_index:
+                starts.pop()
+                values.pop()
+            starts.append(each.start_index)
+            values.append(each)
+        visible = sum(1 for start in starts if start < count)
+        return cls([*starts[1:visible], count], values[:visible])
+
+    def cut(self, start: int, stop: int) -> Runs:
+        """The runs of rows [start, stop), counted from ``start``."""
+        first = bisect_right(self.ends, start)
+        last = bisect_right(self.ends, stop - 1)
+        ends = [*(end - start for end in self.ends[first:last]), stop - start]
+        return Runs(ends, self.values[first : last + 1])
+
+    def fit(self, start: int, limit: int, most_bytes: int) -> int:
+        """The largest end in (start, limit] with at most so many bytes of payload on its rows."""
+        end, left = start, most_bytes
+        for run in range(bisect_right(self.ends, start), len(self.ends)):
+            value = self.values[run]
+            size = 0 if value is None else len(value.payload)
+            stop = min(limit, self.ends[run])
+            if size * (stop - end) > left:
+                return max(start + 1, end + left // size)
+            left -= size * (stop - end)
+            end = stop
+            if end == limit:
+                break
+        return end
+
+    def expand(self, values: list[Any], dtype: pa.DataType) -> pa.Array:
+        """One array with ``values[i]`` on every row of run ``i``."""
+        encoded = pa.RunEndEncodedArray.from_arrays(
+            pa.array(self.ends, pa.int32()), pa.array(values, dtype)
+        )
+        return pc.run_end_decode(encoded)
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """The schema of the record batches that Spark takes; it compares, and not by name only."""
-    try:
-        return to_arrow_schema(schema, timezone="UTC")
-    except TypeError:  # Spark 4.1, where it is UTC anyway
-        return to_arrow_schema(schema)
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some consecutive rows of one batch.
+
+    Attributes:
+        batch: The batch; its arrays are not touched.
+        values: The records of the rows, of type ``pa.binary()``.
+        runs: The metadata ranges of the rows, counted from the first.
+        begin: Index in the batch of the first row.
+        partition: Of the source, that the batch is in.
+    """
+
+    batch: Records
+    values: pa.BinaryArray
+    runs: Runs
+    begin: int
+    partition: str
+
+    @property
+    def count(self) -> int:
+        """Rows."""
+        return len(self.values)
+
+
+class ColumnBuilder(Protocol):
+    """Builds one column."""
+
+    def build(self, piece: Piece) -> pa.Array:
+        """The column's array, one value for each row of the piece.
+
+        Raises:
+            InvalidInput: A STRING column was asked for and its bytes are not UTF-8.
+        """
+        ...
 
 
 class RowBuilder:
     """Builds record batches of one schema; made once in a task.
 
     Args:
-        schema: A schema :func:`check_schema` accepts.
+        schema: A schema that :func:`~buffer_source.schema.check_schema` accepts.
         values: How records are read into columns; None: not at all.
         piece_bytes: Bytes of values or metadata in a piece, unless a single row has more. Default:
             :data:`PIECE_BYTES`, or :data:`TYPED_PIECE_BYTES`.
@@ -135,9 +189,6 @@ class RowBuilder:
         self._decoder: Decoder | None = None
         self._mode = "" if values is None else values.mode
         if values is not None:
-            # It loads Arrow's compute functions, 40 ms; a query over bytes starts without them.
-            from opendata_buffer.values import Decoder
-
             self._decoder = Decoder(record_schema(self.schema), values)
         own = {
             field.name: name
@@ -145,7 +196,7 @@ class RowBuilder:
             if (name := field.name.lower() if values is None else OWN.get(field.name, ""))
         }
         self._builders = {
-            name: COLUMNS[own[name]].builder(self.schema.field(name).type) for name in own
+            name: COLUMN_BUILDERS[own[name]](self.schema.field(name).type) for name in own
         }
         self._reads_metadata = "metadata" in own.values()
         self._reads_values = values is not None or "value" in own.values()
@@ -169,8 +220,6 @@ class RowBuilder:
             InvalidInput: A STRING column was asked for and a record is not UTF-8.
             MalformedRecord: A record does not fit the schema, and mode is FAILFAST.
         """
-        from buffer_source.runs import Runs  # not needed where a query is planned
-
         runs = Runs.of(batch.metadata, batch.count)
         wanted = range(batch.count) if rows is None else rows
         first = 0  # row of the batch that the array begins with
@@ -218,7 +267,7 @@ class RowBuilder:
         malformed, dropped = decoded.malformed, list(decoded.headers)
         if malformed:
             row = min(malformed)
-            if self._mode == "FAILFAST":
+            if self._mode == FAILFAST:
                 raise MalformedRecord(
                     piece.batch.sequence,
                     piece.begin + row,
@@ -227,7 +276,7 @@ class RowBuilder:
                     piece.values[row].as_py()[:_HEAD],
                 )
             metrics.records_malformed.add(len(malformed))
-        if malformed and self._mode == "DROPMALFORMED":
+        if malformed and self._mode == DROPMALFORMED:
             metrics.records_dropped.add(len(malformed))
             log.warning(
                 "%d malformed records of batch %d at %r left out, the first is record %d: %s",
@@ -255,3 +304,139 @@ class RowBuilder:
             return limit
         end: int = bisect_right(offsets, most, at + begin, at + limit) - 1 - at
         return max(begin + 1, end)
+
+
+class _Values:
+    """The records themselves."""
+
+    def __init__(self, dtype: pa.DataType) -> None:
+        self._dtype = dtype
+
+    def build(self, piece: Piece) -> pa.Array:
+        if piece.values.type == self._dtype:
+            return piece.values
+        try:
+            return piece.values.cast(self._dtype)
+        except pa.ArrowInvalid as error:
+            row = piece.begin + _first_invalid(piece.values, self._dtype)
+            raise InvalidInput(
+                f"record {row} of batch {piece.batch.sequence} at {piece.batch.location!r} is not "
+                "UTF-8, and the schema wants value as STRING: read value as BINARY and decode it "
+                "there"
+            ) from error
+
+
+class _Constant:
+    """One value on every row; consecutive pieces with the same value share the array."""
+
+    def __init__(self, dtype: pa.DataType) -> None:
+        self._dtype = dtype
+        self._value: Any = None
+        self._array: pa.Array | None = None
+
+    def repeat(self, value: Any, count: int) -> pa.Array:
+        if self._array is None or self._value != value or len(self._array) < count:
+            self._value = value
+            self._array = pa.repeat(pa.scalar(value, self._dtype), count)
+        return self._array.slice(0, count)
+
+
+class _PerRange:
+    """One value for each metadata range, expanded to its rows."""
+
+    def __init__(self, dtype: pa.DataType) -> None:
+        self._dtype = dtype
+        self._constant = _Constant(dtype)
+
+    def build(self, piece: Piece) -> pa.Array:
+        values = self.values_of(piece)
+        if len(values) == 1:
+            return self._constant.repeat(values[0], piece.count)
+        return piece.runs.expand(values, self._dtype)
+
+    def values_of(self, piece: Piece) -> list[Any]:
+        raise NotImplementedError
+
+
+class _Payloads(_PerRange):
+    """The metadata payload of each record."""
+
+    def values_of(self, piece: Piece) -> list[Any]:
+        payloads = [None if each is None else each.payload for each in piece.runs.values]
+        if not pa.types.is_string(self._dtype):
+            return payloads
+        try:
+            return [None if each is None else each.decode() for each in payloads]
+        except UnicodeDecodeError as error:
+            raise InvalidInput(
+                f"metadata of batch {piece.batch.sequence} at {piece.batch.location!r} is not "
+                "UTF-8, and the schema wants it as STRING: read metadata as BINARY"
+            ) from error
+
+
+class _Times(_PerRange):
+    """The ingestion time of each record; null for one that Spark cannot hold."""
+
+    def values_of(self, piece: Piece) -> list[Any]:
+        return [_time_micros(each) for each in piece.runs.values]
+
+
+class _Indexes:
+    """Positions of records in their batch."""
+
+    def __init__(self, dtype: pa.DataType) -> None:
+        self._dtype = dtype
+        self._counter: pa.Array | None = None
+
+    def build(self, piece: Piece) -> pa.Array:
+        end = piece.begin + piece.count
+        if self._counter is None or len(self._counter) < end:
+            # Grown by doubling and sliced, so that counting costs nothing per batch.
+            size = max(end, 2 * len(self._counter) if self._counter is not None else 1024)
+            size = min(size, (1 << 31) - 1)
+            ones = pa.repeat(pa.scalar(1, self._dtype), size)
+            self._counter = pc.cumulative_sum(ones, start=pa.scalar(-1, self._dtype))
+        return self._counter.slice(piece.begin, piece.count)
+
+
+class _OfBatch:
+    """A value that all rows of a batch share."""
+
+    def __init__(self, dtype: pa.DataType, value_of: Callable[[Piece], Any]) -> None:
+        self._constant = _Constant(dtype)
+        self._value_of = value_of
+
+    def build(self, piece: Piece) -> pa.Array:
+        return self._constant.repeat(self._value_of(piece), piece.count)
+
+
+COLUMN_BUILDERS: dict[str, Callable[[pa.DataType], ColumnBuilder]] = {
+    "value": _Values,
+    "metadata": _Payloads,
+    "partition": lambda dtype: _OfBatch(dtype, lambda piece: piece.partition),
+    "sequence": lambda dtype: _OfBatch(dtype, lambda piece: piece.batch.sequence),
+    "index": _Indexes,
+    "ingestion_time": _Times,
+    "location": lambda dtype: _OfBatch(dtype, lambda piece: piece.batch.location),
+    "record_index": _Indexes,
+}
+"""Makes the builder of a column for one of its Arrow types."""
+
+
+def _time_micros(metadata: Metadata | None) -> int | None:
+    """Microseconds since the Unix epoch, or None for no time or one Spark cannot hold."""
+    if metadata is None or not MIN_TIME_MS <= metadata.ingestion_time_ms <= MAX_TIME_MS:
+        return None
+    return metadata.ingestion_time_ms * 1000
+
+
+def _first_invalid(values: pa.Array, dtype: pa.DataType) -> int:
+    low, high = 0, len(values)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            values.slice(low, middle - low).cast(dtype)
+            low = middle
+        except pa.ArrowInvalid:
+            high = middle
+    return low

@@ -34,11 +34,12 @@ except ImportError as error:
         "ones do not tell a Python source what was committed, nor when to stop"
     ) from error
 
-from buffer_source.batch_partition import BatchPartition
+from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.offsets import INITIAL, SourceOffset
 from buffer_source.options import SourceOptions
-from buffer_source.rows import check_schema
-from buffer_source.typed_rows import check_not_inferred
+from buffer_source.planner import TaskBatches
+from buffer_source.schema import check_not_inferred, check_schema
+from buffer_source.task import read_batches
 from opendata_buffer.errors import DataLoss, Fenced, QueueReset
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
@@ -46,8 +47,6 @@ from opendata_buffer.stores.open import open_store
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
-
-    from buffer_source.stream import StreamDriver
 
 __all__ = ["BufferStreamReader"]
 
@@ -66,11 +65,11 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_schema(schema, options.values)
         self._options = options
         self._schema = schema
-        self._driver: StreamDriver | None = None
+        self._micro_batches: MicroBatchStream | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Tasks read; positions and the consumer stay with the driver.
-        return {**self.__dict__, "_driver": None}
+        return {**self.__dict__, "_micro_batches": None}
 
     def initialOffset(self) -> dict[str, Any]:
         """A fixed sentinel: Spark asks twice and stores the answer nowhere."""
@@ -96,13 +95,14 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next micro-batch; ``start`` itself when nothing waits.
 
         Raises:
-            OpenDataBufferError: See :meth:`buffer_source.stream.StreamDriver.latest`.
+            OpenDataBufferError: As
+                :meth:`buffer_source.micro_batch_stream.MicroBatchStream.latest_offset`.
         """
         with _explained():
             position = SourceOffset.from_json(start)
             # Given back only where no limit is set, or by Trigger.Once, which has none.
             unlimited = isinstance(limit, ReadAllAvailable)
-            end = self._stream().latest(position, unlimited=unlimited)
+            end = self._stream().latest_offset(position, unlimited=unlimited)
         return start if end == position else end.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -113,23 +113,21 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of a micro-batch; a replay gets the same ones.
 
         Raises:
-            OpenDataBufferError: See :meth:`buffer_source.stream.StreamDriver.plan`.
+            OpenDataBufferError: As
+                :meth:`buffer_source.micro_batch_stream.MicroBatchStream.plan_input_partitions`.
         """
         with _explained():
             until = SourceOffset.from_json(end)
             if until is None:
                 return []
-            tasks = self._stream().plan(SourceOffset.from_json(start), until)
-        return [BatchPartition(descriptors) for descriptors in tasks]
+            begin = SourceOffset.from_json(start)
+            return self._stream().plan_input_partitions(begin, until)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Fetch, decode and cut the batches of one task. Runs on an executor."""
-        # Not before: the query's process on the driver never reads, and starts sooner without.
-        from buffer_source.task import read_batches
-
-        # Spark makes up a partition of its own where there is none to read.
-        descriptors = partition.descriptors if isinstance(partition, BatchPartition) else ()
-        return read_batches(self._options, self._schema, descriptors)
+        # Spark makes up an input partition of its own where there is none to read.
+        batches = partition.batches if isinstance(partition, TaskBatches) else ()
+        return read_batches(self._options, self._schema, batches)
 
     def commit(self, end: dict[str, Any]) -> None:
         """The batches before ``end`` may leave the queue.
@@ -144,22 +142,20 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Stop the collector. Spark mostly ends the process instead."""
-        if self._driver is not None:
-            self._driver.stop()
+        if self._micro_batches is not None:
+            self._micro_batches.stop()
 
-    def _stream(self) -> StreamDriver:
-        if self._driver is None:
-            from buffer_source.stream import StreamDriver
-
+    def _stream(self) -> MicroBatchStream:
+        if self._micro_batches is None:
             queue = self._options.queue
             store = open_store(queue.store, queue.store_options)
-            self._driver = StreamDriver(self._options, store, SystemRuntime())
-        return self._driver
+            self._micro_batches = MicroBatchStream(self._options, store, SystemRuntime())
+        return self._micro_batches
 
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Say what a core error means in a query."""
+    """Add to an error of the library what it means in a query."""
     try:
         yield
     except Fenced as error:

@@ -1,4 +1,9 @@
-"""What a task does on an executor: download ahead, decode, cut into record batches."""
+"""What a task does on an executor: download ahead, decode, cut into record batches.
+
+A task also adds the query's id to the note of the queue's consumer, for ``opendata-buffer
+owner``: the process that claims the queue is not told which query it belongs to, and the tasks of
+a micro-batch are.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +16,12 @@ from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 
-from buffer_source.bad_batches import Action
-from buffer_source.batches import PartitionBatch
 from buffer_source.offsets import ONLY
-from buffer_source.options import SourceOptions
-from buffer_source.query_note import QueryNotes
+from buffer_source.options import PROGRAM, SourceOptions
+from buffer_source.planner import PartitionBatch
 from buffer_source.rows import ARRAY_BYTES, RowBuilder
 from opendata_buffer import metrics
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.fetch import (
     AdaptiveConcurrency,
     BatchDescriptor,
@@ -26,19 +30,64 @@ from opendata_buffer.consumer.fetch import (
     Records,
 )
 from opendata_buffer.consumer.read_ahead import fetch_many
-from opendata_buffer.errors import PoisonBatch
+from opendata_buffer.errors import BatchMissing, OpenDataBufferError, PoisonBatch
 from opendata_buffer.quarantine import quarantine
+from opendata_buffer.queue.consumer_info import note_query, read_holder
 from opendata_buffer.retry import queue_retry
-from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["read_batches"]
+__all__ = ["QueryNotes", "add_query_id", "read_batches"]
+
 
 log = logging.getLogger(__name__)
+
+NOTE_INTERVAL_S = 60.0
+"""Least time between two notes of one query by one process."""
+
+
+class QueryNotes:
+    """Adds queries to notes, in the background and at most once a minute."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._at: dict[tuple[str, str, str], float] = {}
+
+    def add(self, config: QueueConfig, query: str) -> None:
+        """Note that a task of this query reads this queue. Returns at once, and raises nothing."""
+        key = config.store, config.manifest_path, query
+        now = self._runtime.monotonic()
+        if now - self._at.get(key, -NOTE_INTERVAL_S) < NOTE_INTERVAL_S:
+            return
+        self._at[key] = now
+
+        def note() -> None:
+            try:
+                store = open_store(config.store, config.store_options)
+                add_query_id(store, config, self._runtime, query)
+            except OpenDataBufferError as error:
+                log.debug("the query was not noted beside the queue: %s", error)
+
+        self._runtime.spawn(note, "opendata-buffer-note")
+
+
+def add_query_id(store: Store, config: QueueConfig, runtime: Runtime, query: str) -> None:
+    """Add the query to a note of the source's that names no query yet.
+
+    A last task of a query that was fenced could be named in its successor's note: nothing but
+    the display depends on it.
+
+    Raises:
+        CorruptData, StorageError: The note could not be read.
+    """
+    holder = read_holder(store, config, runtime)
+    if holder is not None and holder.program == PROGRAM and not holder.query:
+        note_query(store, config, runtime, holder.epoch, query)
 
 
 def read_batches(
@@ -62,7 +111,7 @@ def read_batches(
         try:
             yield from builder.pieces(records, batch.partition, batch.rows(records.count))
         except PoisonBatch as error:
-            options.bad_batches.action(error)  # Most faults show here: the error names the option.
+            options.goes_on_without(error)  # Most faults show here: the error names the option.
             raise
         del records  # or its memory is not free while the next one is decoded
 
@@ -73,8 +122,7 @@ def _readable(
     """The batches that can be delivered, opened one after the other."""
     runtime = SystemRuntime()
     # Spark repeats a failed task too, but not in local mode, and with everything it did.
-    patient = queue_retry(runtime, options.queue)
-    policy = options.bad_batches
+    retrying = queue_retry(runtime, options.queue)
     handle = _handle(options)
     handles = {
         name: handle if name == ONLY else handle.within(name)
@@ -84,20 +132,20 @@ def _readable(
     def fetch(descriptor: BatchDescriptor) -> _Fetched:
         assert isinstance(descriptor, PartitionBatch)
         try:
-            stored: PooledBatch = patient(handles[descriptor.partition].fetch_pooled, descriptor)
+            stored: PooledBatch = retrying(handles[descriptor.partition].fetch_pooled, descriptor)
             return _Fetched(descriptor, stored)
         except PoisonBatch as error:
-            if policy.action(error) is Action.FAIL:
+            if not options.goes_on_without(error):
                 raise
             return _Fetched(descriptor, error=error)
 
     def pass_by(fetched: _Fetched, error: PoisonBatch) -> None:
-        if policy.action(error) is Action.PASS_BY:
+        if isinstance(error, BatchMissing):
             log.warning("data loss allowed: %s", error)
             return
         name = fetched.descriptor.partition
         own = options if name == ONLY else options.of_partition(name)
-        report = patient(
+        report = retrying(
             quarantine,
             open_store(own.queue.store, own.queue.store_options),
             own.queue.data_path_prefix,
@@ -128,10 +176,10 @@ def _readable(
             batch = fetched.descriptor
             try:
                 records = handles[batch.partition].records(
-                    fetched.stored, ARRAY_BYTES, check_first=policy.checks_first
+                    fetched.stored, ARRAY_BYTES, check_first=options.checks_first
                 )
             except PoisonBatch as error:
-                if policy.action(error) is Action.FAIL:
+                if not options.goes_on_without(error):
                     raise
                 pass_by(fetched, error)
                 continue
@@ -161,7 +209,7 @@ def _note_query(options: SourceOptions, descriptors: Sequence[PartitionBatch]) -
     query = _query_id()
     if query and descriptors and options.acknowledge:
         name = descriptors[0].partition
-        _notes.tell((options if name == ONLY else options.of_partition(name)).queue, query)
+        _notes.add((options if name == ONLY else options.of_partition(name)).queue, query)
 
 
 def _query_id() -> str:

@@ -125,7 +125,7 @@ def _make_bucket(server: str, url: str) -> None:
         assert made.status == 200
     else:
         from opendata_buffer.config import StoreOptions
-        from opendata_buffer.stores.azure_client import connect
+        from opendata_buffer.stores.azure import connect
 
         options = StoreOptions(endpoint_url=f"{url}/testing")
         connect("", options).create_container("container")

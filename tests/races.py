@@ -8,16 +8,15 @@ import threading
 import time
 from typing import Protocol
 
+from opendata_buffer import outcomes
 from opendata_buffer.stores.base import (
     ABSENT,
     Absent,
-    Applied,
     Blob,
     ConditionalPut,
     Get,
     IfVersion,
     PutOutcome,
-    Unknown,
 )
 
 __all__ = ["ROUNDS", "WRITERS", "increment", "race"]
@@ -42,7 +41,7 @@ def increment(store: _Raced, key: str, times: int, seed: int) -> None:
             found = store.get(key)
             assert isinstance(found, Blob)
             after = str(int(found.data) + 1).encode()
-            if isinstance(store.put_if(key, after, IfVersion(found.version)), Applied):
+            if isinstance(store.put_if(key, after, IfVersion(found.version)), outcomes.Applied):
                 break
             time.sleep(dice.random() * 0.02)
 
@@ -60,17 +59,17 @@ def race(store: _Raced, key: str, rounds: int = ROUNDS, writers: int = WRITERS) 
     for turn in range(rounds):
         condition: Absent | IfVersion = ABSENT
         for kind in ("create", "replace"):
-            outcomes = _together(store, f"{key}-{turn}", kind.encode(), condition, writers)
-            won = [(each, data) for each, data in outcomes if isinstance(each, Applied)]
-            lost = [each for each, _ in outcomes if isinstance(each, Unknown)]
+            results = _together(store, f"{key}-{turn}", kind.encode(), condition, writers)
+            won = [(each, data) for each, data in results if isinstance(each, outcomes.Applied)]
+            lost = [each for each, _ in results if isinstance(each, outcomes.Unknown)]
             assert len(won) <= 1, f"{len(won)} of {writers} writers won one {kind} in round {turn}"
-            assert won or lost, f"nobody won the {kind} in round {turn}: {outcomes}"
+            assert won or lost, f"nobody won the {kind} in round {turn}: {results}"
             found = store.get(f"{key}-{turn}")
             assert isinstance(found, Blob)
             if won:
                 ((outcome, data),) = won
-                assert isinstance(outcome, Applied)
-                assert (found.data, found.version) == (data, outcome.version)
+                assert isinstance(outcome, outcomes.Applied)
+                assert (found.data, found.version) == (data, outcome.value)
                 decided += 1
             condition = IfVersion(found.version)
     return decided
@@ -80,13 +79,13 @@ def _together(
     store: ConditionalPut, key: str, kind: bytes, condition: Absent | IfVersion, writers: int
 ) -> list[tuple[PutOutcome, bytes]]:
     ready = threading.Barrier(writers)
-    outcomes: list[tuple[PutOutcome, bytes]] = []
+    results: list[tuple[PutOutcome, bytes]] = []
     errors: list[BaseException] = []
 
     def write(data: bytes) -> None:
         try:
             ready.wait(300)
-            outcomes.append((store.put_if(key, data, condition), data))
+            results.append((store.put_if(key, data, condition), data))
         except BaseException as error:  # told by the test's own thread
             errors.append(error)
 
@@ -100,5 +99,5 @@ def _together(
         thread.join()
     if errors:
         raise errors[0]
-    assert len(outcomes) == writers
-    return outcomes
+    assert len(results) == writers
+    return results

@@ -1,4 +1,11 @@
-"""One call for each of many things at once: looks at all partitions cost the time of one."""
+"""Threads and locks: calls in parallel, methods under a lock, objects that a block closes.
+
+Locks are taken in no order, because a thread that holds one of :func:`locked` takes no other, and
+calls no store and no caller's function: the object gives out values, and acts on them unlocked.
+Three locks are held while a store or a connection answers: of a :class:`.Consumer`, which admits
+its callers one by one, of a broker's :class:`.Service` and of a client's :class:`.Discovery`. What
+is called there has at most one lock of its own, and calls nothing back.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +20,13 @@ from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.runtime import Condition, Runtime
 
-__all__ = ["ClosedAtEnd", "MOST_AT_ONCE", "locked", "together"]
-
-
-# ---- What is closed at the end of a ``with`` block, and may fail to. ----
+__all__ = ["Closeable", "MAX_PARALLEL", "locked", "in_parallel"]
 
 
 log = logging.getLogger(__name__)
 
 
-class ClosedAtEnd(ABC):
+class Closeable(ABC):
     """A context manager that closes itself, and does not hide the error that ended the block."""
 
     @abstractmethod
@@ -50,28 +54,6 @@ class ClosedAtEnd(ABC):
         log.exception("closing the %s failed", type(self).__name__)
 
 
-# ---- How locks are taken, so that an interrupted thread never takes one along. ----
-#
-# Ctrl-C raises ``KeyboardInterrupt`` between any two steps of the main thread, and
-# ``PyThreadState_SetAsyncExc`` any error in any thread. A ``with`` statement leaves its lock
-# locked when that happens between taking it and entering the block, or between leaving the block
-# and giving it back; whoever needs the lock next then waits for ever. :func:`locked` has no such
-# gap. What it cannot do is to undo half of a change, so the methods it guards change their
-# object's state in single steps, each of which leaves it valid.
-#
-# The order of the locks that are taken so: none. A thread that holds one of them takes no other,
-# calls no store and no function of a caller's. Each object with such a lock gives out values, and
-# acts on them unlocked.
-#
-# The other locks come before or after. A :class:`.Consumer` lets its callers in one by one and
-# holds
-# its lock while the store answers; a broker's :class:`.Service` and a client's :class:`.Discovery`
-# write
-# to a connection, or close it, with theirs. What is called there has at most one lock of its own,
-# and
-# calls nobody back: a store, a queue, a connection.
-
-
 class Lockable(Protocol):
     """An object with one lock."""
 
@@ -86,7 +68,14 @@ Result = TypeVar("Result")
 def locked(
     method: Callable[Concatenate[Owner, Parameters], Result],
 ) -> Callable[Concatenate[Owner, Parameters], Result]:
-    """Run a method with its object's lock held, and give the lock back however it ends.
+    """Run a method with its object's lock held, and release the lock however it ends.
+
+    Ctrl-C raises ``KeyboardInterrupt`` between any two steps of the main thread, and
+    ``PyThreadState_SetAsyncExc`` any error in any thread. A ``with`` statement leaves its lock
+    locked when that happens between taking it and entering the block, or between leaving the block
+    and releasing it, and the next thread that needs the lock waits for ever. Here there is no such
+    gap. Half of a change is not undone, so the methods change their object's state in single
+    steps, each of which leaves it valid.
 
     Locked methods do not call each other: the lock is not taken twice.
 
@@ -112,25 +101,25 @@ def locked(
                 if condition.held():
                     condition.__exit__(None, None, None)
         finally:
-            # Reached with the lock held when the error came while the inner lines gave it back.
+            # Reached with the lock held when the error came while the inner lines released it.
             if condition.held():
                 condition.__exit__(None, None, None)
 
     return run
 
 
-MOST_AT_ONCE = 32
+MAX_PARALLEL = 32
 """Half of the connections that a store keeps."""
 
 Item = TypeVar("Item")
 
 
-def together(
+def in_parallel(
     runtime: Runtime,
     call: Callable[[Item], Result],
     items: Iterable[Item],
     *,
-    most: int = MOST_AT_ONCE,
+    most: int = MAX_PARALLEL,
 ) -> list[Result]:
     """``call`` of each item, in threads, within the deadline of the calling thread.
 
@@ -144,7 +133,7 @@ def together(
     """
     wanted = tuple(items)
     if len(wanted) <= 1:
-        return [call(each) for each in wanted]  # a thread to wait for at once is pure cost
+        return [call(each) for each in wanted]  # a thread would only add cost
     changed = runtime.condition()
     waiting = list(enumerate(wanted))[::-1]
     results: dict[int, Result] = {}
@@ -170,12 +159,12 @@ def together(
     for _ in range(min(most, len(wanted))):
         with changed:
             if not waiting:
-                break  # a store that is near has answered all before there was a thread for each
+                break  # a store nearby has answered all before there was a thread for each
         context = copy_context()  # one context cannot be entered twice at once
         try:
             runtime.spawn(lambda context=context: context.run(work), "opendata-buffer-together")  # type: ignore[misc]
         except RuntimeError:
-            # No thread is left. Raised, it would leave calls under way that nobody waits for.
+            # No thread can be started. The error would leave calls under way without a waiter.
             work()
             break
     with changed:

@@ -208,8 +208,8 @@ class Fenced(OpenDataBufferError):
     def __init__(self, key: str, epoch: int, current_epoch: int) -> None:
         super().__init__(
             f"consumer with epoch {epoch} was fenced by epoch {current_epoch} on manifest "
-            f"{key!r}: another consumer or query owns the queue now ('opendata-buffer owner' tells "
-            "which). Stop this one; a queue has one consumer at a time."
+            f"{key!r}: another consumer or query owns the queue; 'opendata-buffer status' shows "
+            "it. Stop this one; a queue has one consumer at a time."
         )
         self.key = key
         self.epoch = epoch

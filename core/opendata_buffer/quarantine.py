@@ -1,7 +1,7 @@
 """Copies of batches that could not be delivered, kept below the queue's data prefix.
 
-A batch that no consumer can read would stop its queue for ever. The process that passes it by
-copies it first, so that nothing is given up without a copy::
+A batch that no consumer can read would stop its queue for ever. The process that skips it copies
+it first, so that no record is given up without a copy::
 
     <prefix>/_quarantine/<id>.object   the bytes of the batch object, unchanged
     <prefix>/_quarantine/<id>.json     the report: which batch, what was wrong, when, found by whom
@@ -17,24 +17,25 @@ import hashlib
 import json
 import posixpath
 from base64 import b64decode, b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import is_confined, parse_location
 from opendata_buffer.formats.sidecar import Fields, Sidecar
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores.base import Blob, Get, List, Put, read_sidecar
+from opendata_buffer.stores.base import Blob, Get, List, Put, Store, read_sidecar
 
 __all__ = [
     "FOLDER",
     "QuarantineReport",
     "count_quarantine",
     "list_quarantine",
+    "metadata_json",
     "quarantine",
     "read_copy",
     "read_report",
@@ -47,7 +48,7 @@ MAX_OBJECT_BYTES = 1 << 30
 
 _REPORT = Sidecar(
     "the report of a batch in quarantine",
-    "Move it away; the batch itself lies beside it, under the same name with '.object'.",
+    "Move it away; the batch itself is stored next to it, under the same name with '.object'.",
     max_bytes=64 * 1024 * 1024,
 )
 
@@ -61,14 +62,6 @@ class Entry(Protocol):
     def location(self) -> str: ...
     @property
     def metadata(self) -> tuple[Metadata, ...]: ...
-
-
-class ReadWrite(Get, Put, Protocol):
-    """The operations of a store that copying uses."""
-
-
-class ReadList(Get, List, Protocol):
-    """The operations of a store that listing uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,19 +97,23 @@ class QuarantineReport:
     def as_json(self) -> dict[str, Any]:
         """All fields; payloads of metadata in base64."""
         fields: dict[str, Any] = {"version": _REPORT.version, **vars(self)}
-        fields["metadata"] = [
-            {
-                "start_index": each.start_index,
-                "ingestion_time_ms": each.ingestion_time_ms,
-                "payload_base64": b64encode(each.payload).decode(),
-            }
-            for each in self.metadata
-        ]
-        return fields
+        return {**fields, "metadata": metadata_json(self.metadata)}
+
+
+def metadata_json(metadata: Iterable[Metadata]) -> list[dict[str, Any]]:
+    """Ranges of records as JSON, payloads in base64."""
+    return [
+        {
+            "start_index": each.start_index,
+            "ingestion_time_ms": each.ingestion_time_ms,
+            "payload_base64": b64encode(each.payload).decode(),
+        }
+        for each in metadata
+    ]
 
 
 def quarantine(
-    store: ReadWrite,
+    store: Store,
     data_path_prefix: str,
     entry: Entry,
     error: object,
@@ -131,19 +128,12 @@ def quarantine(
     its first report and copy.
 
     Args:
-        store: Where the queue lives.
-        data_path_prefix: The queue's data prefix.
-        entry: The batch.
-        error: Why it cannot be delivered.
-        runtime: The clock of the report.
-        query: What found it.
         allow_foreign_locations: Copy an object outside the data prefix, too. Without it only the
             report is written: a forged manifest could otherwise have any object of the bucket
             copied to where more people may read (failure F23).
 
     Raises:
         InvalidInput: The object has more than 1 GiB; nothing was written.
-        TransientStorageError, PermanentStorageError: The store did not answer. Call it again.
     """
     name = _id_of(entry)
     try:
@@ -172,7 +162,7 @@ def quarantine(
 
 
 def list_quarantine(
-    store: ReadList,
+    store: Store,
     data_path_prefix: str,
     runtime: Runtime | None = None,
     *,
@@ -181,14 +171,7 @@ def list_quarantine(
     """All reports below a data prefix, by sequence.
 
     Args:
-        store: Where the queue lives.
-        data_path_prefix: The queue's data prefix.
-        runtime: Threads: a ``seek`` may have left tens of thousands.
         unreadable: Called with the error of each report that cannot be read; None raises it.
-
-    Raises:
-        CorruptData: A report cannot be read.
-        TransientStorageError, PermanentStorageError: The store did not answer.
     """
 
     def read(name: str) -> QuarantineReport | CorruptData | None:
@@ -202,7 +185,7 @@ def list_quarantine(
     keys = [info.key for info in store.list(f"{data_path_prefix}/{FOLDER}/").objects]
     names = [posixpath.splitext(posixpath.basename(each)) for each in keys]
     wanted = [name for name, suffix in names if suffix == ".json"]
-    found = together(SystemRuntime() if runtime is None else runtime, read, wanted)
+    found = in_parallel(SystemRuntime() if runtime is None else runtime, read, wanted)
     for each in found:
         if isinstance(each, CorruptData):
             if unreadable is None:
@@ -213,23 +196,13 @@ def list_quarantine(
 
 
 def count_quarantine(store: List, data_path_prefix: str) -> int:
-    """How many batches are in quarantine, by one listing; no report is read.
-
-    Raises:
-        TransientStorageError, PermanentStorageError: The store did not answer.
-    """
+    """How many batches are in quarantine, by one listing; no report is read."""
     listing = store.list(f"{data_path_prefix}/{FOLDER}/")
     return sum(1 for each in listing.objects if each.key.endswith(".json"))
 
 
 def read_report(store: Get, data_path_prefix: str, name: str) -> QuarantineReport:
-    """The report of one id.
-
-    Raises:
-        ObjectNotFound: There is none.
-        CorruptData: The object is no report.
-        TransientStorageError, PermanentStorageError: The store did not answer.
-    """
+    """The report of one id."""
     key = _key(data_path_prefix, name, "json")
     found = read_sidecar(store, key, _REPORT, lambda data: _report(_REPORT.decode(data)))
     # A forged name would have its copy read, or the restored batch written, elsewhere.
@@ -242,22 +215,13 @@ def read_report(store: Get, data_path_prefix: str, name: str) -> QuarantineRepor
 
 
 def write_report(store: Put, data_path_prefix: str, report: QuarantineReport) -> None:
-    """Write a report in place of the one with its id.
-
-    Raises:
-        TransientStorageError, PermanentStorageError: It may or may not have been written.
-    """
+    """Write a report in place of the one with its id."""
     text = json.dumps(report.as_json(), indent=2) + "\n"
     store.put(_key(data_path_prefix, report.id, "json"), text.encode())
 
 
 def read_copy(store: Get, data_path_prefix: str, report: QuarantineReport) -> bytes:
-    """The copied object's bytes.
-
-    Raises:
-        ObjectNotFound: There is no copy.
-        TransientStorageError, PermanentStorageError: The store did not answer.
-    """
+    """The copied object's bytes."""
     key = _key(data_path_prefix, report.id, "object")
     got = store.get(key, max_bytes=MAX_OBJECT_BYTES)
     assert isinstance(got, Blob)

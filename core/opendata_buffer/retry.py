@@ -31,10 +31,8 @@ class BackoffSettings(Protocol):
 
 
 def load_retries() -> None:
-    """Load now what the first failure needs: for who works on while others wait for it.
-
-    A race that a consumer's acknowledgement wins is such a failure, and a producer that loads
-    this only then lets all records of those 20 ms wait.
+    """Load now what the first failure needs: for a producer, whose records would wait for the 20
+    ms that loading takes at its first lost race.
     """
     with late_imports():
         import tenacity  # noqa: F401
@@ -55,6 +53,7 @@ class Retries:
         retry_on: tuple[type[BaseException], ...],
         pause: Callable[[BaseException], float | None] | None,
         before_pause: Callable[[], None] | None,
+        max_attempts: int | None,
     ) -> None:
         self._runtime = runtime
         self._base_s = base_ms / 1000
@@ -63,6 +62,7 @@ class Retries:
         self._retry_on = retry_on
         self._pause = pause
         self._before_pause = before_pause
+        self._max_attempts = max_attempts
 
     def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What the function returns.
@@ -91,6 +91,8 @@ class Retries:
             return min(pause, max(0.0, until - self._runtime.monotonic()))
 
         def stop(state: tenacity.RetryCallState) -> bool:
+            if state.attempt_number == self._max_attempts:
+                return True
             # At the caller's deadline nothing can be tried any more, and the error of the last
             # attempt says more than that time is up.
             around = remaining()
@@ -128,6 +130,7 @@ def full_jitter(
     retry_on: tuple[type[BaseException], ...],
     pause: Callable[[BaseException], float | None] | None = None,
     before_pause: Callable[[], None] | None = None,
+    max_attempts: int | None = None,
 ) -> Retries:
     """A retry policy with full-jitter exponential backoff within a deadline.
 
@@ -146,8 +149,11 @@ def full_jitter(
         retry_on: Errors that are retried. Any other, and the last of these, is raised as it is.
         pause: Seconds to sleep after an error in place of the backoff; None for the backoff.
         before_pause: Called before each of these sleeps.
+        max_attempts: How many attempts are made at most. Default: until the deadline.
     """
-    return Retries(runtime, base_ms, max_ms, deadline_ms, retry_on, pause, before_pause)
+    return Retries(
+        runtime, base_ms, max_ms, deadline_ms, retry_on, pause, before_pause, max_attempts
+    )
 
 
 def queue_retry(

@@ -34,7 +34,7 @@ _BASE32 = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
 class Condition(Protocol):
-    """A lock with a waiting room: ``threading.Condition``, which also tells who holds it."""
+    """``threading.Condition``, which also tells whether the calling thread holds it."""
 
     def __enter__(self) -> bool: ...
     def __exit__(
@@ -69,7 +69,7 @@ class Runtime(Protocol):
         ...
 
     def cpu_time(self) -> float:
-        """Seconds of processor time the calling thread has used: what it did not wait."""
+        """Seconds of processor time the calling thread has used, without waiting."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -77,7 +77,7 @@ class Runtime(Protocol):
         ...
 
     def condition(self) -> Condition:
-        """A new lock with a waiting room."""
+        """A new condition with its lock."""
         ...
 
     def spawn(self, target: Callable[[], None], name: str) -> Task:
@@ -138,10 +138,10 @@ def deadline(runtime: Runtime, seconds: float) -> Iterator[None]:
         with deadline(runtime, 5.0):
             store.get(...)  # TransientStorageError after 5 s of silence
 
-    It is part of the context, not an argument, because between the public call that promises a
-    time and the request that could take longer there are retries and protocols that need not
-    know. It holds for the calling thread; a thread that is started inside begins without one.
-    Whatever waits inside asks :func:`remaining`; a block that only computes is not interrupted.
+    It is part of the context and no argument, because retries and protocols lie between the
+    public call that promises a time and the request that could take longer. It holds for the
+    calling thread; a thread that is started inside begins without one. Code that waits asks
+    :func:`remaining`; a block that only computes is not interrupted.
     """
     left = remaining()
     if left is not None and left < seconds:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.broker.committer import open_committer
 from opendata_buffer.broker.election import Host
 from opendata_buffer.broker.network import WebSocketNetwork
@@ -26,7 +27,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.producer.group_commit import Committer, GroupCommitter, shared_committer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 
 WAIT_S = 60.0
@@ -54,11 +55,11 @@ class Store(MemoryStore):
         self.writes += 1
         if self.lost_requests:
             self.lost_requests -= 1
-            return Unknown("no answer")
+            return outcomes.Unknown("no answer")
         outcome = super().put_if(key, data, condition)
         if self.lost_answers:
             self.lost_answers -= 1
-            return Unknown("no answer")
+            return outcomes.Unknown("no answer")
         return outcome
 
     def manifest(self) -> Manifest:

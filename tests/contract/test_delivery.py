@@ -38,6 +38,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.producer.producer import Producer
+from opendata_buffer.stores.probe import SAFE
 from opendata_buffer.stores.s3 import S3Store
 from tests.http_scripts import Asked, FaultProxy, Reply
 from tests.simulation.conftest import seeds
@@ -94,7 +95,8 @@ class Node(FaultProxy):
         self._under_way = 0
         self._lock = threading.Lock()
         self.store = S3Store("bucket", root, StoreOptions(endpoint_url=self.url, max_attempts=2))
-        self.store.take_as_probed()  # or each of them tries the server's conditions first
+        # Or each of them tries the server's conditions first.
+        SAFE.add(f"{self.store._endpoint()}/bucket")
 
     def heal(self) -> None:
         """Lose nothing more: whatever still tries to reach the store comes to its end."""

@@ -13,20 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Applied,
-    Blob,
-    IfVersion,
-    NotModified,
-    PutOutcome,
-    Store,
-    Vanished,
-    VersionConflict,
-)
+from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, NotModified, PutOutcome, Store
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.s3 import S3Store
@@ -129,8 +120,8 @@ def read(store: Store, key: str) -> Blob:
 
 def create(store: Store, key: str, data: bytes) -> str:
     outcome = store.put_if(key, data, ABSENT)
-    assert isinstance(outcome, Applied)
-    return outcome.version
+    assert isinstance(outcome, outcomes.Applied)
+    return outcome.value
 
 
 # ---- reading
@@ -175,11 +166,11 @@ def test_not_modified_only_for_the_current_version(store: Store) -> None:
     first = create(store, "m", b"1")
     assert store.get("m", if_changed=first) == NotModified()
     second = store.put_if("m", b"2", IfVersion(first))
-    assert isinstance(second, Applied)
+    assert isinstance(second, outcomes.Applied)
     blob = store.get("m", if_changed=first)
     assert isinstance(blob, Blob)
-    assert (blob.data, blob.version) == (b"2", second.version)
-    assert store.get("m", if_changed=second.version) == NotModified()
+    assert (blob.data, blob.version) == (b"2", second.value)
+    assert store.get("m", if_changed=second.value) == NotModified()
 
 
 def test_if_changed_of_a_missing_object_is_not_found(store: Store) -> None:
@@ -243,23 +234,23 @@ def test_max_bytes_limits_the_range_not_the_object(store: Store) -> None:
 
 def test_absent_creates_once(store: Store) -> None:
     version = create(store, "m", b"1")
-    assert store.put_if("m", b"2", ABSENT) == VersionConflict()
+    assert store.put_if("m", b"2", ABSENT) == outcomes.Conflict()
     assert (read(store, "m").data, read(store, "m").version) == (b"1", version)
 
 
 def test_if_version_replaces_only_that_version(store: Store) -> None:
     first = create(store, "m", b"1")
     second = store.put_if("m", b"2", IfVersion(first))
-    assert isinstance(second, Applied)
-    assert store.put_if("m", b"3", IfVersion(first)) == VersionConflict()
-    assert (read(store, "m").data, read(store, "m").version) == (b"2", second.version)
+    assert isinstance(second, outcomes.Applied)
+    assert store.put_if("m", b"3", IfVersion(first)) == outcomes.Conflict()
+    assert (read(store, "m").data, read(store, "m").version) == (b"2", second.value)
 
 
 def test_f4_if_version_of_a_missing_object_vanished_and_is_not_created(store: Store) -> None:
-    assert store.put_if("m", b"1", IfVersion('"x"')) == Vanished()
+    assert store.put_if("m", b"1", IfVersion('"x"')) == outcomes.Vanished()
     version = create(store, "m", b"1")
     assert store.delete_many(["m"]) == ()
-    assert store.put_if("m", b"2", IfVersion(version)) == Vanished()
+    assert store.put_if("m", b"2", IfVersion(version)) == outcomes.Vanished()
     with pytest.raises(ObjectNotFound):
         store.get("m")
 
@@ -267,7 +258,7 @@ def test_f4_if_version_of_a_missing_object_vanished_and_is_not_created(store: St
 def test_put_changes_the_version_that_put_if_compares(store: Store) -> None:
     version = create(store, "m", b"1")
     store.put("m", b"2")
-    assert store.put_if("m", b"3", IfVersion(version)) == VersionConflict()
+    assert store.put_if("m", b"3", IfVersion(version)) == outcomes.Conflict()
 
 
 def test_f11_equal_versions_mean_equal_bytes(backend: Backend) -> None:
@@ -278,8 +269,8 @@ def test_f11_equal_versions_mean_equal_bytes(backend: Backend) -> None:
     writes = 1
     for data in [b"B", b"A", b"B", b"C", b"A", b"C"] * 5:
         outcome = store.put_if("m", data, IfVersion(version))
-        assert isinstance(outcome, Applied)
-        version = outcome.version
+        assert isinstance(outcome, outcomes.Applied)
+        version = outcome.value
         assert seen.setdefault(version, data) == data
         writes += 1
     for _ in range(5):
@@ -477,11 +468,11 @@ def test_one_of_several_writers_wins_however_often_threads_are_switched(store: S
     try:
         for turn in range(20):
             together = threading.Barrier(4)
-            outcomes: list[tuple[PutOutcome, bytes]] = []
+            results: list[tuple[PutOutcome, bytes]] = []
 
             def write(data: bytes, expected: str, together: threading.Barrier) -> None:
                 together.wait(300)
-                outcomes.append((store.put_if("m", data, IfVersion(expected)), data))  # noqa: B023
+                results.append((store.put_if("m", data, IfVersion(expected)), data))  # noqa: B023
 
             threads = [
                 threading.Thread(target=write, args=(b"%d-%d" % (turn, each), version, together))
@@ -491,11 +482,11 @@ def test_one_of_several_writers_wins_however_often_threads_are_switched(store: S
                 thread.start()
             for thread in threads:
                 thread.join()
-            assert len(outcomes) == 4
-            ((won, data),) = [each for each in outcomes if isinstance(each[0], Applied)]
+            assert len(results) == 4
+            ((won, data),) = [each for each in results if isinstance(each[0], outcomes.Applied)]
             assert read(store, "m").data == data
-            assert isinstance(won, Applied)
-            version = won.version
+            assert isinstance(won, outcomes.Applied)
+            version = won.value
     finally:
         sys.setswitchinterval(before)
 

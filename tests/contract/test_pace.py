@@ -16,7 +16,7 @@ EVERY_S = 0.5
 def test_hardly_a_write_is_refused(
     real_server: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gcs, "_PACE_S", EVERY_S)
+    monkeypatch.setattr(gcs, "_WRITE_INTERVAL_S", EVERY_S)
     delays, refused = durations(3.0, EVERY_S, real_server("fake-gcs-server"))
     assert len(delays) == 60
     # Without the pace about ten were refused. How long records wait is a line of the benchmarks.

@@ -17,9 +17,9 @@ import sys
 import threading
 import time
 
-from buffer_sink.committer import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
+from buffer_sink.queue_commit import QueueCommitter
 from opendata_buffer import Producer, ProducerConfig, QueueConfig, Worker, WorkerConfig
 from opendata_buffer.broker.election import Host
 from opendata_buffer.broker.network import WebSocketNetwork
@@ -89,7 +89,7 @@ def watch(producer: Producer, record: str) -> None:
 def sink(store: str, batch: int, over: threading.Event) -> None:
     """What Spark's sink does for a query: each batch until it is committed, then the next one."""
     objects, runtime = open_store(store), SystemRuntime()
-    committer = WriteCommitter(objects, SinkOptions(queue=QueueConfig(store=store)), runtime)
+    committer = QueueCommitter(objects, SinkOptions(queue=QueueConfig(store=store)), runtime)
     while not over.wait(0.02):
         txn = Transaction("job", batch)
         key = batch_key("ingest", runtime.ulid(), txn)

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 import pytest
 
 from buffer_source.commit_log import Tracking
+from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.offsets import SourceOffset
 from buffer_source.options import SourceOptions
-from buffer_source.stream import StreamDriver
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
@@ -116,14 +116,14 @@ class World:
             entries.append(NewEntry(location, (Metadata(0, 0, value),)))
         self._queue.append(entries)
 
-    def driver(self) -> StreamDriver:
+    def driver(self) -> MicroBatchStream:
         options = {"path": "/world", "gcEnabled": "false", "createIfMissing": "true"}
         if self._losses:
             options["failOnDataLoss"] = "false"
         for name, values in LIMITS.items():
             if self.random.random() < 0.3:
                 options[name] = str(self.random.choice(values))
-        return StreamDriver(SourceOptions.from_spark(options), self.store, self.runtime)
+        return MicroBatchStream(SourceOptions.from_spark(options), self.store, self.runtime)
 
     def settle(self) -> None:
         """Nothing is open that a writer had to end."""
@@ -147,7 +147,7 @@ class World:
                 self.produce()
                 self.maybe_crash()
             start = self.offsets.get(batch)
-            end = driver.latest(recorded(start))
+            end = driver.latest_offset(recorded(start))
             driver.report()
             if end == start:
                 if triggers is None:
@@ -161,7 +161,7 @@ class World:
                 driver.commit(start)
             self._finish(driver, batch, crashes=triggers is not None)
 
-    def _finish(self, driver: StreamDriver, batch: int, crashes: bool) -> None:
+    def _finish(self, driver: MicroBatchStream, batch: int, crashes: bool) -> None:
         if crashes:
             self.maybe_crash()
         rows = read(driver, self.offsets.get(batch - 1), self.offsets[batch])
@@ -178,11 +178,13 @@ def recorded(offset: SourceOffset | None) -> SourceOffset | None:
     )
 
 
-def read(driver: StreamDriver, start: SourceOffset | None, end: SourceOffset) -> list[bytes]:
+def read(driver: MicroBatchStream, start: SourceOffset | None, end: SourceOffset) -> list[bytes]:
     until = recorded(end)
     assert until is not None
     return [
-        each.metadata[0].payload for task in driver.plan(recorded(start), until) for each in task
+        each.metadata[0].payload
+        for task in driver.plan_input_partitions(recorded(start), until)
+        for each in task.batches
     ]
 
 
@@ -230,10 +232,10 @@ def losing_middles(seed: int) -> tuple[list[bytes], list[bytes], int]:
         world._append(values, Transaction("app", batch))
         options = {"path": "/world", "gcEnabled": "false", "failOnDataLoss": "false"}
         options["maxBatchesPerTrigger"] = str(world.random.randint(1, 3))
-        driver = StreamDriver(SourceOptions.from_spark(options), world.store, world.runtime)
+        driver = MicroBatchStream(SourceOptions.from_spark(options), world.store, world.runtime)
         at = 0
         for _ in range(world.random.randint(0, 2)):
-            end = driver.latest(recorded(position))
+            end = driver.latest_offset(recorded(position))
             if end != position:
                 rows = read(driver, position, end)
                 read_rows += rows
@@ -248,8 +250,8 @@ def losing_middles(seed: int) -> tuple[list[bytes], list[bytes], int]:
             world.store.put("ingest/manifest", manifest.drop_through(through).raw)
         torn += at > 0 and at + lost < 5 and lost > 0
         expected += values[at + lost :]
-        driver = StreamDriver(SourceOptions.from_spark(options), world.store, world.runtime)
-        while (end := driver.latest(recorded(position))) != position:
+        driver = MicroBatchStream(SourceOptions.from_spark(options), world.store, world.runtime)
+        while (end := driver.latest_offset(recorded(position))) != position:
             read_rows += read(driver, position, end)
             position = end
     return expected, read_rows, torn
@@ -311,7 +313,7 @@ def run_asynchronously(world: World, triggers: int, seen: list[bytes]) -> None:
     for _ in range(triggers):
         world.produce((0, 0.2) if log.busy else (0, 0.2, 90))
         log.write(world.random.choice((0, 0, 1, 5)))
-        end = driver.latest(recorded(start))
+        end = driver.latest_offset(recorded(start))
         driver.report()
         world.maybe_crash()
         if end == start:
@@ -346,7 +348,7 @@ def run_with_a_lagging_log(world: World) -> set[bytes]:
 
 
 def test_with_a_lagging_log_no_record_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    drivers: list[StreamDriver] = []
+    drivers: list[MicroBatchStream] = []
     make = World.driver
     monkeypatch.setattr(
         World, "driver", lambda world: (drivers.append(make(world)), drivers[-1])[1]

@@ -36,7 +36,7 @@ import pyarrow as pa
 from opendata_buffer.consumer import fetch as pace
 from buffer_source.batch_reader import BufferBatchReader
 from buffer_source.options import SourceOptions
-from buffer_source.rows import default_schema
+from buffer_source.schema import default_schema
 from buffer_source.task import read_batches
 
 def peak():
@@ -48,7 +48,7 @@ def read(store):
     given = {"path": store, "fetchConcurrency": "8", "maxInFlightBytes": sys.argv[3]}
     options = SourceOptions.from_spark(given)
     tasks = BufferBatchReader(options, default_schema()).partitions()
-    descriptors = [each for task in tasks for each in task.descriptors]
+    descriptors = [each for task in tasks for each in task.batches]
     rows = size = 0
     for piece in read_batches(options, default_schema(), descriptors):
         rows += piece.num_rows

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.options import SourceOptions
-from buffer_source.stream import StreamDriver
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
@@ -87,12 +87,12 @@ class TopicWorld(World):
         while self.open:
             self._decide()
 
-    def driver(self) -> StreamDriver:
+    def driver(self) -> MicroBatchStream:
         options = {"path": "/world", "gcEnabled": "false"}
         for name, values in LIMITS.items():
             if self.random.random() < 0.3:
                 options[name] = str(self.random.choice(values))
-        return StreamDriver(SourceOptions.from_spark(options), self.store, self.runtime)
+        return MicroBatchStream(SourceOptions.from_spark(options), self.store, self.runtime)
 
     def queued(self) -> int:
         manifests = [self._queue_of(name).read() for name in self.topic.read().names]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import closing
 
-from buffer_sink.committer import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
+from buffer_sink.queue_commit import QueueCommitter
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import BatchDescriptor, ConsumedBatch, FetchHandle
@@ -209,17 +209,17 @@ class SinkDriver:
             gc_grace_period_ms=config.gc_grace_period_ms,
             max_write_duration_ms=int(self._world.write_s * 1000),
         )
-        committer = WriteCommitter(node.store, options, node.runtime)
+        committer = QueueCommitter(node.store, options, node.runtime)
         while not self.done:
             try:
                 self._micro_batch(node, committer, self._committed)
             except FAILURES as error:
                 self._world.log(f"{self.name}: {error}")
                 self.refused += "maxWriteDurationMs" in str(error)
-                committer = WriteCommitter(node.store, options, node.runtime)
+                committer = QueueCommitter(node.store, options, node.runtime)
             self._world.work(node)
 
-    def _micro_batch(self, node: Node, committer: WriteCommitter, batch: int) -> None:
+    def _micro_batch(self, node: Node, committer: QueueCommitter, batch: int) -> None:
         transaction = Transaction(self.name, batch)
         began, planned = self._world.simulation.now, Moment.now(node.runtime)
         records = [Record(self.name, n) for n in range(self._first(batch), self._first(batch + 1))]

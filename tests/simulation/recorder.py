@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from opendata_buffer import outcomes
 from opendata_buffer.formats.entries import QueueEntry, decode_entry
 from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest
-from opendata_buffer.stores.base import Absent, Applied, IfVersion, PutOutcome
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from tests.support.simulation import Simulation
 
@@ -26,7 +27,7 @@ class Recorder(MemoryStore):
 
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         outcome = super().put_if(key, data, condition)
-        if key == MANIFEST and isinstance(outcome, Applied):
+        if key == MANIFEST and isinstance(outcome, outcomes.Applied):
             self.commits += 1
             before, self.manifest = self.manifest, Manifest.parse(data)
             for entry in self._new_entries(before):

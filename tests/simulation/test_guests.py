@@ -12,9 +12,9 @@ from statistics import median
 
 import pytest
 
-from buffer_sink.committer import WriteCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
+from buffer_sink.queue_commit import QueueCommitter
 from opendata_buffer.broker.committer import open_committer
 from opendata_buffer.broker.election import Host
 from opendata_buffer.broker.write_pause import FLOOR_S
@@ -310,7 +310,7 @@ class Query:
     def live(self, runtime: SimRuntime) -> None:
         world = self.world
         store, network = world.store(runtime), world.network.of(runtime)
-        committer = WriteCommitter(store, OPTIONS, runtime, network)
+        committer = QueueCommitter(store, OPTIONS, runtime, network)
         while not world.over:
             began, batch = world.simulation.now, self.batch
             txn = Transaction("job", batch)

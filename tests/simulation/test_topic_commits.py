@@ -10,10 +10,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from buffer_sink.messages import Group, UploadedBatch
+from buffer_sink.messages import Group, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
-from buffer_sink.topic_committer import TopicCommitter
-from buffer_sink.topic_write import TopicWrite
+from buffer_sink.topic_commit import TopicCommitter
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import (

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buffer_sink import foreach_batch_writer, hosting
+from buffer_sink import foreach_batch as hosting
+from buffer_sink import foreach_batch_writer
 from opendata_buffer.broker.lease import Lease
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.keys import Transaction
@@ -91,7 +92,7 @@ def test_with_host_the_driver_is_the_broker_of_what_it_writes_to(
         eventually(lambda: (found := lease.read()) is not None and found.serves)
         run(spark, tmp_path, foreach_batch_writer(store, txn_app_id="job", broker="host"), "b")
     finally:
-        hosting._leave()
+        hosting._close_brokers()
     assert records(queued(store)) == [b"a", b"b"]
     left = lease.read()
     assert left is not None

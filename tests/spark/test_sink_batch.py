@@ -76,7 +76,7 @@ def test_an_empty_frame_makes_no_queue(spark: SparkSession, store: str) -> None:
 
 def test_a_null_value_is_refused_with_its_row(spark: SparkSession, store: str) -> None:
     frame = numbers(spark, 100, 1).selectExpr("NULLIF(value, '77') AS value")
-    with pytest.raises(PySparkException, match="value is null in row 77 of partition 0"):
+    with pytest.raises(PySparkException, match="value is null in row 77 of task 0"):
         frame.write.format(FORMAT).mode("append").save(store)
     assert queued(store) == []
 

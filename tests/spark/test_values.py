@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from buffer_source.rows import arrow_schema
+from buffer_source.schema import arrow_schema
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.producer.producer import Producer
 from tests.values import corpus

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from opendata_buffer import outcomes
 from opendata_buffer.errors import CorruptManifest
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, check_transition
 from opendata_buffer.stores.base import (
     Absent,
-    Applied,
     Blob,
     DeleteFailure,
     IfVersion,
@@ -362,7 +362,7 @@ class WatchedStore:
         self._begin("put_if", key)
         outcome = self._inner.put_if(key, data, condition)
         self._simulation.log(f"  {type(outcome).__name__}")
-        if isinstance(outcome, Applied) and key == self._model.manifest_path:
+        if isinstance(outcome, outcomes.Applied) and key == self._model.manifest_path:
             self._model.manifest_written(self._process, data)
             self._simulation.log(f"  {self._model.manifest}")
         self._simulation.checkpoint()

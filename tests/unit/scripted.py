@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from opendata_buffer import outcomes
 from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.runtime import remaining
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Unknown, VersionConflict
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -58,7 +59,7 @@ class DeafStore(MemoryStore):
 
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         if self._wait():
-            return Unknown("no answer in time")
+            return outcomes.Unknown("no answer in time")
         return super().put_if(key, data, condition)
 
 
@@ -70,7 +71,7 @@ def applied_answer_lost(
     store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
 ) -> PutOutcome:
     store.really_put_if(key, data, when)
-    return Unknown("read timed out")
+    return outcomes.Unknown("read timed out")
 
 
 def applied_then_412(
@@ -78,13 +79,13 @@ def applied_then_412(
 ) -> PutOutcome:
     """What a client or proxy that repeats the request makes of its own success."""
     store.really_put_if(key, data, when)
-    return VersionConflict()
+    return outcomes.Conflict()
 
 
 def not_applied_answer_lost(
     store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
 ) -> PutOutcome:
-    return Unknown("connection reset")
+    return outcomes.Unknown("connection reset")
 
 
 def then(step: Step, meanwhile: Callable[[ScriptedStore], None]) -> Step:

@@ -19,7 +19,7 @@ LIBRARY = "opendata_buffer"
 # know each other. A room is a package of core or one of the modules that lie beside them.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "late", "runtime"}),
-    frozenset({"concurrency", "metrics", "formats", "framing", "redaction", "retry"}),
+    frozenset({"concurrency", "metrics", "formats", "framing", "outcomes", "redaction", "retry"}),
     frozenset({"config", "messages", "values"}),
     frozenset({"option_reader", "stores"}),
     frozenset({"queue"}),

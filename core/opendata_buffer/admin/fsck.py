@@ -1,17 +1,16 @@
 """Check that every queued batch is there and readable; repair what is not.
 
 :func:`check_queue` only reads, and continues after a problem. :func:`repair` rebuilds the manifest,
-or passes a batch by that cannot be delivered. It gives nothing up without a copy: the bytes of a
-replaced manifest are saved beside it, and a batch that is passed by is copied to the quarantine.
+or skips a batch that cannot be delivered. Both keep a copy first: the bytes of a replaced
+manifest are saved next to it, and a skipped batch is copied to the quarantine.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 import pyarrow.compute as pc
 
@@ -27,53 +26,31 @@ from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-__all__ = [
-    "NOT_REPAIRED",
-    "REPAIRED_BY",
-    "Finding",
-    "Kind",
-    "RepairPlan",
-    "Repaired",
-    "Report",
-    "check_queue",
-    "plan_repair",
-    "repair",
-]
+__all__ = ["REPAIRED_BY", "Finding", "Report", "check_queue", "plan_repair", "repair"]
+
 
 CONCURRENCY = 8
-GROUP = 16
-"""Batches that one thread checks in a row: for a small batch the hand-over takes longer."""
-
-SMALL_BYTES = 16 * 1024
-"""Up to this size a batch is decoded faster without Arrow."""
+"""Batches that are decoded in memory at once."""
 
 
 class Kind(StrEnum):
     """The kind of a problem or note, as in ``fsck --json``."""
 
-    MANIFEST = "manifest"
-    """The manifest is gone, damaged or went backwards."""
-    MISSING = "missing"
-    """A batch's object is gone."""
-    UNREADABLE = "unreadable"
-    """A batch does not decode."""
-    TOO_LARGE = "too large"
-    """A batch exceeds the limits of this reader; another reader may accept it."""
-    FOREIGN = "foreign"
-    """A batch lies outside the data prefix."""
-    REPEATED = "repeated"
-    """An object is queued more than once."""
-    UNREAD = "unread"
-    """An object that no entry names."""
-    METADATA = "metadata"
-    """Metadata that describes no record."""
+    MANIFEST = "manifest"  # gone, damaged, or older than what was seen of it
+    MISSING = "missing"  # the object of a batch is gone
+    UNREADABLE = "unreadable"  # a batch does not decode
+    TOO_LARGE = "too large"  # beyond the limits of this reader; another one may accept it
+    FOREIGN = "foreign"  # a batch outside the data prefix
+    REPEATED = "repeated"  # an object that is queued more than once
+    UNREAD = "unread"  # an object that no entry names
+    METADATA = "metadata"  # metadata that describes no record
 
 
 REPAIRED_BY = {
-    Kind.MANIFEST: "is rebuilt from the batches that are there, and its bytes are saved beside it",
-    Kind.MISSING: "is passed by: its object is gone, and a report of it goes to the quarantine",
-    Kind.UNREADABLE: "is copied to the quarantine and passed by",
-    Kind.REPEATED: "is copied to the quarantine and passed by: the first entry delivers the object",
+    Kind.MANIFEST: "is rebuilt from the batches that are there, and its bytes are saved next to it",
+    Kind.MISSING: "is skipped: its object is gone, and a report of it goes to the quarantine",
+    Kind.UNREADABLE: "is copied to the quarantine and skipped",
+    Kind.REPEATED: "is copied to the quarantine and skipped: the first entry delivers the object",
 }
 """What repair does about a kind of problem."""
 
@@ -101,9 +78,14 @@ class Finding:
     kind: Kind
     what: str = "entry"
 
-    def __str__(self) -> str:
+    @property
+    def name(self) -> str:
+        """What it is about, in words."""
         where = self.what if self.sequence is None else f"sequence {self.sequence}"
-        return f"{where} {self.location!r}: {self.problem}"
+        return f"{where} {self.location!r}"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.problem}"
 
 
 @dataclass
@@ -131,13 +113,6 @@ class Report:
         """Whether a consumer can read the queue to its end."""
         return not self.problems
 
-    def as_json(self) -> dict[str, Any]:
-        """All fields and ``ok``."""
-        return {"ok": self.ok, **asdict(self)}
-
-
-# ---- check
-
 
 @dataclass(frozen=True)
 class _Outcome:
@@ -149,14 +124,6 @@ class _Outcome:
     stored: int = 0
     fault: str | None = None
     kind: Kind = Kind.UNREADABLE
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Batches that one thread checks in a row."""
-
-    batches: Sequence[BatchDescriptor]
-    size: int | None = None
 
 
 def check_queue(
@@ -172,15 +139,8 @@ def check_queue(
     reported then. Each batch that no entry names and that was not surely read is a note.
 
     Args:
-        store: Where the queue lives.
-        config: Its manifest and prefix, and the largest batch to decode.
         runtime: Threads, and the time of retries.
         advance: Called with the number of entries done, and of all.
-
-    Raises:
-        InvalidInput: There is no manifest.
-        TransientStorageError, PermanentStorageError: The store did not answer; that says nothing
-            about the queue.
     """
     report = Report()
     reader = ReadOnlyReader(config, store=store, runtime=runtime)
@@ -198,19 +158,16 @@ def check_queue(
     handle = FetchHandle.of(config, store=store, runtime=runtime)
     descriptors = [BatchDescriptor.of(entry) for entry in manifest.entries()]
     times_queued = Counter(each.location for each in descriptors)
-    groups = [_Group(descriptors[at : at + GROUP]) for at in range(0, len(descriptors), GROUP)]
-
     checked = fetch_many(
-        lambda group: [_check_batch(handle, each) for each in group.batches],
-        groups,
+        lambda each: _check_batch(handle, each),
+        descriptors,
         concurrency=CONCURRENCY,
         runtime=runtime,
-        size_of=lambda outcomes: sum(each.stored for each in outcomes),
+        size_of=lambda outcome: outcome.stored,
     )
-    for outcomes in checked:
-        for outcome in outcomes:
-            _add(report, outcome, times_queued[outcome.descriptor.location])
-            advance(report.batches, len(descriptors))
+    for outcome in checked:
+        _add(report, outcome, times_queued[outcome.descriptor.location])
+        advance(report.batches, len(descriptors))
     if report.problems:
         # A consumer may have taken entries meanwhile, and its collector their objects.
         first = reader.manifest().first_sequence
@@ -226,9 +183,6 @@ def _check_batch(handle: FetchHandle, descriptor: BatchDescriptor) -> _Outcome:
     try:
         raw = handle.fetch_raw(descriptor)
         stored = raw.nbytes
-        if stored <= SMALL_BYTES:
-            batch = handle.decode(raw)
-            return _Outcome(descriptor, len(batch.entries), batch.nbytes, stored)
         values = handle.decode_arrow(raw).values
         size = pc.sum(pc.binary_length(values)).as_py() or 0
         return _Outcome(descriptor, len(values), size, stored)
@@ -250,7 +204,7 @@ def _kind(error: PoisonBatch, stored: int | None) -> Kind:
 def _add_manifest_fault(report: Report, plan: RebuildPlan, config: ConsumerConfig) -> None:
     text = f"{plan.fault}".rstrip(".")
     if "manifest rebuild" not in text:
-        text += ". Stop everything and mend it with 'opendata-buffer manifest rebuild'"
+        text += ". Stop everything and repair it with 'opendata-buffer manifest rebuild'"
     report.problems.append(Finding(None, config.manifest_path, text, Kind.MANIFEST, "manifest"))
     for location in plan.found:
         text = "no entry names it, and no consumer of this queue is known to have read it"
@@ -279,48 +233,14 @@ def _add(report: Report, outcome: _Outcome, times_queued: int) -> None:
         report.notes.append(finding(text + "; legal, and describes no record", Kind.METADATA))
 
 
-# ---- repair
-
-
-@dataclass(frozen=True)
-class RepairPlan:
-    """What to do about the problems of one queue.
-
-    Attributes:
-        repair: The problems that are repaired, in the order of their sequences.
-        leave: The others, and why an operator has to decide about them.
-    """
-
-    repair: tuple[Finding, ...]
-    leave: tuple[tuple[Finding, str], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Repaired:
-    """One problem that was repaired.
-
-    Attributes:
-        sequence: Of the batch that was passed by; None for the manifest.
-        location: Its object, or the manifest's key.
-        kind: What was wrong.
-        copy: Id in the quarantine, or where the old manifest was saved; None where there was
-            nothing to copy.
-    """
-
-    sequence: int | None
-    location: str
-    kind: Kind
-    copy: str | None
-
-    def as_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return asdict(self)
-
-
-def plan_repair(report: Report) -> RepairPlan:
+def plan_repair(report: Report) -> tuple[list[Finding], list[tuple[Finding, str]]]:
     """What to do about a check's problems; pure.
 
     Of an object that is queued more than once the first entry stays.
+
+    Returns:
+        The problems that :func:`repair` repairs, in the order of their sequences; and the others,
+        with why an operator has to decide about them.
     """
     to_repair: list[Finding] = []
     leave: list[tuple[Finding, str]] = []
@@ -332,7 +252,7 @@ def plan_repair(report: Report) -> RepairPlan:
             to_repair.append(finding)
         else:
             leave.append((finding, NOT_REPAIRED[finding.kind]))
-    return RepairPlan(tuple(to_repair), tuple(leave))
+    return to_repair, leave
 
 
 def repair(
@@ -342,37 +262,31 @@ def repair(
     runtime: Runtime,
     *,
     advance: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Repaired]:
-    """Repair what a plan names. After an error check again, and repair what is left.
+) -> list[tuple[Finding, str | None]]:
+    """Repair problems. After an error check again, and repair what is left.
 
     Stop the queue's producers and consumers first. A consumer that still runs is fenced.
 
     Args:
-        store: Where the queue lives.
-        config: Its manifest and prefix, and the largest batch that counts as readable.
-        plan: ``RepairPlan.repair``.
-        runtime: Clock and names.
+        plan: The problems to repair, of :func:`plan_repair`.
         advance: Called with the number of problems done, and of all.
+
+    Returns:
+        Each problem with the id of its copy in the quarantine, or with the key where the old
+        manifest was saved; None where there was nothing to copy.
 
     Raises:
         InvalidInput: A batch has become readable: check again.
         PrefixConflict, UnsafeStore, StorageError, Conflict: What is left was not repaired.
     """
-    done = []
+    done: list[tuple[Finding, str | None]] = []
     for finding in plan:
         if finding.kind is Kind.MANIFEST:
             _, copy = rebuild(store, config, runtime)
         else:
             assert finding.sequence is not None
             force = finding.kind is Kind.REPEATED
-            copy = skip_batch(store, config, finding.sequence, runtime, force=force).report.id
-        done.append(
-            Repaired(
-                sequence=finding.sequence,
-                location=finding.location,
-                kind=finding.kind,
-                copy=copy,
-            )
-        )
+            copy = skip_batch(store, config, finding.sequence, runtime, force=force)[0].id
+        done.append((finding, copy))
         advance(len(done), len(plan))
     return done

@@ -33,7 +33,7 @@ from opendata_buffer.queue.rollback_checks import Watermark
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Blob, Listing, Store
 
-__all__ = ["RebuildPlan", "plan_rebuild", "read_before_ms", "read_raw", "rebuild"]
+__all__ = ["GRACE_MS", "RebuildPlan", "plan_rebuild", "read_raw", "rebuild"]
 
 SEQUENCES_AHEAD = 1_000_000
 EPOCHS_AHEAD = 1_000
@@ -52,7 +52,6 @@ class RebuildPlan:
         found: Locations of batches that no entry named, in the order they are enqueued.
         missing: Locations of old entries whose object is gone.
         read: Batch objects left out because a consumer has surely read them.
-        newest_ms: Time in the newest name of ``found``; milliseconds since the Unix epoch.
     """
 
     fault: str | None
@@ -61,7 +60,6 @@ class RebuildPlan:
     found: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     read: int = 0
-    newest_ms: int | None = None
 
 
 def plan_rebuild(
@@ -71,9 +69,7 @@ def plan_rebuild(
 
     Args:
         raw: The manifest's bytes; None when there is no such object.
-        listing: The objects below the data prefix.
         seen: What the owner marker remembers.
-        config: Prefix and manifest path.
     """
     fault, entries, reached = _examine(raw, seen)
     if fault is None:
@@ -99,9 +95,8 @@ def plan_rebuild(
     manifest = Manifest.starting_at(
         reached.next_sequence + SEQUENCES_AHEAD, reached.epoch + EPOCHS_AHEAD
     ).append([*before, *kept, *behind])
-    newest_ms = max((parsed.timestamp_ms for _, parsed in found), default=None)
     locations = tuple(location for location, _ in found)
-    return RebuildPlan(fault, manifest, len(kept), locations, tuple(missing), read, newest_ms)
+    return RebuildPlan(fault, manifest, len(kept), locations, tuple(missing), read)
 
 
 def read_before_ms(listing: Listing, seen: Watermark | None, data_path_prefix: str) -> int:
@@ -113,9 +108,7 @@ def read_before_ms(listing: Listing, seen: Watermark | None, data_path_prefix: s
     ahead of time, the sink by hours, so the object's time of storage counts, too.
 
     Args:
-        listing: The objects below the data prefix.
         seen: What the owner marker remembers: the last batch that is known to have been read.
-        data_path_prefix: The queue's.
     """
     if seen is None or not seen.acked_location:
         return 0
@@ -287,7 +280,6 @@ def read_raw(store: Store, key: str) -> bytes | None:
 
     Raises:
         CorruptData: It is larger than any manifest; it was not read.
-        TransientStorageError, PermanentStorageError: The store did not answer.
     """
     try:
         got = store.get(key, max_bytes=MAX_MANIFEST_BYTES)
@@ -303,12 +295,9 @@ def rebuild(
     """Replace a manifest that is gone, damaged or restored by a sound one.
 
     Stop producers, consumers and collectors first: a batch that a producer uploads right now would
-    be enqueued twice. The bytes of the old manifest are kept beside it.
+    be enqueued twice. The bytes of the old manifest are kept next to it.
 
     Args:
-        store: Where the queue lives.
-        config: Manifest and prefix.
-        runtime: Clock and names.
         dry_run: Only read and plan.
 
     Returns:
@@ -318,7 +307,6 @@ def rebuild(
         InvalidInput: There is neither a manifest, nor a marker, nor a batch: no queue.
         PrefixConflict: The prefix belongs to the queue of another manifest.
         Conflict: The manifest was written meanwhile; nothing was changed.
-        StorageError: The store did not answer. Call it again.
     """
     claim = check_owner(store, config, runtime=runtime)
     seen = None if claim is None else claim.watermark

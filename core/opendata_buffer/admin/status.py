@@ -1,21 +1,22 @@
 """What is in a queue or a topic, who consumes it, and how its broker and workers are doing.
 
-Everything here reads manifests and the small objects beside them, and changes nothing.
+Everything here reads manifests and the small objects next to them, and changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeVar
 
 from opendata_buffer.admin.transactions import STALE_AFTER_S, OpenTransaction, open_in
 from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.claims import CLAIMS, claims_key, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.lease import DiscoveryRecord, Lease
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import CorruptData, ObjectNotFound, PrefixConflict, QueueReset
@@ -30,27 +31,19 @@ from opendata_buffer.topic.description import Partition
 from opendata_buffer.topic.topic import Topic
 
 __all__ = [
-    "Backlog",
     "BrokerStatus",
     "ClaimsStatus",
-    "Ownership",
-    "PartitionStatus",
     "Status",
     "TopicStatus",
-    "ask_broker",
     "read_backlog",
-    "read_claims",
-    "read_ownership",
     "read_status",
     "read_topic",
-    "summarise",
 ]
+
+T = TypeVar("T")
 
 STATS_S = 1.0
 """How long a broker may take to answer; one that runs answers sooner."""
-
-
-# ---- a broker and its workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +63,10 @@ class BrokerStatus:
         commits: Manifest writes that were applied.
         appended: Entries appended by them.
         conflicts: Writes that lost a race against a writer that does not use the broker.
-        floors: How often it paused for a writer that appends beside it, such as Spark's sink.
+        floors: How often it paused for a writer that appends without it, such as Spark's sink.
         serving_seconds: How long it has served.
+        group_size: Entries per write.
+        commit_rate: Writes per second.
     """
 
     term: int
@@ -87,18 +82,8 @@ class BrokerStatus:
     conflicts: int | None = None
     floors: int | None = None
     serving_seconds: float | None = None
-
-    @property
-    def group_size(self) -> float | None:
-        """Entries per write."""
-        return self.appended / self.commits if self.commits and self.appended else None
-
-    @property
-    def commit_rate(self) -> float | None:
-        """Writes per second, since it serves."""
-        if self.commits is None or not self.serving_seconds:
-            return None
-        return self.commits / self.serving_seconds
+    group_size: float | None = None
+    commit_rate: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,20 +132,21 @@ def ask_broker(
     if stats is None:
         return replace(known, alive=False, reason=f"no answer within {STATS_S:g} s")
     names = ("clients", "waiting", "commits", "appended", "conflicts", "floors")
-    counters = {name: stats[name] for name in names if isinstance(stats.get(name), int)}
-    seconds = stats.get("serving_s")
-    if isinstance(seconds, int | float):
-        counters["serving_seconds"] = float(seconds)
+    counters: dict[str, Any] = {
+        name: stats[name] for name in names if isinstance(stats.get(name), int)
+    }
+    commits, appended, seconds = (
+        stats.get(name) or 0 for name in ("commits", "appended", "serving_s")
+    )
+    if seconds:
+        counters |= {"serving_seconds": seconds, "commit_rate": commits / seconds}
+    if commits and appended:
+        counters["group_size"] = appended / commits
     return replace(known, alive=True, **counters)
 
 
 def read_claims(store: Store, config: QueueConfig) -> ClaimsStatus | None:
-    """The claims of workers; None where the queue never had one.
-
-    Raises:
-        CorruptData: The object holds no claims.
-        TransientStorageError, PermanentStorageError: The store did not answer.
-    """
+    """The claims of workers; None where the queue never had one."""
     try:
         claims = read_sidecar(store, claims_key(config.data_path_prefix), CLAIMS, decode)
     except ObjectNotFound:
@@ -174,9 +160,6 @@ def read_claims(store: Store, config: QueueConfig) -> ClaimsStatus | None:
         oldest_worker=None if oldest is None else claims.held[oldest].worker,
         oldest_deliveries=None if oldest is None else claims.deliveries.get(oldest),
     )
-
-
-# ---- a queue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,12 +183,14 @@ class Status:
         orphans: Batch objects that no entry names: consumed, or being uploaded right now. The
             garbage collector deletes them when they are old enough.
         orphan_bytes: Their sizes.
+        consumer: The consumer that claimed this epoch or, if the last one left no record, an
+            earlier one; None without a record.
         broker: The broker; None where there never was one.
         claims: What workers hold; None where there never was one.
         undecided: Transactions that are neither committed nor rolled back.
         oldest_undecided_seconds: Since the first batch of the oldest of them was produced.
         notes: What an operator should look at: a marker that makes producers and consumers fail, a
-            transaction that is undecided for long, an object beside the manifest that is damaged.
+            transaction that is undecided for long, a damaged object next to the manifest.
     """
 
     store: str
@@ -223,19 +208,12 @@ class Status:
     missing: int
     orphans: int
     orphan_bytes: int
+    consumer: ConsumerInfo | None = None
     broker: BrokerStatus | None = None
     claims: ClaimsStatus | None = None
     undecided: int = 0
     oldest_undecided_seconds: float | None = None
     notes: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """All fields by name, and what is computed from them."""
-        found = asdict(self)
-        if self.broker is not None:
-            found["broker"]["group_size"] = self.broker.group_size
-            found["broker"]["commit_rate"] = self.broker.commit_rate
-        return found
 
 
 def read_status(
@@ -244,34 +222,37 @@ def read_status(
     """Read the manifest, list the data prefix once, and ask the broker if there is one.
 
     Args:
-        reader: Of the queue.
         connect: Opens a connection to a broker; None asks none.
-
-    Raises:
-        InvalidInput: There is no manifest.
-        TransientStorageError, PermanentStorageError: The store did not answer.
     """
-    store, config = reader.store, reader.config
+    store, config, runtime = reader.store, reader.config, reader.runtime
+    notes: list[str] = []
+
+    def noted(read: Callable[[], T | None]) -> T | None:
+        try:
+            return read()
+        except CorruptData as error:
+            notes.append(str(error))  # A damaged object next to the manifest hides no queue.
+            return None
+
+    # Before the manifest: the consumer's record must not be the newer one.
+    consumer = noted(lambda: read_holder(store, config, runtime))
     before = reader.manifest()
     listing = store.list(config.data_path_prefix + "/")
     # Read again (not transferred when unchanged): a batch enqueued while the listing ran is no
     # orphan, and one dequeued and collected meanwhile is not missing.
     after = reader.manifest()
-    now_ms = reader.runtime.now_ms()
-    found = summarise(before, after, listing, store=store.url, config=config, now_ms=now_ms)
-    notes = [*_refusals(reader, after), *found.notes]
-    broker, claims = None, None
-    # A damaged object beside the manifest must not hide the queue.
-    try:
-        announced = Lease(store, config, reader.runtime).read()
-        broker = None if announced is None else ask_broker(announced, connect)
-    except CorruptData as error:
-        notes.append(str(error))
-    try:
-        claims = read_claims(store, config)
-    except CorruptData as error:
-        notes.append(str(error))
-    return replace(found, broker=broker, claims=claims, notes=tuple(notes))
+    found = summarise(
+        before, after, listing, store=store.url, config=config, now_ms=runtime.now_ms()
+    )
+    notes += [*_refusals(reader, after), *found.notes]
+    announced = noted(lambda: Lease(store, config, runtime).read())
+    return replace(
+        found,
+        consumer=consumer,
+        broker=None if announced is None else ask_broker(announced, connect),
+        claims=noted(lambda: read_claims(store, config)),
+        notes=tuple(notes),
+    )
 
 
 def summarise(
@@ -288,10 +269,6 @@ def summarise(
     Args:
         before: The manifest read before the listing.
         after: The manifest read after it; this one is reported.
-        listing: The objects below the data prefix.
-        store: URL of the store.
-        config: Where the queue lives.
-        now_ms: Wall clock, for ages.
     """
     sizes = {found.key: found.size for found in listing.objects}
     # Only two entries are parsed whole: metadata can be most of a manifest. Sets, because a queue
@@ -313,7 +290,7 @@ def summarise(
         oldest_age_seconds=_age(oldest, config, now_ms),
         newest_age_seconds=_age(newest, config, now_ms),
         next_sequence=after.next_sequence,
-        epoch=after.epoch,
+        epoch=_epoch(after),
         bytes_queued=_total(sizes, locations),
         manifest_bytes=after.size,
         missing=len((locations & known) - sizes.keys()),
@@ -350,6 +327,10 @@ def _stale(undecided: Sequence[OpenTransaction], store: str) -> tuple[str, ...]:
     return ()
 
 
+def _epoch(manifest: Manifest) -> int:
+    return 0 if manifest.sealed else manifest.epoch  # A seal is an epoch above all others.
+
+
 def _total(sizes: dict[str, int], locations: Iterable[str]) -> int:
     return sum(map(sizes.get, locations, repeat(0)))
 
@@ -365,9 +346,6 @@ def _age(entry: QueueEntry | None, config: QueueConfig, now_ms: int) -> float | 
     return (now_ms - min(times)) / 1000 if times else None
 
 
-# ---- a topic
-
-
 @dataclass(frozen=True, kw_only=True)
 class PartitionStatus:
     """One partition at one moment.
@@ -381,6 +359,7 @@ class PartitionStatus:
         epoch: How often a consumer claimed it.
         manifest_bytes: Size of its manifest.
         undecided: Transactions in it that are neither committed nor rolled back.
+        consumer: As in :class:`Status`.
     """
 
     name: str
@@ -391,6 +370,7 @@ class PartitionStatus:
     epoch: int
     manifest_bytes: int
     undecided: int = 0
+    consumer: ConsumerInfo | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -401,35 +381,24 @@ class TopicStatus:
         store: URL of its store.
         id: The topic's id.
         partitions: In the order of their numbers.
+        queue_length: Batches that wait in all partitions.
     """
 
     store: str
     id: str
     partitions: tuple[PartitionStatus, ...]
-
-    @property
-    def queue_length(self) -> int:
-        """Batches that wait in all partitions."""
-        return sum(each.queue_length for each in self.partitions)
-
-    def as_json(self) -> dict[str, Any]:
-        """All fields by name, and the sum."""
-        return {**asdict(self), "queue_length": self.queue_length}
+    queue_length: int
 
 
 def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStatus:
-    """Read the description, then all manifests in parallel.
-
-    Raises:
-        InvalidInput: There is no topic.
-        QueueReset: A partition has lost its manifest.
-        CorruptData: The description or a manifest cannot be read.
-        TransientStorageError, PermanentStorageError: The store did not answer.
-    """
+    """Read the description, then all manifests and records of consumers in parallel."""
     description = topic.read()
 
     def read(partition: Partition) -> PartitionStatus:
         own = topic.config_of(partition.name, config)
+        consumer = None
+        with suppress(CorruptData):
+            consumer = read_holder(topic.store, own, runtime)
         found = ReadOnlyReader(own, store=topic.store, runtime=runtime).find()
         manifest, now_ms = found or Manifest.empty(), runtime.now_ms()
         return PartitionStatus(
@@ -438,122 +407,40 @@ def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStat
             queue_length=manifest.entry_count,
             oldest_age_seconds=manifest.age_s(now_ms),
             next_sequence=manifest.next_sequence,
-            epoch=0 if manifest.sealed else manifest.epoch,
+            epoch=_epoch(manifest),
             manifest_bytes=manifest.size,
             undecided=len(open_in(manifest, partition.name, now_ms)),
+            consumer=consumer,
         )
 
-    found = together(runtime, read, description.partitions)
-    return TopicStatus(store=topic.url, id=description.topic_id, partitions=tuple(found))
-
-
-# ---- the backlog, for a probe
-
-
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """What waits in a queue, or in all partitions of a topic.
-
-    Attributes:
-        batches: How many.
-        lag_seconds: Age of the oldest batch, by its producer's clock and ours; 0 when nothing
-            waits.
-    """
-
-    batches: int
-    lag_seconds: float
-
-    def excess(self, max_lag: float | None, max_batches: int | None) -> list[str]:
-        """Which limits are exceeded, in words; empty when none is."""
-        found = []
-        if max_lag is not None and self.lag_seconds > max_lag:
-            found.append(f"the oldest waits {self.lag_seconds:.1f} s, more than {max_lag:g}")
-        if max_batches is not None and self.batches > max_batches:
-            found.append(f"{self.batches:,} wait, more than {max_batches:,}")
-        return found
+    found = tuple(in_parallel(runtime, read, description.partitions))
+    return TopicStatus(
+        store=topic.url,
+        id=description.topic_id,
+        partitions=found,
+        queue_length=sum(each.queue_length for each in found),
+    )
 
 
 def read_backlog(
     store: Store, configs: Iterable[QueueConfig], runtime: Runtime, *, topic: bool = False
-) -> Backlog:
+) -> tuple[int, float]:
     """Read the manifests in parallel, and nothing else: a probe asks every few seconds.
 
     Args:
-        store: Where the queues are.
         configs: Of each queue.
-        runtime: Clock and threads.
         topic: They are partitions, which need not have been written yet.
 
-    Raises:
-        InvalidInput: There is no such queue.
-        QueueReset, CorruptManifest, StorageError: A manifest could not be read.
+    Returns:
+        How many batches wait, and the age of the oldest in seconds, by its producer's clock and
+        ours; 0 when nothing waits.
     """
 
     def read(config: QueueConfig) -> Manifest:
         reader = ReadOnlyReader(config, store=store, runtime=runtime)
         return reader.find() or Manifest.empty() if topic else reader.manifest()
 
-    manifests = together(runtime, read, configs)
+    manifests = in_parallel(runtime, read, configs)
     now_ms = runtime.now_ms()
     oldest_s = max((each.age_s(now_ms) or 0.0 for each in manifests), default=0.0)
-    return Backlog(sum(each.entry_count for each in manifests), oldest_s)
-
-
-# ---- the consumer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ownership:
-    """Which consumer reads a queue.
-
-    Attributes:
-        partition: The queue's data prefix.
-        epoch: Of the last consumer; 0 before the first.
-        holder: The consumer that claimed this epoch, or an earlier one; None without a record.
-        since_seconds: How long ago it claimed the queue, by its clock and ours.
-    """
-
-    partition: str
-    epoch: int
-    holder: ConsumerInfo | None
-    since_seconds: float | None
-
-    @property
-    def known(self) -> bool:
-        """Whether the holder is the consumer of this epoch."""
-        return self.holder is not None and self.holder.epoch == self.epoch
-
-    def as_json(self) -> dict[str, Any]:
-        """All fields by name, those of the holder beside them; ``known`` tells whose they are."""
-        holder = self.holder
-        return {
-            "partition": self.partition,
-            "epoch": self.epoch,
-            "known": self.known,
-            "holder_epoch": None if holder is None else holder.epoch,
-            "host": None if holder is None else holder.host,
-            "process": None if holder is None else holder.process,
-            "program": None if holder is None else holder.program,
-            "query": None if holder is None else holder.query or None,
-            "since_ms": None if holder is None else holder.since_ms,
-            "since_seconds": self.since_seconds,
-        }
-
-
-def read_ownership(reader: ReadOnlyReader) -> Ownership:
-    """Read the consumer's record, then the manifest: the record must not be the newer one.
-
-    Raises:
-        InvalidInput: There is no queue.
-        CorruptData: The record or the manifest cannot be read.
-        StorageError: The store did not answer.
-    """
-    holder = read_holder(reader.store, reader.config, reader.runtime)
-    manifest = reader.manifest()
-    since = None if holder is None else (reader.runtime.now_ms() - holder.since_ms) / 1000
-    return Ownership(
-        partition=reader.config.data_path_prefix,
-        epoch=0 if manifest.sealed else manifest.epoch,
-        holder=holder,
-        since_seconds=since,
-    )
+    return sum(each.entry_count for each in manifests), oldest_s

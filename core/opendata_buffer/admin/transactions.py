@@ -9,11 +9,10 @@ with :func:`abort`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from opendata_buffer.admin.rebuild import GRACE_MS
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import InvalidInput, ObjectNotFound
@@ -36,15 +35,7 @@ from opendata_buffer.transactions.commit_record import (
 from opendata_buffer.transactions.coordinator import TransactionCoordinator
 from opendata_buffer.transactions.markers import ROLL_BACK, MarkerWriter, TransactionMarker
 
-__all__ = [
-    "STALE_AFTER_S",
-    "Aborted",
-    "OpenTransaction",
-    "TransactionScope",
-    "abort",
-    "list_open",
-    "open_in",
-]
+__all__ = ["STALE_AFTER_S", "OpenTransaction", "TransactionScope", "abort", "list_open", "open_in"]
 
 STALE_AFTER_S = 900.0
 """Age from which ``status`` warns about a transaction, and ``abort`` ends it without ``force``: no
@@ -80,37 +71,9 @@ class OpenTransaction:
     age_seconds: float | None
     committed: bool = False
 
-    def as_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Aborted:
-    """What :func:`abort` ended.
-
-    Attributes:
-        committed: Parts of transactions that were committed already, and are delivered now.
-        rolled_back: Parts that are never delivered.
-    """
-
-    committed: tuple[OpenTransaction, ...]
-    rolled_back: tuple[OpenTransaction, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return asdict(self)
-
 
 class TransactionScope:
-    """The queues whose transactions are listed or ended: those of a topic, or one.
-
-    Args:
-        config: Of the topic, or of the one queue.
-        store: Where it is.
-        runtime: Clock and threads.
-        topic: None for one queue.
-    """
+    """The queues whose transactions are listed or ended: those of a topic, or one."""
 
     def __init__(
         self, config: QueueConfig, store: Store, runtime: Runtime, topic: Topic | None = None
@@ -122,12 +85,7 @@ class TransactionScope:
         self._queues: dict[str, Queue] = {}
 
     def names(self) -> list[str]:
-        """Data prefixes of the queues.
-
-        Raises:
-            InvalidInput: There is no such queue or topic.
-            StorageError, CorruptData: It could not be read.
-        """
+        """Data prefixes of the queues."""
         if self.topic is not None:
             return self.topic.read().names
         self._reader(self.config.data_path_prefix).manifest()
@@ -155,16 +113,7 @@ class TransactionScope:
 
 
 def open_in(manifest: Manifest, data_path_prefix: str, now_ms: int) -> list[OpenTransaction]:
-    """The undecided transactions of one queue, in the order of their first batches; pure.
-
-    Args:
-        manifest: Of the queue.
-        data_path_prefix: Its data prefix.
-        now_ms: Wall clock, for ages.
-
-    Raises:
-        CorruptManifest: Entries break the format.
-    """
+    """The undecided transactions of one queue, in the order of their first batches; pure."""
     if b"/message=" not in manifest.raw:
         return []
     first = manifest.first_sequence
@@ -192,12 +141,7 @@ def open_in(manifest: Manifest, data_path_prefix: str, now_ms: int) -> list[Open
 
 
 def list_open(scope: TransactionScope) -> list[OpenTransaction]:
-    """All undecided transactions of a topic or a queue, by partition; changes nothing.
-
-    Raises:
-        InvalidInput: There is no such queue or topic.
-        CorruptData, StorageError: A manifest or a commit record could not be read.
-    """
+    """All undecided transactions of a topic or a queue, by partition; changes nothing."""
 
     def read(name: str) -> tuple[list[OpenTransaction], set[str]]:
         manifest = scope.manifest(name)
@@ -205,12 +149,12 @@ def list_open(scope: TransactionScope) -> list[OpenTransaction]:
             return [], set()
         return open_in(manifest, name, scope.runtime.now_ms()), _committed_in(manifest, name)
 
-    parts = together(scope.runtime, read, scope.names())
+    parts = in_parallel(scope.runtime, read, scope.names())
     found = [each for part, _ in parts for each in part]
     acknowledged = set().union(*(committed for _, committed in parts))
     # After the manifests: a transaction that the record names by then stays committed.
     apps = sorted({each.app for each in found if each.app is not None})
-    read_records = together(scope.runtime, lambda app: _record(scope.store, app), apps)
+    read_records = in_parallel(scope.runtime, lambda app: _record(scope.store, app), apps)
     records = dict(zip(apps, read_records, strict=True))
     return [
         replace(each, committed=True)
@@ -220,13 +164,7 @@ def list_open(scope: TransactionScope) -> list[OpenTransaction]:
     ]
 
 
-def abort(
-    scope: TransactionScope,
-    producer: str,
-    *,
-    force: bool = False,
-    stale_after_s: float = STALE_AFTER_S,
-) -> Aborted:
+def abort(scope: TransactionScope, producer: str, *, force: bool = False) -> list[OpenTransaction]:
     """End the transaction of a producer in all partitions, and all others of the same app.
 
     The commit record decides: a transaction that it names is committed, and is completed; the
@@ -241,9 +179,12 @@ def abort(
     Args:
         scope: The whole topic, or a queue of its own.
         producer: As :attr:`OpenTransaction.producer` says.
-        force: Also end a transaction that is younger than ``stale_after_s``, or one whose intents
-            may be saved elsewhere. Make sure first that no process applies them.
-        stale_after_s: Seconds.
+        force: Also end a transaction that is younger than :data:`STALE_AFTER_S`, or one whose
+            intents may be saved elsewhere. Make sure first that no process applies them.
+
+    Returns:
+        The parts of transactions that were ended: those that are committed are delivered now, the
+        others never.
 
     Raises:
         InvalidInput: No such transaction is undecided; it is young; or ``scope`` is one
@@ -260,7 +201,7 @@ def abort(
         )
     app = chosen[0].app
     if not force and not any(each.committed for each in chosen):
-        _refuse_running(producer, app, chosen, stale_after_s)
+        _refuse_running(producer, app, chosen)
     if app is None or scope.topic is None:
         if scope.topic is None and is_topic(scope.store):
             raise InvalidInput(
@@ -268,25 +209,23 @@ def abort(
                 "is ended in all of them or in none: leave --partition and --data-path-prefix out"
             )
         _end(scope, chosen)
-        return _by_outcome(chosen)
+        return chosen
     coordinator = TransactionCoordinator(
         scope.store, scope.config, scope.queue, scope.runtime, ahead_ms=GRACE_MS
     )
     coordinator.recover(app, None, scope.names())
     # recover() claimed the record, so it does not change any more.
     records = {app: _record(scope.store, app)}
-    return _by_outcome([_judged(each, records) for each in listed if each.app == app])
+    return [_judged(each, records) for each in listed if each.app == app]
 
 
-def _refuse_running(
-    producer: str, app: str | None, chosen: list[OpenTransaction], stale_after_s: float
-) -> None:
+def _refuse_running(producer: str, app: str | None, chosen: list[OpenTransaction]) -> None:
     """Raises InvalidInput for a transaction that its writer may still commit."""
     youngest = min(each.age_seconds or 0.0 for each in chosen)
-    if youngest < stale_after_s:
+    if youngest < STALE_AFTER_S:
         raise InvalidInput(
             f"the transaction of producer {producer!r} is {youngest:.0f} s old: its writer may be "
-            f"at work. Wait until it is {stale_after_s:.0f} s old, or pass force=True"
+            f"at work. Wait until it is {STALE_AFTER_S:.0f} s old, or pass force=True"
         )
     if app is None:
         raise InvalidInput(
@@ -295,13 +234,6 @@ def _refuse_running(
             "partitions and not in others. Apply them, or make sure that no process will (delete "
             "them, end the publisher), then pass force=True"
         )
-
-
-def _by_outcome(ended: list[OpenTransaction]) -> Aborted:
-    return Aborted(
-        committed=tuple(each for each in ended if each.committed),
-        rolled_back=tuple(each for each in ended if not each.committed),
-    )
 
 
 def _committed_in(manifest: Manifest, data_path_prefix: str) -> set[str]:

@@ -1,8 +1,8 @@
 """Take batches out of a queue that no consumer reads: skip, restore, seek and collect.
 
-* :func:`skip_batch` passes one batch by. The entry stays in the queue under its sequence and names
-  an empty batch from then on, so every v1 reader passes it and all other entries keep their
-  sequences (``core/decisions/0010``). :func:`restore_batch` produces its copy again.
+* :func:`skip_batch` skips one batch. The entry stays in the queue under its sequence and names an
+  empty batch from then on, which every v1 reader can read. All other entries keep their sequences
+  (``core/decisions/0010``). :func:`restore_batch` produces its copy again.
 * :func:`seek` drops all batches before a :class:`Start`.
 * :func:`collect` deletes the objects of consumed batches, once.
 
@@ -12,12 +12,12 @@ claims its epoch: a consumer that still runs is fenced, and cannot acknowledge p
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
@@ -51,12 +51,9 @@ from opendata_buffer.topic.topic import Topic
 
 __all__ = [
     "EARLIEST",
-    "LATEST",
     "SeekPlan",
     "SeekResult",
-    "Skipped",
     "Start",
-    "Starts",
     "collect",
     "plan_seek",
     "restore_batch",
@@ -64,41 +61,25 @@ __all__ = [
     "skip_batch",
 ]
 
-# ---- skip and restore
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """What a skip did.
-
-    Attributes:
-        report: Of the batch, as it is in the quarantine.
-        epoch: The epoch that the queue was claimed with; its consumer is fenced.
-    """
-
-    report: QuarantineReport
-    epoch: int
-
 
 def skip_batch(
     store: Store, config: ConsumerConfig, sequence: int, runtime: Runtime, *, force: bool = False
-) -> Skipped:
+) -> tuple[QuarantineReport, int]:
     """Copy a queued batch to the quarantine, then put an empty batch in its place.
 
     Stop the queue's consumer first; one that still runs is fenced. After an error call it again.
 
     Args:
-        store: Where the queue lives.
-        config: Its manifest and prefix, and the largest batch that counts as readable.
         sequence: The batch, anywhere in the queue.
-        runtime: Clock and names.
         force: Also when the batch can be read.
+
+    Returns:
+        The batch's report in the quarantine, and the epoch that the queue was claimed with.
 
     Raises:
         InvalidInput: There is no queue, the sequence is not queued, or the batch can be read
             and ``force`` was not given; nothing was changed.
         PrefixConflict, UnsafeStore: As for a consumer; nothing was changed.
-        StorageError, Conflict: The store did not answer; the batch is still queued.
     """
     manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
     if not manifest.first_sequence <= sequence < manifest.next_sequence:
@@ -107,7 +88,12 @@ def skip_batch(
             f"{_range_of(manifest)}"
         )
     (entry,) = manifest.entries(sequence, 1)
-    fault = _fault(FetchHandle.of(config, store=store, runtime=runtime), BatchDescriptor.of(entry))
+    fault = None
+    try:
+        handle = FetchHandle.of(config, store=store, runtime=runtime)
+        handle.fetch_arrow(BatchDescriptor.of(entry))
+    except PoisonBatch as error:
+        fault = error.reason
     if fault is None and not force:
         raise InvalidInput(
             f"batch {sequence} at {entry.location!r} can be read: a consumer delivers it. To skip "
@@ -132,16 +118,7 @@ def skip_batch(
     queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
     after = queue.replace(sequence, entry.location, NewEntry(location))
     queue.close()
-    return Skipped(report, after.epoch)
-
-
-def _fault(handle: FetchHandle, descriptor: BatchDescriptor) -> str | None:
-    """Why a batch cannot be delivered; None when it can."""
-    try:
-        handle.fetch_arrow(descriptor)
-    except PoisonBatch as error:
-        return error.reason
-    return None
+    return report, after.epoch
 
 
 def _range_of(manifest: Manifest) -> str:
@@ -162,10 +139,7 @@ def restore_batch(
     delivered when they passed the batch by, and would drop it as a repeat.
 
     Args:
-        store: Where the queue lives.
-        config: Its manifest and prefix, and the largest batch to decode.
         name: The id of the report.
-        runtime: Clock and names.
 
     Returns:
         The report, with ``restored_sequence``.
@@ -218,7 +192,7 @@ def restore_batch(
 
 def _refuse_queued(report: QuarantineReport, manifest: Manifest) -> None:
     """A command that was killed between its copy and its write has dropped nothing."""
-    # A query or worker reports a batch it passed by before that batch leaves the queue.
+    # A query or worker reports a batch it skipped before that batch leaves the queue.
     if report.query or not manifest.first_sequence <= report.sequence < manifest.next_sequence:
         return
     (entry,) = manifest.entries(report.sequence, 1)
@@ -247,8 +221,6 @@ def _readable_copy(store: Store, config: ConsumerConfig, report: QuarantineRepor
     return data
 
 
-# ---- where a queue begins
-
 EARLIEST = "earliest"
 LATEST = "latest"
 _MOST_DIGITS = 20
@@ -271,18 +243,9 @@ class Start:
     sequence: int | None = None
     since_ms: int | None = None
 
-    @property
-    def is_earliest(self) -> bool:
-        """Whether no batch lies before it, whatever the queue holds."""
-        return self.text == EARLIEST
-
     @classmethod
     def parse(cls, text: str) -> Start:
-        """Read ``earliest``, ``latest``, a sequence, or a time in ISO 8601, UTC without a zone.
-
-        Raises:
-            InvalidInput: It is none of them.
-        """
+        """Read ``earliest``, ``latest``, a sequence, or a time in ISO 8601, UTC without a zone."""
         if text in (EARLIEST, LATEST):
             return cls(text)
         if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS:
@@ -302,7 +265,6 @@ class Start:
         """The sequence it means in a queue; ``manifest.next_sequence`` is the end.
 
         Args:
-            manifest: The queue's.
             key: The manifest's name, for messages.
 
         Raises:
@@ -327,61 +289,6 @@ class Start:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Starts:
-    """Where to begin in each partition of a topic, or in one queue.
-
-    Partitions count their sequences separately, so a topic takes sequences by partition, like the
-    Spark source's ``startingOffsets``: ``{"0": 42}``.
-
-    Attributes:
-        text: As it was given.
-        everywhere: The same for all; None if sequences are given by partition.
-        by_partition: Names or numbers of partitions, and where to begin in each.
-    """
-
-    text: str
-    everywhere: Start | None
-    by_partition: Mapping[str, Start] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, text: str) -> Starts:
-        """Read what :meth:`Start.parse` reads, or JSON such as ``{"0": 42, "p-00001-05mv": 7}``.
-
-        Raises:
-            InvalidInput: It is neither.
-        """
-        if not text.lstrip().startswith("{"):
-            return cls(text, Start.parse(text))
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            found = {}
-        if not found or not all(type(each) is int and each >= 0 for each in found.values()):
-            raise InvalidInput(
-                f"{text!r} is no place in a topic: give sequences by partition, by number or "
-                'name, such as {"0": 42, "1": 7}'
-            )
-        return cls(
-            text, None, {name: Start(str(each), sequence=each) for name, each in found.items()}
-        )
-
-    def resolved(self, resolve: Callable[[str], str]) -> Callable[[str], Start]:
-        """A function from a partition's name to its start; ``earliest`` where none was given.
-
-        Args:
-            resolve: From a name or a number to the name; raises for an unknown one.
-
-        Raises:
-            InvalidInput: There is no such partition.
-        """
-        if self.everywhere is not None:
-            everywhere = self.everywhere
-            return lambda name: everywhere
-        starts = {resolve(name): start for name, start in self.by_partition.items()}
-        return lambda name: starts.get(name, Start(EARLIEST))
-
-
 def _first_since(manifest: Manifest, since_ms: int) -> int:
     for entry in manifest.entries():
         times = [each.ingestion_time_ms for each in entry.metadata]
@@ -392,8 +299,6 @@ def _first_since(manifest: Manifest, since_ms: int) -> int:
     return manifest.next_sequence
 
 
-# ---- seek
-
 CONCURRENCY = 8
 """Copies at once; each goes through this process's memory."""
 
@@ -401,53 +306,47 @@ GROUP = 64
 """Copies between two reports of progress."""
 
 
-@dataclass(frozen=True)
-class SeekPlan:
+class SeekPlan(NamedTuple):
     """What a seek would do.
 
     Attributes:
-        first: Where the queue begins now.
-        target: Where it shall begin; not below ``first``.
-        dropped: The entries between the two.
-        cut: Transactions that begin before the target and end behind it. Their batches behind it
-            stay, and are delivered if the transaction is committed, as in Kafka.
+        target: Where the queue shall begin.
+        dropped: The entries before it.
     """
 
-    first: int
     target: int
     dropped: Sequence[QueueEntry]
-    cut: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeekResult:
+class SeekResult(NamedTuple):
     """What a seek did.
 
     Attributes:
         first: Where the queue begins now.
         epoch: The epoch that the queue was claimed with; its consumer is fenced.
-        copies: Ids in the quarantine of what was dropped; empty when nothing was copied.
+        copies: Ids in the quarantine of the dropped batches; empty when nothing was copied.
     """
 
     first: int
     epoch: int
-    copies: tuple[str, ...]
+    copies: list[str]
 
 
 def plan_seek(store: Store, config: ConsumerConfig, start: Start, runtime: Runtime) -> SeekPlan:
     """The entries that lie before ``start``; changes nothing.
 
+    Of a transaction with batches on both sides of ``start`` those behind it stay, and are delivered
+    if it is committed, as in Kafka.
+
     Raises:
         InvalidInput: There is no queue; it does not have that sequence; or an undecided
-            transaction begins before it, which the seek would tear apart.
-        CorruptManifest, StorageError: The manifest could not be read.
+            transaction begins before it, which the seek would cut.
     """
     manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
     target = start.sequence_in(manifest, config.manifest_path)
     dropped = manifest.entries(limit=target - manifest.first_sequence)
     _refuse_undecided(manifest, target, config)
-    cut = _cut(manifest, target, config.data_path_prefix)
-    return SeekPlan(manifest.first_sequence, target, dropped, cut)
+    return SeekPlan(target, dropped)
 
 
 def seek(
@@ -464,17 +363,13 @@ def seek(
     Entries that the consumer took since the plan are gone. Entries that were appended since stay.
 
     Args:
-        store: Where the queue lives.
-        config: Its manifest and prefix.
         plan: Of :func:`plan_seek`.
-        runtime: Clock and threads.
         copy: Copy what is dropped to the quarantine. Without a copy nothing restores it once the
             collector has deleted it.
         advance: Called with the number of batches copied, and of all.
 
     Raises:
         InvalidInput: A batch is too large to be copied; nothing was dropped.
-        PrefixConflict, UnsafeStore, QueueReset, Drained: As for a consumer.
         Conflict, CorruptManifest, StorageError: Nothing was dropped; call it again.
     """
     claim = claim_for_use(store, config, runtime=runtime)
@@ -492,7 +387,7 @@ def seek(
 
     copies: list[str] = []
     for at in range(0, len(plan.dropped) if copy else 0, GROUP):
-        copies += together(runtime, save, plan.dropped[at : at + GROUP], most=CONCURRENCY)
+        copies += in_parallel(runtime, save, plan.dropped[at : at + GROUP], most=CONCURRENCY)
         advance(len(copies), len(plan.dropped))
     queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
     # A consumer may have read past the target meanwhile: then nothing is left to drop.
@@ -500,7 +395,7 @@ def seek(
     after = queue.claim_epoch(last, allow_data_loss=True)
     note_holder(store, config, runtime, after.epoch, program="opendata-buffer seek")
     queue.close()
-    return SeekResult(first=after.first_sequence, epoch=after.epoch, copies=tuple(copies))
+    return SeekResult(after.first_sequence, after.epoch, copies)
 
 
 def _refuse_undecided(manifest: Manifest, target: int, config: ConsumerConfig) -> None:
@@ -509,26 +404,10 @@ def _refuse_undecided(manifest: Manifest, target: int, config: ConsumerConfig) -
         if each.first_sequence < target:
             raise InvalidInput(
                 f"the transaction of producer {producer.hex()} begins at sequence "
-                f"{each.first_sequence} and is undecided: a seek behind that would tear "
-                "it apart. End it with 'opendata-buffer transactions abort', or seek to "
+                f"{each.first_sequence} and is undecided: a seek behind that would drop "
+                "a part of it. End it with 'opendata-buffer transactions abort', or seek to "
                 f"{each.first_sequence} at the most"
             )
-
-
-def _cut(manifest: Manifest, target: int, prefix: str) -> int:
-    """How many decided transactions lie on both sides of a sequence."""
-    locations = manifest.locations()
-    at = target - manifest.first_sequence
-    found = len(undecided(enumerate(locations[:at], manifest.first_sequence), prefix))
-    if 0 < at < len(locations):
-        last, first = (parse_location(each, prefix) for each in locations[at - 1 : at + 1])
-        # A transaction without messages is a run of neighbours with one identity.
-        if last and first and last.txn and last.txn == first.txn and not last.message:
-            found += 1
-    return found
-
-
-# ---- collect
 
 
 def collect(
@@ -545,19 +424,11 @@ def collect(
     it is left to collect, it is removed from the topic's description.
 
     Args:
-        store: Where they all are.
-        config: Of the queue, or of the topic's root.
         topic: The topic; None for one queue.
-        runtime: The clock.
         dry_run: Only read and plan; nothing is written.
 
     Returns:
         The sum over all queues.
-
-    Raises:
-        InvalidInput: A queue has no manifest.
-        OpenDataBufferError: As :meth:`.GarbageCollector.run_once`; objects that were collected
-            before the error stay deleted.
     """
     if topic is None:
         # The collector would claim the prefix, also for a mistyped manifest.

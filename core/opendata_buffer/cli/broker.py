@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -16,7 +17,7 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.runtime import Runtime
 
-__all__ = ["broker", "split_address"]
+__all__ = ["broker"]
 
 POLL_S = 0.25
 """Between two checks whether it still serves."""
@@ -26,30 +27,22 @@ STOP_S = 3.5
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """``host:port`` as its parts; an IPv6 address is in brackets.
-
-    Raises:
-        ValueError: It is none.
-    """
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    if not colon or not host or (":" in host) is not bracketed:
+    """``host:port`` as its parts; an IPv6 address is in brackets. Raises ValueError for others."""
+    parts = urlsplit(f"//{text}")
+    if parts.netloc != text or "@" in text or not parts.hostname or parts.port is None:
         raise ValueError(text)
-    if not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise ValueError(text)
-    return host, int(port)
+    return parts.hostname, parts.port
 
 
-def _address(
-    context: click.Context, option: click.Parameter, text: str | None
-) -> tuple[str, int] | None:
+def _address(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
     try:
-        return None if text is None else split_address(text)
+        if text is not None:
+            split_address(text)
     except ValueError:
         raise click.BadParameter(
             f"{text!r} is no HOST:PORT, for example 0.0.0.0:7420 or [::]:7420"
         ) from None
+    return text
 
 
 @click.command()
@@ -77,8 +70,8 @@ def _address(
 def broker(
     runtime: Any,
     /,
-    listen: tuple[str, int] | None,
-    advertise: tuple[str, int] | None,
+    listen: str | None,
+    advertise: str | None,
     tls_cert: str,
     tls_key: str,
     create_if_missing: bool,
@@ -99,9 +92,10 @@ def broker(
         require_queue(target, runtime)
     where = listen_for(store)
     if listen is not None:
-        where = replace(where, host=listen[0], port=listen[1])
+        host_name, port = split_address(listen)
+        where = replace(where, host=host_name, port=port)
     if advertise is not None:
-        where = replace(where, advertise=_joined(*advertise))
+        where = replace(where, advertise=advertise)
     network = WebSocketNetwork(runtime, replace(where, certificate=tls_cert, key=tls_key))
     # A standby listens only while it serves: clients of a dead broker must find its address
     # refused, also when it is started again. Listening once reports a wrong address now.
@@ -133,7 +127,3 @@ def _report(host: Host, url: str, runtime: Runtime) -> None:
             printed = line
         runtime.sleep(POLL_S)
     raise host.failure
-
-
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -7,17 +7,17 @@ import os
 import shlex
 import stat
 import sys
+from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from datetime import UTC, datetime, timedelta
+from typing import Any, BinaryIO, NamedTuple
 
 import click
 import pyarrow.compute as pc
 
-from opendata_buffer.admin.trim import EARLIEST, Start, Starts
-from opendata_buffer.cli import record_format
+from opendata_buffer.admin.trim import EARLIEST, Start
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.options import (
     NATURAL,
@@ -33,11 +33,10 @@ from opendata_buffer.cli.options import (
     refuse_together,
 )
 from opendata_buffer.cli.output import plural
-from opendata_buffer.cli.record_format import Render
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import Target, require_queue, soon, target_of
 from opendata_buffer.cli.terminal import count_progress
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.cursors import BatchDescriptor
@@ -46,24 +45,15 @@ from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import PoisonBatch
+from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.framing import FRAMINGS
+from opendata_buffer.framing import FRAMINGS, Framing
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.topic.consumer import REFRESH_S, TopicArrowBatch, TopicConsumer, round_robin
+from opendata_buffer.topic.consumer import REFRESH_S, TopicArrowBatch, TopicConsumer
 from opendata_buffer.topic.topic import CachedTopic
 
-__all__ = [
-    "BatchSource",
-    "QueueSource",
-    "ReadOnlyPartition",
-    "ReadOnlyTopic",
-    "RecordWriter",
-    "TopicSource",
-    "Written",
-    "consume",
-    "write_out",
-]
+__all__ = ["consume"]
 
 PROGRAM = "opendata-buffer consume"
 
@@ -90,31 +80,16 @@ _GAP_ADVICE = "Start with --from earliest to look at what is left."
     "metadata and value; bytes that are no UTF-8 are in metadata_base64 and value_base64.",
 )
 @click.option(
-    "--format",
-    "template",
-    metavar="FORMAT",
-    help="Print each record as kcat does, such as '%o %s\\n': %s record, %S its length, %o "
-    "sequence, %i index in its batch, %m metadata, %T time in milliseconds, %l location, %p "
-    "partition, %R length as 4 bytes. Or 'table': JSON objects as rows with columns.",
-)
-@click.option(
     "--from",
     "from_",
     metavar="WHERE",
     help="Begin at 'earliest', 'latest', a sequence, or a time such as 2026-01-31T03:00:00Z, UTC "
-    "without a zone; in a topic at sequences by partition such as '{\"0\": 42}'. Only --no-ack may "
-    "begin behind the oldest batch. Default: earliest.",
+    "without a zone. Only --no-ack may begin behind the oldest batch. Default: earliest.",
 )
 @click.option("--max-batches", type=NATURAL, metavar="N", help="Stop after N batches.")
 @click.option("--follow", is_flag=True, help="Wait for more when the queue is empty.")
 @create_if_missing_option
 @click.option("--no-ack", is_flag=True, help="Only read: claim nothing, acknowledge nothing.")
-@click.option(
-    "--last-acked-sequence",
-    type=NATURAL,
-    metavar="N",
-    help="Start after this sequence, and acknowledge those up to it.",
-)
 @click.option("--gc/--no-gc", default=True, show_default=True, help="Collect garbage meanwhile.")
 @click.option(
     "--poll-interval-ms",
@@ -132,13 +107,11 @@ def consume(
     /,
     framing: str,
     as_json: bool,
-    template: str | None,
     from_: str | None,
     max_batches: int | None,
     follow: bool,
     create_if_missing: bool,
     no_ack: bool,
-    last_acked_sequence: int | None,
     gc: bool,
     poll_interval_ms: int,
     recreate: bool,
@@ -154,13 +127,11 @@ def consume(
     after Ctrl-C, is JSON: "records" and "batches" are numbers, "bytes" is the size of the records,
     "last_sequence" that of the last batch written.
 
-    Of a topic all partitions are read in turn, each in its order, and of transactions only those
-    that are committed; "last_sequences" is by partition. --json and the %p of --format show the
-    partition.
+    Of a topic all partitions are read, each in its order, and only committed transactions.
+    "last_sequences" is by partition then, and --json shows the partition.
     """
-    refuse_together(**{"--json": as_json, "--format": template, "--framing": framing != "lines"})
-    refuse_together(**{"--from": from_, "--last-acked-sequence": last_acked_sequence is not None})
-    starts = Starts.parse(EARLIEST if from_ is None else from_)
+    refuse_together(**{"--json": as_json, "--framing": framing != "lines"})
+    start = Start.parse(EARLIEST if from_ is None else from_)
     target = target_of(
         runtime,
         queue,
@@ -172,61 +143,36 @@ def consume(
         allow_foreign_locations=allow_foreign_locations,
     )
     is_topic = target.topic is not None
-    prefix = target.config.data_path_prefix
-    render = _render(framing, as_json, template, prefix)
-    start_of = target.starts(starts, "--from")
-    if is_topic and last_acked_sequence is not None:
-        raise click.UsageError(
-            f"--last-acked-sequence {last_acked_sequence}: {target.store.url} is a topic, and "
-            "partitions count separately: name one with --partition"
-        )
+    target.check_start(start, "--from")
     can_check = is_topic or _check_exists(target, runtime, no_ack, create_if_missing)
     if can_check and from_ is not None:
-        _check_starts(target, runtime, start_of, starts.text, no_ack)
+        _check_start(target, runtime, start, no_ack)
 
     stdout = sys.stdout.buffer
+    render = as_framing(FRAMINGS[framing])
+    if as_json:
+        render = json_lines(target.config.data_path_prefix)
     with ExitStack() as stack:
+        writer = RecordWriter(stdout, render, topic=is_topic)
         # The progress ends first, so that it does not hide the summary.
-        writer = RecordWriter(stdout, render=render, topic=is_topic)
         stack.enter_context(print_summary(writer.summary))
-        writer.advance = stack.enter_context(count_progress("consuming", quiet=stdout.isatty()))
-        source: BatchSource
+        if not stdout.isatty():
+            writer.advance = stack.enter_context(count_progress("consuming"))
         if is_topic and no_ack:
-            source = _read_only_topic(target, runtime, start_of)
+            source = _read_only_topic(target, runtime, start)
         elif is_topic:
             consumer = TopicConsumer(
                 target.config, store=target.store, runtime=runtime, program=PROGRAM
             )
-            source = TopicSource(stack.enter_context(consumer))
+            source = _topic_source(stack.enter_context(consumer))
         elif no_ack:
-            first = None if last_acked_sequence is None else last_acked_sequence + 1
-            start = start_of(prefix) if first is None else first
             source = _read_only_queue(target, runtime, start)
         else:
-            owner = Consumer(
-                target.config,
-                last_acked_sequence,
-                store=target.store,
-                runtime=runtime,
-                program=PROGRAM,
-            )
-            source = QueueSource(stack.enter_context(owner), owner.fetch_handle(), runtime)
+            owner = Consumer(target.config, store=target.store, runtime=runtime, program=PROGRAM)
+            source = _queue_source(stack.enter_context(owner), owner.fetch_handle(), runtime)
         wait = (lambda: runtime.sleep(poll_interval_ms / 1000)) if follow else None
         write_out(source, writer, max_batches=max_batches, wait=wait)
     click.echo(writer.summary(), err=True)
-
-
-def _render(framing: str, as_json: bool, template: str | None, partition: str) -> Render:
-    if as_json:
-        return record_format.as_json(partition)
-    if template == "table":
-        return record_format.as_table()
-    if template is not None:
-        return record_format.by_format(template, partition)
-    return record_format.by_framing(FRAMINGS[framing])
-
-
-# ---- checks before anything is claimed
 
 
 def _check_exists(target: Target, runtime: Runtime, no_ack: bool, create_if_missing: bool) -> bool:
@@ -246,18 +192,13 @@ def _check_exists(target: Target, runtime: Runtime, no_ack: bool, create_if_miss
     return True
 
 
-def _check_starts(
-    target: Target, runtime: Runtime, start_of: Callable[[str], Start], text: str, no_ack: bool
-) -> None:
-    """Check that each queue has its start, and that a consumer begins at the oldest batch.
+def _check_start(target: Target, runtime: Runtime, start: Start, no_ack: bool) -> None:
+    """Check that each queue has the start, and that a consumer begins at the oldest batch.
 
     The batches before a consumer's start would leave the queue unread.
     """
     before, last = 0, 0
     for config in target.configs():
-        start = start_of(config.data_path_prefix)
-        if start.is_earliest:
-            continue
         reader = ReadOnlyReader(soon(config), store=target.store, runtime=runtime)
         found = reader.find() or Manifest.empty()
         sequence = start.sequence_in(found, config.manifest_path)
@@ -266,13 +207,65 @@ def _check_starts(
     if before and not no_ack:
         until = "" if target.topic is not None else f", up to sequence {last}"
         raise Failure(
-            f"--from {text} would drop {plural(before, 'batch')} unread{until}: look at what is "
-            "behind with --no-ack, or drop them with 'opendata-buffer seek "
-            f"{queue_words()} --to {shlex.quote(text)}', which keeps a copy"
+            f"--from {start.text} would drop {plural(before, 'batch')} unread{until}: look at what "
+            "is behind with --no-ack, or drop them with 'opendata-buffer seek "
+            f"{queue_words()} --to {shlex.quote(start.text)}', which keeps a copy"
         )
 
 
-# ---- writing records out
+Render = Callable[[ArrowBatch], bytes | memoryview]
+"""From a batch to the bytes that are written for it."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def as_framing(framing: Framing) -> Render:
+    """Records as a framing writes them; raises InvalidInput for one that it cannot write."""
+    return lambda batch: framing.framed(batch.values, batch.sequence)
+
+
+def json_lines(queue: str) -> Render:
+    """A line with a JSON object for each record, which ``produce --json`` reads.
+
+    ``queue`` is shown as the partition of each record; batches of a topic have their own.
+    """
+
+    def lines(batch: ArrowBatch) -> Iterator[str]:
+        partition = batch.partition if isinstance(batch, TopicArrowBatch) else queue
+        ranges = deque(sorted(batch.metadata, key=lambda each: each.start_index))
+        current: Metadata | None = None
+        for index, value in enumerate(batch.values.to_pylist()):
+            while ranges and ranges[0].start_index <= index:
+                current = ranges.popleft()
+            fields: dict[str, Any] = {
+                "partition": partition,
+                "sequence": batch.sequence,
+                "index": index,
+                "time": None if current is None else _time(current.ingestion_time_ms),
+                "location": batch.location,
+                **_text_or_base64("metadata", b"" if current is None else current.payload),
+                **_text_or_base64("value", value),
+            }
+            yield json.dumps(fields, ensure_ascii=False) + "\n"
+
+    return lambda batch: "".join(lines(batch)).encode()
+
+
+def _text_or_base64(name: str, data: bytes) -> dict[str, str]:
+    """The field ``name`` with the text, or ``name_base64`` where the bytes are no UTF-8."""
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": b64encode(data).decode()}
+
+
+def _time(milliseconds: int) -> str | None:
+    """ISO 8601 in UTC; None beyond the calendar."""
+    try:
+        at = _EPOCH + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return None
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class Written(NamedTuple):
@@ -282,62 +275,35 @@ class Written(NamedTuple):
     sequence: int
 
 
-class BatchSource(Protocol):
-    """Where :func:`write_out` takes batches from."""
-
-    def read(self, limit: int) -> Iterable[ArrowBatch]:
-        """The next batches, at most ``limit``; none when there are none yet."""
-        ...
-
-    def acknowledge(self, written: Sequence[Written]) -> None:
-        """These were written out, in the order in which they were read."""
-        ...
-
-
-@dataclass
-class Consumed:
-    """What was written out; ``bytes`` is the size of the records, however they were written.
+class BatchSource(NamedTuple):
+    """Where :func:`write_out` takes batches from.
 
     Attributes:
-        last_sequence: Of the last batch of a queue.
-        last_sequences: Of a topic, by partition; None for a queue.
+        read: The next batches, at most so many; none when there are none yet.
+        acknowledge: Called with the batches that were written out, in the order of reading.
     """
 
-    records: int = 0
-    batches: int = 0
-    bytes: int = 0
-    last_sequence: int | None = None
-    last_sequences: dict[str, int] | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """All fields that a queue, or a topic, has."""
-        fields = asdict(self)
-        del fields["last_sequence" if self.last_sequences is not None else "last_sequences"]
-        return fields
+    read: Callable[[int], Iterable[ArrowBatch]]
+    acknowledge: Callable[[Sequence[Written]], None] = lambda written: None
 
 
 class RecordWriter:
     """Writes the records of batches to a stream, and counts them.
 
-    Args:
-        stream: Where they go.
-        advance: Called with the bytes and records of each batch.
-        render: The bytes that are written for a batch; by default its records as lines.
-        topic: Batches are those of a topic.
+    Attributes:
+        total: What was written; "bytes" is the size of the records, however they were written.
+        advance: Called with the bytes of each batch.
     """
 
-    def __init__(
-        self,
-        stream: BinaryIO,
-        advance: Callable[[int, int], None] = lambda size, records: None,
-        render: Render | None = None,
-        *,
-        topic: bool = False,
-    ) -> None:
+    def __init__(self, stream: BinaryIO, render: Render, *, topic: bool = False) -> None:
         self._stream = stream
-        self._render = record_format.by_framing(FRAMINGS["lines"]) if render is None else render
-        self.advance = advance
-        self.total = Consumed(last_sequences={} if topic else None)
+        self._render = render
+        self.advance: Callable[[int], None] = lambda size: None
+        self.total: dict[str, Any] = {"records": 0, "batches": 0, "bytes": 0}
+        if topic:
+            self.total["last_sequences"] = {}
+        else:
+            self.total["last_sequence"] = None
 
     def write(self, batch: ArrowBatch) -> None:
         """Write all records of a batch and flush the stream.
@@ -351,17 +317,18 @@ class RecordWriter:
         self._stream.flush()
         size = pc.sum(pc.binary_length(batch.values)).as_py() or 0
         total = self.total
-        total.batches += 1
-        total.records += len(batch.values)
-        total.bytes += size
-        total.last_sequence = batch.sequence
-        if total.last_sequences is not None and isinstance(batch, TopicArrowBatch):
-            total.last_sequences[batch.partition] = batch.sequence
-        self.advance(size, len(batch.values))
+        total["batches"] += 1
+        total["records"] += len(batch.values)
+        total["bytes"] += size
+        if isinstance(batch, TopicArrowBatch):
+            total["last_sequences"][batch.partition] = batch.sequence
+        else:
+            total["last_sequence"] = batch.sequence
+        self.advance(size)
 
     def summary(self) -> str:
         """What was written out, as a line of JSON."""
-        return json.dumps(self.total.as_json())
+        return json.dumps(self.total)
 
     def persist(self) -> None:
         """Sync the stream to disk if it is a file; a pipe needs nothing."""
@@ -385,16 +352,10 @@ def write_out(
     A group is acknowledged in one manifest write after its last byte was written. After an error
     its complete batches are acknowledged, and the rest is delivered again. After BrokenPipeError
     nothing of the group is acknowledged: how much the reader of the stream got is unknown (failure
-    F8).
-
-    Args:
-        source: Where batches come from.
-        writer: Where their records go; it counts them.
-        max_batches: Stop after so many; None for no limit.
-        wait: Called when the source has no batch; None ends then.
+    F8). ``wait`` is called when the source has no batch; None ends then.
     """
-    while max_batches is None or writer.total.batches < max_batches:
-        left = GROUP_BATCHES if max_batches is None else max_batches - writer.total.batches
+    while max_batches is None or writer.total["batches"] < max_batches:
+        left = GROUP_BATCHES if max_batches is None else max_batches - writer.total["batches"]
         if _write_group(source, writer, min(GROUP_BATCHES, left)):
             continue
         if wait is None:
@@ -420,95 +381,62 @@ def _write_group(source: BatchSource, writer: RecordWriter, limit: int) -> int:
     return len(written)
 
 
-# ---- where batches come from
+def _queue_source(
+    reader: Consumer | ReadOnlyReader, handle: FetchHandle, runtime: Runtime
+) -> BatchSource:
+    """One queue. A read-only reader acknowledges nothing in the queue."""
 
-
-class QueueSource:
-    """One queue, by its consumer or by a read-only reader.
-
-    Args:
-        reader: Hands out descriptors. A read-only reader acknowledges nothing in the queue.
-        handle: Fetches batches.
-        runtime: Threads of the read-ahead.
-    """
-
-    def __init__(
-        self, reader: Consumer | ReadOnlyReader, handle: FetchHandle, runtime: Runtime
-    ) -> None:
-        self._reader = reader
-        self._handle = handle
-        self._runtime = runtime
-
-    def read(self, limit: int) -> Iterable[ArrowBatch]:
-        """The next batches; raises as the reader's ``next_descriptors``."""
+    def read(limit: int) -> Iterable[ArrowBatch]:
         return fetch_many(
-            self._handle.fetch_arrow,
-            self._reader.next_descriptors(limit),
+            handle.fetch_arrow,
+            reader.next_descriptors(limit),
             max_in_flight_bytes=READ_AHEAD_BYTES,
-            runtime=self._runtime,
+            runtime=runtime,
         )
 
-    def acknowledge(self, written: Sequence[Written]) -> None:
-        """Raises as the reader's ``ack_through``."""
-        self._reader.ack_through(written[-1].sequence)
+    return BatchSource(read, lambda written: reader.ack_through(written[-1].sequence))
 
 
-def _read_only_queue(target: Target, runtime: Runtime, start: Start | int) -> QueueSource:
+def _read_only_queue(target: Target, runtime: Runtime, start: Start) -> BatchSource:
     reader = ReadOnlyReader(target.config, store=target.store, runtime=runtime, advice=_GAP_ADVICE)
-    if isinstance(start, Start):
-        start = start.sequence_in(reader.manifest(), target.config.manifest_path)
-    reader.seek(start)
-    return QueueSource(reader, FetchHandle.of(target.config, store=target.store), runtime)
+    reader.seek(start.sequence_in(reader.manifest(), target.config.manifest_path))
+    return _queue_source(reader, FetchHandle.of(target.config, store=target.store), runtime)
 
 
-class TopicSource:
-    """A topic, by its consumer."""
-
-    def __init__(self, consumer: TopicConsumer) -> None:
-        self._consumer = consumer
-
-    def read(self, limit: int) -> Iterator[ArrowBatch]:
-        """The next batches, partition by partition; raises as ``TopicConsumer.next_batch``."""
+def _topic_source(consumer: TopicConsumer) -> BatchSource:
+    def read(limit: int) -> Iterator[ArrowBatch]:
         count = 0
-        while count < limit and (batch := self._consumer.next_arrow_batch()) is not None:
+        while count < limit and (batch := consumer.next_arrow_batch()) is not None:
             count += 1
             yield batch
         if not count:
-            # Nothing to read: acknowledgements need not wait for more.
-            self._consumer.flush()
+            consumer.flush()  # Nothing to read: acknowledgements need not wait for more.
 
-    def acknowledge(self, written: Sequence[Written]) -> None:
-        """Raises as ``TopicConsumer.ack``."""
+    def acknowledge(written: Sequence[Written]) -> None:
         for each in written:
-            self._consumer.ack(each)
+            consumer.ack(each)
+
+    return BatchSource(read, acknowledge)
 
 
 class ReadOnlyPartition:
     """The committed batches of one partition, without consuming it.
 
-    Args:
-        reader: Of the partition.
-        handle: Fetches its batches.
-        start: Where to begin.
+    Attributes:
+        ready: Batches that are committed and were not fetched yet.
     """
 
     def __init__(self, reader: ReadOnlyReader, handle: FetchHandle, start: Start) -> None:
-        self.name = reader.config.data_path_prefix
         self.ready: deque[BatchDescriptor] = deque()
-        self.pace = handle.adaptive_concurrency()
+        self._name = reader.config.data_path_prefix
         self._reader = reader
         self._handle = handle
         self._start = start
-        self._filter = ReadCommitted(self.name)
+        self._filter = ReadCommitted(self._name)
         self._begin: int | None = None
 
     def read(self) -> bool:
-        """Put the next committed batches into :attr:`ready`; whether there were new entries.
-
-        Raises:
-            DataLoss: The topic's consumer took entries that were not read here.
-            InvalidInput: The partition does not have the sequence to begin with.
-        """
+        """Put the next committed batches into :attr:`ready`; whether there were new entries."""
         if self.ready:
             return True
         if self._begin is None:
@@ -529,24 +457,30 @@ class ReadOnlyPartition:
     def _replay(self, begin: int, stop: int) -> list[tuple[int, str]]:
         return [(each.sequence, each.location) for each in self._reader.entries(begin, stop)]
 
-    def fetch(self, descriptor: BatchDescriptor) -> TopicArrowBatch:
-        """Fetch one batch; from any thread. Errors name the partition."""
-        try:
-            found = self._handle.fetch_arrow(descriptor)
-        except PoisonBatch as error:
-            raise error.of(self.name) from error
-        return TopicArrowBatch(
-            found.values, found.sequence, found.location, found.metadata, partition=self.name
+    def take(self, limit: int, runtime: Runtime) -> Iterator[ArrowBatch]:
+        """Fetch at most ``limit`` of the batches that are ready."""
+        wanted = [self.ready.popleft() for _ in range(min(limit, len(self.ready)))]
+        fetched = fetch_many(
+            self._handle.fetch_arrow,
+            wanted,
+            max_in_flight_bytes=READ_AHEAD_BYTES,
+            runtime=runtime,
         )
+        try:
+            for each in fetched:
+                yield TopicArrowBatch(
+                    each.values, each.sequence, each.location, each.metadata, partition=self._name
+                )
+        except PoisonBatch as error:
+            raise error.of(self._name) from error
 
 
 class ReadOnlyTopic:
-    """A topic without consuming it, partitions in turn.
+    """A topic without consuming it, partition by partition.
 
     Args:
         listed: The topic's partitions as they are now.
         opened: Makes the reader of one of them; told whether it was added after the first read.
-        runtime: Threads.
     """
 
     def __init__(
@@ -559,9 +493,8 @@ class ReadOnlyTopic:
         self._opened = opened
         self._runtime = runtime
         self._partitions: dict[str, ReadOnlyPartition] = {}
-        self._last: str | None = None
 
-    def read(self, limit: int) -> Iterable[ArrowBatch]:
+    def read(self, limit: int) -> Iterator[ArrowBatch]:
         """The next batches; raises as :meth:`ReadOnlyPartition.read`."""
         partitions = self._partitions
         added = bool(partitions)
@@ -569,33 +502,20 @@ class ReadOnlyTopic:
             if name not in partitions:
                 partitions[name] = self._opened(name, added)
         # Entries of undecided transactions are read and give no batch: then read on.
-        while any(together(self._runtime, ReadOnlyPartition.read, partitions.values())):
-            ready = {name: each.ready for name, each in partitions.items() if each.ready}
-            if ready:
+        while any(in_parallel(self._runtime, ReadOnlyPartition.read, partitions.values())):
+            if any(each.ready for each in partitions.values()):
                 break
-        else:
-            return []
-        group = round_robin(ready, self._last, limit)
-        owners = {id(descriptor): partitions[name] for name, descriptor in group}
-        for name, _ in group:
-            partitions[name].ready.popleft()
-            self._last = name
-        return fetch_many(
-            lambda descriptor: owners[id(descriptor)].fetch(descriptor),
-            [descriptor for _, descriptor in group],
-            max_in_flight_bytes=READ_AHEAD_BYTES,
-            runtime=self._runtime,
-            size_of=lambda batch: batch.values.nbytes,
-            adaptive=partitions[group[0][0]].pace,  # All partitions are in one store.
-        )
-
-    def acknowledge(self, written: Sequence[Written]) -> None:
-        """Does nothing: the batches stay in the topic."""
+        for name, partition in list(partitions.items()):
+            if not limit:
+                return
+            if partition.ready:
+                partitions[name] = partitions.pop(name)  # The others come first in the next read.
+            for batch in partition.take(limit, self._runtime):
+                limit -= 1
+                yield batch
 
 
-def _read_only_topic(
-    target: Target, runtime: Runtime, start_of: Callable[[str], Start]
-) -> ReadOnlyTopic:
+def _read_only_topic(target: Target, runtime: Runtime, start: Start) -> BatchSource:
     topic = target.topic
     assert topic is not None
     current = CachedTopic(topic, runtime, REFRESH_S)
@@ -605,7 +525,7 @@ def _read_only_topic(
         return ReadOnlyPartition(
             ReadOnlyReader(config, store=target.store, runtime=runtime, advice=_GAP_ADVICE),
             FetchHandle.of(config, store=target.store),
-            Start(EARLIEST) if added else start_of(name),
+            Start(EARLIEST) if added else start,
         )
 
-    return ReadOnlyTopic(lambda: current.get().names, opened, runtime)
+    return BatchSource(ReadOnlyTopic(lambda: current.get().names, opened, runtime).read)

@@ -153,12 +153,6 @@ def _log_thread_failure(failure: threading.ExceptHookArgs) -> None:
 
 
 class _StderrHandler(logging.Handler):
-    verbose = False
-
-    def shows(self, record: logging.LogRecord) -> bool:
-        # The command reports a batch that failed in its own line.
-        return self.verbose or record.name != "opendata_buffer.producer.sender"
-
     def emit(self, record: logging.LogRecord) -> None:
         try:
             click.echo(self.format(record), err=True)
@@ -180,7 +174,6 @@ class _OneLine(logging.Formatter):
 
 _handler = _StderrHandler()
 _handler.setFormatter(_OneLine())
-_handler.addFilter(_handler.shows)
 
 
 def _log_to_stderr(verbose: int) -> None:
@@ -189,4 +182,6 @@ def _log_to_stderr(verbose: int) -> None:
         root.addHandler(_handler)
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     logging.getLogger("opendata_buffer").setLevel(level)
-    _handler.verbose = bool(verbose)
+    # The command reports a batch that failed in its own line.
+    sender = logging.getLogger("opendata_buffer.producer.sender")
+    sender.setLevel(logging.NOTSET if verbose else logging.CRITICAL)

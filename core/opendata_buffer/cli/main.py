@@ -14,20 +14,19 @@ import click
 from opendata_buffer.cli.errors import FailureGroup, run_group
 from opendata_buffer.runtime import SystemRuntime
 
-__all__ = ["COMMANDS", "LazyGroup", "cli", "run"]
+__all__ = ["COMMANDS", "cli", "run"]
 
 COMMANDS = {
     "produce": ("produce", "Put the records of stdin into the queue."),
     "consume": ("consume", "Write the records of the queue to stdout."),
     "broker": ("broker", "Append for all producers of a queue."),
     "work": ("work", "Run COMMAND for each batch."),
-    "status": ("status", "Show what is in the queue, or in the topic's partitions."),
-    "owner": ("status", "Show which consumer reads the queue."),
+    "status": ("status", "Show what is in the queue or the topic, and which consumer reads it."),
     "seek": ("repair", "Drop the batches before a sequence or a time."),
     "fsck": ("repair", "Check that every queued batch exists and decodes."),
     "gc": ("repair", "Delete the objects of consumed batches, once."),
-    "skip": ("repair", "Pass by the one batch that stops a queue."),
-    "quarantine": ("repair", "List batches that were passed by, and restore them."),
+    "skip": ("repair", "Skip the one batch that stops a queue."),
+    "quarantine": ("repair", "List batches that were skipped, and restore them."),
     "topic": ("topic", "Create and change topics."),
     "transactions": ("topic", "List undecided transactions, and end them."),
     "manifest": ("dump", "Print a manifest, or rebuild it."),
@@ -59,27 +58,8 @@ class LazyGroup(FailureGroup):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
-def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if not wanted or context.resilient_parsing:
-        return
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        click.echo(f"opendata-buffer {version('opendata-buffer')}")
-    except PackageNotFoundError:
-        click.echo("opendata-buffer, from a source tree that is not installed")
-    context.exit()
-
-
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Show the version and exit.",
-)
+@click.version_option(package_name="opendata-buffer", message="opendata-buffer %(version)s")
 @click.option("-v", "--verbose", count=True, help="Log more; twice for everything.")
 @click.pass_context
 def cli(context: click.Context, verbose: int) -> None:

@@ -17,9 +17,8 @@ from click.shell_completion import CompletionItem
 from opendata_buffer.formats import MIB
 
 __all__ = [
-    "LONG_MS",
-    "NATURAL",
     "NAMES_ONE_QUEUE",
+    "NATURAL",
     "POSITIVE",
     "SOON_MS",
     "allow_foreign_option",
@@ -185,21 +184,9 @@ def refuse_together(**given: Any) -> None:
         raise click.UsageError(f"{' and '.join(names)} cannot be used together")
 
 
-# ---- errors in terms of the running command
-
 NAMES_ONE_QUEUE = ("partition", "data_path_prefix", "manifest_path")
 """Names of the options that choose one queue of a store."""
 
-_NAMES_A_QUEUE = (
-    *NAMES_ONE_QUEUE,
-    "endpoint_url",
-    "region",
-    "profile",
-    "role_arn",
-    "external_id",
-    "session_name",
-    "anonymous",
-)
 _FLAGS, _QUEUE = f"{__name__}.flags", f"{__name__}.queue"
 _ENVIRONMENT = click.core.ParameterSource.ENVIRONMENT
 
@@ -222,10 +209,10 @@ def remember_queue(options: dict[str, Any]) -> None:
     remember_flags()
     context = click.get_current_context()
     words = [str(options["store"])]
-    for name in _NAMES_A_QUEUE:
-        value = options.get(name)
+    for name, value in options.items():
         # The next command reads the same environment.
-        if value in (None, False) or context.get_parameter_source(name) is _ENVIRONMENT:
+        is_known = context.get_parameter_source(name) is _ENVIRONMENT
+        if name in ("store", "timeout_ms") or value in (None, False) or is_known:
             continue
         flag = "--" + name.replace("_", "-")
         words += [flag] if value is True else [flag, str(value)]

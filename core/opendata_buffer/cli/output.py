@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 
 import click
+from rich import filesize
 
 from opendata_buffer.cli.errors import Failure
 
-__all__ = [
-    "confirm",
-    "format_age",
-    "format_bytes",
-    "is_interactive",
-    "plural",
-    "waiting",
-]
+__all__ = ["confirm", "format_age", "format_bytes", "plural", "waiting"]
 
 
 def plural(count: int, noun: str) -> str:
@@ -35,50 +30,22 @@ def waiting(batches: int) -> str:
 
 
 def format_bytes(size: int) -> str:
-    """``1536`` as ``1.5 KiB``."""
-    if size < 1024:
-        return f"{size} B"
-    value = float(size)
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        value /= 1024
-        if value < 1024 or unit == "TiB":
-            break
-    return f"{value:.1f} {unit}"
+    """``1536`` as ``1.5 kB``."""
+    return filesize.decimal(size)
 
 
 def format_age(seconds: float | None) -> str:
-    """``93.2`` as ``1 min 33 s``; None as a dash."""
-    if seconds is None:
-        return "-"
+    """``93.2`` as ``0:01:33``; None as a dash."""
     # Negative when another machine's clock runs ahead.
-    if seconds < 10:
-        return f"{max(0.0, seconds):.1f} s"
-    whole = int(seconds)
-    days, whole = divmod(whole, 86_400)
-    hours, whole = divmod(whole, 3_600)
-    minutes, whole = divmod(whole, 60)
-    if days:
-        return f"{days} d {hours} h"
-    if hours:
-        return f"{hours} h {minutes} min"
-    if minutes:
-        return f"{minutes} min {whole} s"
-    return f"{whole} s"
-
-
-# ---- questions
+    return "-" if seconds is None else str(timedelta(seconds=max(0, int(seconds))))
 
 
 def confirm(what: str, yes: bool) -> None:
-    """Ask before something that cannot be undone.
+    """Ask before something that cannot be undone; fail if standard input is no terminal.
 
     Args:
         what: What the command will do, as a sentence without its full stop.
         yes: The value of ``--yes``.
-
-    Raises:
-        Failure: Standard input is no terminal, and ``--yes`` was not given.
-        click.Abort: The answer is no.
     """
     if yes:
         return

@@ -9,9 +9,10 @@ import threading
 from base64 import b64decode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, BinaryIO, NamedTuple
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import click
 
@@ -37,7 +38,7 @@ from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.partitioner import Partitioner
 from opendata_buffer.topic.producer import TopicProducer
 
-__all__ = ["InputProducer", "JsonRecords", "Labels", "LineFile", "Put", "Run", "produce"]
+__all__ = ["produce"]
 
 READ_BYTES = MIB
 MAX_METADATA_BYTES = 1024 * 1024
@@ -72,19 +73,7 @@ _JSON_FACTOR = 6
     help="Produce this file as one record, instead of stdin. May be repeated.",
 )
 @click.option("--metadata", default="", metavar="TEXT", help="Metadata of every record.")
-@click.option(
-    "--metadata-from",
-    type=click.Path(exists=True, dir_okay=False, readable=True),
-    metavar="PATH",
-    help="A file whose line N is the metadata of record N.",
-)
 @click.option("--key", metavar="TEXT", help="For a topic: the key of every record.")
-@click.option(
-    "--key-from",
-    type=click.Path(exists=True, dir_okay=False, readable=True),
-    metavar="PATH",
-    help="For a topic: a file whose line N is the key of record N.",
-)
 @click.option(
     "--key-is-metadata", is_flag=True, help="For a topic: a record's metadata is also its key."
 )
@@ -128,9 +117,7 @@ def produce(
     as_json: bool,
     files: tuple[str, ...],
     metadata: str,
-    metadata_from: str | None,
     key: str | None,
-    key_from: str | None,
     key_is_metadata: bool,
     partitioner: str,
     flush_interval_ms: int,
@@ -149,18 +136,13 @@ def produce(
     separators.
 
     In a topic the key chooses the partition: records of one key stay in order. With --json a
-    record may have a "key" or "key_base64". Records without a key go to the partitions in turn.
+    record may have a "key" or "key_base64". Records without a key go to the partitions round-robin.
     Keys are not stored: put what readers need into the metadata or the record.
     """
     refuse_together(**{"--json": as_json, "--file": bool(files), "--framing": framing != "lines"})
-    refuse_together(
-        **{"--json": as_json, "--metadata": bool(metadata), "--metadata-from": metadata_from}
-    )
-    key_options = {
-        "--key": key is not None, "--key-from": key_from, "--key-is-metadata": key_is_metadata,
-    }  # fmt: skip
+    refuse_together(**{"--json": as_json, "--metadata": bool(metadata)})
+    key_options = {"--key": key is not None, "--key-is-metadata": key_is_metadata}
     refuse_together(**key_options)
-    refuse_together(**{"--json": as_json, "--key-from": key_from})
     if sys.stdin is None and not files:
         raise Failure("standard input is closed: pipe the records into the command")
     target = target_of(
@@ -178,20 +160,12 @@ def produce(
     is_topic = target.topic is not None
     if not is_topic:
         _refuse_keys(key_options, target.store.url)
-    with ExitStack() as stack:
-
-        def lines(path: str, noun: str) -> LineFile:
-            return LineFile(stack.enter_context(open(path, "rb")), path, noun)
-
-        labels = Labels(
-            os.fsencode(metadata) if metadata_from is None else lines(metadata_from, "metadata"),
-            None if key is None else os.fsencode(key),
-            key_is_metadata=key_is_metadata,
-            json_records=JsonRecords(with_keys=is_topic) if as_json else None,
-        )
-        if key_from is not None:
-            labels.key = lines(key_from, "key")
-        advance = stack.enter_context(count_progress("producing"))
+    label = os.fsencode(metadata)
+    fixed_key = None if key is None else os.fsencode(key)
+    runs = same_label(label, label if key_is_metadata else fixed_key)
+    if as_json:
+        runs = JsonRecords(is_topic, fixed_key, key_is_metadata=key_is_metadata).runs
+    with count_progress("producing") as advance:
         producer: Producer | TopicProducer
         if is_topic:
             producer = TopicProducer(target.config, store=target.store, runtime=runtime)
@@ -202,7 +176,7 @@ def produce(
         records = InputProducer(
             put,
             target.config,
-            labels,
+            runs,
             advance,
             FRAMINGS[framing],
             max_record_bytes=_JSON_FACTOR * max_batch_bytes if as_json else None,
@@ -211,7 +185,8 @@ def produce(
         try:
             with print_summary(records.summary), producer:
                 if files:
-                    records.produce_all(_contents(files, max_batch_bytes - 4))
+                    for content in _contents(files, max_batch_bytes - 4):
+                        records.produce([content])
                 else:
                     stdin: Any = sys.stdin.buffer
                     records.produce_stream(stdin.read1)
@@ -221,7 +196,7 @@ def produce(
                 records.count_durable()
             reason = str(error).removesuffix(".")
             raise Failure(f"{reason}. Of the input, {records.durable_part()}.") from error
-    click.echo(json.dumps(records.durable.as_json()))
+    click.echo(json.dumps(asdict(records.durable)))
 
 
 def _refuse_keys(given: dict[str, Any], url: str) -> None:
@@ -229,7 +204,7 @@ def _refuse_keys(given: dict[str, Any], url: str) -> None:
         if value:
             raise click.UsageError(
                 f"{name} chooses a partition, and records go to one queue of {url}: leave it out; "
-                "a queue stores metadata beside a record (--metadata, --metadata-from)"
+                "a queue stores metadata with a record (--metadata, --json)"
             )
 
 
@@ -245,9 +220,6 @@ def _contents(paths: Sequence[str], limit: int) -> Iterator[bytes]:
         yield data
 
 
-# ---- metadata and keys
-
-
 class Run(NamedTuple):
     """Records with the same metadata, and a key for each or no keys.
 
@@ -259,53 +231,19 @@ class Run(NamedTuple):
     keys: list[bytes] | None = None
 
 
-class LineFile:
-    """A file whose line N belongs to record N.
+Runs = Callable[[Sequence[bytes]], Iterable[Run]]
+"""From records of the input to runs. InvalidInput for one of them is raised after the runs of the
+records before it."""
 
-    Args:
-        file: The file.
-        name: Its name, for messages.
-        noun: What its lines are.
-    """
 
-    def __init__(self, file: BinaryIO, name: str, noun: str) -> None:
-        self._file = file
-        self._name = name
-        self._noun = noun
-        self._lines = 0
+def same_label(metadata: bytes, key: bytes | None) -> Runs:
+    """All records with the same metadata and key."""
 
-    def next(self) -> bytes:
-        """The line of the next record.
+    def runs(records: Sequence[bytes]) -> Iterable[Run]:
+        if records:
+            yield Run(list(records), metadata, None if key is None else [key] * len(records))
 
-        Raises:
-            InvalidInput: There is none, or it is too long.
-        """
-        line = self._file.readline(MAX_METADATA_BYTES + 2)
-        if not line:
-            raise InvalidInput(
-                f"{self._name!r} ends after {self._lines} lines, and record {self._lines + 1} has "
-                f"no {self._noun}: give it one line for each record"
-            )
-        self._lines += 1
-        line = line.removesuffix(b"\n")
-        if len(line) > MAX_METADATA_BYTES:
-            raise InvalidInput(
-                f"line {self._lines} of {self._name!r} has more than {MAX_METADATA_BYTES} bytes: "
-                f"{self._noun} must be small, so put large data into the record"
-            )
-        return line
-
-    def finish(self) -> None:
-        """Check that no line is left: else the file does not belong to these records.
-
-        Raises:
-            InvalidInput: Lines are left.
-        """
-        if self._file.readline(1):
-            raise InvalidInput(
-                f"{self._name!r} has more lines of {self._noun} than the input has records, "
-                f"{self._lines}: give it one line for each record"
-            )
+    return runs
 
 
 class JsonRecords:
@@ -313,21 +251,38 @@ class JsonRecords:
 
     Args:
         with_keys: Take keys, too: ``key`` or ``key_base64``.
+        key: Of all records, in place of their own.
+        key_is_metadata: The metadata of a record is also its key.
     """
 
-    def __init__(self, *, with_keys: bool = False) -> None:
+    def __init__(
+        self, with_keys: bool = False, key: bytes | None = None, *, key_is_metadata: bool = False
+    ) -> None:
         self._with_keys = with_keys
+        self._key = key
+        self._key_is_metadata = key_is_metadata
         self._lines = 0
 
-    def decode(self, line: bytes) -> tuple[bytes, bytes, bytes | None] | None:
-        """Record, metadata and key of a line; None for a line of white space.
+    def runs(self, lines: Sequence[bytes]) -> Iterable[Run]:
+        """The records of some lines; see :data:`Runs`. Lines of white space are none."""
+        decoded: list[tuple[bytes, bytes, bytes | None]] = []
+        fault = None
+        try:
+            for line in lines:
+                self._lines += 1
+                if line.strip():
+                    decoded.append(self._decode(line))
+        except InvalidInput as error:
+            fault = error
+        for (metadata, no_keys), group in groupby(decoded, lambda each: (each[1], each[2] is None)):
+            run = list(group)
+            keys = None if no_keys else [key or b"" for _, _, key in run]
+            yield Run([value for value, _, _ in run], metadata, keys)
+        if fault is not None:
+            raise fault
 
-        Raises:
-            InvalidInput: The line is no record.
-        """
-        self._lines += 1
-        if not line.strip():
-            return None
+    def _decode(self, line: bytes) -> tuple[bytes, bytes, bytes | None]:
+        """Record, metadata and key of a line."""
         try:
             fields = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -340,7 +295,12 @@ class JsonRecords:
         metadata = self._bytes(fields, "metadata") or b""
         if len(metadata) > MAX_METADATA_BYTES:
             raise self._invalid(f"its metadata has more than {MAX_METADATA_BYTES} bytes")
-        return value, metadata, self._bytes(fields, "key") if self._with_keys else None
+        key = self._bytes(fields, "key") if self._with_keys else None
+        if self._key_is_metadata:
+            key = metadata
+        elif self._key is not None:
+            key = self._key
+        return value, metadata, key
 
     def _bytes(self, fields: dict[str, Any], name: str) -> bytes | None:
         encoded = fields.get(f"{name}_base64")
@@ -363,87 +323,6 @@ class JsonRecords:
         )
 
 
-@dataclass
-class Labels:
-    """The metadata and keys of the input's records.
-
-    Attributes:
-        metadata: Of all records, or a line for each.
-        key: Of all records, or a line for each; None for no keys.
-        key_is_metadata: The metadata of a record is also its key.
-        json_records: Records are lines of JSON that have their own metadata and perhaps a key.
-    """
-
-    metadata: bytes | LineFile = b""
-    key: bytes | LineFile | None = None
-    key_is_metadata: bool = False
-    json_records: JsonRecords | None = None
-
-    def runs(self, records: Sequence[bytes]) -> Iterator[Run]:
-        """The records in order, in runs of equal metadata, with keys or without.
-
-        Raises:
-            InvalidInput: A record has no metadata or key, or is no line of JSON. The records
-                before it were given.
-        """
-        has_keys = self.key is not None or self.key_is_metadata
-        if isinstance(self.metadata, bytes) and self.json_records is None and not has_keys:
-            if records:
-                yield Run(list(records), self.metadata)
-            return
-        run: Run | None = None
-        try:
-            for record in records:
-                labelled = self._labelled(record)
-                if labelled is None:
-                    continue
-                value, metadata, key = labelled
-                if run and (run.metadata != metadata or (run.keys is None) != (key is None)):
-                    yield run
-                    run = None
-                if run is None:
-                    run = Run([], metadata, None if key is None else [])
-                run.records.append(value)
-                if run.keys is not None and key is not None:
-                    run.keys.append(key)
-        except InvalidInput:
-            if run:
-                yield run
-            raise
-        if run:
-            yield run
-
-    def _labelled(self, record: bytes) -> tuple[bytes, bytes, bytes | None] | None:
-        if self.json_records is not None:
-            decoded = self.json_records.decode(record)
-            if decoded is None:
-                return None
-            record, metadata, key = decoded
-        else:
-            metadata, key = _of_record(self.metadata), None
-        if self.key_is_metadata:
-            key = metadata
-        elif self.key is not None:
-            key = _of_record(self.key)
-        return record, metadata, key
-
-    def finish(self) -> None:
-        """Check, after the last record, that no metadata or key is left.
-
-        Raises:
-            InvalidInput: Lines of a file are left.
-        """
-        for each in (self.metadata, self.key):
-            if isinstance(each, LineFile):
-                each.finish()
-
-
-def _of_record(label: bytes | LineFile) -> bytes:
-    return label.next() if isinstance(label, LineFile) else label
-
-
-# ---- from the input to the producer
-
 Put = Callable[[Run], Any]
 """Produces a run of records that fits into one batch; returns the watcher of the call."""
 
@@ -454,7 +333,7 @@ def into_queue(producer: Producer) -> Put:
 
 
 def into_topic(producer: TopicProducer, partitioner: Partitioner) -> Put:
-    """Produce runs into the partitions of a topic: by key, without keys in turn."""
+    """Produce runs into the partitions of a topic: by key, without keys round-robin."""
     return lambda run: (
         producer.produce(
             run.records,
@@ -473,10 +352,6 @@ class Produced:
     batches: int = 0
     bytes: int = 0
 
-    def as_json(self) -> dict[str, Any]:
-        """All fields."""
-        return asdict(self)
-
 
 class InputProducer:
     """Produces the records of an input, and counts those that are durable.
@@ -485,11 +360,7 @@ class InputProducer:
     slow input is flushed by age and fast input by size.
 
     Args:
-        put: Produces a run.
-        config: Settings of its producer.
-        labels: Metadata and keys.
-        advance: Called with the bytes and records of each run.
-        framing: How records are separated.
+        advance: Called with the bytes of each call.
         max_record_bytes: Bytes that a record may have in the stream, if it is encoded there; by
             default what fits into a batch.
         many_queues: Records go to several queues, so records behind a lost one may be durable.
@@ -499,8 +370,8 @@ class InputProducer:
         self,
         put: Put,
         config: ProducerConfig,
-        labels: Labels | None = None,
-        advance: Callable[[int, int], None] = lambda size, records: None,
+        runs: Runs,
+        advance: Callable[[int], None] = lambda size: None,
         framing: Framing = FRAMINGS["lines"],
         max_record_bytes: int | None = None,
         many_queues: bool = False,
@@ -513,7 +384,7 @@ class InputProducer:
         self._max_record = (
             config.max_batch_bytes - 4 if max_record_bytes is None else max_record_bytes
         )
-        self._labels = Labels() if labels is None else labels
+        self._runs = runs
         self._advance = advance
         self._pending: deque[tuple[Any, int, int]] = deque()
         self._last: dict[str, int] = {}
@@ -521,10 +392,7 @@ class InputProducer:
         self.durable = Produced()
 
     def produce_stream(self, read: Callable[[int], bytes]) -> None:
-        """Produce until the stream ends. Close the producer then, and count what is durable.
-
-        Args:
-            read: Returns available bytes, up to a number; blocks for the first.
+        """Produce until the stream ends; ``read`` returns available bytes, up to a number.
 
         Raises:
             InvalidInput: A record fits into no batch or does not fit the framing. The records
@@ -533,29 +401,24 @@ class InputProducer:
         """
         splitter = self._framing.splitter(self._max_record)
         while chunk := read(READ_BYTES):
-            self._produce(splitter.feed(chunk))
-            self.count_durable()
-        self._produce(splitter.finish())
-        self._labels.finish()
+            self.produce(splitter.feed(chunk))
+        self.produce(splitter.finish())
 
-    def produce_all(self, records: Iterable[bytes]) -> None:
-        """Produce whole records; otherwise as :meth:`produce_stream`.
-
-        Raises:
-            InvalidInput: A record fits into no batch. The records before it are produced.
-            OpenDataBufferError: A batch was given up.
-        """
-        for record in records:
-            self._produce([record])
-            self.count_durable()
-        self._labels.finish()
+    def produce(self, records: Sequence[bytes]) -> None:
+        """Produce whole records, and count what has become durable; see :meth:`produce_stream`."""
+        for run in self._runs(records):
+            at = 0
+            for group in _calls(run.records, self._flush_size, self._max_call):
+                keys = None if run.keys is None else run.keys[at : at + len(group)]
+                at += len(group)
+                watcher = self._put(Run(group, run.metadata, keys))
+                size = sum(map(len, group))
+                self._pending.append((watcher, len(group), size))
+                self._advance(size)
+        self.count_durable()
 
     def count_durable(self) -> None:
-        """Count what has become durable; from any thread.
-
-        Raises:
-            OpenDataBufferError: A batch was given up.
-        """
+        """Count what has become durable; from any thread."""
         with self._counting:
             self._count()
 
@@ -590,17 +453,6 @@ class InputProducer:
             others = "; of those behind some may be" if self._many_queues else ""
             return f"{unit} 1 to {done} are durable{others}"
         return f"not one {unit.removesuffix('s')} is known to be durable"
-
-    def _produce(self, records: Sequence[bytes]) -> None:
-        for run in self._labels.runs(records):
-            at = 0
-            for group in _calls(run.records, self._flush_size, self._max_call):
-                keys = None if run.keys is None else run.keys[at : at + len(group)]
-                at += len(group)
-                watcher = self._put(Run(group, run.metadata, keys))
-                size = sum(map(len, group))
-                self._pending.append((watcher, len(group), size))
-                self._advance(size, len(group))
 
 
 def _calls(records: Sequence[bytes], full: int, limit: int) -> Iterator[list[bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -10,15 +11,14 @@ import click
 from opendata_buffer.admin import trim
 from opendata_buffer.admin.fsck import (
     REPAIRED_BY,
-    Repaired,
-    RepairPlan,
+    Finding,
     Report,
     check_queue,
     plan_repair,
     repair,
 )
 from opendata_buffer.admin.rebuild import rebuild as rebuild_manifest
-from opendata_buffer.admin.trim import SeekPlan, Starts
+from opendata_buffer.admin.trim import SeekPlan, Start
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.options import (
     NATURAL,
@@ -41,8 +41,6 @@ from opendata_buffer.quarantine import list_quarantine
 
 __all__ = ["fsck", "gc", "quarantine", "rebuild", "seek", "skip"]
 
-# ---- fsck
-
 
 @click.command()
 @queue_options
@@ -52,7 +50,7 @@ __all__ = ["fsck", "gc", "quarantine", "rebuild", "seek", "skip"]
     "--repair",
     "repair_found",
     is_flag=True,
-    help="Repair what is found: rebuild a manifest, pass by batches that cannot be delivered. "
+    help="Repair what is found: rebuild a manifest, skip batches that cannot be delivered. "
     "Everything that is replaced is copied first.",
 )
 @click.option("--dry-run", is_flag=True, help="With --repair: only print what would be done.")
@@ -91,50 +89,55 @@ def fsck(
         with track("checking") as advance:
             return check_queue(target.store, config, runtime, advance=advance)
 
-    bad: list[tuple[ConsumerConfig, int]] = []
+    problems: dict[str, int] = {}
     for config in target.written(runtime):
         report = check(config)
-        repaired: list[Repaired] | None = None
+        repaired: list[tuple[Finding, str | None]] | None = None
         if repair_found and not report.ok:
-            plan = plan_repair(report)
+            plan, left = plan_repair(report)
             if not as_json:
                 _print_report(report, None, config, target, False)
-            _print_repair_plan(plan, as_json)
-            if dry_run or not plan.repair:
+            for finding in plan:
+                click.echo(f"repair: {finding.name} {REPAIRED_BY[finding.kind]}", err=as_json)
+            for finding, reason in left:
+                click.echo(f"not repaired: {finding.name}: {reason}", err=as_json)
+            if dry_run or not plan:
                 repaired = []
             else:
-                what = plural(len(plan.repair), "problem")
+                what = plural(len(plan), "problem")
                 confirm(f"{what} of {config.data_path_prefix!r} will be repaired", yes)
                 with track("repairing") as advance:
-                    repaired = repair(target.store, config, plan.repair, runtime, advance=advance)
+                    repaired = repair(target.store, config, plan, runtime, advance=advance)
                 report = check(config)
         if as_json or repaired != []:
             _print_report(report, repaired, config, target, as_json)
         if not report.ok:
-            bad.append((config, len(report.problems)))
-    if bad:
-        raise _problems(bad)
+            problems[config.manifest_path] = len(report.problems)
+    if problems:
+        noun = "queue" if len(problems) == 1 else "queues"
+        raise Failure(
+            f"{plural(sum(problems.values()), 'problem')} in the {noun} with manifest "
+            f"{', '.join(map(repr, problems))}: restore the objects if there are copies, or repair "
+            f"with 'opendata-buffer fsck {queue_words()} --repair', which copies what it skips"
+        )
 
 
 def _print_report(
     report: Report,
-    repaired: list[Repaired] | None,
+    repaired: list[tuple[Finding, str | None]] | None,
     config: ConsumerConfig,
     target: Target,
     as_json: bool,
 ) -> None:
     if as_json:
-        fields: dict[str, Any] = report.as_json()
-        if target.topic is not None:
-            fields["partition"] = config.data_path_prefix
+        fields = {"ok": report.ok, **asdict(report), "partition": config.data_path_prefix}
         if repaired is not None:
-            fields["repaired"] = [each.as_json() for each in repaired]
+            fields["repaired"] = [{**asdict(each), "copy": copy} for each, copy in repaired]
         click.echo(json.dumps(fields))
         return
-    for each in repaired or ():
-        what = "the manifest" if each.sequence is None else f"sequence {each.sequence}"
-        copy = "there was nothing to copy" if each.copy is None else f"copied as {each.copy}"
-        click.echo(f"repaired {what} {each.location!r} ({each.kind}); {copy}")
+    for each, copy in repaired or ():
+        copied = "there was nothing to copy" if copy is None else f"copied as {copy}"
+        click.echo(f"repaired {each.name} ({each.kind}); {copied}")
     where = f"{config.data_path_prefix}: " if target.topic is not None else ""
     for finding in report.notes:
         click.echo(f"{where}note: {finding}")
@@ -144,30 +147,6 @@ def _print_report(
         f"{where}{plural(report.batches, 'batch')}, {plural(report.records, 'record')} checked, "
         f"{format_bytes(report.bytes)} of records in {format_bytes(report.stored_bytes)} of objects"
     )
-
-
-def _print_repair_plan(plan: RepairPlan, as_json: bool) -> None:
-    for finding in plan.repair:
-        what = finding.what if finding.sequence is None else f"sequence {finding.sequence}"
-        click.echo(f"repair: {what} {finding.location!r} {REPAIRED_BY[finding.kind]}", err=as_json)
-    for finding, why in plan.leave:
-        click.echo(
-            f"not repaired: sequence {finding.sequence} {finding.location!r}: {why}", err=as_json
-        )
-
-
-def _problems(bad: list[tuple[ConsumerConfig, int]]) -> Failure:
-    count = sum(number for _, number in bad)
-    queues = ", ".join(repr(config.manifest_path) for config, _ in bad)
-    noun = "queue" if len(bad) == 1 else "queues"
-    return Failure(
-        f"{plural(count, 'problem')} in the {noun} with manifest {queues}: restore the objects if "
-        f"there are copies, or repair with 'opendata-buffer fsck {queue_words()} --repair', which "
-        "copies what it passes by"
-    )
-
-
-# ---- skip and quarantine
 
 
 @click.command()
@@ -188,7 +167,7 @@ def skip(
     as_json: bool,
     **queue: Any,
 ) -> None:
-    """Pass by the one batch that stops a queue.
+    """Skip the one batch that stops a queue.
 
     SEQUENCE is the batch's, as fsck and errors show it. The batch is copied to the quarantine
     first, and an empty one takes its place; all others are kept. Stop the queue's consumer or
@@ -200,10 +179,9 @@ def skip(
         max_batch_bytes=max_batch_bytes,
         allow_foreign_locations=allow_foreign_locations,
     )
-    done = trim.skip_batch(target.store, target.config, sequence, runtime, force=force)
-    report = done.report
+    report, epoch = trim.skip_batch(target.store, target.config, sequence, runtime, force=force)
     if as_json:
-        click.echo(json.dumps({**report.as_json(), "epoch": done.epoch}))
+        click.echo(json.dumps({**report.as_json(), "epoch": epoch}))
         return
     copied = "there was no object to copy" if report.copied_bytes is None else "copied"
     click.echo(
@@ -214,7 +192,7 @@ def skip(
 
 @click.group()
 def quarantine() -> None:
-    """List batches that were passed by, and restore them."""
+    """List batches that were skipped, and restore them."""
 
 
 @quarantine.command("list")
@@ -267,9 +245,6 @@ def quarantine_restore(
         click.echo(f"restored batch {report.id} as sequence {report.restored_sequence}")
 
 
-# ---- manifest rebuild
-
-
 @click.command()
 @queue_options
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
@@ -280,7 +255,7 @@ def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None
 
     Stop producers, consumers and collectors first. Batches that were not surely read are enqueued
     in the order of their names. None is lost, and some records may be delivered twice. The bytes
-    of the old manifest are saved beside it. A sound manifest stays as it is.
+    of the old manifest are saved next to it. A sound manifest stays as it is.
     """
     target = one_queue(queue, QueueConfig)
     plan, saved = rebuild_manifest(target.store, target.config, runtime, dry_run=dry_run)
@@ -321,9 +296,6 @@ def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None
         )
 
 
-# ---- seek
-
-
 @click.command()
 @patient_queue_options
 @click.option(
@@ -331,8 +303,7 @@ def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None
     required=True,
     metavar="WHERE",
     help="Where the queue shall begin: a sequence, a time such as 2026-01-31T03:00:00Z (UTC "
-    "without a zone), or 'latest', which drops all that waits now; in a topic also sequences by "
-    "partition such as '{\"0\": 42}'.",
+    "without a zone), or 'latest', which drops all that waits now.",
 )
 @click.option(
     "--copy/--no-copy",
@@ -360,27 +331,19 @@ def seek(
 
     Asks first. Prints how many are dropped and where their copies are: 'quarantine list' shows
     them, 'quarantine restore' produces one again. Stop the queue's consumer or Spark query
-    before: one that still runs is fenced. In a topic, a time or 'latest' is for all partitions,
-    and sequences are for those that they name. With --json a line for each queue.
+    before: one that still runs is fenced. In a topic, a time or 'latest' is for all partitions.
+    With --json a line for each queue.
     """
-    starts = Starts.parse(to)
+    start = Start.parse(to)
     target = target_of(
         runtime, queue, ConsumerConfig, allow_foreign_locations=allow_foreign_locations
     )
-    start_of = target.starts(starts, "--to")
+    target.check_start(start, "--to")
     plans: list[tuple[Any, SeekPlan]] = [
-        (config, trim.plan_seek(target.store, config, start_of(config.data_path_prefix), runtime))
+        (config, trim.plan_seek(target.store, config, start, runtime))
         for config in target.written(runtime)
     ]
     dropped = sum(len(plan.dropped) for _, plan in plans)
-    for config, plan in plans:
-        if plan.cut:
-            click.echo(
-                f"note: {config.data_path_prefix}: {plural(plan.cut, 'transaction')} on both sides "
-                f"of sequence {plan.target}: the batches behind it stay, and are delivered if it "
-                "is committed",
-                err=True,
-            )
     if dropped and not dry_run:
         kept = "copied to the quarantine first" if copy else "NOT copied: nothing restores them"
         confirm(f"{plural(dropped, 'batch')} of {target.store.url} will be dropped, {kept}", yes)
@@ -394,49 +357,34 @@ def seek(
         if plan.dropped and not dry_run:
             with print_summary(lambda: summary), track("copying") as advance:
                 done = trim.seek(target.store, config, plan, runtime, copy=copy, advance=advance)
-        _print_seek(target, config, plan, done, dry_run, as_json)
+        prefix = config.data_path_prefix
+        first = plan.target if done is None else done.first
+        if as_json:
+            fields = {
+                "partition": prefix,
+                "dry_run": dry_run,
+                "dropped": len(plan.dropped),
+                "first_sequence": first,
+                "epoch": None if done is None else done.epoch,
+                "copies": [] if done is None else done.copies,
+            }
+            click.echo(json.dumps(fields))
+            continue
+        would = "would drop" if dry_run else "dropped"
+        count = plural(len(plan.dropped), "batch")
+        click.echo(f"{prefix}: {would} {count}; the queue begins at sequence {first}")
+        if done is not None and done.copies:
+            partition = "" if target.topic is None else f" --partition {prefix}"
+            click.echo(
+                f"{prefix}: copies are {done.copies[0]} to {done.copies[-1]} below "
+                f"{prefix}/_quarantine/; bring one back with 'opendata-buffer quarantine restore "
+                f"{queue_words()}{partition} {done.copies[0]}'"
+            )
     if dropped and not dry_run and not as_json:
         click.echo(
             "Spark queries continue with failOnDataLoss=false once; a consumer that keeps its own "
             "position starts without it"
         )
-
-
-def _print_seek(
-    target: Target,
-    config: ConsumerConfig,
-    plan: SeekPlan,
-    done: trim.SeekResult | None,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    prefix = config.data_path_prefix
-    first = plan.target if done is None else done.first
-    if as_json:
-        fields: dict[str, Any] = {
-            "partition": prefix,
-            "dry_run": dry_run,
-            "dropped": len(plan.dropped),
-            "first_sequence": first,
-            "epoch": None if done is None else done.epoch,
-            "copies": [] if done is None else done.copies,
-        }
-        click.echo(json.dumps(fields))
-        return
-    would = "would drop" if dry_run else "dropped"
-    click.echo(
-        f"{prefix}: {would} {plural(len(plan.dropped), 'batch')}; the queue begins at sequence "
-        f"{first}"
-    )
-    if done is not None and done.copies:
-        click.echo(
-            f"{prefix}: copies are {done.copies[0]} to {done.copies[-1]} below "
-            f"{prefix}/_quarantine/; bring one back with 'opendata-buffer quarantine restore "
-            f"{target.words(config)} {done.copies[0]}'"
-        )
-
-
-# ---- gc
 
 
 @click.command()
@@ -455,9 +403,9 @@ def _print_seek(
 def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **queue: Any) -> None:
     """Delete the objects of consumed batches, once.
 
-    Of a topic, in all its partitions. A running consumer does this by itself, but not in partitions
-    that have left the topic. Refuses a data prefix of another queue, and a queue without a
-    manifest.
+    Of a topic, in all its partitions. A running consumer does this automatically, but not in
+    partitions that have left the topic. Refuses a data prefix of another queue, and a queue
+    without a manifest.
     """
     target = target_of(
         runtime,

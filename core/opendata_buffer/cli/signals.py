@@ -20,15 +20,7 @@ from types import FrameType
 
 from opendata_buffer.runtime import Runtime, SystemRuntime
 
-__all__ = [
-    "INTERRUPTED",
-    "ORDERLY_S",
-    "TERMINATED",
-    "handle_signals",
-    "ignore_signals",
-    "print_summary",
-    "signalled",
-]
+__all__ = ["INTERRUPTED", "handle_signals", "ignore_signals", "print_summary", "signalled"]
 
 INTERRUPTED = 130
 TERMINATED = 143

@@ -1,21 +1,19 @@
-"""``status`` and ``owner``: what is in a queue or a topic, and which consumer reads it."""
+"""``status``: what is in a queue or a topic, and which consumer reads it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
+from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
 import click
 
 from opendata_buffer.admin.status import (
-    Ownership,
     Status,
     TopicStatus,
     read_backlog,
-    read_ownership,
     read_status,
     read_topic,
 )
@@ -23,14 +21,12 @@ from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.lease import DiscoveryRecord
 from opendata_buffer.cli.errors import Exceeded
 from opendata_buffer.cli.options import NATURAL, POSITIVE, json_option, queue_options, queue_words
-from opendata_buffer.cli.output import format_age, waiting
+from opendata_buffer.cli.output import waiting
 from opendata_buffer.cli.target import Target, target_of
-from opendata_buffer.concurrency import together
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.queue.consumer_info import ConsumerInfo
 from opendata_buffer.runtime import Runtime
 
-__all__ = ["owner", "status"]
+__all__ = ["status"]
 
 
 @click.command()
@@ -67,9 +63,10 @@ def status(
     max_backlog: int | None,
     **queue: Any,
 ) -> None:
-    """Show what is in the queue, or in the topic's partitions, changing nothing.
+    """Show what is in the queue or the topic, and which consumer reads it.
 
-    Sizes are those of stored objects. With --json and --watch, one JSON object per line. With
+    Changes nothing. The consumer that claimed the queue may have ended since. Sizes are those of
+    stored objects. With --json and --watch, one JSON object per line. With
     --max-lag or --max-backlog it is a probe: it only reads manifests, prints one line, and exits 0
     within the limits, 3 beyond them, 1 when it cannot find out.
     """
@@ -91,19 +88,19 @@ def status(
     def show() -> Any:
         found = read()
         if as_json:
-            return json.dumps(found.as_json())
+            return json.dumps(asdict(found))
         return status_table(found) if isinstance(found, Status) else topic_table(found)
 
-    if watch and console.is_terminal and not as_json:
-        with Live(show(), console=console, auto_refresh=False) as live:
-            while True:
-                runtime.sleep(interval_ms / 1000)
-                live.update(show(), refresh=True)
-    while True:
-        click.echo(show()) if as_json else console.print(show())
-        if not watch:
-            return
-        runtime.sleep(interval_ms / 1000)
+    if not watch or as_json or not console.is_terminal:
+        while True:
+            click.echo(show()) if as_json else console.print(show())
+            if not watch:
+                return
+            runtime.sleep(interval_ms / 1000)
+    with Live(show(), console=console, auto_refresh=False) as live:
+        while True:
+            runtime.sleep(interval_ms / 1000)
+            live.update(show(), refresh=True)
 
 
 def _reader_of(target: Target, runtime: Runtime) -> Callable[[], Status | TopicStatus]:
@@ -126,67 +123,18 @@ def _probe(
     target: Target, runtime: Runtime, max_lag: float | None, max_backlog: int | None, as_json: bool
 ) -> None:
     is_topic = target.topic is not None
-    found = read_backlog(target.store, target.configs(), runtime, topic=is_topic)
-    excess = found.excess(max_lag, max_backlog)
+    batches, lag_s = read_backlog(target.store, target.configs(), runtime, topic=is_topic)
+    excess = []
+    if max_lag is not None and lag_s > max_lag:
+        excess.append(f"the oldest waits {lag_s:.1f} s, more than {max_lag:g}")
+    if max_backlog is not None and batches > max_backlog:
+        excess.append(f"{batches:,} wait, more than {max_backlog:,}")
     if as_json:
-        fields = {"ok": not excess, "batches": found.batches, "lag_seconds": found.lag_seconds}
-        click.echo(json.dumps(fields))
+        click.echo(json.dumps({"ok": not excess, "batches": batches, "lag_seconds": lag_s}))
     if excess:
         raise Exceeded(
             f"too much waits in {target.store.url}: of the batches {' and '.join(excess)}. "
-            f"'opendata-buffer owner {queue_words()}' shows which consumer should read it"
+            f"'opendata-buffer status {queue_words()}' shows which consumer should read it"
         )
     if not as_json:
-        click.echo(f"ok: {waiting(found.batches)}, the oldest for {found.lag_seconds:.1f} s")
-
-
-@click.command()
-@queue_options
-@json_option
-@click.pass_obj
-def owner(runtime: Any, /, as_json: bool, **queue: Any) -> None:
-    """Show which consumer reads the queue, changing nothing.
-
-    One line: the epoch, and host, process, program, streaming query and time of the consumer that
-    claimed it. Of a topic one line for each partition that was ever written. The consumer may have
-    ended since: see the age of the oldest batch in 'status'.
-    """
-    target = target_of(runtime, queue)
-
-    def read(config: Any) -> Ownership:
-        return read_ownership(ReadOnlyReader(config, store=target.store, runtime=runtime))
-
-    for found in together(runtime, read, target.written(runtime)):
-        if as_json:
-            click.echo(json.dumps(found.as_json()))
-        else:
-            click.echo(f"{found.partition}: {_consumer(found)}")
-
-
-def _consumer(found: Ownership) -> str:
-    if found.epoch == 0:
-        return "no consumer has read it yet"
-    holder = found.holder
-    if holder is None:
-        return (
-            f"epoch {found.epoch}, of a consumer without a record: another client, or an older "
-            "release"
-        )
-    if found.known:
-        return f"epoch {found.epoch}, {_holder(holder, found)}"
-    return (
-        f"epoch {found.epoch}, of a consumer without a record: another client, an older release, "
-        f"or a repair; epoch {holder.epoch} before it was {_holder(holder, found)}"
-    )
-
-
-def _holder(holder: ConsumerInfo, found: Ownership) -> str:
-    query = f", query {holder.query}" if holder.query else ""
-    try:
-        at = datetime.fromtimestamp(holder.since_ms / 1000, UTC).isoformat(timespec="seconds")
-    except (OverflowError, ValueError, OSError):
-        at = f"{holder.since_ms} ms"
-    return (
-        f"{holder.program}{query}, process {holder.process} on {holder.host}, since {at} "
-        f"({format_age(found.since_seconds)} ago)"
-    )
+        click.echo(f"ok: {waiting(batches)}, the oldest for {lag_s:.1f} s")

@@ -12,11 +12,10 @@ from opendata_buffer.admin.rebuild import read_raw
 from opendata_buffer.cli.options import (
     NAMES_ONE_QUEUE,
     SOON_MS,
-    queue_words,
     remember_flags,
     remember_queue,
 )
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig, StoreOptions
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import PermanentStorageError
@@ -28,7 +27,7 @@ from opendata_buffer.topic.description import has_letters
 from opendata_buffer.topic.topic import Topic
 
 if TYPE_CHECKING:  # It imports Arrow, and a probe that runs every few seconds does not need it.
-    from opendata_buffer.admin.trim import Start, Starts
+    from opendata_buffer.admin.trim import Start
 
 __all__ = ["Target", "one_queue", "require_queue", "soon", "store_options_of", "target_of"]
 
@@ -50,21 +49,13 @@ class Target:
     topic: Topic | None = None
 
     def configs(self) -> list[Any]:
-        """Settings of each queue: of a topic's partitions as they are listed now.
-
-        Raises:
-            InvalidInput, QueueReset, CorruptData, StorageError: The topic could not be read.
-        """
+        """Settings of each queue: of a topic's partitions as they are listed now."""
         if self.topic is None:
             return [self.config]
         return [self.topic.config_of(name, self.config) for name in self.topic.read().names]
 
     def written(self, runtime: Runtime) -> list[Any]:
-        """As :meth:`configs`, but of a topic only the partitions that were ever used.
-
-        Raises:
-            InvalidInput, QueueReset, CorruptData, StorageError: The topic could not be read.
-        """
+        """As :meth:`configs`, but of a topic only the partitions that were ever used."""
 
         def exists(config: QueueConfig) -> bool:
             # A partition that lost its manifest still has its marker, and needs repair.
@@ -75,36 +66,16 @@ class Target:
         if self.topic is None:
             return [self.config]
         configs = self.configs()
-        found = together(runtime, exists, configs)
+        found = in_parallel(runtime, exists, configs)
         return [config for config, is_there in zip(configs, found, strict=True) if is_there]
 
-    def starts(self, starts: Starts, option: str) -> Callable[[str], Start]:
-        """A function from a partition's name to the start that an option gave for it.
-
-        Raises:
-            click.UsageError: A sequence for a whole topic, or sequences by partition for a queue.
-            InvalidInput: The topic has no such partition.
-        """
-        if self.topic is None:
-            if starts.everywhere is None:
-                raise click.UsageError(
-                    f"{option} {starts.text} has sequences by partition, and one queue of "
-                    f"{self.store.url} is meant: give a sequence such as 42"
-                )
-            return starts.resolved(str)
-        if starts.everywhere is not None and starts.everywhere.sequence is not None:
+    def check_start(self, start: Start, option: str) -> None:
+        """Raises UsageError for a sequence as the start of a whole topic."""
+        if self.topic is not None and start.sequence is not None:
             raise click.UsageError(
-                f"{option} {starts.text} is a sequence, and partitions count separately: name "
-                f'one with --partition, give sequences by partition such as \'{{"0": '
-                f"{starts.text}}}', a time, or 'latest'"
+                f"{option} {start.text} is a sequence, and partitions count separately: name one "
+                "with --partition, or give a time, or 'latest'"
             )
-        return starts.resolved(self.topic.description.resolved)
-
-    def words(self, config: QueueConfig) -> str:
-        """The words that name one of its queues in another command."""
-        if self.topic is None:
-            return queue_words()
-        return f"{queue_words()} --partition {config.data_path_prefix}"
 
 
 def target_of(
@@ -120,9 +91,6 @@ def target_of(
     Costs a small read where neither partition, data prefix nor manifest was named.
 
     Args:
-        runtime: Clock.
-        options: Values of ``queue_options``.
-        make: Class of the settings.
         topic_deadline_ms: Limit for finding the topic, if that is below the settings' own.
         settings: More fields of it.
     """

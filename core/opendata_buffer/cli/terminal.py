@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 from rich.console import Console
 from rich.progress import (
@@ -13,7 +14,6 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     SpinnerColumn,
-    Task,
     TextColumn,
     TimeElapsedColumn,
     TransferSpeedColumn,
@@ -23,20 +23,20 @@ from rich.text import Text
 
 from opendata_buffer.admin.status import BrokerStatus, ClaimsStatus, Status, TopicStatus
 from opendata_buffer.cli.output import format_age, format_bytes, plural, waiting
+from opendata_buffer.queue.consumer_info import ConsumerInfo
 
-__all__ = ["count_progress", "name_value_table", "status_table", "topic_table", "track"]
-
-# ---- tables
+__all__ = ["count_progress", "status_table", "topic_table", "track"]
 
 
 def topic_table(status: TopicStatus) -> Table:
     """A topic for a person: a line for each partition."""
     total = f"{plural(len(status.partitions), 'partition')}, {waiting(status.queue_length)}"
     table = Table(title=Text(f"{status.store}: {total}"), title_justify="left", box=None)
-    table.add_column("partition", style="cyan")
+    table.add_column("partition", style="cyan", min_width=12, overflow="fold")
     table.add_column("state")
     for name in ("batches", "oldest", "undecided", "next sequence", "epoch"):
         table.add_column(name, justify="right")
+    table.add_column("consumer", overflow="fold")
     for each in status.partitions:
         table.add_row(
             Text(each.name),
@@ -46,6 +46,7 @@ def topic_table(status: TopicStatus) -> Table:
             f"{each.undecided:,}" if each.undecided else "-",
             f"{each.next_sequence:,}",
             f"{each.epoch:,}",
+            Text(_short_consumer(each.epoch, each.consumer)),
         )
     return table
 
@@ -77,6 +78,7 @@ def status_table(status: Status) -> Table:
         ("newest sequence", entry(status.newest_sequence, status.newest_age_seconds)),
         ("next sequence", f"{status.next_sequence:,}"),
         ("epoch", f"{status.epoch:,}"),
+        ("consumer", _consumer(status.epoch, status.consumer)),
         ("orphans", stored(status.orphans, "object", status.orphan_bytes)),
     ]
     if status.missing:
@@ -92,6 +94,25 @@ def status_table(status: Status) -> Table:
         rows.append(("claims", _claims(status.claims)))
     rows += [("note", each) for each in status.notes]
     return name_value_table(status.store, rows)
+
+
+def _consumer(epoch: int, found: ConsumerInfo | None) -> str:
+    unknown = "without a record: another client, an older release, or a repair"
+    if epoch == 0 or found is None:
+        return unknown if epoch else "none yet"
+    query = f", query {found.query}" if found.query else ""
+    try:
+        at = datetime.fromtimestamp(found.since_ms / 1000, UTC).isoformat(timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        at = f"{found.since_ms} ms"
+    text = f"{found.program}{query}, process {found.process} on {found.host}, since {at}"
+    return text if found.epoch == epoch else f"{unknown}; epoch {found.epoch} was {text}"
+
+
+def _short_consumer(epoch: int, found: ConsumerInfo | None) -> str:
+    if epoch and found is not None and found.epoch == epoch:
+        return f"{found.program} on {found.host}"
+    return "unknown" if epoch else "none yet"
 
 
 def _broker_rows(broker: BrokerStatus) -> list[tuple[str, str]]:
@@ -126,68 +147,35 @@ def _claims(claims: ClaimsStatus) -> str:
     )
 
 
-# ---- progress, on stderr
-
-
 @contextmanager
-def _progress(*columns: ProgressColumn) -> Iterator[Progress | None]:
+def _progress(*columns: ProgressColumn) -> Iterator[Progress]:
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    with Progress(*columns, console=console, transient=True) as progress:
+    console.quiet = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=console.quiet) as progress:
         yield progress
 
 
 @contextmanager
 def track(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr; nothing when that is no terminal.
+    """A progress bar on stderr, if that is a terminal.
 
     Yields:
         Call it with the number of items done, and of all.
     """
-    with _progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    ) as progress:
-        if progress is None:
-            yield lambda done, total: None
-            return
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with _progress(*columns, TimeElapsedColumn()) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 @contextmanager
-def count_progress(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """The bytes and records so far, on stderr; nothing when that is no terminal or ``quiet``.
+def count_progress(what: str) -> Iterator[Callable[[int], None]]:
+    """The bytes so far on stderr, if that is a terminal.
 
     Yields:
-        Call it with the number of further bytes and records.
+        Call it with the number of further bytes.
     """
-    if quiet:
-        yield lambda size, records: None
-        return
-    with _progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        _Records(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeElapsedColumn(),
-    ) as progress:
-        if progress is None:
-            yield lambda size, records: None
-            return
-        task = progress.add_task(what, total=None, records=0)
-        total = 0
-
-        def advance(size: int, records: int) -> None:
-            nonlocal total
-            total += records
-            progress.update(task, advance=size, records=total)
-
-        yield advance
-
-
-class _Records(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(plural(task.fields["records"], "record"), style="progress.download")
+    columns = SpinnerColumn(), TextColumn("{task.description}"), DownloadColumn()
+    with _progress(*columns, TransferSpeedColumn(), TimeElapsedColumn()) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda size: progress.advance(task, size)

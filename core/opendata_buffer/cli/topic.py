@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.console import Console
 
-from opendata_buffer.admin.status import read_topic
 from opendata_buffer.admin.transactions import TransactionScope, abort, list_open
 from opendata_buffer.cli.options import (
     NAMES_ONE_QUEUE,
@@ -20,7 +19,6 @@ from opendata_buffer.cli.options import (
 )
 from opendata_buffer.cli.output import format_age, plural
 from opendata_buffer.cli.target import one_queue, store_options_of
-from opendata_buffer.cli.terminal import topic_table
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.topic.description import is_topic
@@ -71,21 +69,6 @@ def expand(runtime: Any, /, store: str, partitions: int, as_json: bool, **option
     has = len(opened.expand(partitions).active)
     text = f"the topic at {opened.url} has {plural(has, 'partition')}, had {had:,}"
     _print(opened, as_json, text)
-
-
-@topic.command("describe")
-@store_argument
-@store_options
-@json_option
-@click.pass_obj
-def describe(runtime: Any, /, store: str, as_json: bool, **options: Any) -> None:
-    """Show a topic's partitions and what waits in each, changing nothing."""
-    config = _config(store, options)
-    found = read_topic(Topic.open(config, runtime=runtime), config, runtime)
-    if as_json:
-        click.echo(json.dumps(found.as_json()))
-    else:
-        Console().print(topic_table(found))
 
 
 @topic.command("drain")
@@ -147,7 +130,7 @@ def transactions_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
     """
     for each in list_open(_scope(runtime, queue)):
         if as_json:
-            click.echo(json.dumps(each.as_json()))
+            click.echo(json.dumps(asdict(each)))
             continue
         app = "no name" if each.app is None else f"app {each.app}, batch {each.batch}"
         age = "age unknown" if each.age_seconds is None else f"{format_age(each.age_seconds)} old"
@@ -179,15 +162,17 @@ def transactions_abort(
     still runs fails. A publisher without a name has its intents to itself: intents that are applied
     after the roll-back commit the transaction in some partitions only. So that takes --force.
     """
-    done = abort(_scope(runtime, queue), producer, force=force)
+    ended = abort(_scope(runtime, queue), producer, force=force)
     if as_json:
-        click.echo(json.dumps(done.as_json()))
+        committed = [asdict(each) for each in ended if each.committed]
+        rolled_back = [asdict(each) for each in ended if not each.committed]
+        click.echo(json.dumps({"committed": committed, "rolled_back": rolled_back}))
         return
-    for outcome, ended in (("committed", done.committed), ("rolled back", done.rolled_back)):
-        for each in ended:
-            click.echo(
-                f"{outcome} {plural(each.batches, 'batch')} of {each.producer} in {each.partition}"
-            )
+    for each in ended:
+        outcome = "committed" if each.committed else "rolled back"
+        click.echo(
+            f"{outcome} {plural(each.batches, 'batch')} of {each.producer} in {each.partition}"
+        )
 
 
 def _scope(runtime: Runtime, options: dict[str, Any]) -> TransactionScope:

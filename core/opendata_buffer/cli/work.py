@@ -8,13 +8,13 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import click
 import pyarrow as pa
 
 from opendata_buffer.broker.network import require_websockets
-from opendata_buffer.broker.worker import Worker
+from opendata_buffer.broker.worker import ClaimedBatch, Worker
 from opendata_buffer.cli.errors import Failure, one_line
 from opendata_buffer.cli.options import (
     NATURAL,
@@ -32,7 +32,7 @@ from opendata_buffer.errors import ClaimLost, Closed, InvalidInput, OpenDataBuff
 from opendata_buffer.framing import FRAMINGS
 from opendata_buffer.runtime import Runtime
 
-__all__ = ["CommandPool", "rest_ms", "work"]
+__all__ = ["work"]
 
 CLAIM_S = 1.0
 """Longest wait of one claim, so that a signal is noticed."""
@@ -44,7 +44,7 @@ TERM_S = 1.5
 """From a signal until a command that still runs is killed."""
 
 END_S = 3.0
-"""From a signal until threads are no longer waited for; their claims lapse then."""
+"""From a signal until threads are no longer waited for; their claims expire then."""
 
 FIRST_REST_MS = 1_000
 LONGEST_REST_MS = 60_000
@@ -132,43 +132,19 @@ def work(
         pool.run()
 
 
-class Batch(Protocol):
-    """A :class:`~opendata_buffer.broker.worker.ClaimedBatch`."""
-
-    sequence: int
-    location: str
-    delivery_count: int
-    entries: Sequence[bytes]
-
-    def done(self) -> None:
-        """It was processed."""
-        ...
-
-    def release(self, rest_ms: int = 0) -> None:
-        """Give it back, for delivery after a rest."""
-        ...
-
-    def reject(self, reason: str) -> None:
-        """Move it to the quarantine."""
-        ...
-
-
 class CommandPool:
     """Threads that claim batches and run the command for each.
 
     Args:
-        claim: Waits some seconds for a number of batches; returns those it got.
         command: A program and its arguments.
         parallel: Threads.
-        runtime: Clock and threads.
-        report: Takes a line about a batch that failed.
         max_deliveries: A batch that failed so often is rejected; 0 never rejects.
         framing: How records are separated on the command's standard input.
     """
 
     def __init__(
         self,
-        claim: Callable[[int, float], Sequence[Batch]],
+        claim: Callable[[int, float], Sequence[ClaimedBatch]],
         command: Sequence[str],
         parallel: int,
         runtime: Runtime,
@@ -192,12 +168,7 @@ class CommandPool:
         self.rejected = 0
 
     def run(self) -> None:
-        """Work until a signal, or until an error that is not about one batch.
-
-        Raises:
-            Failure: The command cannot be started.
-            OpenDataBufferError: The queue cannot be processed.
-        """
+        """Work until a signal, or until an error that is not about one batch."""
         tasks = [
             self._runtime.spawn(self._work, f"opendata-buffer-work-{number}")
             for number in range(self._parallel)
@@ -216,7 +187,7 @@ class CommandPool:
     def summary(self) -> str:
         """What became of the batches, when a signal ends the command."""
         return (
-            f"ended by a signal: {plural(self.done, 'batch')} done, {self.released} given back, "
+            f"ended by a signal: {plural(self.done, 'batch')} done, {self.released} released, "
             f"{self.rejected} in the quarantine"
         )
 
@@ -247,7 +218,7 @@ class CommandPool:
                 self._error = self._error or error
                 self._stopping = True
 
-    def _process(self, batch: Batch) -> None:
+    def _process(self, batch: ClaimedBatch) -> None:
         if self._stopping:
             self._release(batch, 0)
             return
@@ -267,11 +238,11 @@ class CommandPool:
         else:
             self._fail(batch, f"exit code {code}" if code > 0 else f"signal {-code}")
 
-    def _framed(self, batch: Batch) -> bytes:
+    def _framed(self, batch: ClaimedBatch) -> bytes:
         records = pa.array(batch.entries, pa.binary())
         return bytes(FRAMINGS[self._framing].framed(records, batch.sequence))
 
-    def _run(self, batch: Batch, data: bytes) -> int:
+    def _run(self, batch: ClaimedBatch, data: bytes) -> int:
         process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
@@ -299,7 +270,7 @@ class CommandPool:
                 self._running.discard(process)
         return process.returncode
 
-    def _finish(self, batch: Batch) -> None:
+    def _finish(self, batch: ClaimedBatch) -> None:
         try:
             batch.done()
         except ClaimLost as error:
@@ -308,7 +279,7 @@ class CommandPool:
         with self._lock:
             self.done += 1
 
-    def _fail(self, batch: Batch, how: str) -> None:
+    def _fail(self, batch: ClaimedBatch, how: str) -> None:
         count = batch.delivery_count
         what = f"batch {batch.sequence} failed with {how} in delivery {count}"
         if 0 < self._max_deliveries <= count:
@@ -319,11 +290,11 @@ class CommandPool:
                     self.rejected += 1
             return
         rest = rest_ms(count)
-        self._report(f"{what}: given back for {rest / 1000:g} s")
+        self._report(f"{what}: delivered again after {rest / 1000:g} s")
         self._release(batch, rest)
 
-    def _release(self, batch: Batch, rest: int) -> None:
-        # A claim that lapsed is released already; one that cannot be released lapses.
+    def _release(self, batch: ClaimedBatch, rest: int) -> None:
+        # A claim that expired is released already; one that cannot be released expires.
         with suppress(ClaimLost, OpenDataBufferError):
             batch.release(rest)
         with self._lock:

@@ -19,7 +19,7 @@ from functools import cached_property
 from opendata_buffer import metrics
 from opendata_buffer.broker.network import Network
 from opendata_buffer.broker.yielding_queue import YieldingQueue
-from opendata_buffer.concurrency import ClosedAtEnd
+from opendata_buffer.concurrency import Closeable
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.cursors import (
     BatchDescriptor,
@@ -46,7 +46,7 @@ __all__ = ["Consumer"]
 log = logging.getLogger(__name__)
 
 
-class Consumer(ClosedAtEnd):
+class Consumer(Closeable):
     """The one reader of a queue. Thread-safe; a context manager.
 
     Two ways to read, over the same cursors::
@@ -81,7 +81,7 @@ class Consumer(ClosedAtEnd):
         runtime: Clock and threads.
         allow_data_loss: Go on behind lost entries, with a warning, instead of raising ``DataLoss``.
         queue: Use this one, which the same process also appends to, instead of one of its own.
-        program: Name of the reading program, shown by ``opendata-buffer owner``.
+        program: Name of the reading program, shown by ``opendata-buffer status``.
         network: How brokers are reached; WebSockets by default.
 
     Raises:

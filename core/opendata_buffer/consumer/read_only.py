@@ -34,7 +34,6 @@ class ReadOnlyReader:
 
     Args:
         config: Where the queue is; ``cas_deadline_ms`` bounds each read, retries included.
-        store: The opened store.
         runtime: Clock of retries.
         allow_data_loss: Continue behind a gap, with a warning, instead of raising ``DataLoss``.
         advice: What the user can do about a gap, as a sentence for the error.
@@ -75,7 +74,6 @@ class ReadOnlyReader:
             QueueReset: The manifest vanished or went backwards, since the last read or by what
                 the owner marker remembers. With ``allow_data_loss`` the marker is not asked.
             CorruptManifest: It is no v1 manifest.
-            TransientStorageError, PermanentStorageError: The store did not answer.
         """
         manifest = self._queue.read()
         if manifest is None and not self._marker_checked and not self._allow_data_loss:
@@ -91,7 +89,6 @@ class ReadOnlyReader:
 
         Raises:
             InvalidInput: There is no queue. None is created.
-            QueueReset, CorruptManifest, StorageError: As :meth:`find`.
         """
         manifest = self.find()
         if manifest is None:
@@ -106,7 +103,6 @@ class ReadOnlyReader:
         Raises:
             QueueReset: The queue ends before ``sequence``.
             DataLoss: The queue begins behind it.
-            CorruptManifest, StorageError: The manifest could not be read.
         """
         manifest = self.find() or Manifest.empty()
         begin = manifest.first_sequence if sequence is None else sequence
@@ -121,7 +117,6 @@ class ReadOnlyReader:
 
         Raises:
             DataLoss: Entries left the queue before they were handed out here.
-            QueueReset, CorruptManifest, StorageError: As :meth:`find`.
         """
         manifest = self.find() or Manifest.empty()
         before = self._cursors or Cursors.at(manifest.first_sequence)
@@ -181,14 +176,10 @@ class ReadOnlyReader:
 
 
 def no_such_queue(store: Store, config: QueueConfig) -> InvalidInput:
-    """The error of a command or reader that found no manifest: what is there instead.
-
-    Raises:
-        TransientStorageError, PermanentStorageError: The store did not answer.
-    """
+    """The error of a command or reader that found no manifest: what is there instead."""
     prefix = config.data_path_prefix
     if exists(store, TOPIC_KEY):
-        lists = f"'opendata-buffer topic describe {store.url}' lists them"
+        lists = f"'opendata-buffer status {store.url}' lists them"
         if PARTITION_NAME.fullmatch(prefix) is None:
             return InvalidInput(
                 f"there is a topic at {store.url}, and one queue is needed: name a partition with "

@@ -33,7 +33,7 @@ from opendata_buffer.queue.ownership import Claim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.retry import load_retries
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores.base import Paced, Store
+from opendata_buffer.stores.base import RateLimited, Store
 
 __all__ = ["Committer", "Gaps", "GroupCommitter", "Turns", "shared_committer"]
 
@@ -321,7 +321,7 @@ class GroupCommitter:
             claim=claim,
             after_conflict=lambda: self._turns.lost(runtime.monotonic()),
         )
-        self._paced = store if isinstance(store, Paced) else None
+        self._paced = store if isinstance(store, RateLimited) else None
         self._looked_to: int | None = None
         self._condition = runtime.condition()
         self._waiting: list[_Request] = []

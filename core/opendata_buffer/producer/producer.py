@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from opendata_buffer import metrics
 from opendata_buffer.broker.network import Network
-from opendata_buffer.concurrency import ClosedAtEnd
+from opendata_buffer.concurrency import Closeable
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput
 from opendata_buffer.formats.keys import Transaction
@@ -48,7 +48,7 @@ MAX_METADATA_BYTES = 1024 * 1024
 """Largest metadata payload of a call: it is rewritten with every append while it is queued."""
 
 
-class Producer(ClosedAtEnd):
+class Producer(Closeable):
     """Accepts entries, batches them and puts them into the queue. Thread-safe, not fork-safe.
 
     Producers of one process on the same manifest append together, with the deadlines and the

@@ -38,6 +38,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from opendata_buffer import outcomes
 from opendata_buffer.errors import (
     CorruptData,
     ObjectNotFound,
@@ -47,16 +48,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.retry import BackoffSettings, queue_retry
 from opendata_buffer.runtime import Runtime, deadline, remaining
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Applied,
-    ConditionalPut,
-    Get,
-    IfVersion,
-    NotModified,
-    Vanished,
-    VersionConflict,
-)
+from opendata_buffer.stores.base import ABSENT, ConditionalPut, Get, IfVersion, NotModified
 
 __all__ = [
     "Attempts",
@@ -422,15 +414,15 @@ class CasObject(Generic[T]):
         run.begin()
         outcome = self._store.put_if(self._key, self._encode(after), condition)
         match outcome:
-            case Applied(written):
+            case outcomes.Applied(written):
                 self._value, self._version, self._fresh = after, written, True
                 run.landed()
                 return after
-            case VersionConflict():
+            case outcomes.Conflict():
                 self.conflicts += 1
                 run.raced()
                 raise _Conflict("another writer was faster")
-            case Vanished():
+            case outcomes.Vanished():
                 raise _Missing(f"{self._key!r} in {self._store.url} vanished")
             case _:
                 log.warning("answer to a write of %s was lost: %s", self._key, outcome.reason)

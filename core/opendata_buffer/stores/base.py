@@ -1,7 +1,7 @@
-"""Storage: what the queue asks of an object store, and nothing more.
+"""The protocols of an object store.
 
-Each function asks for the smallest protocol it needs: the fetcher wants :class:`Get`, the
-collector :class:`List` and :class:`Delete`, the queue :class:`Get` and :class:`ConditionalPut`.
+Each caller takes the smallest one that it needs: the fetcher :class:`Get`, the collector
+:class:`List` and :class:`Delete`, the queue :class:`Get` and :class:`ConditionalPut`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
-from opendata_buffer.errors import (
-    CorruptData,
-    InvalidInput,
-    ObjectNotFound,
-    OpenDataBufferError,
-    TransientStorageError,
-    UnsafeStore,
-)
+from opendata_buffer import outcomes
+from opendata_buffer.errors import CorruptData, InvalidInput
 from opendata_buffer.formats.sidecar import Sidecar
 
 __all__ = [
     "ABSENT",
     "Absent",
-    "Applied",
     "Blob",
     "ConditionalPut",
     "Delete",
@@ -36,34 +29,22 @@ __all__ = [
     "Near",
     "NotModified",
     "ObjectInfo",
-    "Paced",
-    "Probed",
+    "RateLimited",
     "Put",
     "PutOutcome",
     "PutPieces",
     "Store",
-    "Unknown",
-    "Vanished",
-    "VersionConflict",
-    "check_goes_on",
     "check_limit",
     "check_range",
     "check_size",
     "cut",
-    "listed",
-    "looked_up",
-    "not_modified",
-    "read_part",
     "read_sidecar",
-    "strong_etag",
-    "unversioned",
-    "weak_or_none",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """What a read returned.
+    """The result of a read.
 
     Attributes:
         data: The object's bytes, or the asked range of them.
@@ -96,31 +77,8 @@ class IfVersion:
 ABSENT = Absent()
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """The write landed and the object now has this version."""
-
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
-class VersionConflict:
-    """The condition did not hold; nothing was written by this call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Vanished:
-    """``IfVersion`` on an object that no longer exists; nothing was written (failure F4)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """The answer was lost: the write may have landed or still land (failures F1, F2)."""
-
-    reason: str
-
-
-PutOutcome = Applied | VersionConflict | Vanished | Unknown
+PutOutcome = outcomes.Outcome[str]
+"""What became of a conditional put; the applied value is the object's new version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,13 +164,13 @@ class Near(Protocol):
     def is_near(self) -> bool:
         """Whether reads come from this machine's memory or disks; false where that is not sure.
 
-        Who reads one object after the other there waits for nothing that threads could hide.
+        Reading one object after the other there costs no latency that threads could hide.
         """
         ...
 
 
 class Put(Protocol):
-    """Writing one object, whole, under a name nobody else uses."""
+    """Writing one whole object under a name that no other writer uses."""
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """Write an object atomically and durably; safe to repeat with the same bytes.
@@ -242,7 +200,8 @@ class ConditionalPut(Protocol):
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         """Write an object if the condition holds, in one attempt.
 
-        Every answer of the store is a value. Only what is surely not applied raises.
+        Every answer of the store is a value, see :mod:`opendata_buffer.outcomes`. Only a write
+        that is surely not applied raises.
 
         Raises:
             TransientStorageError: It was not begun; try again later.
@@ -262,32 +221,13 @@ class ConditionalPut(Protocol):
 
 
 @runtime_checkable
-class Probed(Protocol):
-    """A store whose conditions are tried by real writes: what another process found spares them."""
-
-    @property
-    def probe_subject(self) -> str:
-        """What is tried: endpoint and bucket, the same for all queues in it."""
-        ...
-
-    @property
-    def is_probed(self) -> bool:
-        """Whether this process knows that it is safe."""
-        ...
-
-    def take_as_probed(self) -> None:
-        """Another process has found that it is safe."""
-        ...
-
-
-@runtime_checkable
-class Paced(Protocol):
-    """A store that takes writes of one object only so often, as Google's does."""
+class RateLimited(Protocol):
+    """A store that limits how often one object is written, as Google's does."""
 
     def write_due(self, key: str) -> float:
         """Seconds until a write of the object is not refused for its rate; 0 where it may be sent.
 
-        A writer that gathers what it has to write waits so long before it puts its write together.
+        A writer that gathers records waits for so long before it builds its write.
         """
         ...
 
@@ -334,11 +274,6 @@ class Store(Get, Put, ConditionalPut, List, Delete, Protocol):
         ...
 
 
-# ---- Reading the small JSON objects beside a manifest ----
-#
-# By who only looks; a register changes them.
-
-
 T = TypeVar("T")
 
 
@@ -368,85 +303,6 @@ def read_sidecar(store: Get, key: str, kind: Sidecar, decode: Callable[[bytes], 
         raise CorruptData(f"{key!r}: {error}") from error
 
 
-# ---- What became of a write whose answer does not tell the version that it made. ----
-
-
-def looked_up(store: Get, key: str, written: bytes) -> Applied | Unknown:
-    """The outcome of a write that was answered without a version, as behind some proxies.
-
-    If the object holds the bytes that were written, its version is a version of them, whoever
-    wrote it last. It raises nothing: the write may be there, and an error would deny it.
-
-    Args:
-        store: Read once.
-        key: Of the object.
-        written: What was sent.
-    """
-    why = "the object has changed since"
-    try:
-        found = store.get(key, max_bytes=len(written))
-        if isinstance(found, Blob) and found.data == written:
-            return Applied(found.version)
-    except (CorruptData, ObjectNotFound):
-        pass  # it may have been written all the same, and is larger or gone since
-    except OpenDataBufferError as error:
-        why = f"it cannot be looked up: {error}"
-    return Unknown(f"the store answered a write of {key!r} without its version, and {why}")
-
-
-# ---- Versions in answers: what tells whether an object is still the one that was read. Pure. ----
-
-
-def not_modified(key: str, store: str, if_changed: str | None) -> NotModified:
-    """What a 304 means: nothing, where no version was asked about.
-
-    Args:
-        key: That was read.
-        store: Its URL.
-        if_changed: The version that the caller knows.
-
-    Raises:
-        TransientStorageError: It knows none, and would take the answer for the object.
-    """
-    if if_changed is None:
-        raise TransientStorageError(
-            f"cannot read {key!r} in {store}: it was answered as not modified (304), which was not "
-            "asked. Check what answers at the endpoint (a cache?), or try again later."
-        )
-    return NotModified()
-
-
-def strong_etag(etag: str | None) -> str | None:
-    """An answer's ETag; None when there is none, or when it is weak.
-
-    A weak one (``W/"..."``) says that two contents are as good as each other, not that they are
-    the same bytes. It never matches an ``If-Match``.
-    """
-    return None if not etag or etag.startswith("W/") else etag
-
-
-def weak_or_none(etag: str | None) -> str:
-    """What an answer has instead of a strong ETag, in words."""
-    return f"the weak ETag {etag}" if etag else "no ETag"
-
-
-def unversioned(store: str, answers: str, use: str) -> UnsafeStore:
-    """The error about a store whose answers do not tell an object's version.
-
-    Args:
-        store: Its URL and its endpoint.
-        answers: What it answers, in words: ``answers a read with no ETag``.
-        use: What to use instead, as a whole sentence.
-    """
-    return UnsafeStore(
-        f"store {store} {answers}: nothing tells whether an object is still the one that was read, "
-        f"and writers of one manifest would overwrite each other. {use}"
-    )
-
-
-# ---- Byte ranges and limits of reads and listings, the same for every store. ----
-
-
 def check_limit(limit: int | None) -> None:
     """Refuse a listing of no objects: it would be truncated without a key to go on after.
 
@@ -455,25 +311,6 @@ def check_limit(limit: int | None) -> None:
     """
     if limit is not None and limit < 1:
         raise InvalidInput(f"limit is {limit!r}: use a whole number of at least 1")
-
-
-def check_goes_on(token: object, following: object, prefix: str, store: str) -> None:
-    """Refuse a listing whose next page would be the same one again, for ever.
-
-    Args:
-        token: Where this page began; empty or None for the first.
-        following: Where the next one begins.
-        prefix: The full prefix.
-        store: The store's URL.
-
-    Raises:
-        TransientStorageError: Both are the same.
-    """
-    if token and token == following:
-        raise TransientStorageError(
-            f"cannot list {prefix!r} in {store}: the listing goes on where it was. Check what "
-            "answers at the endpoint, or try again later."
-        )
 
 
 def check_range(byte_range: tuple[int, int] | None) -> None:
@@ -506,76 +343,3 @@ def check_size(key: str, size: int, max_bytes: int | None) -> None:
             f"object {key!r} has {size} bytes to read, more than the limit of {max_bytes}: "
             "it was not read"
         )
-
-
-def read_part(
-    key: str,
-    read: Callable[[int | None], bytes],
-    size: int | None,
-    byte_range: tuple[int, int] | None,
-    max_bytes: int | None,
-    *,
-    whole: bool,
-) -> bytes:
-    """What was asked for of an answer's body, reading no more than tells that it is too much.
-
-    Args:
-        key: For errors.
-        read: Reads the body: at most so many bytes of it, or all.
-        size: Of the body; None where the answer does not tell it.
-        byte_range: What was asked for.
-        max_bytes: Most bytes of that.
-        whole: There was a range, and the answer has the whole object: the store knows no ranges.
-
-    Raises:
-        CorruptData: There are more than ``max_bytes``.
-        TransientStorageError: There are more than the range has.
-    """
-    most = None if max_bytes is None else max_bytes + 1
-    if byte_range is not None:
-        most = byte_range[1] if whole else byte_range[1] - byte_range[0] + 1
-    if size is not None:
-        start, end = cut(byte_range, size) if whole else (0, size)
-        check_size(key, end - start, max_bytes)
-        _check_asked(key, end - start, byte_range)
-        return read(None if end == size else end)[start:end]
-    data = read(most)
-    start, end = cut(byte_range, len(data)) if whole else (0, len(data))
-    check_size(key, end - start, max_bytes)
-    _check_asked(key, end - start, byte_range)
-    # All of it is not copied: bytes sliced from 0 to their end are the same object.
-    return data[start:end]
-
-
-def _check_asked(key: str, size: int, byte_range: tuple[int, int] | None) -> None:
-    """Refuse more bytes than a range has: they are others than were asked for.
-
-    Raises:
-        TransientStorageError: There are.
-    """
-    if byte_range is not None and size > byte_range[1] - byte_range[0]:
-        raise TransientStorageError(
-            f"cannot read bytes {byte_range[0]} to {byte_range[1]} of {key!r}: the answer has "
-            f"{size} bytes. Check what answers at the endpoint, or try again later."
-        )
-
-
-def listed(
-    objects: Sequence[ObjectInfo], now_ms: int | None, limit: int | None, *, more: bool
-) -> Listing:
-    """The listing that pages of a service make.
-
-    Args:
-        objects: All that were read, which may be more than ``limit``.
-        now_ms: The service's clock, milliseconds since the Unix epoch; None where it told none.
-        limit: Most objects of the listing.
-        more: Whether there are pages that were not read.
-    """
-    if now_ms is None:
-        # No clock of the store's: its newest object is a lower bound, so nothing looks
-        # older than it is. This machine's clock would be no such bound (failure F6).
-        now_ms = max((info.last_modified_ms for info in objects), default=0)
-    # In their order already, except on accounts and buckets with directories, and on what only
-    # looks like one of these services.
-    kept = tuple(sorted(objects, key=lambda info: info.key)[:limit])
-    return Listing(kept, now_ms, truncated=more or len(kept) < len(objects))

@@ -24,23 +24,20 @@ __all__ = [
 ]
 
 
-# ---- Credentials of a Databricks service credential: found by its name, in each process anew. ----
-#
-# Databricks has two places for them: ``dbutils`` in a notebook or a job, and a module of its own in
-# the Python workers of executors, where there is no ``dbutils``. Both give, for one name, what the
-# cloud's own library takes as credentials and renews by itself.
-
-
 _IDENTITIES = {
     "s3": "an instance profile",
     "az": "a service principal by AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET",
     "gs": "a Google service account",
 }
-"""What it may have of its own, by cloud."""
+"""What a process may have instead, by cloud."""
 
 
 def service_credential(name: str, *, scheme: str, has: str) -> Any:
-    """What a service credential gives: for AWS a botocore session, else a credential object.
+    """What a Databricks service credential gives: for AWS a botocore session, else a credential
+    object, which the cloud's own library renews by itself.
+
+    It is found by its name, in each process anew: by ``dbutils`` in a notebook or a job, and by a
+    module of its own in the Python workers of executors.
 
     Args:
         name: As in Unity Catalog.
@@ -54,10 +51,10 @@ def service_credential(name: str, *, scheme: str, has: str) -> Any:
     failed = []
     for where, find in _PLACES:
         try:
-            provider = find()
-            if provider is None:
+            holder = find()
+            if holder is None:
                 continue
-            found = provider(name)
+            found = holder.getServiceCredentialsProvider(name)
         except ModuleNotFoundError:
             continue
         except Exception as error:
@@ -77,59 +74,38 @@ def service_credential(name: str, *, scheme: str, has: str) -> Any:
         )
     raise PermanentStorageError(
         f"service_credential {name!r} gives no credentials here ({'; '.join(failed)}). Check the "
-        "name, and that whoever runs this has ACCESS on it in Unity Catalog. Where Databricks "
+        "name, and that the user who runs this has ACCESS on it in Unity Catalog. Where Databricks "
         f"gives none to the process that plans a query, give the compute {_IDENTITIES[scheme]}"
     )
 
 
-def _of_the_notebook() -> Callable[[str], Any] | None:
-    """``dbutils`` as a notebook has it, where this is its process."""
+def _notebook_dbutils() -> Any:
+    """``dbutils`` of a notebook; None outside of one."""
     spaces = [vars(sys.modules["__main__"])]
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is not None:
         spaces.append(shell.user_ns)
-    for space in spaces:
-        if "dbutils" in space:
-            return _getter(space["dbutils"].credentials)
-    return None
+    found = [space["dbutils"] for space in spaces if "dbutils" in space]
+    return found[0].credentials if found else None
 
 
-def _of_executors() -> Callable[[str], Any]:
-    return _getter(import_module("databricks.service_credentials"))
-
-
-def _of_the_driver() -> Callable[[str], Any]:
+_PLACES: tuple[tuple[str, Callable[[], Any]], ...] = (
+    ("dbutils", _notebook_dbutils),
+    (
+        "databricks.service_credentials",
+        lambda: import_module("databricks.service_credentials"),
+    ),
     # Last: outside of Databricks it looks for a workspace to talk to, which may take long.
-    return _getter(import_module("databricks.sdk.runtime").dbutils.credentials)
-
-
-def _getter(holder: Any) -> Callable[[str], Any]:
-    found: Callable[[str], Any] = holder.getServiceCredentialsProvider
-    return found
-
-
-_PLACES: tuple[tuple[str, Callable[[], Callable[[str], Any] | None]], ...] = (
-    ("dbutils", _of_the_notebook),
-    ("databricks.service_credentials", _of_executors),
-    ("databricks.sdk.runtime", _of_the_driver),
+    (
+        "databricks.sdk.runtime",
+        lambda: import_module("databricks.sdk.runtime").dbutils.credentials,
+    ),
 )
 
 
-# ---- Clouds' own libraries, imported when a store of theirs is opened ----
-#
-# Nobody else pays for them.
-
-
 def load(module: str, *, scheme: str, extra: str) -> Any:
-    """A module of an extra.
-
-    Args:
-        module: Its dotted name.
-        scheme: Of the URLs that need it, for the message.
-        extra: Of this package, that brings it.
-
-    Raises:
-        InvalidInput: It, or something it needs, is not installed.
+    """A module of an extra, imported when a store of its cloud is opened; where it is missing, the
+    error names the command that installs it.
     """
     try:
         return import_module(module)
@@ -152,7 +128,7 @@ AZURE_ENVIRONMENT = ("AZURE_", "IDENTITY_", "MSI_")
 T = TypeVar("T")
 
 # Each with the environment it was made in. A changed one replaces it: of credentials that rotate
-# every hour nothing is left behind, and who still uses the old client keeps it.
+# every hour nothing is left behind; a store that uses the old client keeps it.
 _made: dict[Hashable, tuple[Hashable, Any]] = {}
 _lock = threading.RLock()  # A client may be made of another one.
 
@@ -180,7 +156,7 @@ class ProcessClient(Generic[T]):
 
     Args:
         make: Makes it; a function of a module, so that it pickles.
-        name: What else it is made for, such as an account.
+        name: What else it is made for: Azure's account.
         options: How to reach the store.
         prefixes: Names of environment variables that it depends on begin so.
     """
@@ -196,21 +172,11 @@ class ProcessClient(Generic[T]):
         self._held: tuple[int, T] | None = None
 
     def get(self) -> T:
-        """The client.
-
-        Raises:
-            OpenDataBufferError: It cannot be made.
-        """
+        """The client."""
         held = self._held
         if held is None or held[0] != os.getpid():
             held = self._held = (os.getpid(), self._shared())
         return held[1]
-
-    @property
-    def made(self) -> T | None:
-        """The client if this process has it already."""
-        held = self._held
-        return held[1] if held is not None and held[0] == os.getpid() else None
 
     def __getstate__(self) -> Any:
         return self._from

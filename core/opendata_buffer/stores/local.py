@@ -9,11 +9,11 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 
+from opendata_buffer import outcomes
 from opendata_buffer.errors import (
     InvalidInput,
     ObjectNotFound,
@@ -25,7 +25,6 @@ from opendata_buffer.formats.keys import check_key
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import (
     Absent,
-    Applied,
     Blob,
     DeleteFailure,
     IfVersion,
@@ -33,9 +32,6 @@ from opendata_buffer.stores.base import (
     NotModified,
     ObjectInfo,
     PutOutcome,
-    Unknown,
-    Vanished,
-    VersionConflict,
     check_limit,
     check_range,
     check_size,
@@ -45,7 +41,6 @@ from opendata_buffer.stores.local_files import (
     MISSING,
     FileLock,
     LockTimeout,
-    is_on_this_machine,
     make_directories,
     read_into,
     read_range,
@@ -63,40 +58,19 @@ __all__ = [
     "LocalPaths",
     "LocalStore",
     "RESERVED",
-    "TemporaryFile",
     "TemporaryFiles",
     "directory_of",
     "files_below",
 ]
 
 
-# ---- Files that are written and have no name in the store yet, in a directory of their own. ----
-
-
 _DAY_NS = 24 * 3600 * 10**9
 
 
-@dataclass(slots=True)
-class TemporaryFile:
-    """One of them.
-
-    Attributes:
-        fd: Open for writing.
-        path: Its name for now.
-        renamed: Whether it has got its name in the store.
-    """
-
-    fd: int
-    path: str
-    renamed: bool = False
-
-
 class TemporaryFiles:
-    """The temporary files of one store.
+    """Files that are written and have no name in the store yet.
 
-    Args:
-        directory: Where they lie; on the file system of the store, or renames are not atomic.
-        runtime: Their names; the clock where the directory has none.
+    They lie on the file system of the store, or renames would not be atomic.
     """
 
     def __init__(self, directory: str, runtime: Runtime) -> None:
@@ -118,28 +92,25 @@ class TemporaryFiles:
         return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666), path
 
     @contextmanager
-    def written(self, pieces: Sequence[bytes | memoryview]) -> Iterator[TemporaryFile]:
-        """A file of these bytes, durable; removed at the end unless it was renamed."""
+    def written(self, pieces: Sequence[bytes | memoryview]) -> Iterator[tuple[int, str]]:
+        """A file of these bytes, durable, as its descriptor and its path; removed at the end
+        unless it was renamed."""
         fd, path = self.open()
-        file = TemporaryFile(fd, path)
         try:
             try:
                 if len(pieces) == 1:
                     write_all(fd, pieces[0])
                 else:
                     write_pieces(fd, pieces)
-                # Guards the bytes, before they have their name: after a power cut a name may be
-                # there whose file was never written out, as an empty one. POSIX's fsync() says
-                # that what it returned for can be read back, of this file and of no other.
-                # fdatasync() would do as well and save nothing: of a new file the length and the
-                # blocks are needed to read it back.
+                # Before the file has its name: after a power cut a name may be there whose file
+                # was never written out, as an empty one. fdatasync() would save nothing: of a new
+                # file the length and the blocks are needed to read it back.
                 os.fsync(fd)
-                yield file
+                yield fd, path
             finally:
                 os.close(fd)
         finally:
-            if not file.renamed:
-                unlink_quietly(path)
+            unlink_quietly(path)
 
     def now_ms(self) -> int:
         """The time by the file system's clock, milliseconds since the Unix epoch.
@@ -158,7 +129,7 @@ class TemporaryFiles:
             os.unlink(path)
 
     def _sweep(self) -> None:
-        """Remove what is older than a day: nobody writes one file for so long."""
+        """Remove files older than a day: no writer needs so long for one."""
         now_ns = self.now_ms() * 1_000_000
         with os.scandir(self._directory) as entries:
             for entry in entries:
@@ -169,11 +140,6 @@ class TemporaryFiles:
                     continue  # swept by another process meanwhile, or not ours to remove
 
 
-# ---- Where the local store keeps what: the files of objects, locks and writes below its root. ----
-#
-# Pure but for the links that a root is made of, which are followed once.
-
-
 RESERVED = ".opendata-buffer"
 """Directories with lock files, and below the root files being written; no part of the store."""
 
@@ -181,14 +147,10 @@ _LONGEST_NAME = 255
 
 
 class LocalPaths:
-    """The paths of one root.
+    """The files of objects, locks and writes below one root.
 
-    Args:
-        root: The store's directory.
-
-    Raises:
-        InvalidInput: The root of the file system; or a Databricks mount, which has neither locks
-            nor atomic renames.
+    The root of the file system is refused, and a Databricks mount, which has neither locks nor
+    atomic renames.
     """
 
     def __init__(self, root: os.PathLike[str] | str) -> None:
@@ -200,11 +162,7 @@ class LocalPaths:
         """Locked once, to see whether the file system has locks."""
 
     def object(self, key: str) -> str:
-        """The file of an object.
-
-        Raises:
-            InvalidInput: No file can have this name, or it is one of the store's own.
-        """
+        """The file of an object; refused if no file can have this name, or the store's own has."""
         check_key("key", key)
         segments = key.split("/")
         if RESERVED in segments:
@@ -240,11 +198,6 @@ def _refuse_unsafe_roots(root: str) -> None:
             )
 
 
-# ---- The files below a directory as a store lists its objects ----
-#
-# By prefix, in the order of keys.
-
-
 def directory_of(prefix: str) -> str | None:
     """The directory below which all keys with a prefix lie; None when no key starts so."""
     directory, _, _ = prefix.rpartition("/")
@@ -260,14 +213,7 @@ def files_below(
 ) -> Iterator[ObjectInfo]:
     """The files below a directory whose key fits, in the order of their keys.
 
-    Args:
-        root: The store's directory; keys are relative to it.
-        directory: Where to begin, relative to it: :func:`directory_of` the prefix.
-        prefix: What keys start with.
-        start_after: Only keys behind this one.
-
-    Raises:
-        OSError: A directory cannot be read.
+    ``directory`` is relative to the root: :func:`directory_of` the prefix.
     """
     try:
         with os.scandir(f"{root}/{directory}") as entries:
@@ -330,7 +276,7 @@ class LocalStore:
     any moment leaves the old or the new bytes. Conditional writes rename under an exclusive lock
     on a file of their key's own, beside the object: stores with another root that hold the same
     file lock the same one. The kernel frees the lock of a process that dies; one that is suspended
-    in the instant it holds it stops the others until it goes on or dies. Readers take no lock: the
+    while it holds it stops the others until it continues or dies. Readers take no lock: the
     version is read from the same open file as the bytes, and is made of its modification time,
     inode and size; every conditional write makes the time strictly later, so a version never
     comes back (failure F11).
@@ -360,7 +306,7 @@ class LocalStore:
     @property
     def is_near(self) -> bool:
         """See :attr:`opendata_buffer.stores.Near.is_near`."""
-        return is_on_this_machine(self._paths.root)
+        return True
 
     def __repr__(self) -> str:
         return f"LocalStore({self._paths.root!r})"
@@ -428,10 +374,10 @@ class LocalStore:
         path = self._paths.object(key)
         try:
             self._temporary.prepare()
-            with self._temporary.written(pieces) as temporary:
+            with self._temporary.written(pieces) as (fd, temporary):
                 # A key that is also written by put_if has a lock file; batches have none.
                 with FileLock(self._paths.lock(key), self._runtime, create=False) as lock:
-                    self._rename(temporary, path, lock)
+                    self._rename(fd, temporary, path, lock)
                 _sync_name(path)
         except LockTimeout:
             raise TransientStorageError(_stuck_lock(self._paths.lock(key))) from None
@@ -444,32 +390,35 @@ class LocalStore:
         begun, version = False, ""
         try:
             if isinstance(condition, IfVersion) and not os.path.isdir(os.path.dirname(path)):
-                return Vanished()
+                return outcomes.Vanished()
             self._temporary.prepare()
             lock_path = self._paths.lock(key)
             if not os.path.isdir(os.path.dirname(lock_path)):
                 make_directories(os.path.dirname(lock_path))
-            # Who lost its race already writes nothing. Who has not, writes everything before it
-            # takes the lock: a process that is suspended in there stops all the others.
+            # A writer that has lost its race already writes nothing. Otherwise all is written
+            # before the lock is taken: a process that is suspended while it holds it stops all
+            # others.
             if (refused := _refusal(path, condition)) is not None:
                 return refused
-            with self._temporary.written((data,)) as temporary:
+            with self._temporary.written((data,)) as (fd, temporary):
                 with FileLock(lock_path, self._runtime) as lock:
                     if (refused := _refusal(path, condition)) is not None:
                         return refused
                     begun = True
-                    version = self._rename(temporary, path, lock)
+                    version = self._rename(fd, temporary, path, lock)
                 _sync_name(path)
-            return Applied(version)
+            return outcomes.Applied(version)
         except LockTimeout:
             raise TransientStorageError(_stuck_lock(self._paths.lock(key))) from None
         except OSError as error:
             mapped = storage_error("write", path, error)
             if version:
-                return Unknown(f"file {path!r} was replaced, and it failed after that: {mapped}")
+                return outcomes.Unknown(
+                    f"file {path!r} was replaced, and it failed after that: {mapped}"
+                )
             # Of a rename across a network the answer may be lost.
             if begun and (isinstance(mapped, TransientStorageError) or error.errno == errno.EIO):
-                return Unknown(f"file {path!r} may have been replaced: {mapped}")
+                return outcomes.Unknown(f"file {path!r} may have been replaced: {mapped}")
             raise mapped from error
 
     def check_conditional_writes(self, near: str) -> None:
@@ -535,20 +484,20 @@ class LocalStore:
                 failures.append(DeleteFailure(key, str(storage_error("delete", key, error))))
         return tuple(failures)
 
-    def _rename(self, temporary: TemporaryFile, path: str, lock: FileLock) -> str:
+    def _rename(self, fd: int, temporary: str, path: str, lock: FileLock) -> str:
         """Give a written file its name; returns its version. Under the key's lock, if it has one.
 
-        The stamp is not fsynced: after a power cut nobody remembers the version, and the kernel's
-        own stamp, which may be back, was nobody's.
+        The stamp is not fsynced: after a power cut no process remembers the version, and the
+        kernel's own stamp, which may be back, was never a version.
         """
         previous = stat_file(path)
         # The lock file remembers the time too: after a delete the file does not.
-        floor_ns = max(previous.st_mtime_ns if previous else 0, lock.load())
-        lock.store(stamp_later(temporary.fd, temporary.path, floor_ns))
-        version = version_of(os.fstat(temporary.fd))
+        previous_ns = max(previous.st_mtime_ns if previous else 0, lock.load())
+        lock.store(stamp_later(fd, temporary, previous_ns))
+        version = version_of(os.fstat(fd))
         for attempt in range(100):
             try:
-                os.replace(temporary.path, path)
+                os.replace(temporary, path)
                 break
             except FileNotFoundError:
                 # The directory is new, or a delete in another process just pruned it.
@@ -558,8 +507,7 @@ class LocalStore:
                     raise
                 os.rmdir(path)  # left empty by a delete; otherwise ENOTEMPTY says so
         else:
-            os.replace(temporary.path, path)
-        temporary.renamed = True
+            os.replace(temporary, path)
         return version
 
     def _delete(self, path: str, lock_path: str) -> None:
@@ -580,23 +528,25 @@ class LocalStore:
 
 
 def _sync_name(path: str) -> None:
-    # Guards the name. rename() is atomic for who looks at the directory, but durable only once
-    # that was fsynced, as fsync(2) says of entries, and POSIX promises no order between two of
-    # them, nor between a name here and a file there. So that of a batch is durable before a
-    # manifest is written that has it, and that of the manifest before anybody is told that a
-    # record is durable: with the bytes of both, four fsyncs for a batch, of which none
-    # can be left out or made one with another.
+    """Make a new name durable.
+
+    A rename is atomic for readers of the directory, but durable only after an fsync of it, and
+    POSIX promises no order between two of them. So a batch's name is durable before a manifest is
+    written that names it, and the manifest's before a record is reported as durable.
+    """
     sync_directory(os.path.dirname(path))
 
 
-def _refusal(path: str, condition: Absent | IfVersion) -> Vanished | VersionConflict | None:
+def _refusal(
+    path: str, condition: Absent | IfVersion
+) -> outcomes.Vanished | outcomes.Conflict | None:
     """Why a conditional write cannot be, by the file as it is now."""
     found = stat_file(path)
     if isinstance(condition, IfVersion):
         if found is None:
-            return Vanished()
-        return None if version_of(found) == condition.version else VersionConflict()
-    return None if found is None else VersionConflict()
+            return outcomes.Vanished()
+        return None if version_of(found) == condition.version else outcomes.Conflict()
+    return None if found is None else outcomes.Conflict()
 
 
 def _stuck_lock(path: str) -> str:

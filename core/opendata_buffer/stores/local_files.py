@@ -10,9 +10,6 @@ import stat
 import threading
 import zlib
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import lru_cache
-from pathlib import Path
 from types import TracebackType
 
 from opendata_buffer.errors import (
@@ -27,8 +24,6 @@ __all__ = [
     "FileLock",
     "LockTimeout",
     "MISSING",
-    "is_on_this_machine",
-    "kinds_of",
     "make_directories",
     "read_into",
     "read_range",
@@ -43,64 +38,20 @@ __all__ = [
 ]
 
 
-# ---- Which directories lie on this machine, and which across a network. ----
-
-
-_MOUNTS = Path("/proc/self/mountinfo")
-
-_HERE = frozenset(
-    {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
-)
-"""Kinds of file system that read from memory or from a disk. Any other may ask a server."""
-
-
-def is_on_this_machine(path: str) -> bool:
-    """Whether a directory is known to lie on this machine; false where nobody can tell."""
-    try:
-        device = os.stat(path).st_dev
-    except OSError:
-        return False
-    return _kind_of(device) in _HERE
-
-
-def kinds_of(mounts: str) -> dict[tuple[int, int], str]:
-    """The kinds of file systems, by major and minor number, of Linux's ``mountinfo``.
-
-    A line is ``36 35 98:0 /root /mount options - ext4 /dev/sda options``, with none to several
-    fields between the options and the hyphen; spaces within names are written as ``\\040``.
-    """
-    kinds: dict[tuple[int, int], str] = {}
-    for line in mounts.splitlines():
-        mount, _, system = line.partition(" - ")
-        with suppress(ValueError, IndexError):  # a line of another kind tells nothing
-            major, minor = mount.split()[2].split(":")
-            kinds[int(major), int(minor)] = system.split()[0]
-    return kinds
-
-
-@lru_cache(maxsize=64)
-def _kind_of(device: int) -> str | None:
-    try:
-        mounts = _MOUNTS.read_text(errors="replace")
-    except OSError:
-        return None  # not Linux, or nothing is mounted at /proc
-    return kinds_of(mounts).get((os.major(device), os.minor(device)))
-
-
-# ---- An exclusive lock between threads and processes that kill -9 cannot leave behind. ----
-
-
 _STRIPES = 64
 _thread_locks: list[threading.Lock] = []
 
 
-def _reset() -> None:
+def _reset_locks() -> None:
     # A child forked while another thread held a lock would wait for a thread it does not have.
+    global _stamp_lock
     _thread_locks[:] = [threading.Lock() for _ in range(_STRIPES)]
+    _stamp_lock = threading.Lock()
 
 
-_reset()
-os.register_at_fork(after_in_child=_reset)
+_stamp_lock = threading.Lock()
+_reset_locks()
+os.register_at_fork(after_in_child=_reset_locks)
 
 
 class LockTimeout(Exception):
@@ -110,8 +61,9 @@ class LockTimeout(Exception):
 class FileLock:
     """``flock`` on a file that stays, as a context manager; also holds a small number.
 
-    The kernel frees the lock when its holder dies. Threads of one process are kept apart by a
-    lock of their own, because on NFS ``flock`` belongs to the process.
+    The kernel frees the lock when its holder dies, so ``kill -9`` cannot leave it behind. Threads
+    of one process are kept apart by a lock of their own, because on NFS ``flock`` belongs to the
+    process.
 
     Args:
         path: The lock file; its directory must exist. It is never deleted: a process that
@@ -132,7 +84,7 @@ class FileLock:
         self._path = path
         self._runtime = runtime
         left = remaining()
-        # Half of what is left: whoever waits until then must still be told why.
+        # Half of what is left: the caller must have time to report why it failed.
         self._timeout_s = timeout_s if left is None else min(timeout_s, max(left / 2, 0.0))
         self._flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         self._thread_lock = _thread_locks[
@@ -225,16 +177,7 @@ _TRANSIENT = {
 }
 
 _LONGEST_STEP_NS = 10**9
-_stamp_lock = threading.Lock()
 _last_stamp_ns = 0
-
-
-def _reset_stamp_lock() -> None:
-    global _stamp_lock
-    _stamp_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_reset_stamp_lock)
 
 
 def version_of(status: os.stat_result) -> str:
@@ -251,8 +194,8 @@ def stat_file(path: str) -> os.stat_result | None:
     return status if stat.S_ISREG(status.st_mode) else None
 
 
-def stamp_later(fd: int, path: str, floor_ns: int) -> int:
-    """Give an open new file a modification time later than ``floor_ns``; returns it.
+def stamp_later(fd: int, path: str, previous_ns: int) -> int:
+    """Give an open new file a modification time later than ``previous_ns``; returns it.
 
     The kernel's own stamps advance in steps of some milliseconds and inodes are used again, so
     without this two versions written within one step could get the same token.
@@ -264,7 +207,7 @@ def stamp_later(fd: int, path: str, floor_ns: int) -> int:
         # kernel's is from before its clock was set back, and no longer followed.
         within_step = _last_stamp_ns - kernel_ns < _LONGEST_STEP_NS
         _last_stamp_ns = max(kernel_ns, _last_stamp_ns + 1) if within_step else kernel_ns
-        stamp_ns = max(_last_stamp_ns, floor_ns + 1)
+        stamp_ns = max(_last_stamp_ns, previous_ns + 1)
     os.utime(fd, ns=(stamp_ns, stamp_ns))
     kept_ns = os.fstat(fd).st_mtime_ns
     if kept_ns != stamp_ns:

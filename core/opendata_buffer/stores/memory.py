@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput, ObjectNotFound
 from opendata_buffer.formats.keys import check_key
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import (
     Absent,
-    Applied,
     Blob,
     DeleteFailure,
     IfVersion,
@@ -20,8 +20,6 @@ from opendata_buffer.stores.base import (
     NotModified,
     ObjectInfo,
     PutOutcome,
-    Vanished,
-    VersionConflict,
     check_limit,
     check_range,
     check_size,
@@ -119,12 +117,12 @@ class MemoryStore:
             found = self._objects.get(key)
             if isinstance(condition, IfVersion):
                 if found is None:
-                    return Vanished()
+                    return outcomes.Vanished()
                 if found.version != condition.version:
-                    return VersionConflict()
+                    return outcomes.Conflict()
             elif found is not None:
-                return VersionConflict()
-            return Applied(self._write(key, data))
+                return outcomes.Conflict()
+            return outcomes.Applied(self._write(key, data))
 
     def check_conditional_writes(self, near: str) -> None:
         """See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`."""

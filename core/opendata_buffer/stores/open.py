@@ -56,11 +56,11 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
     if not isinstance(url, str) or not url:
         raise InvalidInput(f"store is {url!r}: {_USAGE}")
     check_no_secrets("store", url)
-    key, surroundings = (url, options), _surroundings(url)
+    key, environment = (url, options), _environment(url)
     found = _cache.get(key)
-    if found is not None and found[0] == surroundings:
+    if found is not None and found[0] == environment:
         return found[1]
-    made = (surroundings, _open(url, options))
+    made = (environment, _open(url, options))
     if found is None:
         # Without a lock: of two threads that open one URL, both get what was put first.
         return _cache.setdefault(key, made)[1]
@@ -70,7 +70,7 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
     return made[1]
 
 
-def _surroundings(url: str) -> Hashable:
+def _environment(url: str) -> Hashable:
     """What else the meaning of a URL depends on."""
     if url.lower().startswith(("s3:", "s3a:")):
         return environment_of(*AWS_ENVIRONMENT)
@@ -118,7 +118,7 @@ def _open(url: str, options: StoreOptions) -> Store:
         from opendata_buffer.stores.memory import MemoryStore
 
         return MemoryStore.named(host)
-    # boto3 takes 100 ms to import, the others as much: only who uses a cloud pays for it.
+    # boto3 takes 100 ms to import, the others as much: only a process that uses a cloud loads it.
     if scheme == "gs":
         from opendata_buffer.stores.gcs import GcsStore
 
@@ -131,8 +131,7 @@ def _open(url: str, options: StoreOptions) -> Store:
 
 
 def _open_azure(url: str, scheme: str, host: str, root: str, options: StoreOptions) -> Store:
-    from opendata_buffer.stores.azure import AzureStore
-    from opendata_buffer.stores.azure_client import blob_host
+    from opendata_buffer.stores.azure import AzureStore, blob_host
 
     container, at, account = host.partition("@")
     if scheme == "az":

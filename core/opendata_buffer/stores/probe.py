@@ -1,8 +1,7 @@
-"""Does a store honour conditional writes? Asked once, with a few real ones (failure F12).
+"""Whether a store honours conditional writes, tried by a few real ones (failure F12).
 
-One after the other, and then several at once: there are stores that honour each condition when it
-is asked alone, and let two writers that come together both win, because they look first and write
-then.
+First one after the other, then several at once: some stores honour each condition that is asked
+alone, and let two concurrent writers both win, because they look first and write then.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ import logging
 from contextlib import suppress
 from typing import Protocol
 
-from opendata_buffer.concurrency import together
+from opendata_buffer import outcomes
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import ObjectNotFound, TransientStorageError, UnsafeStore
 from opendata_buffer.formats.keys import MAX_KEY_BYTES
 from opendata_buffer.retry import full_jitter
@@ -19,7 +19,6 @@ from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import (
     ABSENT,
     Absent,
-    Applied,
     Blob,
     ConditionalPut,
     Delete,
@@ -27,9 +26,6 @@ from opendata_buffer.stores.base import (
     Get,
     IfVersion,
     PutOutcome,
-    Unknown,
-    Vanished,
-    VersionConflict,
 )
 
 __all__ = ["PROBE_DEADLINE_MS", "RACES", "SAFE", "probe_conditional_writes"]
@@ -37,7 +33,7 @@ __all__ = ["PROBE_DEADLINE_MS", "RACES", "SAFE", "probe_conditional_writes"]
 log = logging.getLogger(__name__)
 
 PROBE_DEADLINE_MS = 10_000
-"""Whoever waits for a producer to start wants to know soon that the endpoint is wrong."""
+"""Short: a producer that starts with a wrong endpoint fails soon."""
 
 SAFE: set[str] = set()
 """Endpoints with their buckets that this process knows to be safe."""
@@ -45,7 +41,7 @@ SAFE: set[str] = set()
 RACES = 3
 """Objects that writers race for, twice each."""
 _RACERS = 6
-"""Writers of one race: the more there are, the likelier two of them meet between look and write."""
+"""Writers of one race: the more, the likelier two of them are between look and write at once."""
 
 _SUFFIX_BYTES = len(".probe-") + 26
 _CLEAN_UP_S = 2.0
@@ -78,12 +74,6 @@ def probe_conditional_writes(
         races: How many objects writers race for; 0 where races are known to have one winner.
         deadline_ms: How long lost answers are tried again. Removing the probe objects may
             take two seconds more.
-
-    Raises:
-        UnsafeStore: The store ignores or refuses a condition, lets several writers win, or has no
-            versions to compare.
-        TransientStorageError: No round was answered until the deadline.
-        PermanentStorageError: The store refuses writes.
     """
     # Cut, so that the longest manifest path still leaves room for the suffix.
     stem = near.encode()[: MAX_KEY_BYTES - _SUFFIX_BYTES - room].decode(errors="ignore")
@@ -93,7 +83,7 @@ def probe_conditional_writes(
         return f"{stem}.probe-{runtime.ulid()}"
 
     def once() -> None:
-        _ask(store, key(), name, made)
+        _try_each(store, key(), name, made)
         for _ in range(races):
             made.append(key())
             _race(store, made[-1], name, runtime)
@@ -113,7 +103,7 @@ def probe_conditional_writes(
         if made:
             with deadline(runtime, _CLEAN_UP_S):
                 left = store.delete_many(made)
-    # Logged after success only: a store that cannot be reached is told of once, by the error.
+    # Logged after success only: otherwise the error says that the store cannot be reached.
     if left:
         log.warning(
             "%d probe objects may be left behind, the first is %r: %s",
@@ -123,15 +113,15 @@ def probe_conditional_writes(
         )
 
 
-def _ask(store: _Probed, key: str, name: str, made: list[str]) -> None:
-    """One round of questions; ``made`` takes the key once an object may exist."""
+def _try_each(store: _Probed, key: str, name: str, made: list[str]) -> None:
+    """Try each condition alone; ``made`` takes the key once an object may exist."""
 
     def put(step: str, condition: Absent | IfVersion, *right: type[PutOutcome]) -> PutOutcome:
         outcome = store.put_if(key, _PROBE, condition)
         if key not in made:
             made.append(key)  # a put that raised wrote nothing
-        if isinstance(outcome, Unknown):
-            # Of a store whose answers have no versions the read says so, and ends the probe.
+        if isinstance(outcome, outcomes.Unknown):
+            # If the store's responses have no versions, the read raises that and ends the probe.
             with suppress(ObjectNotFound, TransientStorageError):
                 store.get(key)
             raise TransientStorageError(outcome.reason)
@@ -144,21 +134,21 @@ def _ask(store: _Probed, key: str, name: str, made: list[str]) -> None:
             )
         return outcome
 
-    put("If-Match on a missing object", _WRONG, Vanished, VersionConflict)
-    created = put("If-None-Match: * on a missing object", ABSENT, Applied)
-    put("If-None-Match: * on an existing object", ABSENT, VersionConflict)
-    put("If-Match with another ETag", _WRONG, VersionConflict)
-    assert isinstance(created, Applied)
+    put("If-Match on a missing object", _WRONG, outcomes.Vanished, outcomes.Conflict)
+    created = put("If-None-Match: * on a missing object", ABSENT, outcomes.Applied)
+    put("If-None-Match: * on an existing object", ABSENT, outcomes.Conflict)
+    put("If-Match with another ETag", _WRONG, outcomes.Conflict)
+    assert isinstance(created, outcomes.Applied)
     found = store.get(key)
-    if not isinstance(found, Blob) or found.version != created.version or found.data != _PROBE:
+    if not isinstance(found, Blob) or found.version != created.value or found.data != _PROBE:
         version = found.version if isinstance(found, Blob) else "none"
         raise UnsafeStore(
             f"store {name} gives an object the ETag {version} when it is read and "
-            f"{created.version} when it was written: no writer could tell whether the manifest is "
+            f"{created.value} when it was written: no writer could tell whether the manifest is "
             "still the one it has read. Take away what changes answers on their way (a proxy "
             "that compresses them?), or use another store."
         )
-    put("If-Match with the object's ETag", IfVersion(created.version), Applied)
+    put("If-Match with the object's ETag", IfVersion(created.value), outcomes.Applied)
 
 
 def _race(store: _Probed, key: str, name: str, runtime: Runtime) -> None:
@@ -167,8 +157,8 @@ def _race(store: _Probed, key: str, name: str, runtime: Runtime) -> None:
     for what in ("created", "replaced"):
         gate = _Gate(runtime, _RACERS)
 
-        # No two write the same bytes: S3's version is their hash, and one who writes what is there
-        # already leaves it valid for the next.
+        # No two write the same bytes: S3's version is their hash, and a write of the same bytes
+        # leaves it valid for the next writer.
         def write(
             number: int,
             what: str = what,
@@ -178,19 +168,19 @@ def _race(store: _Probed, key: str, name: str, runtime: Runtime) -> None:
             gate.pass_together()
             return store.put_if(key, f"{what} by {number}".encode(), condition)
 
-        outcomes = together(runtime, write, range(_RACERS))
-        won = [each for each in outcomes if isinstance(each, Applied)]
+        results = in_parallel(runtime, write, range(_RACERS))
+        won = [each for each in results if isinstance(each, outcomes.Applied)]
         if len(won) > 1:
             raise UnsafeStore(
                 f"store {name} honours conditional writes only one by one: {len(won)} of "
-                f"{_RACERS} writers that came together were told that they {what} one object. "
+                f"{_RACERS} concurrent writers were answered that they {what} one object. "
                 "Writers of one manifest would overwrite each other, and batches be lost. Use a "
                 "store whose conditions are atomic (AWS S3, Google Cloud Storage, Azure, "
                 "Cloudflare R2, a recent MinIO or Ceph) or a local directory."
             )
         if not won:
-            return  # answers were lost, or all were told to wait: this race shows nothing
-        condition = IfVersion(won[0].version)
+            return  # responses were lost, or all were refused for their rate: it shows nothing
+        condition = IfVersion(won[0].value)
 
 
 class _Gate:

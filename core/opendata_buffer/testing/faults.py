@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 
+from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import (
@@ -28,7 +29,6 @@ from opendata_buffer.stores.base import (
     NotModified,
     PutOutcome,
     Store,
-    Unknown,
 )
 
 __all__ = ["FaultPlan", "FaultyStore"]
@@ -178,20 +178,20 @@ class FaultyStore:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
         self._begin("put_if", self.plan.cas_ms)
         if self._hangs(lambda: self.inner.put_if(key, data, condition)):
-            return Unknown("injected: no answer")
+            return outcomes.Unknown("injected: no answer")
         if self._rolls("cas_lost_before"):
             self._end(self.plan.cas_ms)
-            return Unknown("injected: the request was lost")
+            return outcomes.Unknown("injected: the request was lost")
         if self._rolls("cas_late"):
             with self._lock:
                 left = self._dice.randint(0, self.plan.late_operations)
                 self._late.append(_LatePut(key, data, condition, left))
             self._end(self.plan.cas_ms)
-            return Unknown("injected: the request is still under way")
+            return outcomes.Unknown("injected: the request is still under way")
         lost = self._rolls("cas_lost_after")
         outcome = self.inner.put_if(key, data, condition)
         self._end(self.plan.cas_ms)
-        return Unknown("injected: the answer was lost") if lost else outcome
+        return outcomes.Unknown("injected: the answer was lost") if lost else outcome
 
     def check_conditional_writes(self, near: str) -> None:
         """The inner store's; without faults."""

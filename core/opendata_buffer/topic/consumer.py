@@ -12,7 +12,7 @@ from itertools import islice, repeat, zip_longest
 from typing import Protocol, TypeVar
 
 from opendata_buffer.broker.network import Network
-from opendata_buffer.concurrency import ClosedAtEnd, together
+from opendata_buffer.concurrency import Closeable, in_parallel
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import (
     AdaptiveConcurrency,
@@ -106,7 +106,7 @@ class TopicArrowBatch(ArrowBatch):
     partition: str
 
 
-class TopicConsumer(ClosedAtEnd):
+class TopicConsumer(Closeable):
     """The one reader of a topic, or of some of its partitions. A context manager.
 
     ::
@@ -134,7 +134,7 @@ class TopicConsumer(ClosedAtEnd):
         runtime: Clock and threads; the system's by default.
         allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
-        program: Name of the program, shown by ``opendata-buffer owner``.
+        program: Name of the program, shown by ``opendata-buffer status``.
         network: How brokers are reached; WebSockets by default.
 
     Raises:
@@ -291,7 +291,7 @@ class TopicConsumer(ClosedAtEnd):
         """
         self._check_open()
         readers = self._readers.values()
-        self._uninterrupted(lambda: together(self._runtime, PartitionReader.flush, readers))
+        self._uninterrupted(lambda: in_parallel(self._runtime, PartitionReader.flush, readers))
 
     def close(self) -> None:
         """Write out acknowledgements and end. May be repeated; closed also when it raises.
@@ -376,7 +376,7 @@ class TopicConsumer(ClosedAtEnd):
 
         found = False
         readers = list(self._readers.values())
-        for reader, outcome in zip(readers, together(self._runtime, poll, readers), strict=True):
+        for reader, outcome in zip(readers, in_parallel(self._runtime, poll, readers), strict=True):
             if isinstance(outcome, Drained):
                 self._sealed.add(reader.name)
                 self._close_drained(reader.name)
@@ -422,7 +422,7 @@ class TopicConsumer(ClosedAtEnd):
 
         found: dict[str, PartitionReader] = {}
         try:
-            together(self._runtime, open_one, missing)
+            in_parallel(self._runtime, open_one, missing)
         finally:
             everyone = self._readers | found
             self._readers = {name: everyone[name] for name in sorted(everyone)}
@@ -457,7 +457,7 @@ class TopicConsumer(ClosedAtEnd):
     def _close_all(self) -> None:
         self._drop_prefetched()
         readers, self._readers = self._readers, {}
-        together(self._runtime, PartitionReader.close, readers.values())
+        in_parallel(self._runtime, PartitionReader.close, readers.values())
 
     def _uninterrupted(self, work: Callable[[], T]) -> T:
         """What ``work`` returns. After an interruption (Ctrl-C) the consumer cannot be used.

@@ -11,7 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from opendata_buffer.broker.network import Network
-from opendata_buffer.concurrency import ClosedAtEnd, locked, together
+from opendata_buffer.concurrency import Closeable, in_parallel, locked
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBufferError
 from opendata_buffer.producer.append_buffer import ProduceRequest
@@ -167,7 +167,7 @@ class ProducerPool:
         try:
             opened = {name: self._open[name] for name in names if name in self._open}
             missing = [name for name in names if name not in opened]
-            opened |= zip(missing, together(self._runtime, self._open_one, missing), strict=True)
+            opened |= zip(missing, in_parallel(self._runtime, self._open_one, missing), strict=True)
             yield opened
         finally:
             self._release(names)
@@ -218,7 +218,7 @@ class ProducerPool:
 
         everyone = self._everyone()
         # All at once, however many: the timeout is for all of them together.
-        found = together(self._runtime, outcome, everyone, most=max(1, len(everyone)))
+        found = in_parallel(self._runtime, outcome, everyone, most=max(1, len(everyone)))
         failed = [error for error in found if isinstance(error, FlushFailed)]
         others = [e for e in found if e is not None and not isinstance(e, FlushFailed)]
         calls, cause = self._lost
@@ -330,7 +330,7 @@ REFRESH_S = 2.0
 """Age of the list of partitions at which it is read again."""
 
 
-class TopicProducer(ClosedAtEnd):
+class TopicProducer(Closeable):
     """Writes entries into the partitions of a topic. Thread-safe, not fork-safe.
 
     ::

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from opendata_buffer.broker.network import Network
-from opendata_buffer.concurrency import ClosedAtEnd, locked
+from opendata_buffer.concurrency import Closeable, locked
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import (
     Closed,
@@ -254,7 +254,7 @@ class CallLock:
             self._condition.notify_all()
 
 
-class Publisher(ClosedAtEnd):
+class Publisher(Closeable):
     """Publishes to the partitions of a topic. A context manager, not fork-safe.
 
     ::

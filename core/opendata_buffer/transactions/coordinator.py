@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, Superseded, TransientStorageError
 from opendata_buffer.formats.keys import Transaction
@@ -286,7 +286,7 @@ class TransactionCoordinator:
         """Write the markers of the batch that the record names; note what else is undecided."""
         committed = None if record.producer is None else bytes.fromhex(record.producer)
         names = sorted({*partitions, *record.intents})
-        manifests = together(self._runtime, lambda name: self._queue_of(name).read(), names)
+        manifests = in_parallel(self._runtime, lambda name: self._queue_of(name).read(), names)
         markers: dict[str, list[TransactionMarker]] = {}
         for name, manifest in zip(names, manifests, strict=True):
             owned.note_undecided(name, manifest, but=committed)

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from opendata_buffer.concurrency import together
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
 from opendata_buffer.formats.manifest import Manifest, NewEntry
@@ -143,7 +143,9 @@ class MarkerWriter:
             OpenDataBufferError: As :meth:`.Queue.append`, of the first partition that failed; the
                 others were written.
         """
-        return sum(together(self._runtime, lambda name: self._write(name, markers[name]), markers))
+        return sum(
+            in_parallel(self._runtime, lambda name: self._write(name, markers[name]), markers)
+        )
 
     def _write(self, name: str, markers: Collection[TransactionMarker]) -> int:
         queue, wanted = self._queue_of(name), tuple(markers)
@@ -179,7 +181,7 @@ class MarkerWriter:
             marker = TransactionMarker(producer, clock)
             self._queue_of(name).append([self._store_batch(name, marker, 0)])
 
-        together(self._runtime, expire, names)
+        in_parallel(self._runtime, expire, names)
 
     def _store_batch(self, name: str, marker: TransactionMarker, ahead_ms: int) -> NewEntry:
         """The entry of a marker. Its empty batch is stored; the entry is not appended."""

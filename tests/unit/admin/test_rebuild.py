@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.admin.fsck import check_queue
 from opendata_buffer.admin.rebuild import GRACE_MS, RebuildPlan, plan_rebuild, rebuild
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
@@ -20,15 +21,7 @@ from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, FINAL, b
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.rollback_checks import Watermark
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import (
-    Absent,
-    Blob,
-    IfVersion,
-    Listing,
-    ObjectInfo,
-    PutOutcome,
-    Unknown,
-)
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, Listing, ObjectInfo, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -340,7 +333,7 @@ class Lossy(MemoryStore):
         outcome = super().put_if(key, data, condition)
         if self.armed and key == KEY:
             self.armed = False
-            return Unknown("lost")
+            return outcomes.Unknown("lost")
         return outcome
 
 

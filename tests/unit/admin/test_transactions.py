@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from opendata_buffer.admin.transactions import (
-    Aborted,
     OpenTransaction,
     TransactionScope,
     abort,
@@ -108,7 +107,7 @@ def test_each_part_of_a_transaction_is_told_with_what_waits_behind_it(world: Wor
 def test_an_undecided_transaction_is_rolled_back_everywhere(world: World) -> None:
     world.write(A, Transaction("orders", 7), *NAMES)
     listed = list_open(world.place)
-    assert abort(world.place, A.hex()) == Aborted(committed=(), rolled_back=tuple(listed))
+    assert abort(world.place, A.hex()) == listed
     assert list_open(world.place) == []
     assert [world.delivered(name) for name in NAMES] == [[], [], []]
     with pytest.raises(InvalidInput, match="no transaction of producer"):
@@ -123,8 +122,10 @@ def test_what_the_record_names_is_completed_and_not_rolled_back(world: World) ->
     assert coordinator.decide(world.write(A, txn, "p-00000-04pn", "p-00001-05mv", age_ms=0))
     assert [each.committed for each in list_open(world.place)] == [True, True, False]
     done = abort(world.place, A.hex())
-    assert [each.partition for each in done.committed] == ["p-00000-04pn", "p-00001-05mv"]
-    assert [each.producer for each in done.rolled_back] == [B.hex()]
+    assert [(each.partition, each.committed) for each in done] == [
+        ("p-00000-04pn", True), ("p-00001-05mv", True), ("p-00002-0bvb", False),
+    ]  # fmt: skip
+    assert done[2].producer == B.hex()
     assert [world.delivered(name) for name in NAMES] == [[0, 1], [0, 1], []]
 
 
@@ -152,7 +153,7 @@ def test_one_without_an_app_is_rolled_back_by_its_producer_alone(world: World) -
     with pytest.raises(InvalidInput, match=r"has no name.*in some partitions and not in others"):
         abort(world.place, A.hex())
     assert len(list_open(world.place)) == 4
-    assert len(abort(world.place, A.hex(), force=True).rolled_back) == 3
+    assert len(abort(world.place, A.hex(), force=True)) == 3
     assert [each.producer for each in list_open(world.place)] == [B.hex()]
     assert [world.delivered(name) for name in NAMES] == [[], [], []]
 
@@ -164,8 +165,9 @@ def test_one_without_an_app_that_is_committed_in_one_partition_is_completed(worl
     markers.write({NAMES[0]: [TransactionMarker(A, attempt.intents[NAMES[0]])]})
     assert [each.committed for each in list_open(world.place)] == [True, True]
     done = abort(world.place, A.hex())
-    assert [each.partition for each in done.committed] == ["p-00001-05mv", "p-00002-0bvb"]
-    assert done.rolled_back == ()
+    assert [(each.partition, each.committed) for each in done] == [
+        ("p-00001-05mv", True), ("p-00002-0bvb", True),
+    ]  # fmt: skip
     assert [world.delivered(name) for name in NAMES] == [[0, 1], [0, 1], [0, 1]]
 
 
@@ -175,7 +177,7 @@ def test_a_young_transaction_may_be_at_work(world: World) -> None:
     with pytest.raises(InvalidInput, match=r"is 10 s old: its writer may be at work.*force=True"):
         abort(world.place, A.hex())
     assert len(list_open(world.place)) == 2
-    assert len(abort(world.place, A.hex(), force=True).rolled_back) == 2
+    assert len(abort(world.place, A.hex(), force=True)) == 2
 
 
 def test_one_partition_of_a_topic_is_looked_at_and_not_ended_alone(world: World) -> None:
@@ -194,5 +196,5 @@ def test_a_queue_of_its_own_is_looked_at_and_ended() -> None:
         list_open(place)
     queue = Queue(store, CONFIG, runtime=runtime, role="test")
     queue.append([NewEntry(batch_key("ingest", runtime.ulid(), None, build_uuid(A, 2, 1)))])
-    assert abort(place, A.hex(), force=True).rolled_back[0].partition == "ingest"
+    assert abort(place, A.hex(), force=True)[0].partition == "ingest"
     assert list_open(place) == []

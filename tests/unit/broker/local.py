@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from opendata_buffer import outcomes
 from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.election import Host, ListeningPort
@@ -18,7 +19,7 @@ from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Store, VersionConflict
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Store
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -129,7 +130,7 @@ class Overtaken(MemoryStore):
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         if key == self.overtaken_at:
             self.overtaken_at = ""
-            return VersionConflict()
+            return outcomes.Conflict()
         return super().put_if(key, data, condition)
 
     def connect(self, announcement: DiscoveryRecord) -> Connection:

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.broker.lease import DiscoveryRecord, Lease, Watch
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -96,7 +97,7 @@ class AnswerLost(MemoryStore):
         outcome = super().put_if(key, data, condition)
         if self.lose:
             self.lose = False
-            return Unknown("injected")
+            return outcomes.Unknown("injected")
         return outcome
 
 

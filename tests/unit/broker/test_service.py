@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer import metrics
+from opendata_buffer import metrics, outcomes
 from opendata_buffer.broker.broker import MAX_WAITING_BYTES, Service
 from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.protocol import VALID_MS, append_body
@@ -17,7 +17,7 @@ from opendata_buffer.errors import CommitStateUnknown
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import CONFIG, queued
@@ -261,7 +261,7 @@ class Stalling(MemoryStore):
         self._runtime.advance(3)
         if self._lands:
             super().put_if(key, data, condition)
-        return Unknown("injected")
+        return outcomes.Unknown("injected")
 
 
 @pytest.mark.parametrize("lands", [True, False], ids=["landed", "not landed"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.broker.claims import Claims, decode, encode
 from opendata_buffer.broker.dispatcher_term import DispatcherTerm, stored_epoch
 from opendata_buffer.config import ConsumerConfig
@@ -15,7 +16,7 @@ from opendata_buffer.errors import Closed, Fenced
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -84,7 +85,7 @@ class AnswerLost(MemoryStore):
         outcome = super().put_if(key, data, condition)
         if key == CLAIMS and self.lose:
             self.lose -= 1
-            return Unknown("injected")
+            return outcomes.Unknown("injected")
         return outcome
 
 

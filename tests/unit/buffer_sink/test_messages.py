@@ -1,15 +1,37 @@
+"""What the driver and the tasks of a write tell each other."""
+
 from __future__ import annotations
 
 import pickle
 
 import pytest
 
-from buffer_sink.messages import Group, SmallBatch, TaskUploads, UploadedBatch, WriteTask
+from buffer_sink.messages import (
+    FIRST_CLOCK,
+    Group,
+    SmallBatch,
+    TaskUploads,
+    TopicWrite,
+    UploadedBatch,
+    WriteTask,
+)
 from buffer_sink.messages import collect as collect_and_store
-from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.keys import Transaction
+from buffer_sink.writer import find_topic
+from opendata_buffer.errors import (
+    CorruptData,
+    InvalidInput,
+    PermanentStorageError,
+    TransientStorageError,
+)
+from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.messages.message_ids import CONTINUE_TXN, parse_uuid
 from opendata_buffer.runtime import Moment
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic.description import TopicDescription
+from opendata_buffer.topic.topic import Topic
+from opendata_buffer.transactions.markers import ROLL_BACK
 
 TXN = Transaction("q", 4)
 EARLY, LATE = Moment(1_000, 10.0), Moment(2_000, 11.0)
@@ -19,8 +41,8 @@ def upload(name: str, records: int = 2) -> UploadedBatch:
     return UploadedBatch(name, records, 100, (Metadata(0, 5, b"m"),))
 
 
-def message(partition: int, *uploads: UploadedBatch, txn: Transaction | None = TXN) -> TaskUploads:
-    return TaskUploads(WriteTask(partition, EARLY, txn), uploads)
+def message(task: int, *uploads: UploadedBatch, txn: Transaction | None = TXN) -> TaskUploads:
+    return TaskUploads(WriteTask(task, EARLY, txn), uploads)
 
 
 def collect(messages: list[TaskUploads | None]) -> Group | None:
@@ -30,14 +52,15 @@ def collect(messages: list[TaskUploads | None]) -> Group | None:
     return collect_and_store(messages, never)
 
 
-def test_uploads_are_ordered_by_partition_and_then_as_written() -> None:
+def test_uploads_are_ordered_by_task_and_then_as_written() -> None:
     group = collect(
         [message(2, upload("c")), None, message(0, upload("a"), upload("b")), message(1)]
     )
     assert group is not None
     assert [each.location for each in group.uploads] == ["a", "b", "c"]
     assert group.transaction == TXN
-    assert (group.records, group.bytes) == (6, 300)
+    assert group.records == 6
+    assert group.locations == ("a", "b", "c")
     assert group.entries[0] == NewEntry("a", (Metadata(0, 5, b"m"),))
 
 
@@ -72,7 +95,7 @@ def test_small_batches_are_stored_with_all_others_in_order_and_the_writes_identi
     group = collect_and_store([*sent, message(0, upload("a"))], store)
     assert group is not None
     assert [each.location for each in group.uploads] == ["stored"]
-    assert asked == [[upload("a"), small], TXN, None]
+    assert asked == [[upload("a"), small], message(0).task]
 
 
 def test_a_message_survives_pickling() -> None:
@@ -80,3 +103,80 @@ def test_a_message_survives_pickling() -> None:
     assert pickle.loads(pickle.dumps(small)) == small
     sent = message(3, upload("a"))
     assert pickle.loads(pickle.dumps(sent)) == sent
+
+
+ULID = "01JD0000000000000000000001"
+
+
+def planned_write() -> TopicWrite:
+    description = TopicDescription.new(ULID, 3).drained("p-00001-05mv", 0)
+    return TopicWrite.planned(description, ManualRuntime())
+
+
+def test_a_write_goes_to_the_active_partitions_and_knows_the_others() -> None:
+    made = pickle.loads(pickle.dumps(planned_write()))
+    assert made.active == ("p-00000-04pn", "p-00002-0bvb")
+    assert set(made.names) == {"p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"}
+
+
+def test_each_attempt_has_a_producer_and_an_app_of_its_own() -> None:
+    runtime = ManualRuntime()
+    description = TopicDescription.new(ULID, 1)
+    made = [TopicWrite.planned(description, runtime) for _ in range(50)]
+    assert len({each.producer for each in made}) == 50
+    assert len({each.app for each in made}) == 50
+    assert all(len(each.producer) == 6 for each in made)
+    assert made[0].transaction(None) == Transaction(made[0].app, 0)
+    assert made[0].transaction(Transaction("q", 7)) == Transaction("q", 7)
+
+
+def test_clocks_rise_in_the_order_in_which_a_partition_gets_the_batches() -> None:
+    made = planned_write()
+    clocks = [made.clock(task, index) for task in (0, 1, 2**31 - 1) for index in (0, 1, 5_000)]
+    assert clocks == sorted(set(clocks))
+    assert clocks[0] == FIRST_CLOCK
+    assert ROLL_BACK < FIRST_CLOCK
+    assert clocks[-1] < 2**64 - 1
+
+
+def test_the_name_of_a_batch_says_whose_it_is_and_that_it_is_undecided() -> None:
+    made = planned_write()
+    named = parse_location(
+        made.location("p-00002-0bvb", ULID, Transaction("q", 7), 9), "p-00002-0bvb"
+    )
+    assert named is not None
+    assert named.txn == Transaction("q", 7)
+    assert named.message is not None
+    said = parse_uuid(named.message)
+    assert (said.producer, said.clock, said.flags) == (made.producer, 9, CONTINUE_TXN)
+
+
+def test_a_topic_is_found_by_one_read() -> None:
+    store = MemoryStore()
+    assert find_topic(store) is None
+    topic = Topic.create("memory://x", 4, store=store, runtime=ManualRuntime())
+    assert find_topic(store) == topic.description
+
+
+def test_who_may_not_look_at_the_root_may_still_have_a_queue() -> None:
+    class Forbidden(MemoryStore):
+        def get(self, key: str, **options: object) -> object:  # type: ignore[override]
+            raise PermanentStorageError("403")
+
+    assert find_topic(Forbidden()) is None
+
+
+def test_a_store_that_does_not_answer_is_not_taken_for_one_without_a_topic() -> None:
+    class Silent(MemoryStore):
+        def get(self, key: str, **options: object) -> object:  # type: ignore[override]
+            raise TransientStorageError("503")
+
+    with pytest.raises(TransientStorageError):
+        find_topic(Silent())
+
+
+def test_a_topic_that_cannot_be_read_is_named() -> None:
+    store = MemoryStore()
+    store.put("_topic.json", b"{}")
+    with pytest.raises(CorruptData, match=r"'_topic\.json'"):
+        find_topic(store)

@@ -8,10 +8,10 @@ import pytest
 from pyspark.cloudpickle import dumps
 from pyspark.sql.datasource import DataSourceReader
 
-from buffer_source.batch_partition import BatchPartition
 from buffer_source.batch_reader import BufferBatchReader, select
 from buffer_source.options import SourceOptions
-from buffer_source.rows import default_schema
+from buffer_source.planner import TaskBatches
+from buffer_source.schema import default_schema
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.keys import Transaction, batch_key
@@ -115,8 +115,8 @@ def test_what_is_left_of_a_topic_is_read_where_a_loss_is_allowed(tmp_path: Path)
     (tmp_path / "p-00001-05mv" / "manifest").unlink()
     allowed = SourceOptions.from_spark({"path": str(tmp_path), "failOnDataLoss": "false"})
     (task,) = BufferBatchReader(allowed, default_schema()).partitions()
-    assert isinstance(task, BatchPartition)
-    assert [each.partition for each in task.descriptors] == ["p-00000-04pn"]
+    assert isinstance(task, TaskBatches)
+    assert [each.partition for each in task.batches] == ["p-00000-04pn"]
 
 
 def test_a_time_is_where_a_read_starts(runtime: ManualRuntime) -> None:

@@ -67,15 +67,6 @@ def test_a_restart_hands_over_what_the_log_holds() -> None:
     assert log.handed(B, 0.0)
 
 
-def test_an_idle_query_acknowledges_its_first_batch_after_a_while() -> None:
-    log = CommitLog()
-    log.handed(None, 0.0)
-    log.planned(None)
-    assert not log.handed(A, 5.0)
-    assert not log.handed(A, 5.0 + FIRST_BATCH_SETTLES_S - 0.1)
-    assert log.handed(A, 5.0 + FIRST_BATCH_SETTLES_S)
-
-
 def test_time_proves_the_first_batch_of_a_run_and_no_later_one() -> None:
     log = CommitLog()
     log.planned(A)

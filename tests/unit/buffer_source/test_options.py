@@ -1,3 +1,5 @@
+"""Options of the source, and what they decide about data that cannot be delivered."""
+
 from __future__ import annotations
 
 import os
@@ -7,7 +9,14 @@ import pytest
 
 from buffer_source.options import SourceOptions
 from opendata_buffer.config import GarbageCollectorConfig, StoreOptions
-from opendata_buffer.errors import InvalidInput
+from opendata_buffer.errors import (
+    BatchMissing,
+    BatchUnreadable,
+    ForeignLocation,
+    InvalidInput,
+    PoisonBatch,
+)
+from opendata_buffer.values import ValueOptions
 
 
 def parse(**options: str) -> SourceOptions:
@@ -202,3 +211,89 @@ def test_a_partition_is_named_by_its_number_too() -> None:
 def test_starting_positions_that_are_none_are_refused(value: str) -> None:
     with pytest.raises(InvalidInput, match=r"startingOffsets is .* of a topic sequences by"):
         parse(startingOffsets=value)
+
+
+MISSING = BatchMissing(3, "ingest/a.batch", "its object does not exist")
+CORRUPT = BatchUnreadable(3, "ingest/a.batch", "bad magic")
+FOREIGN = ForeignLocation(3, "other/a.batch", "outside")
+
+
+@pytest.mark.parametrize(
+    ("given", "missing", "corrupt"),
+    [
+        ({}, False, False),
+        ({"failOnDataLoss": "false"}, True, False),
+        ({"corruptBatches": "quarantine"}, False, True),
+    ],
+)
+def test_each_fault_has_an_option_of_its_own_and_a_foreign_batch_always_fails(
+    given: dict[str, str], missing: bool, corrupt: bool
+) -> None:
+    options = SourceOptions.from_spark({"path": "/q", **given})
+    assert options.goes_on_without(MISSING) is missing
+    assert options.goes_on_without(CORRUPT) is corrupt
+    assert options.goes_on_without(FOREIGN) is False
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (BatchMissing(3, "a", "gone"), "failOnDataLoss set to false"),
+        (BatchUnreadable(3, "a", "bad"), "corruptBatches set to quarantine"),
+    ],
+)
+def test_an_error_that_ends_the_query_names_the_option_that_would_not(
+    error: PoisonBatch, hint: str
+) -> None:
+    SourceOptions.from_spark({"path": "/q"}).goes_on_without(error)
+    assert hint in str(error)
+
+
+def test_the_option_is_named_once_however_often_the_policy_is_asked() -> None:
+    error = BatchMissing(3, "a", "gone")
+    for _ in range(2):
+        SourceOptions.from_spark({"path": "/q"}).goes_on_without(error)
+    assert str(error).count("failOnDataLoss") == 1
+
+
+def read(**options: str) -> ValueOptions | None:
+    return SourceOptions.from_spark({"path": "/q", **options}).values
+
+
+def test_without_a_value_format_records_stay_bytes() -> None:
+    assert read() is None
+    assert read(valueFormat="BYTES") is None
+
+
+def test_options_have_sparks_names_and_any_case() -> None:
+    found = read(
+        VALUEFORMAT="csv", mode="failfast", columnNameOfCorruptRecord="bad", sep="\t", quote="",
+        header="true", nullValue="-",
+    )  # fmt: skip
+    assert found == ValueOptions(
+        format="csv", mode="FAILFAST", corrupt_column="bad", sep="\t", quote="", header=True,
+        null_value="-",
+    )  # fmt: skip
+    assert read(valueFormat="json") == ValueOptions()
+    assert read(valueFormat="csv") == ValueOptions(format="csv")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "PERMISSIVE"}, "option mode is given and valueFormat is bytes"),
+        ({"valueFormat": "json", "sep": ";"}, "option sep is given and valueFormat is json"),
+        ({"valueFormat": "xml"}, "option valueFormat is 'xml': use bytes or json or csv"),
+        ({"valueFormat": "json", "mode": "STRICT"}, "use PERMISSIVE or DROPMALFORMED or FAILFAST"),
+        ({"valueFormat": "csv", "sep": "||"}, "option sep is '||': use one ASCII character"),
+        (
+            {"valueFormat": "csv", "quote": "\u00ab"},
+            "option quote is '\u00ab': use one ASCII character",
+        ),
+        ({"valueFormat": "csv", "sep": ""}, "option sep is ''"),
+    ],
+)
+def test_what_is_not_accepted_is_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read(**options)
+    assert message in str(caught.value)

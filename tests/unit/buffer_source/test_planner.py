@@ -1,12 +1,27 @@
+"""What a trigger reads, and which task reads which part of it."""
+
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffer_source.planner import MAX_TASK_BYTES, Limits, admit, interleave, pack
+from buffer_source.options import SourceOptions
+from buffer_source.planner import (
+    MAX_TASK_BYTES,
+    PartitionBatch,
+    ReadLimits,
+    TaskBatches,
+    interleave,
+    pack,
+    plan_tasks,
+    rate_limit,
+)
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats import MIB
 
 
@@ -26,57 +41,35 @@ class Batches:
         self.measured.extend(part)
         return [self._records[each] for each in part]
 
-    def admit(self, limits: Limits, chunk: int = 2) -> int:
-        return admit(range(len(self._sizes)), limits, self.sizes, self.records, chunk=chunk)
+    def rate_limit(self, limits: ReadLimits, chunk: int = 2) -> int:
+        return rate_limit(range(len(self._sizes)), limits, self.sizes, self.records, chunk=chunk)
 
 
 def test_without_limits_everything_is_admitted_and_nothing_measured() -> None:
     batches = Batches([1] * 5)
-    assert batches.admit(Limits()) == 5
-    assert batches.admit(Limits(batches=3)) == 3
+    assert batches.rate_limit(ReadLimits()) == 5
+    assert batches.rate_limit(ReadLimits(batches=3)) == 3
     assert batches.measured == []
 
 
-def test_bytes_stop_before_the_batch_that_would_exceed_them() -> None:
-    assert Batches([10, 10, 10, 10]).admit(Limits(bytes=30)) == 3
-    assert Batches([10, 10, 10, 10]).admit(Limits(bytes=29)) == 2
-
-
 def test_a_batch_larger_than_the_limit_is_read_alone() -> None:
-    assert Batches([100, 1]).admit(Limits(bytes=5)) == 1
-    assert Batches([1, 100]).admit(Limits(bytes=5)) == 1
-    assert Batches([1, 1], records=[900, 1]).admit(Limits(records=10)) == 1
+    assert Batches([100, 1]).rate_limit(ReadLimits(bytes=5)) == 1
+    assert Batches([1, 100]).rate_limit(ReadLimits(bytes=5)) == 1
+    assert Batches([1, 1], records=[900, 1]).rate_limit(ReadLimits(records=10)) == 1
 
 
 def test_the_lowest_limit_wins() -> None:
     batches = Batches([10] * 6, records=[100] * 6)
-    assert batches.admit(Limits(batches=4, bytes=30, records=500)) == 3
-    assert batches.admit(Limits(batches=2, bytes=30, records=500)) == 2
-    assert batches.admit(Limits(batches=4, bytes=1000, records=100)) == 1
+    assert batches.rate_limit(ReadLimits(batches=4, bytes=30, records=500)) == 3
+    assert batches.rate_limit(ReadLimits(batches=2, bytes=30, records=500)) == 2
+    assert batches.rate_limit(ReadLimits(batches=4, bytes=1000, records=100)) == 1
 
 
 def test_no_more_is_measured_than_the_limit_may_admit() -> None:
     batches = Batches([10] * 100)
-    assert batches.admit(Limits(bytes=25), chunk=4) == 2
+    assert batches.rate_limit(ReadLimits(bytes=25), chunk=4) == 2
     assert batches.measured == [0, 1, 2, 3]
-    assert Batches([]).admit(Limits(bytes=25)) == 0
-
-
-def test_small_batches_share_a_task_in_order() -> None:
-    assert pack(range(3), [10, 10, 10], parallelism=2) == [(0, 1, 2)]
-    tasks = pack(range(10_000), [1000] * 10_000, parallelism=2)
-    assert [each for task in tasks for each in task] == list(range(10_000))
-    assert len(tasks) == 20
-
-
-def test_large_batches_get_a_task_each() -> None:
-    assert pack(range(3), [64 * MIB] * 3, parallelism=8) == [(0,), (1,), (2,)]
-    assert pack([], [], parallelism=8) == []
-
-
-def test_work_is_spread_over_the_tasks_that_run_at_once() -> None:
-    tasks = pack(range(16), [4 * MIB] * 16, parallelism=4)
-    assert [len(task) for task in tasks] == [4, 4, 4, 4]
+    assert Batches([]).rate_limit(ReadLimits(bytes=25)) == 0
 
 
 def test_min_partitions_are_made_while_there_are_batches() -> None:
@@ -124,3 +117,50 @@ def test_a_short_queue_does_not_wait_for_long_ones() -> None:
 def test_equal_queues_take_turns_in_the_order_they_are_given() -> None:
     assert list(interleave([3, 3], [3, 3])) == [0, 1, 0, 1, 0, 1]
     assert list(interleave([], [])) == []
+
+
+def tasks(sizes: list[int], **options: Any) -> list[tuple[PartitionBatch, ...]]:
+    """The batches of each task."""
+    batches = [PartitionBatch(number, f"{number}") for number in range(len(sizes))]
+    settings = SourceOptions(queue=QueueConfig(store="/d"), **options)
+    return [each.batches for each in plan_tasks(batches, sizes, settings)]
+
+
+def test_one_very_large_batch_is_shared_by_the_tasks_of_the_cluster() -> None:
+    made = tasks([256 * MIB], cores=8)
+    assert [[(each.part, each.parts) for each in task] for task in made] == [
+        [(part, 8)] for part in range(8)
+    ]
+    assert len(tasks([256 * MIB], cores=64)) == 16, "16 MiB each, whatever is idle"
+    assert len(tasks([256 * MIB], cores=1)) == 2, "a task that is repeated repeats little"
+    assert len(tasks([256 * MIB], cores=2, min_partitions=8)) == 8
+
+
+def test_batches_that_keep_all_tasks_busy_are_not_shared() -> None:
+    assert len(tasks([1 * MIB], cores=64)) == 1
+    made = tasks([16 * MIB] * 100, cores=8)
+    assert {each.parts for task in made for each in task} == {1}
+    assert len(made) == 13
+
+
+@given(st.lists(st.integers(0, 300 * MIB), max_size=20), st.integers(1, 64), st.integers(1, 64))
+def test_every_row_of_every_batch_is_read_once_and_in_order(
+    sizes: list[int], cores: int, at_least: int
+) -> None:
+    made = tasks(sizes, cores=cores, min_partitions=at_least)
+    read = [(each.sequence, row) for task in made for each in task for row in each.rows(100)]
+    assert read == [(number, row) for number in range(len(sizes)) for row in range(100)]
+
+
+def test_a_partition_says_what_is_in_it_and_pickles() -> None:
+    partition = TaskBatches((PartitionBatch(3, "a"), PartitionBatch(4, "b")))
+    assert repr(partition) == "TaskBatches(2 batches, 3 to 4)"
+    assert repr(TaskBatches(())) == "TaskBatches()"
+    assert pickle.loads(pickle.dumps(partition)).batches == partition.batches
+
+
+def test_a_partition_says_which_part_of_a_batch_is_in_it() -> None:
+    parts = PartitionBatch(1, "b").shared_by(3)
+    assert repr(TaskBatches((PartitionBatch(0, "a"), parts[1]))) == (
+        "TaskBatches(2 batches, 0 to 1 (part 2 of 3))"
+    )

@@ -1,6 +1,9 @@
+"""From decoded batches to record batches: columns, runs of metadata, malformed records."""
+
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -10,12 +13,14 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from buffer_source.batches import PartitionBatch
-from buffer_source.columns import MAX_TIME_MS, MIN_TIME_MS
-from buffer_source.rows import RowBuilder, check_schema, default_schema
+from buffer_source.planner import PartitionBatch
+from buffer_source.rows import COLUMN_BUILDERS, MAX_TIME_MS, MIN_TIME_MS, Piece, RowBuilder, Runs
+from buffer_source.schema import check_schema, default_schema
 from opendata_buffer.consumer.fetch import Records
-from opendata_buffer.errors import InvalidInput
+from opendata_buffer.errors import InvalidInput, MalformedRecord
 from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.values import ValueOptions
+from tests.unit.buffer_source.structs import struct
 
 LOCATION = "ingest/01JZ0000000000000000000000.batch"
 
@@ -101,18 +106,9 @@ def test_a_record_that_is_not_utf8_is_named_by_sequence_and_row() -> None:
         rows(batch(records), schema("value STRING"), piece_rows=3)
 
 
-def test_rows_before_the_first_range_have_no_metadata() -> None:
-    got = rows(batch([b"a", b"b", b"c"], Metadata(2, 0, b"m")), schema("metadata BINARY"))
-    assert [row["metadata"] for row in got] == [None, None, b"m"]
-
-
 def test_without_metadata_there_is_no_time_either() -> None:
     got = rows(batch([b"a"]))
     assert (got[0]["metadata"], got[0]["ingestion_time"]) == (None, None)
-
-
-def test_an_empty_batch_has_no_rows() -> None:
-    assert list(RowBuilder(default_schema()).pieces(batch([], Metadata(0, 0, b"")))) == []
 
 
 @pytest.mark.parametrize(
@@ -261,3 +257,93 @@ def test_a_schema_without_columns_is_refused() -> None:
 
 def test_column_names_keep_the_case_the_user_wrote() -> None:
     assert rows(batch([b"a"]), schema("Value BINARY")) == [{"Value": b"a"}]
+
+
+def piece(count: int, begin: int = 0, sequence: int = 5) -> Piece:
+    metadata = (Metadata(0, 1_000, b"m"),)
+    batch = Records(begin + count, iter(()), sequence, "ingest/a", metadata)
+    values = pa.array([b"x"] * count, pa.binary())
+    return Piece(batch, values, Runs.of(metadata, count), begin, "p-00001")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "expected"),
+    [
+        ("value", pa.binary(), b"x"),
+        ("value", pa.string(), "x"),
+        ("metadata", pa.binary(), b"m"),
+        ("metadata", pa.string(), "m"),
+        ("sequence", pa.int64(), 5),
+        ("index", pa.int32(), 7),
+        ("record_index", pa.int32(), 7),
+        ("ingestion_time", pa.int64(), 1_000_000),
+        ("location", pa.string(), "ingest/a"),
+        ("partition", pa.string(), "p-00001"),
+    ],
+)
+def test_each_column_has_one_value_for_each_row(
+    name: str, dtype: pa.DataType, expected: object
+) -> None:
+    array = COLUMN_BUILDERS[name](dtype).build(piece(2, begin=7))
+    assert (len(array), array.type, array[0].as_py()) == (2, dtype, expected)
+
+
+def test_arrays_that_are_kept_between_pieces_are_not_mixed_up() -> None:
+    sequences = COLUMN_BUILDERS["sequence"](pa.int64())
+    got = [sequences.build(piece(count, sequence=of)).to_pylist() for count, of in [(3, 1), (2, 1)]]
+    got.append(sequences.build(piece(3, sequence=2)).to_pylist())
+    assert got == [[1, 1, 1], [1, 1], [2, 2, 2]]
+    indexes = COLUMN_BUILDERS["index"](pa.int32())
+    assert indexes.build(piece(2, begin=5000)).to_pylist() == [5000, 5001]
+    assert indexes.build(piece(2, begin=1)).to_pylist() == [1, 2]
+
+
+A, B = Metadata(0, 1, b"a"), Metadata(3, 2, b"bbbb")
+
+
+def test_rows_fit_while_their_payloads_do() -> None:
+    runs = Runs.of([A, B], 9)
+    assert runs.fit(0, 9, 3) == 3
+    assert runs.fit(0, 9, 3 + 8) == 5
+    assert runs.fit(0, 2, 100) == 2
+    # At least one row, else a large payload would stop the task.
+    assert runs.fit(3, 9, 1) == 4
+
+
+RECORDS = [b'{"a":1}', b'{"a":', b'{"a":3}', b'{"a":"x","b":"y"}']
+SCHEMA = struct("_index int", "a bigint", "b string", "_corrupt_record string")
+
+
+def in_mode(mode: str) -> list[dict[str, object]]:
+    array = pa.array(RECORDS, pa.binary())
+    batch = Records(4, iter([array]), 7, "ingest/x.batch", ())
+    builder = RowBuilder(SCHEMA, ValueOptions(mode=mode), piece_rows=3)
+    return pa.Table.from_batches(builder.pieces(batch), schema=builder.schema).to_pylist()
+
+
+def test_permissive_keeps_a_row_of_nulls_and_the_text() -> None:
+    assert in_mode("PERMISSIVE") == [
+        {"_index": 0, "a": 1, "b": None, "_corrupt_record": None},
+        {"_index": 1, "a": None, "b": None, "_corrupt_record": '{"a":'},
+        {"_index": 2, "a": 3, "b": None, "_corrupt_record": None},
+        {"_index": 3, "a": None, "b": None, "_corrupt_record": '{"a":"x","b":"y"}'},
+    ]
+
+
+def test_dropmalformed_leaves_records_out_and_says_how_many(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert [each["_index"] for each in in_mode("DROPMALFORMED")] == [0, 2]
+    assert (
+        "1 malformed records of batch 7 at 'ingest/x.batch' left out, the first is record 3"
+        in caplog.text
+    )
+
+
+def test_failfast_names_batch_record_reason_and_its_first_bytes() -> None:
+    with pytest.raises(MalformedRecord) as caught:
+        in_mode("FAILFAST")
+    error = caught.value
+    assert (error.sequence, error.index, error.head) == (7, 1, b'{"a":')
+    assert "record 1 of batch 7 at 'ingest/x.batch' is malformed: Invalid value" in str(error)

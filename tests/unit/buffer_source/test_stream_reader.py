@@ -14,13 +14,13 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
 )
 
-from buffer_source.batch_partition import BatchPartition
 from buffer_source.offsets import INITIAL
 from buffer_source.options import SourceOptions
-from buffer_source.rows import default_schema
+from buffer_source.planner import TaskBatches
+from buffer_source.schema import default_schema
 from buffer_source.stream_reader import BufferStreamReader
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.errors import BatchMissing, Fenced, InvalidInput
+from opendata_buffer.errors import Fenced, InvalidInput
 from opendata_buffer.producer.producer import Producer
 
 
@@ -50,8 +50,8 @@ def test_from_offsets_to_rows_through_pickling(tmp_path: Path) -> None:
     end = driver.latestOffset(driver.initialOffset(), ReadAllAvailable())
     assert end["partitions"]["0"]["next"] == 2
     (partition,) = driver.partitions(driver.initialOffset(), end)
-    assert isinstance(partition, BatchPartition)
-    assert repr(partition) == "BatchPartition(2 batches, 0 to 1)"
+    assert isinstance(partition, TaskBatches)
+    assert repr(partition) == "TaskBatches(2 batches, 0 to 1)"
     # Pickled after it was used: the driver's consumer must not travel.
     executor = pickle.loads(pickle.dumps(driver))
     rows = pa.Table.from_batches(executor.read(pickle.loads(pickle.dumps(partition)))).to_pylist()
@@ -74,17 +74,6 @@ def test_an_idle_query_gets_its_version_1_offset_back_as_it_is(tmp_path: Path) -
     assert reader(tmp_path).latestOffset(old, ReadAllAvailable()) is old
 
 
-def test_a_missing_batch_names_sequence_and_location(tmp_path: Path) -> None:
-    produce(tmp_path, b"a")
-    driver = reader(tmp_path)
-    end = driver.latestOffset(driver.initialOffset(), ReadAllAvailable())
-    (partition,) = driver.partitions(driver.initialOffset(), end)
-    for path in (tmp_path / "ingest").glob("*.batch"):
-        path.unlink()
-    with pytest.raises(BatchMissing, match=r"batch 0 at 'ingest/.* failOnDataLoss set to false"):
-        list(driver.read(partition))
-
-
 @pytest.mark.parametrize("missing", [0, 1, 2])
 def test_f25_a_missing_batch_can_be_passed_by(tmp_path: Path, missing: int) -> None:
     for record in (b"a", b"b", b"c"):
@@ -92,8 +81,8 @@ def test_f25_a_missing_batch_can_be_passed_by(tmp_path: Path, missing: int) -> N
     driver = reader(tmp_path, failOnDataLoss="false", minPartitions="1")
     end = driver.latestOffset(driver.initialOffset(), ReadAllAvailable())
     (partition,) = driver.partitions(driver.initialOffset(), end)
-    assert isinstance(partition, BatchPartition)
-    (tmp_path / partition.descriptors[missing].location).unlink()
+    assert isinstance(partition, TaskBatches)
+    (tmp_path / partition.batches[missing].location).unlink()
     rows = pa.Table.from_batches(driver.read(partition)).to_pylist()
     assert [row["sequence"] for row in rows] == [each for each in (0, 1, 2) if each != missing]
 
@@ -121,18 +110,17 @@ def test_a_stream_refuses_what_only_a_batch_read_has(tmp_path: Path) -> None:
         reader(tmp_path, endingOffsets="3")
 
 
-def test_the_process_of_a_query_loads_nothing_that_only_reading_needs() -> None:
+def test_the_process_of_a_query_loads_nothing_large() -> None:
     # Spark starts one for each query, and waits for its first answer.
     code = """
 import sys
 import pyspark.sql.streaming.python_streaming_source_runner
 spark = set(sys.modules)
-import buffer_source.stream, buffer_source.stream_reader
+import buffer_source.micro_batch_stream, buffer_source.stream_reader
 print(*set(sys.modules) - spark)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "buffer_source.stream" in loaded
+    assert "buffer_source.micro_batch_stream" in loaded
     heavy = {"asyncio", "boto3", "pandas", "pyarrow.parquet", "tenacity"}
-    assert not loaded & (heavy | {"buffer_source.task", "opendata_buffer.consumer.read_ahead"})
-    assert "difflib" not in loaded
+    assert not loaded & heavy

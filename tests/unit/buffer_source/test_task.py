@@ -1,22 +1,28 @@
+"""What a task reads, and the query that it adds to the consumer's note."""
+
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from buffer_source import task
-from buffer_source.batches import PartitionBatch
-from buffer_source.options import SourceOptions
-from buffer_source.rows import default_schema
-from buffer_source.task import read_batches
+from buffer_source.options import PROGRAM, SourceOptions
+from buffer_source.planner import PartitionBatch
+from buffer_source.schema import default_schema
+from buffer_source.task import NOTE_INTERVAL_S, QueryNotes, add_query_id, read_batches
 from opendata_buffer import metrics
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocation
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.codec import Compression
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.quarantine import list_quarantine, read_copy
+from opendata_buffer.queue.consumer_info import note_holder, read_holder
 from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -160,7 +166,7 @@ def test_a_task_of_a_query_that_owns_the_queue_notes_the_query(
     told: list[tuple[str, str]] = []
     monkeypatch.setattr(task, "_query_id", lambda: "q")
     monkeypatch.setattr(
-        task._notes, "tell", lambda config, query: told.append((config.manifest_path, query))
+        task._notes, "add", lambda config, query: told.append((config.manifest_path, query))
     )
     descriptors = put(store, runtime, encode_batch([b"a"]))
     assert sequences(options(tmp_path), descriptors) == [0]
@@ -169,3 +175,64 @@ def test_a_task_of_a_query_that_owns_the_queue_notes_the_query(
     monkeypatch.setattr(task, "_query_id", lambda: "")  # a batch read
     assert sequences(options(tmp_path), descriptors) == [0]
     assert len(told) == 1
+
+
+_names = itertools.count()
+
+
+def query_of(store: MemoryStore, config: QueueConfig, runtime: ManualRuntime) -> str | None:
+    found = read_holder(store, config, runtime)
+    return None if found is None else found.query
+
+
+def queue() -> tuple[MemoryStore, QueueConfig]:
+    name = f"note-{next(_names)}"
+    return MemoryStore.named(name), QueueConfig(store=f"memory://{name}")
+
+
+def test_a_task_adds_its_query_to_a_note_that_has_none() -> None:
+    (store, config), runtime = queue(), ManualRuntime()
+    add_query_id(store, config, runtime, "q")
+    assert query_of(store, config, runtime) is None
+    note_holder(store, config, runtime, 1, program=PROGRAM)
+    add_query_id(store, config, runtime, "q")
+    add_query_id(store, config, runtime, "another")
+    assert query_of(store, config, runtime) == "q"
+
+
+def test_the_note_of_another_program_is_left_alone() -> None:
+    (store, config), runtime = queue(), ManualRuntime()
+    note_holder(store, config, runtime, 1, program="opendata-buffer consume")
+    add_query_id(store, config, runtime, "q")
+    assert query_of(store, config, runtime) == ""
+
+
+class Inline(ManualRuntime):
+    """Runs at once what it is to run in the background, and counts it."""
+
+    spawned = 0
+
+    def spawn(self, target, name):  # type: ignore[no-untyped-def]
+        self.spawned += 1
+        target()
+
+
+def test_it_is_done_once_a_minute_so_that_a_restarted_query_is_noted_too() -> None:
+    (store, config), runtime = queue(), Inline()
+    notes = QueryNotes(runtime)
+    note_holder(store, config, runtime, 1, program=PROGRAM)
+    notes.add(config, "q")
+    notes.add(config, "q")
+    assert (runtime.spawned, query_of(store, config, runtime)) == (1, "q")
+    note_holder(store, config, runtime, 2, program=PROGRAM)
+    assert query_of(store, config, runtime) == ""
+    runtime.advance(NOTE_INTERVAL_S)
+    notes.add(config, "q")
+    assert (runtime.spawned, query_of(store, config, runtime)) == (2, "q")
+
+
+def test_a_note_that_cannot_be_read_disturbs_no_task() -> None:
+    (store, config), runtime = queue(), Inline()
+    store.put("ingest/_consumer.json", b"garbage")
+    QueryNotes(runtime).add(config, "q")
+    assert runtime.spawned == 1

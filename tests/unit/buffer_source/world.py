@@ -5,9 +5,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
+from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.offsets import SourceOffset
 from buffer_source.options import SourceOptions
-from buffer_source.stream import StreamDriver
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
@@ -68,10 +68,10 @@ class World:
     def queued(self) -> list[int]:
         return [entry.sequence for entry in self.manifest().entries()]
 
-    def run(self, **options: str) -> StreamDriver:
+    def run(self, **options: str) -> MicroBatchStream:
         """A new run of the query, as after a restart."""
         given = {"path": "/world", "gcEnabled": "false", **options}
-        return StreamDriver(SourceOptions.from_spark(given), self.store, self.runtime)
+        return MicroBatchStream(SourceOptions.from_spark(given), self.store, self.runtime)
 
 
 class TopicWorld(World):
@@ -110,6 +110,12 @@ class TopicWorld(World):
         return [] if manifest is None else [each.sequence for each in manifest.entries()]
 
 
-def values_of(driver: StreamDriver, start: SourceOffset | None, end: SourceOffset) -> list[bytes]:
+def values_of(
+    driver: MicroBatchStream, start: SourceOffset | None, end: SourceOffset
+) -> list[bytes]:
     """What a micro-batch reads, by what :meth:`TopicWorld.append` wrote as metadata."""
-    return [each.metadata[0].payload for task in driver.plan(start, end) for each in task]
+    return [
+        each.metadata[0].payload
+        for task in driver.plan_input_partitions(start, end)
+        for each in task.batches
+    ]

@@ -17,29 +17,6 @@ from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.errors import InvalidInput
 from tests.unit.cli.shell import commands, fails, ok, run
 
-QUEUE_COMMANDS = [
-    ("manifest", "dump"),
-    ("batch", "dump"),
-    ("produce",),
-    ("consume",),
-    ("status",),
-    ("gc",),
-    ("fsck",),
-    ("skip",),
-    ("quarantine", "list"),
-    ("quarantine", "restore"),
-    ("manifest", "rebuild"),
-]
-
-
-@pytest.mark.parametrize("command", QUEUE_COMMANDS, ids=" ".join)
-def test_every_command_has_help_and_the_store_options(command: tuple[str, ...]) -> None:
-    out = ok(*command, "--help").stdout
-    options = ["--endpoint-url", "--region", "--profile"]
-    if command[-1] != "dump":
-        options += ["--data-path-prefix", "--manifest-path"]
-    assert [option for option in options if option not in out] == []
-
 
 def test_every_command_and_every_option_has_a_help_text() -> None:
     for words, command in commands():
@@ -76,7 +53,7 @@ def test_help_loads_no_command() -> None:
         ("produce", "memory://x", "--compression", "lz4"),
         ("produce", "memory://x", "--flush-interval-ms", "0"),
         ("consume", "memory://x", "--max-batches", "-1"),
-        ("consume", "memory://x", "--last-acked-sequence", "x"),
+        ("consume", "memory://x", "--max-batches", "x"),
         ("batch", "dump", "x", "--limit", "-1"),
     ],
 )

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from opendata_buffer.cli import produce as produce_module
 from opendata_buffer.cli.produce import (
-    InputProducer,
     JsonRecords,
-    Labels,
-    LineFile,
-    Produced,
     Run,
-    into_queue,
+    same_label,
 )
-from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic import partitioner as mapping
@@ -132,21 +124,6 @@ def test_bad_input_says_which_record_and_byte_and_what_is_durable(
     assert line.endswith("Of the input, not one record is known to be durable.")
 
 
-def test_produce_with_a_line_of_metadata_for_each_record(
-    url: str, store: MemoryStore, tmp_path: Path
-) -> None:
-    lines = tmp_path / "lines"
-    lines.write_bytes(b"x\nx\ny\n")
-    ok("produce", url, "--metadata-from", str(lines), *LATER, stdin=b"1\n2\n3\n")
-    (entry,) = manifest_of(store).entries()
-    assert [(each.start_index, each.payload) for each in entry.metadata] == [(0, b"x"), (2, b"y")]
-    line = fails("produce", url, "--metadata-from", str(lines), stdin=b"1\n2\n3\n4\n")
-    assert "record 4 has no metadata" in line
-    assert line.endswith("lines 1 to 3 are durable.")
-    line = fails("produce", url, "--metadata-from", str(lines), stdin=b"1\n")
-    assert "more lines of metadata than the input has records, 1" in line
-
-
 def test_produce_files_as_one_record_each(url: str, store: MemoryStore, tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"1\n2\n")
     (tmp_path / "two").write_bytes(b"")
@@ -193,38 +170,26 @@ KEYS = [b"key %d" % (n % 7) for n in range(50)]
 RECORDS = [b"%d" % n for n in range(50)]
 
 
-def test_records_go_into_a_topic_by_the_line_of_keys(
-    url: str, store: MemoryStore, tmp_path: Path
+def test_records_go_into_a_topic_by_their_metadata_or_a_key_in_json(
+    url: str, store: MemoryStore
 ) -> None:
     names = topic_of(url, 4)
-    lines = tmp_path / "keys"
-    lines.write_bytes(b"\n".join(KEYS))
-    out = ok("produce", url, "--key-from", str(lines), *LATER, stdin=b"\n".join(RECORDS)).stdout
+
+    def lines(name: str) -> bytes:
+        pairs = zip(KEYS, RECORDS, strict=True)
+        found = [json.dumps({"value": value.decode(), name: key.decode()}) for key, value in pairs]
+        return "\n".join(found).encode()
+
+    out = ok("produce", url, "--json", *LATER, stdin=lines("key")).stdout
     expected = mapped(KEYS, names, RECORDS)
     assert len(expected) > 1
     assert by_partition(store, names) == expected
     assert json.loads(out) == {"records": 50, "batches": len(expected), "bytes": 90}
-
-
-def test_records_go_into_a_topic_by_their_metadata_or_a_key_in_json(
-    url: str, store: MemoryStore, tmp_path: Path
-) -> None:
-    names = topic_of(url, 4)
-    lines = tmp_path / "metadata"
-    lines.write_bytes(b"\n".join(KEYS))
-    stdin = b"\n".join(RECORDS)
-    ok("produce", url, "--metadata-from", str(lines), "--key-is-metadata", stdin=stdin)
-    expected = mapped(KEYS, names, RECORDS)
+    ok("consume", url)
+    ok("produce", url, "--json", "--key-is-metadata", stdin=lines("metadata"))
     assert by_partition(store, names) == expected
     printed = ok("consume", url, "--json").stdout_bytes
     ok("produce", url, "--json", "--key-is-metadata", stdin=printed)
-    assert by_partition(store, names) == expected
-    ok("consume", url)
-    objects = [
-        {"value": record.decode(), "key": key.decode()}
-        for key, record in zip(KEYS, RECORDS, strict=True)
-    ]
-    ok("produce", url, "--json", stdin="\n".join(map(json.dumps, objects)).encode())
     assert by_partition(store, names) == expected
 
 
@@ -236,20 +201,11 @@ def test_one_key_for_all_records_and_another_partitioner(url: str, store: Memory
     assert by_partition(store, names) == {names[only]: [b"a", b"b"] * 3}
 
 
-def test_a_record_without_a_key_ends_the_command_after_those_before_it(
-    url: str, store: MemoryStore, tmp_path: Path
-) -> None:
+def test_a_bad_record_ends_the_command_after_those_before_it(url: str, store: MemoryStore) -> None:
     names = topic_of(url, 2)
-    lines = tmp_path / "keys"
-    lines.write_bytes(b"x\ny\n")
-    line = fails("produce", url, "--key-from", str(lines), stdin=b"1\n2\n3\n")
-    assert (
-        "ends after 2 lines, and record 3 has no key: give it one line for each record. Of" in line
-    )
+    line = fails("produce", url, "--json", stdin=b'{"value": "1"}\n{"value": "2"}\n{}\n')
     assert line.endswith("lines 1 to 2 are durable; of those behind some may be.")
     assert sum(map(len, by_partition(store, names).values())) == 2
-    line = fails("produce", url, "--key-from", str(lines), stdin=b"1\n")
-    assert "more lines of key than the input has records, 1" in line
 
 
 @pytest.mark.parametrize("options", [("--key", "k"), ("--key-is-metadata",)], ids=" ".join)
@@ -262,50 +218,14 @@ def test_a_key_for_a_queue_is_a_mistake(url: str, options: tuple[str, ...]) -> N
     assert run("produce", url, "--key", "k", "--key-is-metadata").exit_code == 2
 
 
-# ---- from a stream to the producer
-
-
-def produced(
-    store: MemoryStore, *chunks: bytes, metadata: bytes = b"", **settings: Any
-) -> tuple[Produced, list[tuple[int, int]]]:
-    # Records of several calls make one batch, however slow the machine.
-    config = ProducerConfig(store="memory://unused", **{"flush_interval_ms": 60_000, **settings})
-    advanced: list[tuple[int, int]] = []
-    pieces = iter([*chunks, b""])
-    with Producer(config, store=store) as producer:
-        records = InputProducer(
-            into_queue(producer), config, Labels(metadata), lambda *each: advanced.append(each)
-        )
-        records.produce_stream(lambda limit: next(pieces))
-    records.count_durable()
-    return records.durable, advanced
-
-
-def test_the_flush_size_cuts_one_large_read_into_batches() -> None:
-    store = MemoryStore()
-    lines = [b"%04d" % n for n in range(100)]
-    durable, _ = produced(store, b"\n".join(lines), flush_size_bytes=79, flush_interval_ms=60_000)
-    assert records_of(store) == lines
-    # 8 bytes a record: the tenth takes a batch past 79 bytes.
-    assert durable == Produced(records=100, batches=10, bytes=400)
-
-
-def test_no_call_exceeds_the_largest_batch() -> None:
-    store = MemoryStore()
-    durable, _ = produced(store, b"12345\n12345\n12345678\n1\n", max_batch_bytes=12)
-    assert records_of(store) == [b"12345", b"12345", b"12345678", b"1"]
-    assert durable.batches == 4
+def test_no_call_exceeds_the_largest_batch(url: str, store: MemoryStore) -> None:
+    lines = b"12345\n12345\n12345678\n1\n"
+    out = ok("produce", url, "--max-batch-bytes", "12", *LATER, stdin=lines).stdout
+    assert json.loads(out)["batches"] == 4
+    assert records_of(store) == lines.split()
 
 
 # ---- metadata and keys
-
-
-def lines_of(data: bytes, noun: str = "metadata") -> LineFile:
-    return LineFile(io.BytesIO(data), "file", noun)
-
-
-def json_labels(*, with_keys: bool = False) -> Labels:
-    return Labels(json_records=JsonRecords(with_keys=with_keys))
 
 
 def error_of(runs: Iterable[Run]) -> str:
@@ -314,34 +234,11 @@ def error_of(runs: Iterable[Run]) -> str:
     return str(raised.value)
 
 
-def test_line_n_belongs_to_record_n_and_equal_neighbours_share_a_run() -> None:
-    labels = Labels(lines_of(b"a\na\n\nb"))
-    assert list(labels.runs([b"1", b"2", b"3"])) == [Run([b"1", b"2"], b"a"), Run([b"3"], b"")]
-    assert list(labels.runs([b"4"])) == [Run([b"4"], b"b")]
-    labels.finish()
-
-
-def test_a_record_without_a_line_is_refused_after_those_before_it() -> None:
-    runs = Labels(lines_of(b"a\na\n")).runs([b"1", b"2", b"3"])
-    assert next(runs) == Run([b"1", b"2"], b"a")
-    with pytest.raises(InvalidInput, match="'file' ends after 2 lines, and record 3 has no meta"):
-        next(runs)
-
-
-def test_a_line_without_a_record_is_refused() -> None:
-    labels = Labels(lines_of(b"a\nb\n"))
-    assert len(list(labels.runs([b"1"]))) == 1
-    with pytest.raises(InvalidInput, match="'file' has more lines of metadata than"):
-        labels.finish()
-
-
 def test_metadata_that_is_too_long_for_the_manifest_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(produce_module, "MAX_METADATA_BYTES", 3)
-    error = error_of(Labels(lines_of(b"abc\nabcd\n")).runs([b"1", b"2"]))
-    assert "line 2 of 'file' has more than 3 bytes" in error
-    error = error_of(json_labels().runs([b'{"value": "", "metadata": "abcd"}']))
+    error = error_of(JsonRecords().runs([b'{"value": "", "metadata": "abcd"}']))
     assert "metadata has more than 3 bytes" in error
 
 
@@ -352,7 +249,7 @@ def test_json_brings_value_and_metadata_as_text_or_base64() -> None:
         b'{"value_base64": "/w==", "metadata_base64": "AP8="}',
         b'{"value": ""}',
     ]
-    assert list(json_labels().runs(lines)) == [
+    assert list(JsonRecords().runs(lines)) == [
         Run(["ä".encode()], b"m"), Run([b"\xff"], b"\0\xff"), Run([b""], b""),
     ]  # fmt: skip
 
@@ -371,7 +268,7 @@ def test_json_brings_value_and_metadata_as_text_or_base64() -> None:
     ],
 )
 def test_a_line_that_is_no_record_is_told_by_its_number(line: bytes, why: str) -> None:
-    error = error_of(json_labels().runs([b'{"value": "a"}', line]))
+    error = error_of(JsonRecords().runs([b'{"value": "a"}', line]))
     assert error.startswith("line 2 is no record")
     assert why in error
 
@@ -383,24 +280,20 @@ def test_json_may_bring_keys_and_records_without_one_are_runs_of_their_own() -> 
         b'{"value": "3"}',
         b'{"value": "4", "key": "", "metadata": "m"}',
     ]
-    assert list(json_labels(with_keys=True).runs(lines)) == [
+    assert list(JsonRecords(with_keys=True).runs(lines)) == [
         Run([b"1", b"2"], b"", [b"a", b"\xff"]),
         Run([b"3"], b""),
         Run([b"4"], b"m", [b""]),
     ]
     wrong = [b'{"value": "1", "key": 7}']
-    assert list(json_labels().runs(wrong)) == [Run([b"1"], b"")]
-    error = error_of(json_labels(with_keys=True).runs(wrong))
+    assert list(JsonRecords().runs(wrong)) == [Run([b"1"], b"")]
+    error = error_of(JsonRecords(with_keys=True).runs(wrong))
     assert "'key' is not text" in error
 
 
-def test_a_key_comes_from_the_metadata_or_from_a_line_of_its_own() -> None:
-    by_metadata = Labels(lines_of(b"x\ny\ny"), key_is_metadata=True)
-    assert list(by_metadata.runs([b"1", b"2", b"3"])) == [
-        Run([b"1"], b"x", [b"x"]), Run([b"2", b"3"], b"y", [b"y", b"y"]),
-    ]  # fmt: skip
-    by_line = Labels(b"m", lines_of(b"a\nb\nc\nd\n", "key"))
-    assert list(by_line.runs([b"1", b"2"])) == [Run([b"1", b"2"], b"m", [b"a", b"b"])]
-    assert list(by_line.runs([b"3"])) == [Run([b"3"], b"m", [b"c"])]
-    with pytest.raises(InvalidInput, match="more lines of key than the input has records, 3"):
-        by_line.finish()
+def test_one_key_or_the_metadata_takes_the_place_of_a_record_s_own_key() -> None:
+    lines = [b'{"value": "1", "key": "a", "metadata": "m"}']
+    assert list(JsonRecords(True, b"").runs(lines)) == [Run([b"1"], b"m", [b""])]
+    by_metadata = JsonRecords(True, key_is_metadata=True)
+    assert list(by_metadata.runs(lines)) == [Run([b"1"], b"m", [b"m"])]
+    assert list(same_label(b"m", b"k")([b"1", b"2"])) == [Run([b"1", b"2"], b"m", [b"k", b"k"])]

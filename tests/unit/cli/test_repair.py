@@ -26,11 +26,11 @@ def test_fsck_of_a_sound_queue(url: str) -> None:
     fill(url, [b"a"], [b"b"])
     assert (
         ok("fsck", url).stdout
-        == "2 batches, 2 records checked, 2 B of records in 24 B of objects\n"
+        == "2 batches, 2 records checked, 2 bytes of records in 24 bytes of objects\n"
     )
     assert json.loads(ok("fsck", url, "--json").stdout) == {
         "ok": True, "batches": 2, "records": 2, "bytes": 2, "stored_bytes": 24,
-        "problems": [], "notes": [],
+        "problems": [], "notes": [], "partition": "ingest",
     }  # fmt: skip
 
 
@@ -60,14 +60,14 @@ def damage(url: str, store: MemoryStore) -> None:
     store.put("ingest/manifest", again.raw)
 
 
-def test_repair_passes_by_what_cannot_be_delivered_and_keeps_a_copy(
+def test_repair_skips_batches_that_cannot_be_delivered_and_keeps_copies(
     url: str, store: MemoryStore
 ) -> None:
     damage(url, store)
     out = ok("fsck", url, "--repair", "--yes").stdout
     assert "problem: sequence 1" in out
     assert "repair: sequence 2" in out
-    assert "copied to the quarantine and passed by" in out
+    assert "copied to the quarantine and skipped" in out
     assert out.splitlines()[-1].startswith("5 batches, 2 records checked")
     ok("fsck", url)
     assert records_of(store) == [b"a", b"d"]

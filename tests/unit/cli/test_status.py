@@ -1,4 +1,4 @@
-"""``status`` and ``owner``."""
+"""``status``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_status_for_a_person(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"])
     ok("consume", url, "--max-batches", "1")
     out = ok("status", url).stdout
-    for part in (url, "queue length", "1 batch, 12 B stored", "orphans", "1 object, 12 B"):
+    for part in (url, "queue length", "1 batch, 12 bytes stored", "orphans", "1 object, 12 bytes"):
         assert part in out
     assert "missing" not in out
     store.delete_many([manifest_of(store).entries()[0].location])
@@ -128,7 +128,7 @@ def test_a_probe_says_whether_too_much_waits_by_its_exit_code(url: str) -> None:
     result = run("status", url, "--max-backlog", "1")
     assert (result.exit_code, result.stdout) == (3, "")
     assert "2 wait, more than 1" in result.stderr
-    assert f"'opendata-buffer owner {url}'" in result.stderr
+    assert f"'opendata-buffer status {url}'" in result.stderr
     result = run("status", url, "--max-lag", "0", "--max-backlog", "0", "--json")
     assert result.exit_code == 3
     found = json.loads(result.stdout)
@@ -177,43 +177,39 @@ def test_status_loads_neither_arrow_nor_the_network() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-# ---- owner
+# ---- the consumer
 
 
-def test_owner_names_host_process_program_query_and_time(url: str, store: MemoryStore) -> None:
+def test_status_names_host_process_program_query_and_time(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"])
-    assert ok("owner", url).stdout == "ingest: no consumer has read it yet\n"
+    assert "consumer none yet" in flat(url)
     with Consumer(ConsumerConfig(store=url), program="Spark") as consumer:
         note_query(store, ConsumerConfig(store=url), SystemRuntime(), consumer.epoch, "q-1")
-    said = ok("owner", url).stdout
-    assert said.startswith(
-        f"ingest: epoch 1, Spark, query q-1, process {os.getpid()} on {os.uname().nodename}, since "
-    )
-    assert said.endswith(" s ago)\n")
-    found = json.loads(ok("owner", url, "--json").stdout)
-    assert (found["known"], found["query"], found["host"]) == (True, "q-1", os.uname().nodename)
+    host_name = os.uname().nodename
+    assert f"Spark, query q-1, process {os.getpid()} on {host_name}, since 20" in flat(url)
+    found = json.loads(ok("status", url, "--json").stdout)["consumer"]
+    assert (found["epoch"], found["query"], found["host"]) == (1, "q-1", host_name)
     ok("consume", url)
-    assert "epoch 2, opendata-buffer consume, process" in ok("owner", url).stdout
+    assert "epoch 2 consumer opendata-buffer consume, process" in flat(url)
 
 
-def test_a_consumer_that_left_no_note_is_not_taken_for_the_one_before(
+def test_a_consumer_that_left_no_record_is_not_taken_for_the_one_before(
     url: str, store: MemoryStore
 ) -> None:
     fill(url, [b"a"])
     ok("consume", url)
     store.put("ingest/manifest", manifest_of(store).with_epoch(7).raw)
-    said = ok("owner", url).stdout
-    assert "epoch 7, of a consumer without a record" in said
-    assert "epoch 1 before it was opendata-buffer consume" in said
-    assert json.loads(ok("owner", url, "--json").stdout)["known"] is False
+    assert "epoch 7 consumer without a record: another client" in flat(url)
+    assert "; epoch 1 was opendata-buffer consume" in flat(url)
     store.delete_many(["ingest/_consumer.json"])
-    assert "epoch 7, of a consumer without a record" in ok("owner", url).stdout
-    assert json.loads(ok("owner", url, "--json").stdout)["host"] is None
+    assert "epoch 7 consumer without a record" in flat(url)
+    assert json.loads(ok("status", url, "--json").stdout)["consumer"] is None
 
 
-def test_owner_of_a_topic_is_a_line_for_each_partition_in_use(url: str) -> None:
+def test_status_of_a_topic_shows_the_consumer_of_each_partition(url: str) -> None:
     _, second, _ = topic_of(url, 3)
     fill(url, [b"a"], data_path_prefix=second)
     ok("consume", url, "--partition", second)
-    (line,) = ok("owner", url).stdout.splitlines()
-    assert line.startswith(f"{second}: epoch 1, opendata-buffer consume")
+    found = json.loads(ok("status", url, "--json").stdout)["partitions"]
+    programs = [each["consumer"] and each["consumer"]["program"] for each in found]
+    assert programs == [None, "opendata-buffer consume", None]

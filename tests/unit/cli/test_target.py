@@ -103,7 +103,7 @@ def test_a_hint_reaches_the_same_queue() -> None:
     CliRunner().invoke(command, arguments, catch_exceptions=False)
     environment = {"OPENDATA_BUFFER_ROLE_ARN": ARN}
     CliRunner().invoke(command, ["s3://b"], env=environment, catch_exceptions=False)
-    assert words == ["s3://b --data-path-prefix 'a b' --region r --anonymous", "s3://b"]
+    assert words == ["s3://b --anonymous --region r --data-path-prefix 'a b'", "s3://b"]
 
 
 # ---- a queue or a topic

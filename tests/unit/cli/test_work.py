@@ -45,15 +45,15 @@ class Given:
         self.ended.append(reason)
 
 
-class Crewed:
-    """A crew over some batches, stopped once all of them are finished."""
+class PoolRun:
+    """A pool over some batches, stopped once all of them are finished."""
 
     def __init__(
         self, shell: str, *batches: Given, parallel: int = 1, max_deliveries: int = 0
     ) -> None:
         self.left = list(batches)
         self.said: list[str] = []
-        self.crew = CommandPool(
+        self.pool = CommandPool(
             self.claim, ["sh", "-c", shell], parallel, RUNTIME, self.said.append, max_deliveries
         )
 
@@ -81,32 +81,32 @@ class Interrupting:
         time.sleep(seconds)
 
 
-def run_until(crewed: Crewed, when: Callable[[], object]) -> None:
-    crewed.crew._runtime = Interrupting(when)  # type: ignore[assignment]
+def run_until(ran: PoolRun, when: Callable[[], object]) -> None:
+    ran.pool._runtime = Interrupting(when)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
-        crewed.crew.run()
+        ran.pool.run()
 
 
 def test_exit_code_0_is_done_and_the_command_saw_lines_and_environment(tmp_path: Path) -> None:
     batch = Given(7, delivery_count=3)
     names = " ".join(f"$OPENDATA_BUFFER_{each}" for each in ("SEQUENCE", "LOCATION"))
-    crewed = Crewed(
+    ran = PoolRun(
         f"(echo {names} $OPENDATA_BUFFER_DELIVERY_COUNT; cat) > {tmp_path / 'out'}", batch
     )
-    run_until(crewed, lambda: batch.ended)
+    run_until(ran, lambda: batch.ended)
     assert batch.ended == ["done"]
     assert (tmp_path / "out").read_bytes() == b"7 ingest/7.batch 3\na\nb\r\n"
-    assert crewed.said == []
-    eventually(lambda: "1 batch done, 0 given back" in crewed.crew.summary())
+    assert ran.said == []
+    eventually(lambda: "1 batch done, 0 released" in ran.pool.summary())
 
 
 @pytest.mark.parametrize(("shell", "how"), [("exit 3", "exit code 3"), ("kill -9 $$", "signal 9")])
 def test_anything_else_is_a_release_with_a_pause_and_a_line(shell: str, how: str) -> None:
     batch = Given(7, delivery_count=3)
-    crewed = Crewed(shell, batch)
-    run_until(crewed, lambda: batch.ended)
+    ran = PoolRun(shell, batch)
+    run_until(ran, lambda: batch.ended)
     assert batch.ended == [4_000]
-    assert crewed.said == [f"batch 7 failed with {how} in delivery 3: given back for 4 s"]
+    assert ran.said == [f"batch 7 failed with {how} in delivery 3: delivered again after 4 s"]
 
 
 def test_the_pause_doubles_up_to_a_minute() -> None:
@@ -117,26 +117,26 @@ def test_the_pause_doubles_up_to_a_minute() -> None:
 
 def test_the_last_delivery_that_fails_goes_to_the_quarantine_with_its_reason() -> None:
     batches = [Given(1, delivery_count=4), Given(2, delivery_count=5)]
-    crewed = Crewed("exit 1", *batches, max_deliveries=5)
-    run_until(crewed, lambda: batches[1].ended)
+    ran = PoolRun("exit 1", *batches, max_deliveries=5)
+    run_until(ran, lambda: batches[1].ended)
     assert batches[0].ended == [8_000]
     assert batches[1].ended == ["sh ended with exit code 1 in delivery 5"]
-    assert crewed.said[1].endswith("it goes to the quarantine")
+    assert ran.said[1].endswith("it goes to the quarantine")
 
 
 def test_a_command_that_does_not_read_its_input_is_judged_by_its_exit_code() -> None:
     batch = Given(0)
     batch.entries = [b"x" * 1_000_000]
-    run_until(Crewed("exit 0", batch), lambda: batch.ended)
+    run_until(PoolRun("exit 0", batch), lambda: batch.ended)
     assert batch.ended == ["done"]
 
 
 def test_a_lost_claim_is_told_and_work_goes_on() -> None:
     lost, batch = Given(0, lost=True), Given(1)
-    crewed = Crewed("exit 0", lost, batch)
-    run_until(crewed, lambda: batch.ended)
+    ran = PoolRun("exit 0", lost, batch)
+    run_until(ran, lambda: batch.ended)
     assert (lost.ended, batch.ended) == ([], ["done"])
-    assert crewed.said[0].startswith("batch 0 was processed, and comes again")
+    assert ran.said[0].startswith("batch 0 was processed, and comes again")
 
 
 @pytest.mark.parametrize(
@@ -146,19 +146,19 @@ def test_an_interrupt_ends_the_command_with_its_children_and_gives_the_batch_bac
     shell: str, tmp_path: Path
 ) -> None:
     batch = Given(7)
-    crewed = Crewed(f"echo $$ > {tmp_path / 'pid'}; {shell}", batch)
+    ran = PoolRun(f"echo $$ > {tmp_path / 'pid'}; {shell}", batch)
     pid = tmp_path / "pid"
-    run_until(crewed, lambda: pid.exists() and pid.read_text())
+    run_until(ran, lambda: pid.exists() and pid.read_text())
     eventually(lambda: batch.ended)
     assert batch.ended == [0]
-    assert crewed.said == []
+    assert ran.said == []
     eventually(lambda: not alive_in_group(int(pid.read_text())))
 
 
 def test_a_command_that_starts_while_the_others_are_told_to_end_does_not_outlive_them() -> None:
-    crewed = Crewed("trap '' TERM; sleep 60")
-    crewed.crew._stopping = True
-    assert crewed.crew._run(Given(7), b"") == -signal.SIGKILL
+    ran = PoolRun("trap '' TERM; sleep 60")
+    ran.pool._stopping = True
+    assert ran.pool._run(Given(7), b"") == -signal.SIGKILL
 
 
 def alive_in_group(group: int) -> bool:
@@ -171,22 +171,22 @@ def alive_in_group(group: int) -> bool:
 
 def test_a_command_that_cannot_be_started_ends_the_work_and_costs_no_batch() -> None:
     batch = Given(7)
-    crewed = Crewed("", batch)
-    crewed.crew._command = ["/nowhere/command"]
+    ran = PoolRun("", batch)
+    ran.pool._command = ["/nowhere/command"]
     with pytest.raises(Failure, match="cannot run '/nowhere/command'"):
-        crewed.crew.run()
+        ran.pool.run()
     assert batch.ended == [0]
 
 
 def test_an_error_of_the_queue_ends_the_work() -> None:
-    crewed = Crewed("exit 0")
+    ran = PoolRun("exit 0")
 
     def claim(most: int, timeout: float) -> list[Given]:
         raise Fenced("ingest/manifest", 1, 2)
 
-    crewed.crew._claim = claim
+    ran.pool._claim = claim
     with pytest.raises(Fenced):
-        crewed.crew.run()
+        ran.pool.run()
 
 
 def test_a_mistyped_path_makes_no_queue(url: str, store: MemoryStore) -> None:

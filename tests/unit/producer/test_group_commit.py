@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -19,7 +20,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.producer.group_commit import GroupCommitter, shared_committer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.producer.world import WAIT_S, entries
@@ -126,7 +127,7 @@ def test_f2_nobody_joins_a_write_whose_answer_was_lost() -> None:
             self.writes = 1
             self.begun.set()
             assert self.go_on.wait(WAIT_S)
-            return Unknown("connection reset")
+            return outcomes.Unknown("connection reset")
 
     store = Lossy()
     callers = Callers(store)

@@ -10,6 +10,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.errors import (
     Closed,
     CommitStateUnknown,
@@ -29,7 +30,7 @@ from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
 from opendata_buffer.producer import producer as producer_module
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime, Task
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.producer.world import WAIT_S, bytes_of, config, entries, held_config, records
@@ -317,7 +318,7 @@ def test_f2_a_lost_answer_is_settled_within_the_delivery_timeout() -> None:
 
         def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
             outcome = super().put_if(key, data, condition)
-            return Unknown("unreachable") if self.lost else outcome
+            return outcomes.Unknown("unreachable") if self.lost else outcome
 
     store, runtime = Partitioned(), ManualRuntime()
     settings = config(cas_deadline_ms=100, backoff_base_ms=100, backoff_max_ms=100)

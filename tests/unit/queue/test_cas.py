@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CorruptData,
@@ -15,15 +16,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.queue.cas import CasObject, Done, Doubtful, Gone, OutcomeUnknown, Raced
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Absent,
-    Applied,
-    Blob,
-    IfVersion,
-    PutOutcome,
-    VersionConflict,
-)
+from opendata_buffer.stores.base import ABSENT, Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import (
     ScriptedStore,
@@ -93,13 +86,13 @@ def by_another(*numbers: int) -> Callable[[ScriptedStore], None]:
         blob = store.get(KEY)
         assert isinstance(blob, Blob)
         outcome = store.really_put_if(KEY, encode(numbers), IfVersion(blob.version))
-        assert isinstance(outcome, Applied)
+        assert isinstance(outcome, outcomes.Applied)
 
     return write
 
 
 def conflict(*_: object) -> PutOutcome:
-    return VersionConflict()
+    return outcomes.Conflict()
 
 
 def stored(store: ScriptedStore) -> Numbers:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import CorruptData, PermanentStorageError
 from opendata_buffer.queue.consumer_info import ConsumerInfo, note_holder, note_query, read_holder
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -95,7 +96,7 @@ class Refusing(MemoryStore):
         return self.answer
 
 
-@pytest.mark.parametrize("answer", [PermanentStorageError("no"), Unknown("lost")])
+@pytest.mark.parametrize("answer", [PermanentStorageError("no"), outcomes.Unknown("lost")])
 def test_a_note_that_cannot_be_written_keeps_nobody_from_reading(
     answer: Exception | PutOutcome,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, PrefixConflict, TransientStorageError, UnsafeStore
 from opendata_buffer.queue.ownership import (
@@ -13,7 +14,7 @@ from opendata_buffer.queue.ownership import (
     claim_queue,
     marker_key,
 )
-from opendata_buffer.stores.base import ABSENT, Absent, Blob, IfVersion, PutOutcome, Unknown
+from opendata_buffer.stores.base import ABSENT, Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -104,7 +105,7 @@ class _LosesAnswers(MemoryStore):
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         if self.applied:
             super().put_if(key, data, condition)
-        return Unknown("connection reset")
+        return outcomes.Unknown("connection reset")
 
 
 def test_f2_a_lost_answer_is_settled_by_reading() -> None:

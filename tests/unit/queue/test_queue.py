@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -21,15 +22,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Absent,
-    Applied,
-    IfVersion,
-    PutOutcome,
-    Unknown,
-    VersionConflict,
-)
+from opendata_buffer.stores.base import ABSENT, Absent, IfVersion, PutOutcome
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import (
     DeafStore,
@@ -70,7 +63,7 @@ def append_as_other(n: int) -> Callable[[ScriptedStore], None]:
     def write(store: ScriptedStore) -> None:
         blob = store.get(KEY)
         raw = Manifest.parse(blob.data).append([entry(n)]).raw
-        assert isinstance(store.really_put_if(KEY, raw, IfVersion(blob.version)), Applied)
+        assert isinstance(store.really_put_if(KEY, raw, IfVersion(blob.version)), outcomes.Applied)
 
     return write
 
@@ -79,7 +72,7 @@ def dequeue_all(store: ScriptedStore) -> None:
     blob = store.get(KEY)
     manifest = Manifest.parse(blob.data)
     raw = manifest.drop_through(manifest.next_sequence - 1).raw
-    assert isinstance(store.really_put_if(KEY, raw, IfVersion(blob.version)), Applied)
+    assert isinstance(store.really_put_if(KEY, raw, IfVersion(blob.version)), outcomes.Applied)
 
 
 def test_append_creates_the_manifest_and_numbers_the_group() -> None:
@@ -174,11 +167,11 @@ def test_f2_a_write_that_lands_late_is_found_by_the_retry() -> None:
     ) -> PutOutcome:
         assert isinstance(when, IfVersion)
         late.append((data, when))
-        return Unknown("read timed out")
+        return outcomes.Unknown("read timed out")
 
     def land(store: ScriptedStore) -> None:
         data, when = late.pop()
-        assert isinstance(store.really_put_if(KEY, data, when), Applied)
+        assert isinstance(store.really_put_if(KEY, data, when), outcomes.Applied)
 
     store = ScriptedStore(applied, in_flight, before(applied, land))
     queue = make(store)
@@ -196,11 +189,11 @@ def test_f2_a_write_that_lands_after_the_look_and_is_dequeued_is_unknown() -> No
     ) -> PutOutcome:
         assert isinstance(when, IfVersion)
         late.append((data, when))
-        return Unknown("read timed out")
+        return outcomes.Unknown("read timed out")
 
     def land_and_dequeue(store: ScriptedStore) -> None:
         data, when = late.pop()
-        assert isinstance(store.really_put_if(KEY, data, when), Applied)
+        assert isinstance(store.really_put_if(KEY, data, when), outcomes.Applied)
         dequeue_all(store)
 
     store = ScriptedStore(applied, in_flight, before(applied, land_and_dequeue))
@@ -211,7 +204,7 @@ def test_f2_a_write_that_lands_after_the_look_and_is_dequeued_is_unknown() -> No
     assert stored(store).next_sequence == 2
 
 
-@pytest.mark.parametrize("later", [not_applied_answer_lost, lambda *_: VersionConflict()])
+@pytest.mark.parametrize("later", [not_applied_answer_lost, lambda *_: outcomes.Conflict()])
 def test_answers_lost_until_the_deadline_are_unknown(later: Callable[..., PutOutcome]) -> None:
     store = ScriptedStore(applied, not_applied_answer_lost, *[later] * 10_000)
     queue = make(store, cas_deadline_ms=1_000)
@@ -333,7 +326,7 @@ def test_a_store_that_never_answers_is_given_up_at_the_deadline(call: str) -> No
 
 def test_a_doubt_ends_when_somebody_else_moved_the_manifest() -> None:
     def conflict(*_: object) -> PutOutcome:
-        return VersionConflict()
+        return outcomes.Conflict()
 
     store = ScriptedStore(
         applied, then(not_applied_answer_lost, append_as_other(7)), *[conflict] * 10_000
@@ -358,7 +351,7 @@ def test_storage_that_refuses_while_in_doubt_leaves_the_state_unknown() -> None:
     ) -> PutOutcome:
         assert isinstance(store, Revoked)
         store.revoked = True
-        return Unknown("reset")
+        return outcomes.Unknown("reset")
 
     store = Revoked(applied, lose_and_revoke)
     queue = make(store)
@@ -392,7 +385,7 @@ def test_reads_that_fail_for_a_moment_are_tried_again() -> None:
 
 def test_f14_attempts_back_off_with_jitter_and_end_at_the_deadline() -> None:
     def conflict(*_: object) -> PutOutcome:
-        return VersionConflict()
+        return outcomes.Conflict()
 
     store = ScriptedStore(*[conflict] * 10_000)
     runtime = ManualRuntime()
@@ -583,7 +576,8 @@ def test_the_manifest_is_created_only_if_absent() -> None:
             lambda s: (
                 None
                 if isinstance(
-                    s.really_put_if(KEY, Manifest.empty().append([entry(9)]).raw, ABSENT), Applied
+                    s.really_put_if(KEY, Manifest.empty().append([entry(9)]).raw, ABSENT),
+                    outcomes.Applied,
                 )
                 else pytest.fail("not created")
             ),

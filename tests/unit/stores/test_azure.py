@@ -1,43 +1,49 @@
-"""What only Azure does when answers are lost or unusual. As others: test_cloud_answers."""
+"""What only Azure does when responses are lost or unusual; what it shares: test_cloud_answers."""
 
 from __future__ import annotations
 
+import base64
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from azure.core.exceptions import ClientAuthenticationError, HttpResponseError, ServiceRequestError
 
+from opendata_buffer import outcomes
+from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
     CorruptData,
+    InvalidInput,
     PermanentStorageError,
+    StorageError,
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Applied,
-    IfVersion,
-    NotModified,
-    Unknown,
-    Vanished,
-    VersionConflict,
-)
+from opendata_buffer.stores.azure import AzureStore, blob_host, connect
+from opendata_buffer.stores.base import ABSENT, IfVersion
+from opendata_buffer.stores.clients import AZURE_ENVIRONMENT, environment_of
 from tests.http_scripts import Reply
 from tests.unit.stores.cloud_answers import AZURE, AZURE_DATE, Script, azure_error, scripted
 
 WRITTEN, FOUND = AZURE.written, AZURE.found
+KEY = base64.b64encode(b"a key").decode()
+OTHER = base64.b64encode(b"another").decode()
 
 
 @pytest.fixture
-def script() -> Iterator[Script]:
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
     with ExitStack() as running:
         yield scripted(AZURE, running)
 
 
 def test_the_condition_is_a_header_and_the_content_has_its_checksum(script: Script) -> None:
     store, server = script(WRITTEN)
-    assert store.put_if("m", b"x", ABSENT) == Applied('"7"')
-    assert store.put_if("m", b"x", IfVersion('"5"')) == Applied('"7"')
+    assert store.put_if("m", b"x", ABSENT) == outcomes.Applied('"7"')
+    assert store.put_if("m", b"x", IfVersion('"5"')) == outcomes.Applied('"7"')
     store.put("m", b"x")
     asked = [each.headers for each in server.asked]
     assert [each.get("if-none-match") for each in asked] == ["*", None, None]
@@ -47,20 +53,20 @@ def test_the_condition_is_a_header_and_the_content_has_its_checksum(script: Scri
 
 def test_409_to_a_creation_is_a_conflict_and_no_other_409_is(script: Script) -> None:
     store, server = script(azure_error(409, "BlobAlreadyExists"))
-    assert store.put_if("m", b"x", ABSENT) == VersionConflict()
+    assert store.put_if("m", b"x", ABSENT) == outcomes.Conflict()
     assert len(server.asked) == 1
     store, _ = script(azure_error(409, "BlobImmutableDueToPolicy"))
     with pytest.raises(PermanentStorageError, match="immutability"):
         store.put_if("m", b"x", ABSENT)
     store, _ = script(azure_error(409, "ContainerBeingDeleted"))
-    assert isinstance(store.put_if("m", b"x", ABSENT), Unknown)
+    assert isinstance(store.put_if("m", b"x", ABSENT), outcomes.Unknown)
 
 
 def test_nothing_vanishes_that_was_to_be_created(script: Script) -> None:
     store, _ = script(azure_error(404, "ResourceNotFound"))
     with pytest.raises(PermanentStorageError, match="Create container 'bucket' or correct the"):
         store.put_if("m", b"x", ABSENT)
-    assert store.put_if("m", b"x", IfVersion('"5"')) == Vanished()
+    assert store.put_if("m", b"x", IfVersion('"5"')) == outcomes.Vanished()
 
 
 def test_a_lease_is_no_conflict(script: Script) -> None:
@@ -75,12 +81,6 @@ def test_a_read_without_a_strong_etag_is_refused(script: Script, etag: dict[str,
     store, _ = script(Reply(206, b"bytes", {**headers, **etag}))
     with pytest.raises(UnsafeStore, match="ETag"):
         store.get("k")
-
-
-def test_an_unchanged_object_is_not_read(script: Script) -> None:
-    store, server = script(Reply(304))
-    assert store.get("k", if_changed='"7"') == NotModified()
-    assert server.asked[0].headers["if-none-match"] == '"7"'
 
 
 def page(*names: str, more: str = "", folder: str = "", date: bool = True) -> Reply:
@@ -123,13 +123,6 @@ def test_a_listing_that_begins_anywhere_passes_by_what_is_before(script: Script)
     assert len(server.asked) == 2
 
 
-def test_a_listing_that_goes_on_where_it_was_is_transient_and_ends(script: Script) -> None:
-    store, server = script(*[page(more="here")] * 5, azure_error(400, "InvalidInput"))
-    with pytest.raises(TransientStorageError, match="goes on where it was"):
-        store.list("")
-    assert len(server.asked) == 2
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -151,7 +144,7 @@ def test_200_to_a_write_is_none_of_azure(script: Script) -> None:
     store, _ = script(Reply(200, b"<html>Sign in</html>"))
     with pytest.raises(TransientStorageError, match="no answer of Azure's"):
         store.put("k", b"x")
-    assert isinstance(store.put_if("m", b"x", ABSENT), Unknown)
+    assert isinstance(store.put_if("m", b"x", ABSENT), outcomes.Unknown)
 
 
 def test_a_404_that_does_not_name_its_error_is_none_of_azure(script: Script) -> None:
@@ -159,22 +152,23 @@ def test_a_404_that_does_not_name_its_error_is_none_of_azure(script: Script) -> 
     for call in (lambda: store.get("k"), lambda: store.put("k", b""), lambda: store.list("")):
         with pytest.raises(TransientStorageError, match="no answer of Azure's"):
             call()
-    assert isinstance(store.put_if("m", b"x", IfVersion('"5"')), Unknown)
+    assert isinstance(store.put_if("m", b"x", IfVersion('"5"')), outcomes.Unknown)
 
 
 def test_a_read_gives_no_more_than_was_asked_for(script: Script) -> None:
     told = {**FOUND.headers, "content-range": "bytes 0-9/10"}
     store, _ = script(Reply(206, b"x" * 50, told))
-    with pytest.raises(TransientStorageError, match="50 bytes, more than the 10 it may"):
+    with pytest.raises(TransientStorageError, match="10 bytes of 'k': the answer has 50"):
         store.get("k", byte_range=(0, 10))
     with pytest.raises(CorruptData, match="50 bytes to read"):
         store.get("k", max_bytes=10)
 
 
-def test_what_claims_to_be_huge_takes_no_memory(script: Script) -> None:
-    store, _ = script(Reply(206, b"", {**FOUND.headers, "content-length": "99999999999"}))
-    with pytest.raises(TransientStorageError, match="99999999999 bytes, more than the 33554432"):
-        store.get("k")
+def test_only_the_last_listings_are_remembered(script: Script) -> None:
+    store, _ = script(*[page("a", more="next")] * 17)
+    for number in range(17):
+        store.list(f"{number}", limit=1)
+    assert len(store._continuations) == 16
 
 
 def test_f6_the_stores_clock_is_the_date_of_the_first_page(script: Script) -> None:
@@ -182,3 +176,181 @@ def test_f6_the_stores_clock_is_the_date_of_the_first_page(script: Script) -> No
     assert store.list("").now_ms == AZURE.found_ms
     store, _ = script(page("a", date=False))
     assert store.list("").now_ms == AZURE.found_ms, "the newest object"
+
+
+def mapped(error: Exception) -> StorageError:
+    options = StoreOptions(endpoint_url="https://host/a", anonymous=True)
+    return AzureStore("box", options=options)._error(error, "write", "k")
+
+
+def answer(status: int, code: str) -> HttpResponseError:
+    error: Any = HttpResponseError("What happened.\nRequestId:1\nTime:2")
+    error.status_code = status
+    error.error_code = SimpleNamespace(value=code)
+    found: HttpResponseError = error
+    return found
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "message"),
+    [
+        (503, "ServerBusy", TransientStorageError, "try again later"),
+        (429, "", TransientStorageError, "overloaded"),
+        (409, "ContainerBeingDeleted", TransientStorageError, "Try again later"),
+        (412, "ConditionNotMet", TransientStorageError, "changed while it was read"),
+        (400, "Md5Mismatch", TransientStorageError, "garbled"),
+        (404, "ContainerNotFound", PermanentStorageError, "Create container 'box'"),
+        (403, "AuthenticationFailed", PermanentStorageError, "Renew.*AZURE_STORAGE_KEY"),
+        (403, "AuthorizationPermissionMismatch", PermanentStorageError, "Data Contributor"),
+        (412, "LeaseIdMissing", PermanentStorageError, "break the lease"),
+        (409, "BlobImmutableDueToPolicy", PermanentStorageError, "immutability"),
+    ],
+)
+def test_an_answer_is_an_error_with_a_fix(
+    status: int, code: str, kind: type[StorageError], message: str
+) -> None:
+    error = mapped(answer(status, code))
+    assert type(error) is kind
+    assert "RequestId" not in str(error)
+    with pytest.raises(kind, match=f"cannot write 'k' in container 'box' .*{status}.*{message}"):
+        raise error
+
+
+def test_without_an_answer_it_may_be_tried_again_and_shows_no_secret() -> None:
+    error = mapped(ServiceRequestError("at https://me:hunter2@proxy"))
+    assert isinstance(error, TransientStorageError)
+    assert "hunter2" not in str(error)
+    assert isinstance(mapped(OSError("reset")), TransientStorageError)
+
+
+def test_missing_credentials_are_permanent_and_say_what_to_provide() -> None:
+    error = mapped(ClientAuthenticationError("none\nof\nall"))
+    with pytest.raises(PermanentStorageError, match=r"none\. Log in .'az login'"):
+        raise error
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_KEY")
+
+
+def account_key_of(client: object) -> tuple[str, str]:
+    credential = client.credential  # type: ignore[attr-defined]
+    return credential.account_name, credential.account_key
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("account.dfs.core.windows.net", "account.blob.core.windows.net"),
+        ("account.blob.core.usgovcloudapi.net", "account.blob.core.usgovcloudapi.net"),
+    ],
+)
+def test_the_blobs_of_an_account(host: str, expected: str) -> None:
+    assert blob_host(host) == expected
+
+
+@pytest.mark.parametrize("host", ["", "account", "account.dfs", "a.queue.core.x", "a.dfs.x:80"])
+def test_what_is_no_account_is_refused(host: str) -> None:
+    with pytest.raises(InvalidInput, match="is no host of an Azure storage account: use abfss://"):
+        blob_host(host)
+
+
+def test_f1_no_request_is_sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
+    client = connect("a.blob.core.windows.net", StoreOptions(max_connections=7))
+    assert client._config.retry_policy.total_retries == 0
+    adapter = client._config.transport.session.get_adapter("https://a")
+    assert adapter.max_retries.total == 0
+    assert adapter._pool_maxsize == 7
+
+
+def test_a_key_is_of_the_urls_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "other")
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
+    client = connect("account.blob.core.windows.net", StoreOptions())
+    assert account_key_of(client) == ("account", KEY)
+    assert client.primary_endpoint == "https://account.blob.core.windows.net/"
+
+
+def test_without_an_account_in_the_url_the_environments_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "other")
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
+    assert connect("", StoreOptions()).primary_endpoint == "https://other.blob.core.windows.net/"
+    before = environment_of(*AZURE_ENVIRONMENT)
+    monkeypatch.setenv("AZURE_STORAGE_KEY", OTHER)
+    assert environment_of(*AZURE_ENVIRONMENT) != before
+
+
+def test_anonymous_takes_no_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
+    client = connect("account.blob.core.windows.net", StoreOptions(anonymous=True))
+    assert client.credential is None
+
+
+def test_a_service_credential_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
+    vended = SimpleNamespace(get_token=lambda *_, **__: None)
+    asked = []
+
+    def provider(name: str) -> object:
+        asked.append(name)
+        return vended
+
+    dbutils = SimpleNamespace(credentials=SimpleNamespace(getServiceCredentialsProvider=provider))
+    monkeypatch.setattr(sys.modules["__main__"], "dbutils", dbutils, raising=False)
+    options = StoreOptions(service_credential="team")
+    assert connect("account.blob.core.windows.net", options).credential is vended
+    assert asked == ["team"]
+    with pytest.raises(PermanentStorageError, match="without https"):
+        connect("", StoreOptions(service_credential="team", endpoint_url="http://127.0.0.1:1/a"))
+
+
+def test_an_account_is_not_taken_from_a_string_whose_key_is_not_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"AccountName=acc;AccountKey={KEY}")
+    with pytest.raises(InvalidInput, match="has credentials of its own"):
+        connect("", StoreOptions(anonymous=True))
+
+
+def test_a_connection_string_names_account_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"DefaultEndpointsProtocol=https;AccountName=acc;AccountKey={KEY}"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
+    assert account_key_of(connect("", StoreOptions())) == ("acc", KEY)
+    assert account_key_of(connect("acc.blob.core.windows.net", StoreOptions())) == ("acc", KEY)
+    with pytest.raises(InvalidInput, match="is of account 'acc', and the store of account 'b'"):
+        connect("b.blob.core.windows.net", StoreOptions())
+
+
+def test_what_cannot_be_read_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "hunter2")
+    with pytest.raises(PermanentStorageError, match="AZURE_STORAGE_CONNECTION_STRING") as caught:
+        connect("", StoreOptions())
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_shared_access_signature_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sig=hunter2")
+    client = connect("a.blob.core.windows.net", StoreOptions())
+    assert client.credential.signature == "sig=hunter2"
+    assert "hunter2" not in client.primary_endpoint
+
+
+def test_else_it_is_the_identity_of_whoever_runs_this() -> None:
+    client = connect("a.blob.core.windows.net", StoreOptions())
+    assert type(client.credential).__name__ == "DefaultAzureCredential"
+
+
+def test_a_token_is_not_sent_in_the_clear() -> None:
+    with pytest.raises(PermanentStorageError, match="without https only a key can be used"):
+        connect("", StoreOptions(endpoint_url="http://127.0.0.1:1/account"))
+
+
+def test_no_account_at_all_says_what_to_set() -> None:
+    with pytest.raises(InvalidInput, match=r"names no storage account: set AZURE_STORAGE_ACCOUNT"):
+        connect("", StoreOptions())
+    with pytest.raises(InvalidInput, match="is no URL of a server"):
+        connect("", StoreOptions(endpoint_url="ftp://x"))

@@ -1,14 +1,19 @@
-"""Clients that belong to a process."""
+"""Clients that belong to a process, and what they are made with."""
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from opendata_buffer.config import StoreOptions
-from opendata_buffer.stores.clients import ProcessClient, environment_of
+from opendata_buffer.errors import InvalidInput, PermanentStorageError
+from opendata_buffer.stores.clients import ProcessClient, environment_of, load, service_credential
 
 
 class Client:
@@ -59,3 +64,102 @@ def test_a_forked_child_makes_its_own() -> None:
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert client.get() is parents
+
+
+def test_a_module_that_is_there_is_loaded() -> None:
+    assert load("json", scheme="x", extra="y") is json
+
+
+def test_a_missing_one_names_the_command() -> None:
+    with pytest.raises(
+        InvalidInput,
+        match=r"stores of gs:// need no_such_cloud, .*pip install 'opendata-buffer\[gcs\]'",
+    ):
+        load("no_such_cloud.auth", scheme="gs", extra="gcs")
+
+
+class Holder:
+    """``dbutils.credentials``, or the module of executors."""
+
+    def __init__(self, *, error: Exception | None = None) -> None:
+        self.asked: list[str] = []
+        self._error = error
+
+    def getServiceCredentialsProvider(self, name: str) -> Any:
+        self.asked.append(name)
+        if self._error is not None:
+            raise self._error
+        return SimpleNamespace(get_token=lambda *_: "token", of=self)
+
+
+def on_executors(monkeypatch: pytest.MonkeyPatch, holder: Holder) -> None:
+    module = ModuleType("databricks.service_credentials")
+    vars(module)["getServiceCredentialsProvider"] = holder.getServiceCredentialsProvider
+    monkeypatch.setitem(sys.modules, "databricks", ModuleType("databricks"))
+    monkeypatch.setitem(sys.modules, "databricks.service_credentials", module)
+
+
+def as_dbutils(holder: Holder) -> Any:
+    return SimpleNamespace(credentials=holder)
+
+
+def found(name: str = "buffer") -> Any:
+    return service_credential(name, scheme="az", has="get_token").of
+
+
+def test_a_notebook_has_it_in_dbutils(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook, executor = Holder(), Holder()
+    on_executors(monkeypatch, executor)
+    monkeypatch.setattr(sys.modules["__main__"], "dbutils", as_dbutils(notebook), raising=False)
+    assert found("mine") is notebook
+    assert (notebook.asked, executor.asked) == (["mine"], [])
+
+
+def test_an_ipython_shell_has_it_among_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = Holder()
+    shell = ModuleType("IPython")
+    space = SimpleNamespace(user_ns={"dbutils": as_dbutils(notebook)})
+    vars(shell)["get_ipython"] = lambda: space
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    assert found() is notebook
+
+
+def test_an_executor_has_it_in_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = Holder()
+    on_executors(monkeypatch, executor)
+    assert found() is executor
+
+
+def test_a_jobs_driver_has_it_in_the_sdk_where_the_module_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refusing, driver = Holder(error=RuntimeError("no TaskContext")), Holder()
+    on_executors(monkeypatch, refusing)
+    runtime = ModuleType("databricks.sdk.runtime")
+    vars(runtime)["dbutils"] = as_dbutils(driver)
+    monkeypatch.setitem(sys.modules, "databricks.sdk", ModuleType("databricks.sdk"))
+    monkeypatch.setitem(sys.modules, "databricks.sdk.runtime", runtime)
+    assert found() is driver
+    assert refusing.asked == ["buffer"]
+
+
+def test_outside_of_databricks_the_error_says_so() -> None:
+    with pytest.raises(PermanentStorageError, match="'buffer', and only Databricks has such"):
+        found()
+
+
+def test_what_refuses_is_named_with_what_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_executors(monkeypatch, Holder(error=PermissionError("see https://u:secret@host/x")))
+    with pytest.raises(PermanentStorageError) as raised:
+        found()
+    text = str(raised.value)
+    assert "databricks.service_credentials: PermissionError" in text
+    assert "ACCESS" in text
+    assert "AZURE_CLIENT_ID" in text, "what this cloud has instead"
+    assert "secret" not in text
+
+
+def test_one_for_another_cloud_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_executors(monkeypatch, Holder())
+    with pytest.raises(InvalidInput, match="is for another cloud than s3://"):
+        service_credential("buffer", scheme="s3", has="get_credentials")

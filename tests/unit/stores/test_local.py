@@ -1,4 +1,4 @@
-"""What is particular about the directory store; the rest is in the contract suite."""
+"""Objects as files: what is particular about a directory; the rest is in the contract suite."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.errors import (
     CorruptData,
     InvalidInput,
@@ -20,20 +21,16 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Applied,
-    Blob,
-    GetInto,
-    IfVersion,
-    Near,
-    PutPieces,
-    Unknown,
-    Vanished,
-    VersionConflict,
+from opendata_buffer.stores.base import ABSENT, Blob, GetInto, IfVersion, PutPieces
+from opendata_buffer.stores.local import (
+    RESERVED,
+    LocalPaths,
+    LocalStore,
+    TemporaryFiles,
+    directory_of,
+    files_below,
 )
-from opendata_buffer.stores.local import RESERVED, LocalPaths, LocalStore
-from opendata_buffer.stores.local_files import FileLock, is_on_this_machine
+from opendata_buffer.stores.local_files import FileLock
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -59,15 +56,6 @@ def leftovers(root: Path) -> list[str]:
     return os.listdir(root / RESERVED / "tmp")
 
 
-def test_a_directory_is_near_as_soon_as_it_is_there_if_this_machine_has_it(
-    store: LocalStore, root: Path
-) -> None:
-    assert isinstance(store, Near)
-    assert not store.is_near, "nobody knows where it will be made"
-    store.put("a", b"1")
-    assert store.is_near is is_on_this_machine(str(root))
-
-
 def test_an_object_is_a_file_of_the_same_name(store: LocalStore, root: Path) -> None:
     store.put("in/a b%20#.batch", b"bytes")
     assert (root / "in" / "a b%20#.batch").read_bytes() == b"bytes"
@@ -80,7 +68,7 @@ def test_a_file_put_there_by_hand_is_an_object(store: LocalStore, root: Path) ->
     blob = store.get("in/a")
     assert isinstance(blob, Blob)
     assert blob.data == b"by hand"
-    assert isinstance(store.put_if("in/a", b"2", IfVersion(blob.version)), Applied)
+    assert isinstance(store.put_if("in/a", b"2", IfVersion(blob.version)), outcomes.Applied)
 
 
 def test_reading_makes_no_directory(store: LocalStore, root: Path) -> None:
@@ -88,7 +76,7 @@ def test_reading_makes_no_directory(store: LocalStore, root: Path) -> None:
         store.get("a")
     assert store.list("").objects == ()
     assert store.delete_many(["a"]) == ()
-    assert store.put_if("a", b"", IfVersion("1-2-3")) == Vanished()
+    assert store.put_if("a", b"", IfVersion("1-2-3")) == outcomes.Vanished()
     assert not root.exists()
 
 
@@ -106,14 +94,6 @@ def test_the_stores_own_files_are_no_objects(store: LocalStore, root: Path, key:
     assert [info.key for info in store.list("").objects] == ["in/m", "m"]
     assert store.list(f"{RESERVED}/").objects == ()
     assert store.list(f"in/{RESERVED}/").objects == ()
-
-
-def test_stores_with_nested_roots_lock_the_same_file(root: Path) -> None:
-    outer, inner = LocalStore(root), LocalStore(root / "q")
-    outer.put_if("q/in/m", b"1", ABSENT)
-    assert Path(LocalPaths(root / "q").lock("in/m")).exists()
-    inner.put_if("in/n", b"1", ABSENT)
-    assert [info.key for info in outer.list("").objects] == ["q/in/m", "q/in/n"]
 
 
 def test_one_name_cannot_be_object_and_directory(store: LocalStore, root: Path) -> None:
@@ -160,7 +140,7 @@ def test_a_conditional_put_holds_its_lock_for_the_rename_alone(
 ) -> None:
     """A process that is suspended with the lock stops all the others: not while a disk works."""
     first = store.put_if("m", b"1", ABSENT)
-    assert isinstance(first, Applied)
+    assert isinstance(first, outcomes.Applied)
     steps: list[str] = []
 
     def step(name: str, act: Any) -> Any:
@@ -175,10 +155,10 @@ def test_a_conditional_put_holds_its_lock_for_the_rename_alone(
     monkeypatch.setattr(os, "replace", step("rename", os.replace))
     monkeypatch.setattr(FileLock, "__enter__", step("lock", FileLock.__enter__))
     monkeypatch.setattr(FileLock, "__exit__", step("unlock", FileLock.__exit__))
-    assert isinstance(store.put_if("m", b"2", IfVersion(first.version)), Applied)
+    assert isinstance(store.put_if("m", b"2", IfVersion(first.value)), outcomes.Applied)
     assert steps == ["write", "fsync", "lock", "rename", "unlock", "fsync"]
     # Who has lost its race already leaves lock and disk alone.
-    assert isinstance(store.put_if("m", b"3", IfVersion(first.version)), VersionConflict)
+    assert isinstance(store.put_if("m", b"3", IfVersion(first.value)), outcomes.Conflict)
     assert len(steps) == 6
 
 
@@ -186,17 +166,17 @@ def test_who_loses_its_race_while_it_writes_leaves_nothing_behind(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = store.put_if("m", b"1", ABSENT)
-    assert isinstance(first, Applied)
+    assert isinstance(first, outcomes.Applied)
     faster = LocalStore(root)
     fsync = os.fsync
 
     def synced(fd: int) -> None:
         monkeypatch.setattr(os, "fsync", fsync)
-        assert isinstance(faster.put_if("m", b"2", IfVersion(first.version)), Applied)
+        assert isinstance(faster.put_if("m", b"2", IfVersion(first.value)), outcomes.Applied)
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", synced)
-    assert isinstance(store.put_if("m", b"3", IfVersion(first.version)), VersionConflict)
+    assert isinstance(store.put_if("m", b"3", IfVersion(first.value)), outcomes.Conflict)
     blob = store.get("m")
     assert isinstance(blob, Blob)
     assert blob.data == b"2"
@@ -206,9 +186,9 @@ def test_who_loses_its_race_while_it_writes_leaves_nothing_behind(
 def test_f13_conditional_puts_work_more_than_once(store: LocalStore) -> None:
     outcome = store.put_if("m", b"0", ABSENT)
     for number in range(1, 50):
-        assert isinstance(outcome, Applied)
-        outcome = store.put_if("m", str(number).encode(), IfVersion(outcome.version))
-    assert isinstance(outcome, Applied)
+        assert isinstance(outcome, outcomes.Applied)
+        outcome = store.put_if("m", str(number).encode(), IfVersion(outcome.value))
+    assert isinstance(outcome, outcomes.Applied)
 
 
 def test_a_version_does_not_return_when_the_object_does_and_the_clock_went_back(
@@ -223,11 +203,11 @@ def test_a_version_does_not_return_when_the_object_does_and_the_clock_went_back(
     seen = [first.version]
     for _ in range(5):
         outcome = store.put_if("in/m", b"B", IfVersion(seen[-1]))
-        assert isinstance(outcome, Applied)
+        assert isinstance(outcome, outcomes.Applied)
         store.delete_many(["in/m"])
         again = store.put_if("in/m", b"A", ABSENT)
-        assert isinstance(again, Applied)
-        seen += [outcome.version, again.version]
+        assert isinstance(again, outcomes.Applied)
+        seen += [outcome.value, again.value]
     assert len(set(seen)) == len(seen)
     stamps = [int(version.split("-")[0], 16) for version in seen]
     assert stamps == sorted(stamps)
@@ -245,10 +225,10 @@ def test_who_never_got_the_lock_surely_wrote_nothing(
     store: LocalStore, root: Path, runtime: ManualRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = store.put_if("m", b"1", ABSENT)
-    assert isinstance(first, Applied)
+    assert isinstance(first, outcomes.Applied)
     monkeypatch.setattr(FileLock, "_lock_file", lambda *_: _raise_timeout())
     with pytest.raises(TransientStorageError, match="another process holds the lock"):
-        store.put_if("m", b"2", IfVersion(first.version))
+        store.put_if("m", b"2", IfVersion(first.value))
     with pytest.raises(TransientStorageError, match="another process holds the lock"):
         store.put("m", b"2")
     (failure,) = store.delete_many(["m"])
@@ -265,28 +245,28 @@ def test_a_full_disk_names_path_and_fix_and_leaves_the_old_bytes(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = store.put_if("m", b"old", ABSENT)
-    assert isinstance(outcome, Applied)
+    assert isinstance(outcome, outcomes.Applied)
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", fail_with(errno.ENOSPC))
         with pytest.raises(PermanentStorageError, match=r"cannot write '.*/m': .*Free some space"):
-            store.put_if("m", b"new", IfVersion(outcome.version))
+            store.put_if("m", b"new", IfVersion(outcome.value))
         with pytest.raises(PermanentStorageError, match="Free some space"):
             store.put("in/new", b"new")
     assert leftovers(root) == []
     blob = store.get("m")
     assert isinstance(blob, Blob)
-    assert (blob.data, blob.version) == (b"old", outcome.version)
+    assert (blob.data, blob.version) == (b"old", outcome.value)
 
 
 def test_too_many_open_files_are_told_as_surely_nothing_written(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = store.put_if("m", b"old", ABSENT)
-    assert isinstance(first, Applied)
+    assert isinstance(first, outcomes.Applied)
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", fail_with(errno.EMFILE))
         with pytest.raises(TransientStorageError, match="Too many open files"):
-            store.put_if("m", b"new", IfVersion(first.version))
+            store.put_if("m", b"new", IfVersion(first.value))
         with pytest.raises(TransientStorageError):
             store.get("m")
 
@@ -295,7 +275,7 @@ def test_f2_a_failure_after_the_rename_is_an_unknown_outcome(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = store.put_if("m", b"old", ABSENT)
-    assert isinstance(outcome, Applied)
+    assert isinstance(outcome, outcomes.Applied)
     real = os.fsync
 
     def fails_on_directories(fd: int) -> None:
@@ -305,7 +285,7 @@ def test_f2_a_failure_after_the_rename_is_an_unknown_outcome(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fails_on_directories)
-        assert isinstance(store.put_if("m", b"new", IfVersion(outcome.version)), Unknown)
+        assert isinstance(store.put_if("m", b"new", IfVersion(outcome.value)), outcomes.Unknown)
     blob = store.get("m")
     assert isinstance(blob, Blob)
     assert blob.data == b"new"
@@ -316,7 +296,7 @@ def test_f2_a_lock_that_cannot_be_given_back_after_the_rename_is_an_unknown_outc
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     first = store.put_if("m", b"old", ABSENT)
-    assert isinstance(first, Applied)
+    assert isinstance(first, outcomes.Applied)
     lock_inode = os.stat(LocalPaths(root).lock("m")).st_ino
     module: Any = fcntl if name == "flock" else os
     real = getattr(module, name)
@@ -329,14 +309,14 @@ def test_f2_a_lock_that_cannot_be_given_back_after_the_rename_is_an_unknown_outc
 
     with monkeypatch.context() as patch:
         patch.setattr(module, name, fails_on_the_lock)
-        outcome = store.put_if("m", b"new", IfVersion(first.version))
-    assert isinstance(outcome, Unknown)
+        outcome = store.put_if("m", b"new", IfVersion(first.value))
+    assert isinstance(outcome, outcomes.Unknown)
     assert "was replaced" in outcome.reason
     blob = store.get("m")
     assert isinstance(blob, Blob)
     assert blob.data == b"new"
     again = store.put_if("m", b"newer", IfVersion(blob.version))
-    assert isinstance(again, Applied), "the lock is free for the next one"
+    assert isinstance(again, outcomes.Applied), "the lock is free for the next one"
 
 
 @pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EIO])
@@ -351,7 +331,7 @@ def test_f2_a_rename_whose_answer_was_lost_is_an_unknown_outcome(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lost)
-        assert isinstance(store.put_if("m", b"new", ABSENT), Unknown)
+        assert isinstance(store.put_if("m", b"new", ABSENT), outcomes.Unknown)
     blob = store.get("m")
     assert isinstance(blob, Blob)
     assert blob.data == b"new"
@@ -393,13 +373,6 @@ def test_what_is_no_file_is_no_object(store: LocalStore, root: Path) -> None:
     os.mkfifo(root / "in" / "fifo")
     with pytest.raises(ObjectNotFound):
         store.get("in/fifo")
-
-
-def test_f6_listing_uses_the_clock_of_the_files(store: LocalStore, runtime: ManualRuntime) -> None:
-    runtime.set_wall_clock(0)  # this process believes it is 1970
-    store.put("a", b"")
-    listing = store.list("")
-    assert 0 <= listing.now_ms - listing.objects[0].last_modified_ms < 60_000
 
 
 def test_check_runs_once_and_leaves_nothing(
@@ -491,3 +464,176 @@ def test_a_file_that_is_cut_while_it_is_read_to_memory_is_no_object(tmp_path: Pa
 
     with pytest.raises(TransientStorageError, match="was cut to fewer bytes"):
         store.get_into("a/b", allocate)
+
+
+def test_a_part_longer_than_a_file_name_is_refused() -> None:
+    paths = LocalPaths("/data")
+    assert paths.object("é" * 127) == "/data/" + "é" * 127
+    with pytest.raises(InvalidInput, match="part of 256 bytes between slashes"):
+        paths.object("in/" + "é" * 128)
+
+
+def test_roots_inside_each_other_have_the_same_lock_for_the_same_file() -> None:
+    # A producer with /data and the prefix q/in, a consumer with /data/q and the prefix in: with a
+    # lock for each root, both could replace one version, and the first append would be lost.
+    outer, inner = LocalPaths("/data"), LocalPaths("/data/q")
+    assert outer.lock("q/in/m") == inner.lock("in/m")
+    assert outer.lock("q/in/m") != outer.lock("q/in/n")
+    assert outer.lock("q/in/m").startswith(f"/data/q/in/{RESERVED}/")
+
+
+def test_the_lock_of_the_longest_name_is_a_file_name() -> None:
+    assert len(os.path.basename(LocalPaths("/data").lock("é" * 127))) <= 255
+
+
+@pytest.mark.parametrize("root", ["/", "//", "/dbfs/mnt/queue", "/Volumes/main/queue"])
+def test_a_root_without_locks_is_refused(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    with pytest.raises(InvalidInput, match=r"root of the file system|Databricks mount"):
+        LocalPaths(root)
+
+
+def test_on_a_mac_volumes_are_disks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert LocalPaths("/Volumes/disk").root == "/Volumes/disk"
+
+
+def test_a_link_into_a_databricks_mount_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os.path, "realpath", lambda _: "/dbfs/mnt/queue")
+    with pytest.raises(InvalidInput, match="Databricks mount"):
+        LocalPaths(tmp_path / "link")
+
+
+def keys_below(root: Path, prefix: str, start_after: str = "") -> list[str]:
+    directory = directory_of(prefix)
+    assert directory is not None
+    return [info.key for info in files_below(str(root), directory, prefix, start_after)]
+
+
+def fill(root: Path, *keys: str) -> list[str]:
+    for key in keys:
+        path = root / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(key.encode())
+    return sorted(keys)
+
+
+def test_files_come_in_the_order_of_their_keys_also_across_directories(tmp_path: Path) -> None:
+    keys = fill(tmp_path, "a/b", "a-b", "a0", "a/c/d", "a/c-d", "b")
+    assert keys == ["a-b", "a/b", "a/c-d", "a/c/d", "a0", "b"]
+    assert keys_below(tmp_path, "") == keys
+
+
+@pytest.mark.parametrize("start_after", ["", "a", "a-b", "a/", "a/c", "a/c/d", "a/d", "a0", "z"])
+@pytest.mark.parametrize("prefix", ["", "a", "a/", "a/c", "a/c/", "b", "a/x/"])
+def test_prefix_and_start_choose_among_the_keys(
+    tmp_path: Path, prefix: str, start_after: str
+) -> None:
+    keys = fill(tmp_path, "a/b", "a-b", "a0", "a/c/d", "a/c-d", "b")
+    wanted = [key for key in keys if key.startswith(prefix) and key > start_after]
+    assert keys_below(tmp_path, prefix, start_after) == wanted
+
+
+def test_names_that_are_not_utf8_and_things_that_are_not_files_are_not_listed(
+    tmp_path: Path,
+) -> None:
+    fill(tmp_path, "in/a")
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "in" / "fifo")
+    os.close(os.open(os.fsencode(tmp_path) + b"/in/\xff", os.O_CREAT))
+    assert keys_below(tmp_path, "in/") == ["in/a"]
+
+
+def test_a_directory_that_is_missing_or_a_file_holds_nothing(tmp_path: Path) -> None:
+    fill(tmp_path, "in/a")
+    assert keys_below(tmp_path, "out/") == []
+    assert keys_below(tmp_path, "in/a/") == []
+    assert keys_below(tmp_path, "/") == []
+
+
+def test_a_directory_that_cannot_be_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError):
+        keys_below(tmp_path, "in/")
+
+
+@pytest.mark.parametrize(
+    "prefix", ["/in/", "a//b", "../a", "a/../b", "./a", f"{RESERVED}/", f"in/{RESERVED}/x"]
+)
+def test_no_key_starts_outside_of_the_store(prefix: str) -> None:
+    assert directory_of(prefix) is None
+
+
+@pytest.mark.parametrize("prefix", ["in/a\0", "in/\udcff"])
+def test_no_key_starts_with_what_is_no_text(prefix: str) -> None:
+    assert directory_of(prefix) is None
+
+
+@pytest.fixture
+def files(tmp_path: Path, runtime: ManualRuntime) -> TemporaryFiles:
+    made = TemporaryFiles(str(tmp_path / "tmp"), runtime)
+    made.prepare()
+    return made
+
+
+@pytest.mark.parametrize("pieces", [[b"all"], [b"a", b"ll"], [b""], []])
+def test_a_file_holds_its_pieces_and_is_durable_when_it_is_given_out(
+    files: TemporaryFiles, monkeypatch: pytest.MonkeyPatch, pieces: list[bytes]
+) -> None:
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def sync(fd: int) -> None:
+        synced.append(fd)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with files.written(pieces) as (fd, path):
+        assert Path(path).read_bytes() == b"".join(pieces)
+        assert synced == [fd]
+
+
+def test_what_killed_writers_left_is_swept_after_a_day_and_once(
+    files: TemporaryFiles, tmp_path: Path, runtime: ManualRuntime
+) -> None:
+    old, new = tmp_path / "tmp" / "old", tmp_path / "tmp" / "new"
+    for path in (old, new):
+        path.write_bytes(b"half")
+    two_days_ago = os.stat(new).st_mtime - 2 * 24 * 3600
+    os.utime(old, (two_days_ago, two_days_ago))
+    files.prepare()
+    assert sorted(os.listdir(tmp_path / "tmp")) == ["new", "old"]
+    TemporaryFiles(str(tmp_path / "tmp"), runtime).prepare()
+    assert os.listdir(tmp_path / "tmp") == ["new"]
+
+
+def test_a_directory_that_somebody_removed_is_made_again(
+    files: TemporaryFiles, tmp_path: Path
+) -> None:
+    os.rmdir(tmp_path / "tmp")
+    files.prepare()
+    with files.written([b"1"]) as (_, path):
+        assert Path(path).read_bytes() == b"1"
+
+
+def test_f6_the_time_is_that_of_the_file_system(
+    files: TemporaryFiles, tmp_path: Path, runtime: ManualRuntime
+) -> None:
+    runtime.set_wall_clock(0)  # this process believes it is 1970
+    path = tmp_path / "other"
+    path.write_bytes(b"")
+    assert abs(files.now_ms() - path.stat().st_mtime_ns // 1_000_000) < 60_000
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_without_a_directory_the_time_is_the_runtimes(
+    tmp_path: Path, runtime: ManualRuntime
+) -> None:
+    assert TemporaryFiles(str(tmp_path / "nothing"), runtime).now_ms() == runtime.now_ms()

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.stores.base import ABSENT, Applied, Blob
+from opendata_buffer.stores.base import ABSENT, Blob
 from opendata_buffer.stores.memory import MemoryStore
 
 
@@ -33,8 +34,8 @@ def test_the_clock_stamps_objects_and_listings() -> None:
 
 
 def test_versions_are_not_shared_between_stores() -> None:
-    outcomes = [MemoryStore().put_if("m", data, ABSENT) for data in (b"A", b"B")]
-    versions = {outcome.version for outcome in outcomes if isinstance(outcome, Applied)}
+    results = [MemoryStore().put_if("m", data, ABSENT) for data in (b"A", b"B")]
+    versions = {outcome.value for outcome in results if isinstance(outcome, outcomes.Applied)}
     assert len(versions) == 2
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.errors import PermanentStorageError, TransientStorageError, UnsafeStore
 from opendata_buffer.runtime import remaining
 from opendata_buffer.stores.base import (
@@ -20,8 +21,6 @@ from opendata_buffer.stores.base import (
     IfVersion,
     NotModified,
     PutOutcome,
-    Unknown,
-    VersionConflict,
 )
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.probe import probe_conditional_writes
@@ -44,7 +43,7 @@ class Breaking(MemoryStore):
         self.probed.append(key)
         if self.lost:
             self.lost -= 1
-            return Unknown("no answer")
+            return outcomes.Unknown("no answer")
         exists = bool(self.list(key).objects)
         ignored = {
             "": False,
@@ -54,7 +53,7 @@ class Breaking(MemoryStore):
             "has weak ETags": False,
         }[self.rule]
         if self.rule == "has weak ETags" and condition != ABSENT and exists:
-            return VersionConflict()
+            return outcomes.Conflict()
         if ignored:
             self.delete_many([key])
             condition = ABSENT
@@ -95,7 +94,7 @@ class ChecksThenWrites(Breaking):
             arrived = self._waiting[key, condition] = self._waiting.get((key, condition), 0) + 1
             self._lock_free.notify_all()
             if arrived > 2:
-                return VersionConflict()
+                return outcomes.Conflict()
             assert self._lock_free.wait_for(lambda: self._waiting[key, condition] >= 2, 30)
         with self._lock_free:
             self.delete_many([key])
@@ -107,7 +106,9 @@ def test_a_store_that_checks_and_then_writes_loses_the_race(
     runtime: ManualRuntime, careless: type[Absent | IfVersion], what: str
 ) -> None:
     store = ChecksThenWrites(careless)
-    with pytest.raises(UnsafeStore, match=rf"2 of 6 writers .* told that they {what} one object"):
+    with pytest.raises(
+        UnsafeStore, match=rf"2 of 6 concurrent writers .* that they {what} one object"
+    ):
         probe(store, runtime)
     assert store.list("").objects == ()
 
@@ -116,7 +117,7 @@ def test_a_race_whose_answers_are_lost_shows_nothing(runtime: ManualRuntime) -> 
     class Losing(Breaking):
         def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
             outcome = super().put_if(key, data, condition)
-            return outcome if data == b"probe" else Unknown("no answer")
+            return outcome if data == b"probe" else outcomes.Unknown("no answer")
 
     store = Losing()
     probe(store, runtime)
@@ -129,7 +130,7 @@ def test_a_race_whose_answers_are_lost_shows_nothing(runtime: ManualRuntime) -> 
         ("creates on If-Match", "If-Match on a missing object was answered as Applied"),
         ("replaces on If-None-Match", r"If-None-Match: \* on an existing object was answered as"),
         ("replaces on another ETag", "If-Match with another ETag was answered as Applied"),
-        ("has weak ETags", "If-Match with the object's ETag was answered as VersionConflict"),
+        ("has weak ETags", "If-Match with the object's ETag was answered as Conflict"),
     ],
 )
 def test_each_broken_rule_is_named(runtime: ManualRuntime, rule: str, step: str) -> None:
@@ -160,7 +161,7 @@ def test_a_silent_store_is_given_up_in_time_also_while_the_probe_is_removed(
     class Silent(Breaking):
         def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
             runtime.advance(remaining() or 0)
-            return Unknown("no answer in time")
+            return outcomes.Unknown("no answer in time")
 
         def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
             left = remaining()

@@ -1,39 +1,33 @@
-"""S3 over HTTP when answers get lost; the sunny side is in the contract suite."""
+"""S3 over HTTP when responses are lost or unusual; the rest is in the contract suite."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import count, repeat
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-import botocore.endpoint
+import botocore.exceptions as boto
 import pytest
+import urllib3.exceptions
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
-    InvalidInput,
     ObjectNotFound,
     PermanentStorageError,
+    StorageError,
     TransientStorageError,
     UnsafeStore,
 )
 from opendata_buffer.runtime import SystemRuntime, deadline
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Applied,
-    Blob,
-    IfVersion,
-    NotModified,
-    Unknown,
-    VersionConflict,
-)
+from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, NotModified
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.http_scripts import Reply, ScriptedServer
@@ -57,16 +51,10 @@ def store(s3_server: S3Server) -> S3Store:
     return connect(s3_server)
 
 
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """boto3 backs off by the real clock, for seconds."""
-    monkeypatch.setattr(botocore.endpoint, "time", SimpleNamespace(sleep=lambda _: None))
-
-
 def put_new(store: S3Store, key: str, data: bytes) -> str:
     outcome = store.put_if(key, data, ABSENT)
-    assert isinstance(outcome, Applied)
-    return outcome.version
+    assert isinstance(outcome, outcomes.Applied)
+    return outcome.value
 
 
 LOST = [Fault(status) for status in (500, 502, 503, 504)] + [
@@ -89,7 +77,7 @@ def test_f1_f2_a_lost_answer_is_unknown_after_exactly_one_request(
     sent = s3_server.count("PUT")
     s3_server.inject(Fault(fault.answer, applied=applied, code=fault.code))
     outcome = store.put_if("m", b"2", IfVersion(version))
-    assert isinstance(outcome, Unknown)
+    assert isinstance(outcome, outcomes.Unknown)
     assert "'m' in bucket 'bucket'" in outcome.reason
     assert s3_server.count("PUT") == sent + 1
     assert s3_server.objects()["m"] == (b"2" if applied else b"1")
@@ -100,7 +88,7 @@ def test_f1_a_lost_answer_to_a_creation_is_unknown_after_exactly_one_request(
     s3_server: S3Server, store: S3Store, fault: Fault
 ) -> None:
     s3_server.inject(fault)
-    assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
+    assert isinstance(store.put_if("m", b"1", ABSENT), outcomes.Unknown)
     assert s3_server.count("PUT") == 1
     assert s3_server.objects() == {"m": b"1"}
 
@@ -111,7 +99,7 @@ def test_f2_an_answer_that_never_comes_is_unknown_after_the_read_timeout(
     store = connect(s3_server, read_timeout_ms=300)
     s3_server.inject(Fault(Answer.HANG))
     outcome = store.put_if("m", b"1", ABSENT)
-    assert isinstance(outcome, Unknown)
+    assert isinstance(outcome, outcomes.Unknown)
     assert "ReadTimeoutError" in outcome.reason
     # A busy server may come to it only now.
     eventually(lambda: s3_server.objects() == {"m": b"1"})
@@ -124,13 +112,13 @@ def test_f3_409_means_the_same_put_again(s3_server: S3Server, store: S3Store) ->
     version = put_new(store, "m", b"1")
     assert s3_server.count("PUT") == 3
     s3_server.inject(conflict)
-    assert isinstance(store.put_if("m", b"2", IfVersion(version)), Applied)
+    assert isinstance(store.put_if("m", b"2", IfVersion(version)), outcomes.Applied)
     assert s3_server.objects() == {"m": b"2"}
 
 
 def test_f3_a_409_that_stays_is_a_conflict(s3_server: S3Server, store: S3Store) -> None:
     s3_server.inject(Fault(409, applied=False, code="ConditionalRequestConflict"), times=1_000)
-    assert store.put_if("m", b"1", ABSENT) == VersionConflict()
+    assert store.put_if("m", b"1", ABSENT) == outcomes.Conflict()
     assert 5 < s3_server.count("PUT") < 1_000
 
 
@@ -138,7 +126,7 @@ def test_nothing_listening_is_unknown_and_names_the_endpoint() -> None:
     options = StoreOptions(endpoint_url="http://127.0.0.1:9", max_attempts=1)
     store = S3Store("bucket", options=options, runtime=ManualRuntime())
     outcome = store.put_if("m", b"1", ABSENT)
-    assert isinstance(outcome, Unknown)
+    assert isinstance(outcome, outcomes.Unknown)
     assert "http://127.0.0.1:9" in outcome.reason
     with pytest.raises(TransientStorageError, match=r"http://127.0.0.1:9.*Check the endpoint"):
         store.get("m")
@@ -210,22 +198,10 @@ def test_every_call_on_a_silent_store_ends_at_its_deadline(silent: str) -> None:
         with pytest.raises(TransientStorageError, match=f"at {silent}: no answer in time"):
             timed(read)
     outcome = timed(lambda: store.put_if("m", b"1", ABSENT))
-    assert isinstance(outcome, Unknown)
+    assert isinstance(outcome, outcomes.Unknown)
     assert "no answer in time" in outcome.reason
     failures = timed(lambda: store.delete_many(f"{number}" for number in range(1_001)))
     assert len(failures) == 1_001
-
-
-def test_the_check_of_a_silent_store_ends_at_the_callers_deadline(silent: str) -> None:
-    options = StoreOptions(endpoint_url=silent, read_timeout_ms=600_000)
-    store = S3Store("bucket", options=options)
-    began = time.monotonic()
-    with (
-        deadline(SystemRuntime(), 0.5),
-        pytest.raises(TransientStorageError, match="no answer in time"),
-    ):
-        store.check_conditional_writes("ingest/manifest")
-    assert time.monotonic() - began < 120
 
 
 def test_a_call_that_was_left_behind_sends_nothing_more(s3_server: S3Server) -> None:
@@ -277,40 +253,8 @@ def test_a_store_that_answers_writes_without_an_etag_works(
     store.check_conditional_writes("ingest/manifest")
     version = put_new(store, "m", b"1")
     replaced = store.put_if("m", b"2", IfVersion(version))
-    assert isinstance(replaced, Applied)
-    assert store.get("m", if_changed=replaced.version) == NotModified()
-
-
-@pytest.mark.parametrize("others", [b"2", b"a longer one", None], ids=["other", "longer", "gone"])
-def test_a_write_without_an_etag_that_was_replaced_meanwhile_is_unknown(
-    s3_server: S3Server, store: S3Store, others: bytes | None
-) -> None:
-    without(s3_server, "ETag", method="PUT")
-    get = store.get
-
-    def overtaken(key: str, **options: Any) -> Blob | NotModified:
-        if others is None:
-            connect(s3_server).delete_many([key])
-        else:
-            connect(s3_server).put(key, others)
-        return get(key, **options)
-
-    store.get = overtaken  # type: ignore[method-assign]
-    assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
-
-
-def test_a_write_without_an_etag_that_cannot_be_looked_up_is_unknown(
-    s3_server: S3Server, store: S3Store
-) -> None:
-    without(s3_server, "ETag", method="PUT")
-    s3_server.inject(Fault(403, applied=False, code="AccessDenied"), method="GET")
-    denied = store.put_if("a", b"1", ABSENT)
-    without(s3_server, "ETag", method="GET")
-    unversioned = store.put_if("b", b"1", ABSENT)
-    assert s3_server.objects() == {"a": b"1", "b": b"1"}, "an error would say that it is not there"
-    for outcome, why in ((denied, "AccessDenied"), (unversioned, "no ETag")):
-        assert isinstance(outcome, Unknown)
-        assert why in outcome.reason
+    assert isinstance(replaced, outcomes.Applied)
+    assert store.get("m", if_changed=replaced.value) == NotModified()
 
 
 @pytest.mark.parametrize(
@@ -366,13 +310,6 @@ def test_f12_lost_answers_during_the_check_are_tried_again(
     assert s3_server.objects() == {}
 
 
-def test_f12_a_store_that_does_not_answer_the_check_is_transient(s3_server: S3Server) -> None:
-    store = connect(s3_server)
-    s3_server.inject(Fault(503), times=10_000)
-    with pytest.raises(TransientStorageError, match="InternalError"):
-        store.check_conditional_writes("ingest/manifest")
-
-
 # ---- reads, listings and unconditional writes are repeated
 
 
@@ -399,15 +336,6 @@ def test_an_unconditional_put_is_repeated_after_a_409(
     assert s3_server.objects() == {"a": b"1"}
 
 
-def test_an_unconditional_put_that_outlives_its_attempts_is_transient(
-    s3_server: S3Server, store: S3Store
-) -> None:
-    s3_server.inject(Fault(503), times=10)
-    with pytest.raises(TransientStorageError, match="try again later"):
-        store.put("a", b"1")
-    assert s3_server.count("PUT") == 3
-
-
 SPOILT = [Fault(500), Fault(Answer.CLOSE), Fault(Answer.TRUNCATE), Fault(Answer.CORRUPT)]
 
 
@@ -421,17 +349,6 @@ def test_f36_a_read_that_breaks_off_or_is_garbled_is_repeated(
     assert isinstance(blob, Blob)
     assert blob.data == b"0123456789" * 1_000
     assert s3_server.count("GET") == 3
-
-
-@pytest.mark.parametrize("fault", SPOILT, ids=lambda fault: str(fault.answer))
-def test_f36_a_read_that_never_comes_through_is_transient(
-    s3_server: S3Server, fault: Fault
-) -> None:
-    store = connect(s3_server, read_timeout_ms=20_000, max_attempts=2)
-    store.put("a", b"0123456789" * 1_000)
-    s3_server.inject(fault, method="GET", times=10_000)
-    with pytest.raises(TransientStorageError, match="'a' in bucket 'bucket'"):
-        store.get("a")
 
 
 @pytest.mark.parametrize(
@@ -473,7 +390,7 @@ def test_a_listing_that_is_none_is_transient_and_not_empty(body: str) -> None:
 def test_what_makes_no_sense_as_an_answer_to_a_conditional_write_is_unknown(status: int) -> None:
     with ScriptedServer(Reply(status, b"<html><br>")).running() as url:
         store = S3Store("bucket", options=StoreOptions(endpoint_url=url, max_attempts=1))
-        assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
+        assert isinstance(store.put_if("m", b"1", ABSENT), outcomes.Unknown)
 
 
 def test_an_upload_answered_without_an_etag_is_believed_only_if_the_object_is_there(
@@ -484,26 +401,13 @@ def test_an_upload_answered_without_an_etag_is_believed_only_if_the_object_is_th
     assert s3_server.objects() == {"k": b"bytes"}
     with ScriptedServer(Reply(200, b"<html>Sign in</html>")).running() as url:
         portal = S3Store("bucket", options=StoreOptions(endpoint_url=url, max_attempts=1))
-        with pytest.raises(TransientStorageError, match="without an ETag, and the object is not"):
+        with pytest.raises(TransientStorageError, match="without its version"):
             portal.put("k", b"bytes")
     nowhere = ScriptedServer(Reply(200), Reply(404))
     with nowhere.running() as url:
         store = S3Store("bucket", options=StoreOptions(endpoint_url=url, max_attempts=1))
-        with pytest.raises(TransientStorageError, match="without an ETag, and the object is not"):
+        with pytest.raises(TransientStorageError, match="without its version"):
             store.put("k", b"bytes")
-
-
-def test_a_listing_that_goes_on_where_it_was_is_transient_and_ends() -> None:
-    page = (
-        b"<ListBucketResult><IsTruncated>true</IsTruncated>"
-        b"<NextContinuationToken>here</NextContinuationToken></ListBucketResult>"
-    )
-    server = ScriptedServer(*[Reply(200, page)] * 5, Reply(400))
-    with server.running() as url:
-        store = S3Store("bucket", options=StoreOptions(endpoint_url=url), runtime=ManualRuntime())
-        with pytest.raises(TransientStorageError, match="goes on where it was"):
-            store.list("ingest/")
-    assert len(server.asked) == 2
 
 
 def test_a_listing_with_a_limit_asks_for_no_more_than_it_returns(
@@ -536,19 +440,6 @@ def test_f6_the_stores_clock_is_the_date_of_the_first_page() -> None:
         assert [info.last_modified_ms for info in listing.objects] == [stored_ms] * 2
 
 
-def test_f6_without_a_date_nothing_looks_older_than_the_newest_object() -> None:
-    now = [1_767_225_600_000]
-    with S3Server(now_ms=lambda: now[0]) as server:
-        server.sends_date = False
-        store = connect(server)
-        store.put("a", b"")
-        now[0] += 60_000
-        store.put("b", b"")
-        now[0] += 900_000
-        listing = store.list("")
-        assert listing.now_ms == 1_767_225_600_000 + 60_000
-
-
 def test_f36_every_upload_carries_a_checksum(s3_server: S3Server, store: S3Store) -> None:
     store.put("a", b"123456789")
     put_new(store, "b", b"123456789")
@@ -569,8 +460,7 @@ def test_f36_over_https_the_checksum_is_a_header_and_the_body_is_as_it_is() -> N
         body = SimpleNamespace(stream=lambda: iter(()))
         return AWSResponse(request.url, 200, {"ETag": '"1"'}, body)
 
-    for client in (store._clients.get().data, store._clients.get().conditional):
-        client.meta.events.register("before-send.s3.PutObject", answer)
+    store._client.get().meta.events.register("before-send.s3.PutObject", answer)
     store.put("a", b"123456789")
     put_new(store, "b", b"123456789")
     for request in sent:
@@ -581,25 +471,6 @@ def test_f36_over_https_the_checksum_is_a_header_and_the_body_is_as_it_is() -> N
 
 
 # ---- names, deletion, pickling
-
-
-def test_the_root_is_before_every_key_and_in_no_answer(s3_server: S3Server) -> None:
-    store = connect(s3_server, "some/root")
-    store.put("in/a", b"1")
-    assert s3_server.objects() == {"some/root/in/a": b"1"}
-    connect(s3_server).put("some/rootless", b"")
-    assert [info.key for info in store.list("").objects] == ["in/a"]
-    with pytest.raises(ObjectNotFound, match="'in/b' does not exist in s3://bucket/some/root"):
-        store.get("in/b")
-    assert store.delete_many(["in/a"]) == ()
-    assert s3_server.objects() == {"some/rootless": b""}
-
-
-def test_a_key_too_long_with_its_root_is_refused(s3_server: S3Server) -> None:
-    store = connect(s3_server, "r" * 20)
-    store.put("k" * 1_003, b"")
-    with pytest.raises(InvalidInput, match="has 1025 bytes"):
-        store.put("k" * 1_004, b"")
 
 
 def test_deletes_go_out_by_the_thousand(s3_server: S3Server, store: S3Store) -> None:
@@ -632,14 +503,6 @@ def test_a_bulk_delete_that_fails_returns_its_keys(s3_server: S3Server, store: S
     assert store.delete_many(["a", "b"]) == ()
 
 
-def test_a_pickled_store_opens_clients_of_its_own(s3_server: S3Server) -> None:
-    store = S3Store(s3_server.bucket, options=StoreOptions(endpoint_url=s3_server.endpoint))
-    store.put("a", b"1")
-    copy = pickle.loads(pickle.dumps(store))
-    assert isinstance(copy.get("a"), Blob)
-    assert copy.url == "s3://bucket"
-
-
 def test_a_forked_child_uses_no_connection_of_its_parent(
     s3_server: S3Server, store: S3Store
 ) -> None:
@@ -662,18 +525,154 @@ def no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
 
 
-@pytest.mark.usefixtures("no_credentials")
-def test_missing_credentials_say_what_to_provide(s3_server: S3Server) -> None:
-    store = connect(s3_server)
-    with pytest.raises(PermanentStorageError, match="Provide AWS credentials"):
-        store.put_if("m", b"", ABSENT)
-    with pytest.raises(PermanentStorageError, match="Provide AWS credentials"):
-        store.get("m")
-
-
 def test_the_endpoint_of_the_environment_is_honoured(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint)
     S3Store("bucket").put("a", b"1")
     assert s3_server.objects() == {"a": b"1"}
+
+
+def answer(status: int, code: str, message: str = "") -> boto.ClientError:
+    return boto.ClientError(
+        {
+            "Error": {"Code": code, "Message": message},
+            "ResponseMetadata": {"HTTPStatusCode": status},  # type: ignore[typeddict-item]
+        },
+        "PutObject",
+    )
+
+
+def said(error: Exception, verb: str = "write") -> Exception:
+    store = S3Store("bkt", options=StoreOptions(endpoint_url="https://s3.test"))
+    return store._error(error, verb, "in/m")
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (answer(500, "InternalError"), "try again later"),
+        (answer(503, "SlowDown"), "try again later"),
+        (answer(502, "502"), "try again later"),
+        (answer(429, "TooManyRequests"), "overloaded"),
+        (answer(408, "RequestTimeout"), "overloaded"),
+        (answer(400, "RequestTimeout"), "overloaded"),
+        (answer(400, "BadDigest"), "garbled"),
+        (answer(400, "XAmzContentChecksumMismatch"), "garbled"),
+        (boto.EndpointConnectionError(endpoint_url="https://s3.test"), "Check the endpoint"),
+        (boto.ConnectTimeoutError(endpoint_url="https://s3.test"), "Check the endpoint"),
+        (boto.ReadTimeoutError(endpoint_url="https://s3.test"), "ReadTimeoutError"),
+        (boto.ConnectionClosedError(endpoint_url="https://s3.test"), "ConnectionClosedError"),
+        (boto.CredentialRetrievalError(provider="iam", error_msg="slow"), "slow"),
+        (urllib3.exceptions.ProtocolError("broken"), "broken"),
+        (ConnectionResetError("reset"), "reset"),
+    ],
+)
+def test_what_may_pass_is_transient(error: Exception, fix: str) -> None:
+    mapped = said(error)
+    assert type(mapped) is TransientStorageError
+    assert str(mapped).startswith("cannot write 'in/m' in bucket 'bkt' at https://s3.test: ")
+    assert fix in str(mapped)
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (answer(404, "NoSuchBucket"), "Create bucket 'bkt' or correct the store URL."),
+        (answer(403, "AccessDenied"), "Allow these credentials to write objects"),
+        (answer(403, "InvalidAccessKeyId"), "Renew or correct the AWS credentials."),
+        (answer(400, "ExpiredToken"), "Renew or correct the AWS credentials."),
+        (answer(403, "RequestTimeTooSkewed"), "Set this machine's clock."),
+        (answer(301, "PermanentRedirect"), "Set the bucket's own region"),
+        (
+            answer(400, "AuthorizationHeaderMalformed", "the Region 'a' is wrong; expecting 'b'"),
+            "Set the bucket's own region",
+        ),
+        (answer(400, "EntityTooLarge"), "EntityTooLarge (HTTP 400)."),
+        (answer(501, "NotImplemented"), "NotImplemented (HTTP 501)."),
+        (boto.NoCredentialsError(), "Provide AWS credentials"),
+        (boto.UnauthorizedSSOTokenError(), "Provide AWS credentials"),
+        (boto.ParamValidationError(report="Invalid bucket name"), "Correct the bucket's name."),
+        (
+            boto.SSLError(endpoint_url="https://s3.test", error="CERTIFICATE_VERIFY_FAILED"),
+            "Set AWS_CA_BUNDLE",
+        ),
+    ],
+)
+def test_what_stays_is_permanent_and_names_the_fix(error: Exception, fix: str) -> None:
+    mapped = said(error)
+    assert type(mapped) is PermanentStorageError
+    assert str(mapped).startswith("cannot write 'in/m' in bucket 'bkt' at https://s3.test: ")
+    assert fix in str(mapped)
+
+
+def test_a_denied_read_may_be_a_missing_object() -> None:
+    denied = answer(403, "AccessDenied")
+    assert "s3:ListBucket" in str(said(denied, "read"))
+    assert "s3:ListBucket" not in str(said(denied))
+
+
+Script = Callable[..., tuple[S3Store, ScriptedServer]]
+FOUND = Reply(200, b"bytes", {"ETag": '"7"'})
+NOT_FOUND = Reply(404, b"<Error><Code>NoSuchKey</Code><Message>none</Message></Error>")
+BY_A_PROXY = Reply(404, b"404 page not found\n", {"content-type": "text/plain"})
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    with ExitStack() as running:
+
+        def make(*replies: Reply) -> tuple[S3Store, ScriptedServer]:
+            server = ScriptedServer(*replies)
+            url = running.enter_context(server.running())
+            options = StoreOptions(endpoint_url=url, max_attempts=1)
+            return S3Store("bucket", options=options, runtime=ManualRuntime()), server
+
+        yield make
+
+
+def calls(store: S3Store) -> tuple[Callable[[], object], ...]:
+    return (
+        lambda: store.get("k"),
+        lambda: store.put("k", b"x"),
+        lambda: store.put_if("k", b"x", ABSENT),
+        lambda: store.list(""),
+    )
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirect_of_a_proxy_is_permanent_and_not_followed(script: Script, status: int) -> None:
+    store, server = script(Reply(status, b"", {"location": "https://login/?next=secret"}))
+    for call in calls(store):
+        with pytest.raises(PermanentStorageError, match="endpoint_url to the store itself") as told:
+            call()
+        assert "secret" not in str(told.value)
+    assert {each.headers["host"] for each in server.asked} == {server.url.removeprefix("http://")}
+
+
+def test_a_404_of_a_proxy_is_no_missing_object(script: Script) -> None:
+    store, _ = script(BY_A_PROXY)
+    for call in (calls(store)[0], *calls(store)[1::2]):
+        with pytest.raises(TransientStorageError, match=r"not S3's answer \(a proxy, an ingress"):
+            call()
+    assert isinstance(store.put_if("k", b"x", IfVersion('"7"')), outcomes.Unknown)
+    store, _ = script(FOUND, BY_A_PROXY)
+    assert isinstance(store.get("k"), Blob)
+    with pytest.raises(TransientStorageError):
+        store.get("k")  # past boto3
+
+
+@pytest.mark.parametrize("answer", [NOT_FOUND, Reply(404)], ids=["with its code", "without a body"])
+def test_a_404_of_the_store_is(script: Script, answer: Reply) -> None:
+    store, _ = script(FOUND, answer)
+    assert isinstance(store.get("k"), Blob)
+    for _ in range(2):
+        with pytest.raises(ObjectNotFound):
+            store.get("k")
+    assert store.put_if("k", b"x", IfVersion('"7"')) == outcomes.Vanished()
+
+
+def test_an_error_whose_body_breaks_off_is_transient(script: Script) -> None:
+    store, _ = script(Reply(403, b"<Error>", {"content-length": "100", "connection": "close"}))
+    with pytest.raises(StorageError):
+        store.list("")

@@ -6,16 +6,9 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput, ObjectNotFound, TransientStorageError
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Applied,
-    Blob,
-    IfVersion,
-    Unknown,
-    Vanished,
-    VersionConflict,
-)
+from opendata_buffer.stores.base import ABSENT, Blob, IfVersion
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -28,19 +21,19 @@ def faulty(runtime: ManualRuntime, seed: int = 0, **plan: Any) -> FaultyStore:
 def test_without_a_plan_nothing_fails_and_nothing_takes_time(runtime: ManualRuntime) -> None:
     store = FaultyStore(MemoryStore("x"), runtime)
     outcome = store.put_if("m", b"1", ABSENT)
-    assert isinstance(outcome, Applied)
-    assert store.put_if("m", b"2", ABSENT) == VersionConflict()
+    assert isinstance(outcome, outcomes.Applied)
+    assert store.put_if("m", b"2", ABSENT) == outcomes.Conflict()
     store.put("a", b"1")
     assert len(store.list("").objects) == 2
     assert store.delete_many(["m", "a"]) == ()
-    assert store.put_if("m", b"2", IfVersion(outcome.version)) == Vanished()
+    assert store.put_if("m", b"2", IfVersion(outcome.value)) == outcomes.Vanished()
     assert (store.url, store.faults, runtime.slept) == ("memory://x", {}, [])
     assert store.operations == {"put_if": 3, "put": 1, "list": 1, "delete_many": 1}
 
 
 def test_f2_lost_after_is_applied_and_unknown(runtime: ManualRuntime) -> None:
     store = faulty(runtime, cas_lost_after=1)
-    assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
+    assert isinstance(store.put_if("m", b"1", ABSENT), outcomes.Unknown)
     blob = store.get("m")
     assert isinstance(blob, Blob)
     assert blob.data == b"1"
@@ -50,8 +43,8 @@ def test_f2_lost_after_is_applied_and_unknown(runtime: ManualRuntime) -> None:
 def test_lost_after_still_checks_the_condition(runtime: ManualRuntime) -> None:
     store = faulty(runtime, cas_lost_after=1)
     store.inner.put("m", b"1")
-    assert isinstance(store.put_if("m", b"2", ABSENT), Unknown)
-    assert isinstance(store.put_if("m", b"2", IfVersion("0")), Unknown)
+    assert isinstance(store.put_if("m", b"2", ABSENT), outcomes.Unknown)
+    assert isinstance(store.put_if("m", b"2", IfVersion("0")), outcomes.Unknown)
     blob = store.get("m")
     assert isinstance(blob, Blob)
     assert blob.data == b"1"
@@ -59,7 +52,7 @@ def test_lost_after_still_checks_the_condition(runtime: ManualRuntime) -> None:
 
 def test_lost_before_is_never_applied(runtime: ManualRuntime) -> None:
     store = faulty(runtime, cas_lost_before=1)
-    assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
+    assert isinstance(store.put_if("m", b"1", ABSENT), outcomes.Unknown)
     with pytest.raises(ObjectNotFound):
         store.get("m")
 
@@ -68,7 +61,7 @@ def test_a_late_put_lands_within_some_operations(runtime: ManualRuntime) -> None
     landed_after = set()
     for seed in range(50):
         store = faulty(runtime, seed, cas_late=1, late_operations=3)
-        assert isinstance(store.put_if("m", b"1", ABSENT), Unknown)
+        assert isinstance(store.put_if("m", b"1", ABSENT), outcomes.Unknown)
         assert store.late_puts == 1
         assert store.inner.list("").objects == ()
         for operation in range(1, 10):
@@ -199,7 +192,7 @@ def test_a_store_that_hangs_takes_its_time_and_then_gives_no_answer(
     ):
         with pytest.raises(TransientStorageError, match="no answer"):
             call()
-    assert isinstance(store.put_if("m", b"", ABSENT), Unknown)
+    assert isinstance(store.put_if("m", b"", ABSENT), outcomes.Unknown)
     assert runtime.slept == [90.0] * 5
     assert store.faults == {"hangs": 5}
 

@@ -9,11 +9,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, Drained, FlushFailed, InvalidInput, TransientStorageError
 from opendata_buffer.producer.handle import DurabilityWatcher, Durable, WriteHandle
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, VersionConflict
+from opendata_buffer.stores.base import (
+    Absent,
+    IfVersion,
+    PutOutcome,
+)
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic import partitioner as partitioners
@@ -193,7 +198,7 @@ class FullPartition(MemoryStore):
 
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         if self.full and key == "p-00001-05mv/manifest":
-            return VersionConflict()
+            return outcomes.Conflict()
         return super().put_if(key, data, condition)
 
 

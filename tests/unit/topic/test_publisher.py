@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.admin.transactions import TransactionScope, list_open
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
@@ -22,7 +23,7 @@ from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.append_buffer import ProduceRequest
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Blob, Unknown
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.publisher import AckIntents, CallLock, Publisher, PublisherTransaction
 from opendata_buffer.topic.topic import Topic
@@ -367,7 +368,7 @@ def test_a_commit_whose_answer_is_lost_is_unknown_and_completed_by_the_next_inst
         def put_if(self, key: str, data: Any, condition: Any) -> Any:
             outcome = super().put_if(key, data, condition)
             if self.lost and key.startswith("_topic/"):
-                return Unknown("no answer")
+                return outcomes.Unknown("no answer")
             return outcome
 
         def get(self, key: str, **options: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, Superseded, TransientStorageError
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
@@ -23,7 +24,6 @@ from opendata_buffer.messages.message_ids import (
 )
 from opendata_buffer.messages.sequencer import Message, Sequencer, undecided
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import Unknown
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.transactions.commit_record import CommitRecord, record_key
@@ -472,7 +472,7 @@ class LosesAnswers(Wire):
         if self.armed and key == self._key:
             if self._carried_out:
                 self._store.put_if(key, data, condition)
-            return Unknown("the answer was lost")
+            return outcomes.Unknown("the answer was lost")
         return super().put_if(key, data, condition)
 
 

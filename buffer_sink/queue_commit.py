@@ -1,0 +1,357 @@
+"""The commit of a write to a single queue: one compare-and-swap makes all of it visible, once.
+
+A write with an identity (app, batch) has to enter the queue once, however often Spark commits
+it. A repeat is recognised, in this order:
+
+1. In the **commit record**, ``<prefix>/app=<id>/_commit.json``: the highest batch of the app
+   known to be committed, and the queue's next sequence just after. It is written after the
+   append, so it may lag; it never runs ahead.
+2. In the **manifest**: a queued entry of the app with this batch number or a higher one. This
+   is decided on the very manifest the compare-and-swap replaces, so of two drivers that append
+   the same batch at once one wins and the other finds it.
+3. By the **reader**. Neither of the above shows a commit whose record is missing (a crash in
+   between) and whose entries a consumer has dequeued already. Such a batch is appended again, and
+   the reader's :class:`~opendata_buffer.consumer.isolation.TransactionFilter` drops it: the
+   entries of a batch are contiguous, so a second group of the same batch is a repeat.
+
+The filter tells two groups apart by the gap between them. There is none when the queue ran
+empty and no other writer appended; then an empty batch is put in between (``Separate``). It is
+needed only if an entry of ours can have been dequeued unseen, that is if the manifest's first
+sequence is beyond the one in the record: every commit of a later batch came after that. An idle
+queue with one writer has first == next == the record's sequence, so it never needs one.
+
+All of that holds within one query. Another query counts its batches from 0 as well, and each of
+them would be taken for a repeat and be lost. So the record names the query that an app id
+belongs to, from before its first append, and any other one is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from buffer_sink.commit import UploadCommitter
+from buffer_sink.messages import Group
+from buffer_sink.options import SinkOptions
+from opendata_buffer.broker.network import Network
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import (
+    CommitStateUnknown,
+    OpenDataBufferError,
+    QueueReset,
+    TransientStorageError,
+)
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.queue.cas import CasObject, CasStore, Done
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores.base import Store
+from opendata_buffer.transactions.commit_record import RECORD, CommitRecord, claimed, record_key
+
+__all__ = [
+    "AlreadyDone", "Append", "CommitRecords", "Decision", "QueueCommitter", "Separate", "decide",
+    "is_queued", "transaction_prefix",
+]  # fmt: skip
+
+log = logging.getLogger(__name__)
+
+_RECORD_DEADLINE_MS = 10_000  # of one change of a record; a micro-batch waits for it
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Separate:
+    """Append an empty batch and the group: the filter needs a gap to recognise a repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyDone:
+    """The batch is committed; there is nothing to append.
+
+    Attributes:
+        queued: Locations of the batch in the manifest. Empty where the record, or a later batch
+            of the app, shows that it was committed.
+    """
+
+    queued: tuple[str, ...] = ()
+
+
+Decision = Append | Separate | AlreadyDone
+
+
+def decide(
+    manifest: Manifest,
+    record: CommitRecord | None,
+    transaction: Transaction,
+    *,
+    prefix: str,
+    key: str,
+) -> Decision:
+    """What an append does to a manifest. Pure.
+
+    Args:
+        manifest: The manifest that the compare-and-swap will replace.
+        record: The app's commit record, read before the manifest.
+        transaction: Identity of the write.
+        prefix: The queue's data prefix.
+        key: The manifest's key; for messages.
+
+    Raises:
+        QueueReset: The record knows of sequences the queue has not reached (failure F4).
+    """
+    # "At least" and not "equal", as Delta's txnVersion rule: a driver that lost its place may
+    # come back with a batch older than the last one.
+    if record is not None and record.batch >= transaction.batch:
+        return AlreadyDone()
+    if record is not None and record.next_sequence > manifest.next_sequence:
+        raise QueueReset(
+            f"app {transaction.app!r} committed batch {record.batch} up to sequence "
+            f"{record.next_sequence - 1}, but manifest {key!r} ends at "
+            f"{manifest.next_sequence - 1}: it was deleted, recreated or restored from an old "
+            "copy. Restore it (bucket versioning). If the queue was emptied on purpose, delete "
+            f"{record_key(prefix, transaction.app)!r} as well."
+        )
+    if is_queued(manifest, prefix, transaction):
+        folder = transaction_prefix(prefix, transaction)
+        locations = (entry.location for entry in manifest.entries())
+        return AlreadyDone(tuple(each for each in locations if each.startswith(folder)))
+    unseen = manifest.first_sequence > (record.next_sequence if record is not None else 0)
+    if unseen and manifest.entry_count == 0:
+        return Separate()
+    return Append()
+
+
+def is_queued(manifest: Manifest, prefix: str, transaction: Transaction) -> bool:
+    """Whether the queue has an entry of this batch, or of a later one, of the same app.
+
+    Batches of an app enter in rising order, so its last entry tells. That is found from the end
+    as bytes: decoding 100,000 queued entries on each append would dominate it.
+    """
+    raw = manifest.raw
+    start = f"{prefix}/app={transaction.app}/batch=".encode()
+    position = raw.rfind(start)
+    while position >= 0:
+        # The payload of a range may hold the same text. But only a location has its own length in
+        # the two bytes before it, and a positive answer is confirmed by walking the entries.
+        length = int.from_bytes(raw[max(0, position - 2) : position], "little")
+        location = raw[position : position + length].decode(errors="replace")
+        parts = parse_location(location, prefix)
+        if parts is not None and parts.txn is not None:
+            if parts.txn.batch < transaction.batch:
+                return False
+            if manifest.find(location) is not None:
+                return True
+        position = raw.rfind(start, 0, position)
+    return False
+
+
+def transaction_prefix(prefix: str, transaction: Transaction) -> str:
+    """The directory of a transaction's batches, with a slash at the end."""
+    return f"{prefix}/app={transaction.app}/batch={transaction.batch}/"
+
+
+class CommitRecords:
+    """Reads and raises the commit record of each app that writes through this process.
+
+    Args:
+        store: Where the queue lives.
+        config: The queue's data prefix and backoff.
+        runtime: Clock and jitter.
+    """
+
+    def __init__(self, store: CasStore, config: QueueConfig, runtime: Runtime) -> None:
+        self._store = store
+        deadline_ms = min(_RECORD_DEADLINE_MS, config.cas_deadline_ms)
+        self._config = replace(config, cas_deadline_ms=deadline_ms)
+        self._runtime = runtime
+        self._objects: dict[str, CasObject[CommitRecord]] = {}
+
+    def claim(self, app: str, query: str | None) -> CommitRecord | None:
+        """The app's record, which from now on belongs to this query. None when there is none.
+
+        Costs one read, and one write when the app id belongs to no query yet. That write must
+        have landed before the first append under the id: two queries that begin at once would
+        otherwise both find nothing.
+
+        Raises:
+            InvalidInput: The app id belongs to another query; nothing was written.
+            CorruptData: The record is not readable.
+            TransientStorageError, PermanentStorageError: The store did not answer.
+        """
+        # Another process may have written since, so each claim reads. A record that its operator
+        # deleted is gone for good: a new object does not miss it.
+        record = self._objects.get(app) or self._record(app)
+        if not isinstance(record.read(), Done):
+            record = self._record(app)
+        outcome = record.update(lambda before: claimed(before, app, query), from_memory=True)
+        if not isinstance(outcome, Done):
+            raise TransientStorageError(
+                f"commit record {record.key!r} could not be written: {outcome}. Nothing was "
+                "appended; start the query again."
+            )
+        self._objects[app] = record
+        return outcome.value
+
+    def raise_to(self, app: str, batch: int, next_sequence: int, query: str | None) -> None:
+        """Note a committed batch, best effort: it is in the queue and must not fail any more.
+
+        Where the record lags, the manifest and the reader's filter recognise a repeat. The record
+        never falls when a driver that was thought dead writes late.
+        """
+        record = self._objects[app]
+        empty = CommitRecord(-1, 0, query)
+        try:
+            outcome = record.update(
+                lambda before: (before or empty).raised(batch, next_sequence, query),
+                from_memory=True,
+            )
+        except OpenDataBufferError as error:
+            log.warning("commit record %s was not written: %s", record.key, error)
+            return
+        if not isinstance(outcome, Done):
+            log.warning("commit record %s was not written: %s", record.key, outcome)
+
+    def _record(self, app: str) -> CasObject[CommitRecord]:
+        return CasObject(
+            self._store,
+            record_key(self._config.data_path_prefix, app),
+            decode=CommitRecord.from_json,
+            encode=CommitRecord.to_json,
+            runtime=self._runtime,
+            settings=self._config,
+            max_bytes=RECORD.max_bytes,
+            unreadable=RECORD.unreadable,
+        )
+
+
+class QueueCommitter(UploadCommitter):
+    """Appends groups of uploads to one queue.
+
+    Args:
+        store: Where queue and batches live.
+        options: The sink's options.
+        runtime: Clocks, names and threads.
+        network: How brokers are reached; WebSockets by default.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        options: SinkOptions,
+        runtime: Runtime,
+        network: Network | None = None,
+    ) -> None:
+        super().__init__(store, options, runtime, network)
+        self._grace_ms = options.gc_grace_period_ms
+        self._records = CommitRecords(store, options.queue, runtime)
+
+    def append(self, group: Group | None) -> bool:
+        """Append a group, unless it is in the queue or was there before.
+
+        Returns:
+            False when there was nothing to append.
+
+        Raises:
+            InvalidInput: The group's app id belongs to another query; nothing was appended.
+            CommitStateUnknown: It may or may not be in the queue. Append it again.
+            TransientStorageError: Uploads are so old that the collector may delete them before
+                they are in the queue, or has deleted them; write all of them again.
+            OpenDataBufferError: As :meth:`.Queue.append`; nothing was appended.
+        """
+        if group is None or not group.uploads:
+            return False
+        try:
+            if group.transaction is not None:
+                return self._append_once(group, group.transaction)
+            self._append(group, group.entries, lambda before: None)
+            return True
+        except CommitStateUnknown as error:
+            # The batch may have landed and be gone again. Only an append from the start can go
+            # on from here; it puts a separator in front, so the reader tells the two apart.
+            if group.transaction is not None:
+                error.add_note(
+                    f"Start the query again: Spark repeats the batch {group.transaction.batch} "
+                    "under the same identity, and the Spark source of this library drops the "
+                    "repeat."
+                )
+            raise
+        finally:
+            self._close_after(group)
+
+    def _append_once(self, group: Group, transaction: Transaction) -> bool:
+        queue = self._queue(self._config)
+        record = self._records.claim(transaction.app, group.query)
+        entries: list[NewEntry] = group.entries
+        accepted: list[type[Decision]] = [Append]
+
+        def stop(before: Manifest) -> Decision | None:
+            prefix = self._config.data_path_prefix
+            decision = decide(before, record, transaction, prefix=prefix, key=queue.key)
+            return None if type(decision) in accepted else decision
+
+        while not isinstance(outcome := self._append(group, entries, stop), int):
+            if isinstance(outcome, AlreadyDone):
+                if not self._objects_missing(outcome.queued):
+                    return self._drop_repeat(group, transaction)
+                log.warning("%s is queued, but its objects are gone: again", transaction)
+            accepted.append(type(outcome))
+            entries = [self._separator(), *group.entries]
+        log.info(
+            "%s: %d records in %d batches at sequence %d",
+            transaction, group.records, len(group.uploads), outcome,
+        )  # fmt: skip
+        self._records.raise_to(
+            transaction.app, transaction.batch, outcome + len(entries), group.query
+        )
+        return True
+
+    def _append(
+        self, group: Group, entries: list[NewEntry], stop: Callable[[Manifest], Decision | None]
+    ) -> int | Decision:
+        queue = self._queue(self._config)
+
+        def objects_missing(sequence: int) -> CommitStateUnknown:
+            end = sequence + len(entries)
+            return CommitStateUnknown(
+                queue.key,
+                end - len(group.uploads),
+                group.locations,
+                end,
+                "it landed later than the collector's grace period allows, and objects are gone",
+            )
+
+        return self._append_unexpired(queue, group, entries, stop, objects_missing)
+
+    def _objects_missing(self, queued: tuple[str, ...]) -> bool:
+        """Whether queued batches of a transaction have lost their objects: it landed too late.
+
+        Then they must be written again. The reader cannot deliver the first ones; once they are
+        skipped there, its filter passes the others (``TransactionFilter.skip``).
+
+        Asked of the manifest that shows them, and of a listing made after it: a reader may have
+        passed them by at any time since, and a later manifest would not say how. If it delivered
+        them, and they were collected since, the others are a repeat that its filter drops.
+
+        Args:
+            queued: Locations of the transaction in the manifest. None of them means that the
+                record, or a later batch of the app, tells that this one was committed; a record
+                is written only once all objects outlived the collector.
+        """
+        if not queued:
+            return False
+        oldest_ms = self._ages.oldest_ms(queued)
+        if oldest_ms is not None and oldest_ms > self._grace_ms:
+            return not self._ages.outlived_collector(queued)
+        return oldest_ms is None
+
+    def _separator(self) -> NewEntry:
+        """An empty batch without identity: a gap between two groups of one batch."""
+        location = batch_key(self._config.data_path_prefix, self._runtime.ulid())
+        self._store.put(location, encode_batch([]))
+        return NewEntry(location)

@@ -1,0 +1,348 @@
+"""Spark's writers, ``df.write`` and ``df.writeStream``: planned on the driver, run in tasks.
+
+Spark makes a writer on the driver, pickles it to the tasks, and commits with another copy of
+it, so a plan holds values only. What lives longer, stores and queue positions, is kept per
+process: Spark reuses its Python workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from buffer_sink.commit import UploadCommitter
+from buffer_sink.json_rows import Fields
+from buffer_sink.messages import (
+    SmallBatch,
+    TaskUploads,
+    TopicWrite,
+    UploadedBatch,
+    WriteTask,
+    collect,
+)
+from buffer_sink.options import SinkOptions
+from buffer_sink.queue_commit import QueueCommitter
+from buffer_sink.rows import Columns, check_one_queue, check_schema, check_topic
+from buffer_sink.task_writer import TaskWriter
+from buffer_sink.topic_commit import TopicCommitter
+from buffer_sink.uploads import BatchObjects, store_small
+from opendata_buffer.config import QueueConfig, StoreOptions
+from opendata_buffer.errors import InvalidInput, ObjectNotFound, PermanentStorageError
+from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.queue.ownership import TOPIC_KEY
+from opendata_buffer.runtime import Moment, SystemRuntime
+from opendata_buffer.stores.base import Get, Store, read_sidecar
+from opendata_buffer.stores.open import open_store
+from opendata_buffer.topic.description import DESCRIPTION, TopicDescription
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+__all__ = [
+    "BufferBatchWriter", "BufferStreamWriter", "WritePlan", "batch_writer", "find_topic",
+    "stream_writer",
+]  # fmt: skip
+
+_RUNTIME = SystemRuntime()
+
+QUEUE_KNOWN_S = 60.0
+"""How long a store in which no topic was found is not asked for one again."""
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """One write, as the driver planned it.
+
+    Attributes:
+        options: The sink's options.
+        columns: Where the input columns are.
+        made: When it was planned; no upload of the write is older.
+        fields: The columns that are encoded into one value; None where a column is the value.
+        located: Whether the store was asked what it holds, a topic or a queue.
+        topic: The topic it goes to; None for a single queue, and until the store was asked.
+    """
+
+    options: SinkOptions
+    columns: Columns
+    made: Moment
+    fields: Fields | None = None
+    located: bool = False
+    topic: TopicWrite | None = None
+
+    @classmethod
+    def make(cls, options: SinkOptions, schema: StructType) -> WritePlan:
+        """Plan a write now. Asks no store.
+
+        Raises:
+            InvalidInput: A column cannot be written.
+        """
+        fields = None
+        if options.value_format == "json":
+            fields, schema = Fields.of(schema)
+        return cls(options, check_schema(schema), Moment.now(_RUNTIME), fields)
+
+    def locate(self) -> WritePlan:
+        """The plan of one attempt, once it is known what the store holds: a topic or a queue.
+
+        Costs one small read, unless the options name one queue, or this process has written to
+        the queue within a minute.
+
+        Raises:
+            InvalidInput: A column or the partitioner is missing, or cannot be used here.
+            CorruptData, StorageError: The topic's description cannot be read.
+        """
+        if self.located:
+            return self
+        options, topic = self.options, None
+        if not options.one_queue:
+            description = _topic_of(options.queue)
+            if description is not None:
+                topic = TopicWrite.planned(description, _RUNTIME)
+        if topic is not None:
+            check_topic(self.columns, options.partitioner)
+        else:
+            check_one_queue(self.columns)
+            if options.partitioner is not None:
+                raise InvalidInput(
+                    f"option partitioner is {options.partitioner!r}, but there is no topic at "
+                    f"{options.queue.store}, and a single queue has nothing to choose from: make "
+                    f"one with 'opendata-buffer topic create {options.queue.store} --partitions "
+                    "N', or leave out the option"
+                )
+            if not options.one_queue:
+                _remember_queue(options.queue)
+        return replace(self, located=True, topic=topic)
+
+    def upload(
+        self, rows: Iterator[pa.RecordBatch], transaction: Transaction | None
+    ) -> TaskUploads:
+        """In a task: upload its rows; nothing becomes visible."""
+        context = TaskContext.get()
+        task = WriteTask(
+            number=context.partitionId() if context is not None else 0,
+            planned=self.made,
+            transaction=transaction,
+            query=query_id(),
+            topic=self.topic,
+        )
+        store = _store_of(self.options)
+        writer = TaskWriter(self.options, self.columns, task, store=store, runtime=_RUNTIME)
+        return writer.write(rows if self.fields is None else map(self.fields.encode, rows))
+
+    def append(self, messages: Iterable[WriterCommitMessage | None]) -> None:
+        """On the driver: make the uploads of all tasks visible, all of them or none."""
+        # Without the identity: it differs for each micro-batch of foreachBatch, and each
+        # committer remembers a whole manifest.
+        options = replace(self.options, app=None, version=None)
+        group = collect(messages, self._store_small)
+        try:
+            _committer(options, group is not None and group.topic is not None).append(group)
+        except BaseException:
+            # What this process remembers of the queue may be the reason, for example when the
+            # queue was deleted on purpose. The error reported it; the next write starts afresh.
+            _forget_committers()
+            raise
+
+    def _store_small(
+        self, batches: Sequence[UploadedBatch | SmallBatch], task: WriteTask
+    ) -> tuple[UploadedBatch, ...]:
+        store = _store_of(self.options)
+        objects = BatchObjects(self.options, task, store=store, runtime=_RUNTIME)
+        return store_small(batches, objects, self.options, _RUNTIME)
+
+
+class _PlannedWriter:
+    """A write's plan, and how Spark's copies of a writer share it."""
+
+    def __init__(self, plan: WritePlan) -> None:
+        self._plan = plan
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Spark pickles the writer that it plans a write with, once for the tasks and once more,
+        # and not the one that it commits a micro-batch with. So this is where a write learns
+        # what it goes to, by one read.
+        self._plan = self._plan.locate()
+        return type(self), (self._plan,)
+
+
+class BufferBatchWriter(_PlannedWriter, DataSourceArrowWriter):
+    """Writes one DataFrame into a buffer: all of it becomes visible at once.
+
+    Args:
+        plan: The write.
+    """
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Upload a task's rows; nothing is visible yet."""
+        return self._plan.upload(iterator, self._plan.options.transaction)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Make the uploads of all tasks visible, all or none of them."""
+        self._plan.append(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Does nothing: the garbage collector deletes the uploads of a write that failed.
+
+        Spark also calls this when ``commit`` raised, and then they may be in the queue.
+        """
+
+
+class BufferStreamWriter(_PlannedWriter, DataSourceStreamArrowWriter):
+    """Writes micro-batches into a buffer, each exactly once.
+
+    Args:
+        plan: The micro-batch.
+    """
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Upload a task's rows; nothing is visible yet."""
+        app, batch = self._plan.options.app or query_id(), task_property("streaming.sql.batchId")
+        if app is None or batch is None:
+            raise InvalidInput(
+                "the task does not know its query and batch: the streaming sink runs only in the "
+                "tasks of a streaming query"
+            )
+        return self._plan.upload(iterator, Transaction(app, int(batch)))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Make the uploads of all tasks visible, all or none of them, and once."""
+        for message in messages:
+            if isinstance(message, TaskUploads) and message.task.transaction is not None:
+                found = message.task.transaction.batch
+                if found != batchId:
+                    raise InvalidInput(
+                        f"tasks wrote batch {found} and Spark commits batch {batchId}: this "
+                        "version of Spark is not supported by the sink"
+                    )
+        self._plan.append(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Does nothing, as :meth:`BufferBatchWriter.abort`."""
+
+
+def batch_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> BufferBatchWriter:
+    """The writer of one DataFrame.
+
+    Args:
+        options: Options of ``df.write``.
+        schema: Columns of the DataFrame.
+        overwrite: Whether to replace what is there (save mode overwrite).
+
+    Raises:
+        InvalidInput: An option, a column or the save mode cannot be used.
+    """
+    if overwrite:
+        raise InvalidInput(
+            "mode overwrite cannot be written to a buffer: a queue only grows. Use "
+            "mode('append'); for an empty queue use another dataPathPrefix."
+        )
+    return BufferBatchWriter(WritePlan.make(SinkOptions.for_batch(options), schema))
+
+
+def stream_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool
+) -> BufferStreamWriter:
+    """The writer of one micro-batch.
+
+    Args:
+        options: Options of ``writeStream``.
+        schema: Columns of the stream.
+        overwrite: Whether each batch is to replace what is there (output mode complete).
+
+    Raises:
+        InvalidInput: An option, a column or the output mode cannot be used.
+    """
+    if overwrite:
+        raise InvalidInput(
+            "output mode complete cannot be written to a buffer: a queue only grows. Use "
+            "outputMode('append'), with a watermark if the query aggregates."
+        )
+    return BufferStreamWriter(WritePlan.make(SinkOptions.for_stream(options), schema))
+
+
+def task_property(name: str) -> str | None:
+    """A local property of the running Spark job; None outside of a task."""
+    context = TaskContext.get()
+    return None if context is None else context.getLocalProperty(name)
+
+
+def query_id() -> str | None:
+    """Id of the streaming query that the task belongs to; None where Spark does not tell it.
+
+    It is that of the checkpoint and survives restarts; the run id would not.
+    """
+    return task_property("sql.streaming.queryId")
+
+
+def find_topic(store: Get) -> TopicDescription | None:
+    """The topic at a store's root, by one read; None when there is none.
+
+    Raises:
+        CorruptData: Its description cannot be read.
+        TransientStorageError: The store did not answer.
+    """
+    try:
+        return read_sidecar(store, TOPIC_KEY, DESCRIPTION, TopicDescription.from_json)
+    except (ObjectNotFound, PermanentStorageError):
+        # Without the right to list, S3 refuses where it would answer "not found". A writer that
+        # may use one prefix of a bucket only may still have a queue there.
+        return None
+
+
+def _store_of(options: SinkOptions) -> Store:
+    return open_store(options.queue.store, options.queue.store_options)
+
+
+_queues_until: dict[tuple[str, StoreOptions], float] = {}
+_MOST_STORES = 64
+
+
+def _topic_of(queue: QueueConfig) -> TopicDescription | None:
+    place, now = (queue.store, queue.store_options), _RUNTIME.monotonic()
+    if now < _queues_until.get(place, now):
+        return None
+    return find_topic(open_store(*place))
+
+
+def _remember_queue(queue: QueueConfig) -> None:
+    """For a time, do not ask this store for a topic again.
+
+    No topic can be made beside a queue; and where a topic was made since, no queue is made in it.
+    """
+    if len(_queues_until) >= _MOST_STORES:
+        _queues_until.clear()
+    place, now = (queue.store, queue.store_options), _RUNTIME.monotonic()
+    if now >= _queues_until.get(place, now):
+        _queues_until[place] = now + QUEUE_KNOWN_S
+
+
+_committers: dict[tuple[SinkOptions, bool], UploadCommitter] = {}
+_MOST_COMMITTERS = 8
+
+
+def _committer(options: SinkOptions, is_of_topic: bool) -> UploadCommitter:
+    """The process's committer for these options; those that were used last are kept."""
+    committer = _committers.pop((options, is_of_topic), None)
+    if committer is None:
+        kind = TopicCommitter if is_of_topic else QueueCommitter
+        committer = kind(_store_of(options), options, _RUNTIME)
+    _committers[options, is_of_topic] = committer
+    while len(_committers) > _MOST_COMMITTERS:
+        _committers.pop(next(iter(_committers))).disconnect()
+    return committer
+
+
+def _forget_committers() -> None:
+    while _committers:
+        _committers.popitem()[1].disconnect()

@@ -1,0 +1,521 @@
+"""Turns Spark's calls into offsets and task plans, for one run of one query. No Spark in it.
+
+Every answer is a function of the offsets Spark hands over and of the manifests; what is kept
+between calls only saves requests. So a replay after a crash, which calls
+:meth:`MicroBatchStream.plan_input_partitions` first, needs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from buffer_source.batch_sizes import BatchSizes
+from buffer_source.commit_log import CommitLog
+from buffer_source.offsets import ONLY, Position, SourceOffset
+from buffer_source.options import QUARANTINE, SourceOptions
+from buffer_source.partition_stream import (
+    READ_AHEAD,
+    PartitionPlan,
+    PartitionStream,
+    PollResult,
+)
+from buffer_source.planner import (
+    PartitionBatch,
+    ReadLimits,
+    TaskBatches,
+    interleave,
+    plan_tasks,
+    rate_limit,
+)
+from buffer_source.queue_cursor import Retrying
+from opendata_buffer import metrics
+from opendata_buffer.concurrency import in_parallel
+from opendata_buffer.errors import InvalidInput, OpenDataBufferError, PermanentStorageError
+from opendata_buffer.queue.ownership import TOPIC_KEY, lost_topic
+from opendata_buffer.retry import queue_retry
+from opendata_buffer.runtime import Runtime, deadline
+from opendata_buffer.stores.base import Get, Store
+from opendata_buffer.topic.description import is_topic
+from opendata_buffer.topic.topic import Topic
+
+__all__ = ["MicroBatchStream", "Progress", "SourcePartitions", "reads_topic"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What one run has planned and passed by. All start at 0 and only ``quarantined`` may fall.
+
+    Attributes:
+        batches: Batches given to tasks.
+        bytes: Their stored bytes; None once the size of one was not known. Sizes are looked up
+            for ``maxBytesPerTrigger`` and for large micro-batches, not for their own sake.
+        repeats: Batches left out because their writer had repeated a transaction.
+        missing: Batches passed by because their objects are gone.
+        quarantined: Batches in the queue's quarantine when it was last counted.
+        retries: Requests of the driver that were made again.
+    """
+
+    batches: int = 0
+    bytes: int | None = 0
+    repeats: int = 0
+    missing: int = 0
+    quarantined: int = 0
+    retries: int = 0
+
+    def planned(self, plan: PartitionPlan) -> None:
+        """Count what a micro-batch reads of one partition."""
+        self.batches += len(plan.batches)
+        if self.bytes is not None:
+            self.bytes = None if plan.total is None else self.bytes + plan.total
+        self.missing += plan.missing
+        repeats = plan.repeats
+        self.repeats += len(repeats)
+        if repeats:
+            metrics.repeats_dropped.add(len(repeats))
+            log.warning(
+                "left out %d of %d batches, sequences %d to %d: their writer repeated "
+                "transactions that were read already",
+                len(repeats),
+                len(plan.batches) + plan.missing + len(repeats),
+                repeats[0].sequence,
+                repeats[-1].sequence,
+            )
+
+    def retried(self) -> None:
+        """A request is about to be made again."""
+        self.retries += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts as Spark shows them."""
+        return {
+            "batches": self.batches,
+            "bytes": self.bytes,
+            "droppedRepeats": self.repeats,
+            "missing": self.missing,
+            "quarantined": self.quarantined,
+            "retries": self.retries,
+        }
+
+
+def reads_topic(options: SourceOptions, store: Get, runtime: Runtime) -> bool:
+    """Whether the options lead to a topic, by one small read; none where they name a queue.
+
+    Raises:
+        TransientStorageError: The store did not answer.
+    """
+    if options.one_queue:
+        return False
+    try:
+        with deadline(runtime, options.queue.cas_deadline_ms / 1000):
+            return is_topic(store)
+    except PermanentStorageError as error:
+        # A reader that may only read below one prefix has a queue there.
+        log.warning("not looking for a topic, reading a queue: %s", error)
+        return False
+
+
+class SourcePartitions:
+    """The queues of a source by their names in its offsets.
+
+    A source that reads one queue has the one partition :data:`~buffer_source.offsets.ONLY`. Makes
+    no request before it is asked which partitions there are.
+
+    Args:
+        options: What the query asked for.
+        store: The opened store.
+        runtime: Clock, sleep and threads.
+        retrying: Repeats what fails for a time.
+    """
+
+    def __init__(
+        self, options: SourceOptions, store: Store, runtime: Runtime, retrying: Retrying
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._runtime = runtime
+        self._retrying = retrying
+        self._is_known = False  # Whether it is known that the options lead to a topic, or a queue.
+        self._topic: Topic | None = None
+
+    @property
+    def topic(self) -> Topic | None:
+        """The topic, if the source reads one; one small read when it is asked first.
+
+        Raises:
+            InvalidInput: As :meth:`names`.
+            StorageError: The store did not answer.
+        """
+        if not self._is_known:
+            if self._retrying(reads_topic, self._options, self._store, self._runtime):
+                self._topic = Topic.open(
+                    self._options.queue, store=self._store, runtime=self._runtime
+                )
+            self._check_options(self._topic)
+            self._is_known = True
+        return self._topic
+
+    def names(self) -> list[str]:
+        """All partitions there are now; of a topic by one read of its description.
+
+        Raises:
+            InvalidInput: The options ask for a sequence, and a topic has one for each partition.
+            QueueReset: The topic was deleted or replaced.
+            StorageError: The store did not answer.
+        """
+        return [ONLY] if self.topic is None else self.topic.read().names
+
+    def options_of(self, name: str) -> SourceOptions:
+        """What the query asked for, with the queue of one partition."""
+        return self._options if self.topic is None else self._options.of_partition(name)
+
+    def check(self, offset: SourceOffset | None) -> None:
+        """Refuse an offset that is about something else than this source reads.
+
+        Raises:
+            InvalidInput: It is about a topic and this is a queue, or the other way round; or the
+                topic's description is gone.
+        """
+        if offset is None:
+            return
+        if self.topic is None:
+            # A checkpoint given up for a lost description would give up its positions, too.
+            if ONLY not in offset.partitions and (lost := lost_topic(self._store)):
+                raise InvalidInput(lost)
+            offset.only  # noqa: B018  # raises
+        elif ONLY in offset.partitions:
+            raise InvalidInput(
+                f"the checkpoint is about one queue, and {self._store.url} is a topic with "
+                f"{len(self.topic.description.names)} partitions: the checkpoint belongs to "
+                "another query. Give this query a checkpointLocation of its own, or name the "
+                "queue with the option dataPathPrefix."
+            )
+
+    def remove_drained(self, empty: Iterable[str]) -> None:
+        """Take drained partitions that are empty out of the topic; a failure is put off.
+
+        Only the consumer of a partition knows that it is done with it.
+        """
+        topic = self._topic
+        if topic is None or not self._options.acknowledge:
+            return
+        if not set(empty).intersection(topic.description.draining):
+            return
+        try:
+            topic.remove_drained()
+        except OpenDataBufferError as error:
+            log.warning("drained partitions stay in the topic for now: %s", error)
+
+    def _check_options(self, topic: Topic | None) -> None:
+        for option, value in (
+            ("startingOffsets", self._options.starting_offsets),
+            ("endingOffsets", self._options.ending_offsets),
+        ):
+            if topic is not None and isinstance(value, int):
+                raise InvalidInput(
+                    f"option {option} is {value}, and {self._store.url} is a topic, each partition "
+                    'of which counts for itself: use sequences by partition such as {"0": '
+                    f"{value}}}, or name one partition with the option dataPathPrefix"
+                )
+            if isinstance(value, tuple):
+                names = [name for name, _ in value]
+                if topic is None:
+                    raise InvalidInput(
+                        f"option {option} has sequences by partition ({', '.join(names)}), and "
+                        f"{self._store.url} with manifest {self._options.queue.manifest_path!r} is "
+                        "one queue: use a sequence such as 42"
+                    )
+                # A partition may have left since the query began, which ignores the option now.
+                for name in names:
+                    if not topic.description.has_left(name):
+                        topic.description.resolved(name)
+
+
+class MicroBatchStream:
+    """Offsets, limits and plans of one run of one query, over all partitions of its source.
+
+    A :class:`~buffer_source.partition_stream.PartitionStream` reads one queue. Here is what they
+    share: the trigger's limits, the tasks, and what Spark has committed. Partitions are polled,
+    acknowledged and planned at the same time.
+
+    Nothing is claimed before Spark hands over the first offset: a reader that is only made, to
+    be pickled or to show its schema, must not fence a running query.
+
+    Args:
+        options: What the query asked for.
+        store: The opened store.
+        runtime: Clock, sleep and threads.
+    """
+
+    def __init__(self, options: SourceOptions, store: Store, runtime: Runtime) -> None:
+        self._options = options
+        self._store = store
+        self._runtime = runtime
+        # An error in any call ends the query, so what may pass is waited for.
+        self._progress = Progress()
+        self._retrying = queue_retry(runtime, options.consumer, before_pause=self._progress.retried)
+        self._partitions = SourcePartitions(options, store, runtime, self._retrying)
+        self._streams: dict[str, PartitionStream] = {}
+        self._log = CommitLog()
+        self._frozen: list[str] | None = None  # What a run with AvailableNow reads.
+        self._left: set[str] = set()  # Partitions of offsets before, closed for good and empty.
+        self._idle_at: float | None = None  # When nothing was found, monotonic seconds.
+        self._counted: tuple[SourceOffset | None, SourceOffset] | None = None
+        self._quarantine_known = False  # Whether no task ran since the quarantine was counted.
+
+    def prepare_available_now(self) -> None:
+        """Freeze the end of the run: what is queued now, and nothing later."""
+        self._frozen = self._partitions.names()
+        streams = [self._stream(name) for name in self._frozen]
+        in_parallel(self._runtime, PartitionStream.freeze_end, streams)
+        self._log.available_now()
+
+    def latest_offset(self, start: SourceOffset | None, *, unlimited: bool = False) -> SourceOffset:
+        """The end of the next micro-batch; ``start`` itself when nothing waits.
+
+        Partitions that are new are read from their beginning; those that have left the topic
+        leave the offset when there is one to be made.
+
+        Args:
+            start: Where the last micro-batch ended; None for a new query.
+            unlimited: Ignore the limits per trigger.
+
+        Raises:
+            Fenced: Another consumer took the queue.
+            DataLoss, QueueReset: ``start`` is not a position of this queue any more.
+            InvalidInput: ``start`` is about something else than this source reads.
+        """
+        self._partitions.check(start)
+        before: Mapping[str, Position] = {} if start is None else start.partitions
+        if self._log.handed(start, self._runtime.monotonic()):
+            self._acknowledge(before)
+        self._await_poll()
+        options, limits = self._options, ReadLimits()
+        if not unlimited:
+            limits = ReadLimits(options.max_batches, options.max_bytes, options.max_records)
+        current, polls = self._poll(before, limits, earliest=start is not None)
+        names = sorted(polls)
+        self._count_quarantine(names)
+        counts: Mapping[str, int] = self._retrying(self._rate_limit, polls, limits)
+
+        def end_offset(name: str) -> Position:
+            return self._stream(name).end_offset(polls[name], counts[name])
+
+        taken = [name for name in names if counts[name]]
+        ends = dict(zip(taken, in_parallel(self._runtime, end_offset, taken), strict=True))
+        # Without a batch to take there is no request, and so no thread.
+        ends |= {name: end_offset(name) for name in names if name not in ends}
+        moved = [name for name, poll in polls.items() if poll.moves_to(ends[name])]
+        self._idle_at = None if moved else self._runtime.monotonic()
+        self._partitions.remove_drained(each.name for each in self._streams.values() if each.empty)
+        if start is not None and not moved:
+            return start
+        left = {
+            name for name in {*before}.difference(current, moved) if not self._stream(name).backlog
+        }
+        for name in left:
+            self._streams.pop(name).close()
+        self._left |= left
+        return SourceOffset({name: ends[name] for name in names if name not in left})
+
+    def plan_input_partitions(
+        self, start: SourceOffset | None, end: SourceOffset
+    ) -> list[TaskBatches]:
+        """The tasks of the micro-batch from ``start`` to ``end``.
+
+        The same batches in the same order for equal arguments, in any run. Repeats of a
+        transaction that was read already are left out.
+
+        Raises:
+            Fenced: Another consumer took the queue.
+            DataLoss, QueueReset: The queue does not have these entries any more.
+            InvalidInput: ``end`` is about something else than this source reads.
+        """
+        self._partitions.check(end)
+        self._log.planned(start)
+        before: Mapping[str, Position] = {} if start is None else start.partitions
+
+        def plan(name: str) -> PartitionPlan:
+            return self._stream(name).plan(before.get(name), end.partitions[name])
+
+        plans = in_parallel(self._runtime, plan, sorted(end.partitions))
+        if (start, end) != self._counted:  # Spark plans once for each scan of the source.
+            self._counted = (start, end)
+            self._quarantine_known = False
+            for each in plans:
+                self._progress.planned(each)
+        batches = [batch for each in plans for batch in each.batches]
+        sizes = [size for each in plans for size in each.sizes]
+        return plan_tasks(batches, sizes, self._options)
+
+    def commit(self, end: SourceOffset) -> None:
+        """Everything below ``end`` is safe with Spark: let it leave the queues.
+
+        Cumulative and repeatable. A store that does not answer is no failure here: the next
+        commit makes up for it.
+
+        Raises:
+            Fenced: Another consumer took the queue.
+            InvalidInput: ``end`` is about something else than this source reads.
+        """
+        self._partitions.check(end)
+        self._log.committed(end)
+        self._acknowledge(end.partitions)
+
+    def report(self) -> dict[str, Any] | None:
+        """What the source is, how far the queue reaches, and what was read; makes no request.
+
+        Spark shows it as the ``latestOffset`` of the query's progress: a Python source has no
+        other place there, neither for metrics nor for a description. All counts are of this
+        run. ``{"v":1, "source": "<store>/<manifest>", "next": first sequence not queued yet,
+        "backlogBatches", "lagMs": age of the oldest of them, "batches" and "bytes" planned,
+        "droppedRepeats", "missing", "quarantined", "retries"}``; see :class:`Progress`. Of a
+        topic ``next`` is a map, as is ``partitionBacklogs`` with those partitions that have one,
+        and ``lagMs`` is the largest.
+        """
+        streams = sorted(
+            (each for each in self._streams.values() if each.opened), key=lambda each: each.name
+        )
+        if not streams:
+            return None
+        topic = self._partitions.topic
+        key = self._options.queue.manifest_path if topic is None else TOPIC_KEY
+        ends = {each.name: each.queue_end for each in streams}
+        self._progress.quarantined = sum(each.quarantined for each in streams)
+        report = {
+            "v": 1,
+            "source": f"{self._store.url}/{key}",
+            "next": ends if topic is not None else streams[0].queue_end,
+            "backlogBatches": sum(each.backlog for each in streams),
+            "lagMs": max(each.lag_ms for each in streams),
+            **self._progress.to_json(),
+        }
+        if topic is not None:
+            report["partitionBacklogs"] = {
+                each.name: each.backlog for each in streams if each.backlog
+            }
+        return report
+
+    def stop(self) -> None:
+        """Stop the collectors and let the queues go; acknowledges nothing."""
+        while self._streams:
+            self._streams.popitem()[1].close()
+
+    def _stream(self, name: str) -> PartitionStream:
+        """The stream of one partition."""
+        if name not in self._streams:
+            self._streams[name] = PartitionStream(
+                name,
+                self._partitions.options_of(name),
+                self._store,
+                self._runtime,
+                self._retrying,
+            )
+        return self._streams[name]
+
+    def _poll(
+        self, before: Mapping[str, Position], limits: ReadLimits, *, earliest: bool
+    ) -> tuple[list[str], dict[str, PollResult]]:
+        """Which partitions there are now, and what waits in those and in the ones ``before``."""
+        polls: dict[str, PollResult] = {}
+        read_ahead = max(1, READ_AHEAD // max(1, len(before)))
+        current: list[str] = []
+
+        def poll(name: str | None) -> None:
+            if name is None:
+                current.extend(self._partitions.names())
+                return
+            polls[name] = self._stream(name).poll(
+                before.get(name), limits, read_ahead=read_ahead, earliest=earliest
+            )
+
+        first: list[str | None] = [*before]
+        if self._frozen is not None:
+            current += self._frozen
+        elif self._partitions.topic is None:
+            current += self._partitions.names()  # no request, so no thread to wait for
+        else:
+            # At the same time, or every idle trigger would wait for two answers, one by one.
+            first.append(None)
+        in_parallel(self._runtime, poll, first)
+        in_parallel(self._runtime, poll, sorted({*current}.difference(before)))
+        return current, polls
+
+    def _acknowledge(self, ends: Mapping[str, Position]) -> None:
+        # Spark commits the offset before once more when a partition has left it: opened again for
+        # that, it would be claimed, and be shown as a backlog for as long as this run lasts.
+        streams = {name: self._stream(name) for name in {*ends}.difference(self._left)}
+        due = [name for name in streams if not streams[name].has_acknowledged(ends[name])]
+        in_parallel(self._runtime, lambda name: streams[name].acknowledge(ends[name]), due)
+
+    def _rate_limit(self, polls: Mapping[str, PollResult], limits: ReadLimits) -> Mapping[str, int]:
+        """How many of the batches that wait in each partition one trigger reads."""
+        if limits == ReadLimits():
+            return {name: len(poll.waiting) for name, poll in polls.items()}
+        # Where the limit is smaller than the number of partitions, those go first that wait
+        # longest, and so none waits for ever.
+        names = sorted(polls, key=lambda name: -self._stream(name).lag_ms)
+        lengths = [len(polls[name].waiting) for name in names]
+        backlogs = [self._stream(name).backlog for name in names]
+        most = sum(lengths) if limits.batches is None else limits.batches
+        taken = Counter[str]()
+        merged: list[PartitionBatch] = []
+        for index in interleave(lengths, backlogs):
+            if len(merged) >= most:
+                break
+            name = names[index]
+            merged.append(PartitionBatch.within(name, polls[name].waiting[taken[name]]))
+            taken[name] += 1
+        count = rate_limit(
+            merged,
+            limits,
+            lambda batches: self._measured(BatchSizes.sizes, batches),
+            lambda batches: self._measured(BatchSizes.records, batches),
+        )
+        return Counter(each.partition for each in merged[:count])
+
+    def _measured(
+        self,
+        measure: Callable[[BatchSizes, Sequence[PartitionBatch]], Sequence[int]],
+        batches: Sequence[PartitionBatch],
+    ) -> Sequence[int]:
+        """Sizes or records of batches, looked up in all their partitions at the same time."""
+        groups: dict[str, list[int]] = {}
+        for index, batch in enumerate(batches):
+            groups.setdefault(batch.partition, []).append(index)
+
+        def measured_in(name: str) -> Sequence[int]:
+            return measure(self._stream(name).sizes, [batches[index] for index in groups[name]])
+
+        measured = [0] * len(batches)
+        for name, values in zip(
+            groups, in_parallel(self._runtime, measured_in, groups), strict=True
+        ):
+            for index, value in zip(groups[name], values, strict=True):
+                measured[index] = value
+        return measured
+
+    def _count_quarantine(self, names: Sequence[str]) -> None:
+        """Count the batches in quarantine, once after each micro-batch that may have added one."""
+        if self._options.corrupt_batches == QUARANTINE and not self._quarantine_known:
+            counted = in_parallel(
+                self._runtime, lambda name: self._stream(name).count_quarantine(), names
+            )
+            self._quarantine_known = all(counted)
+
+    def _await_poll(self) -> None:
+        """Let ``pollIntervalMs`` pass between two polls of idle queues.
+
+        Waits and then polls, rather than answering from the last poll: an answer older than
+        the call would let ``processAllAvailable()`` return before it saw what was there.
+        """
+        if self._idle_at is not None and self._frozen is None:
+            due = self._idle_at + self._options.poll_interval_ms / 1000
+            left = due - self._runtime.monotonic()
+            if left > 0:
+                self._runtime.sleep(left)

@@ -1,0 +1,226 @@
+"""Schemas of a read: the columns there are, and what a user schema may ask for.
+
+Without ``valueFormat`` a schema is any subset of :data:`COLUMNS`. With it the columns are the
+fields of records, and the buffer's own columns have an underscore: :data:`OWN`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    IntegerType,
+    LongType,
+    MapType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    UserDefinedType,
+)
+
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.values import Decoder, ValueOptions
+
+__all__ = [
+    "COLUMNS", "INFERRED", "OWN", "Column", "arrow_schema", "check_not_inferred", "check_schema",
+    "default_schema", "meant_as_own", "record_schema",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a buffer.
+
+    Attributes:
+        types: Types that a user schema may ask for, the default first.
+        nullable: Whether rows that no metadata range covers have null there.
+        by_default: Whether a read without ``.schema(...)`` has it.
+    """
+
+    types: tuple[type[DataType], ...]
+    nullable: bool = False
+    by_default: bool = True
+
+
+COLUMNS: dict[str, Column] = {
+    "value": Column((BinaryType, StringType)),
+    "metadata": Column((BinaryType, StringType), nullable=True),
+    # In a topic; in a queue it is the same on every row.
+    "partition": Column((StringType,), by_default=False),
+    "sequence": Column((LongType,)),
+    "index": Column((IntegerType,)),
+    "ingestion_time": Column((TimestampType,), nullable=True),
+    "location": Column((StringType,), by_default=False),
+    # The same as "index", which Python's `row.index` does not reach: a Row is a tuple, and
+    # tuple.index is a method.
+    "record_index": Column((IntegerType,), by_default=False),
+}
+"""The columns by name, in the order of a read without ``.schema(...)``."""
+
+OWN = {
+    f"_{name}": name
+    for name in ("sequence", "index", "ingestion_time", "metadata", "location", "partition")
+}
+"""The columns of a buffer by the names they have beside the fields of records."""
+
+_SCALARS = (
+    BinaryType, BooleanType, DateType, NumericType, StringType, TimestampNTZType, TimestampType,
+    UserDefinedType,
+)  # fmt: skip
+
+INFERRED = "opendata-buffer.inferred"
+"""In the metadata of a column that was inferred: the schema, as ``.schema(...)`` takes it."""
+
+
+def default_schema(include_location: bool = False, topic: bool = False) -> StructType:
+    """The schema of a read without ``.schema(...)``; that of a topic tells partitions apart."""
+    also = {"location": include_location, "partition": topic}
+    return StructType(
+        [
+            StructField(name, column.types[0]())
+            for name, column in COLUMNS.items()
+            if column.by_default or also.get(name, False)
+        ]
+    )
+
+
+def check_schema(schema: StructType, values: ValueOptions | None = None) -> None:
+    """Accept any subset of the columns in any order; with ``values`` also fields of records.
+
+    Raises:
+        InvalidInput: An unknown column, a repeated one, one of another type, or NOT NULL for
+            one that may be null.
+    """
+    if values is not None:
+        _check_typed_schema(schema, values)
+        return
+    seen: set[str] = set()
+    for field in schema.fields:
+        name = field.name.lower()
+        column = COLUMNS.get(name)
+        if column is None:
+            near = difflib.get_close_matches(name, COLUMNS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise InvalidInput(
+                f"schema has the column {field.name!r}, which an opendata-buffer does not have."
+                f"{hint} Columns: {', '.join(COLUMNS)}. To read records into columns, set the "
+                "option valueFormat to json or csv, or use from_json(value, schema) after loading."
+            )
+        if name in seen:
+            raise InvalidInput(f"schema has the column {field.name!r} twice")
+        seen.add(name)
+        _check_type(field, column)
+        if column.nullable and not field.nullable:
+            raise InvalidInput(
+                f"schema wants column {field.name!r} NOT NULL: records that were written without "
+                "metadata have null there. Leave NOT NULL out, and drop such rows after loading."
+            )
+    if not seen:
+        raise InvalidInput(f"schema has no column: use any of {', '.join(COLUMNS)}")
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The schema of the record batches that Spark takes; it compares, and not by name only."""
+    try:
+        return to_arrow_schema(schema, timezone="UTC")
+    except TypeError:  # Spark 4.1, where it is UTC anyway
+        return to_arrow_schema(schema)
+
+
+def record_schema(arrow: pa.Schema) -> pa.Schema:
+    """The columns that are filled from records."""
+    return pa.schema([each for each in arrow if each.name not in OWN])
+
+
+def meant_as_own(name: str) -> str | None:
+    """The buffer's column that a name stands for, or nearly; None for a field of records."""
+    if not name.startswith("_"):
+        return None
+    near = difflib.get_close_matches(name, OWN, n=1, cutoff=0.8)
+    return near[0] if near else None
+
+
+def check_not_inferred(schema: StructType) -> None:
+    """Refuse an inferred schema for a stream: after a restart other records may be queued.
+
+    Raises:
+        InvalidInput: It names the line to add.
+    """
+    for field in schema.fields:
+        line = (field.metadata or {}).get(INFERRED)
+        if line is not None:
+            raise InvalidInput(
+                "a stream with valueFormat needs a schema, which must not change when it starts "
+                "again and other records are queued. The records that are queued now have\n\n"
+                f"    .schema({json.dumps(line, ensure_ascii=False)})\n\n"
+                "Add that line to readStream, with the types you want"
+            )
+
+
+def _check_type(field: StructField, column: Column) -> None:
+    if not isinstance(field.dataType, column.types):
+        types = " or ".join(each().simpleString().upper() for each in column.types)
+        raise InvalidInput(
+            f"schema wants column {field.name!r} as "
+            f"{field.dataType.simpleString().upper()}: it is {types}. Cast it after loading."
+        )
+
+
+def _check_typed_schema(schema: StructType, options: ValueOptions) -> None:
+    """Accept what records can be read into."""
+    for field in schema.fields:
+        own = OWN.get(field.name)
+        if own is None:
+            _check_field(field.name, field.dataType, field.nullable)
+            if field.name != options.corrupt_column:
+                _check_not_own(field.name)
+            continue
+        column = COLUMNS[own]
+        _check_type(field, column)
+        if column.nullable and not field.nullable:
+            _check_field(field.name, field.dataType, field.nullable)
+    Decoder(record_schema(arrow_schema(schema)), options)
+
+
+def _check_not_own(name: str) -> None:
+    """Refuse a field with nearly the name of a buffer's column."""
+    own = meant_as_own(name)
+    if own is not None:
+        raise InvalidInput(
+            f"schema has the column {name!r}: did you mean {own!r}? The columns of a buffer are "
+            f"{', '.join(OWN)}"
+        )
+
+
+def _check_field(name: str, dtype: DataType, nullable: bool) -> None:
+    if not nullable:
+        raise InvalidInput(
+            f"schema wants column {name!r} NOT NULL: a record may lack it, or have something else "
+            "there. Leave NOT NULL out, and drop such rows after loading."
+        )
+    if isinstance(dtype, StructType):
+        for field in dtype.fields:
+            _check_field(f"{name}.{field.name}", field.dataType, field.nullable)
+    elif isinstance(dtype, ArrayType):
+        _check_field(f"{name}[]", dtype.elementType, dtype.containsNull)
+    elif isinstance(dtype, MapType):
+        _check_field(f"{name}{{}}", dtype.valueType, dtype.valueContainsNull)
+    elif not isinstance(dtype, _SCALARS):
+        # To Arrow some of these are structs of bytes, and all that records have were null there.
+        raise InvalidInput(
+            f"schema wants column {name!r} as {dtype.simpleString().upper()}, which records are "
+            "not read into: read it as STRING and convert it after loading, a variant for example "
+            "with parse_json"
+        )

@@ -1,0 +1,146 @@
+"""The schema of a read with ``valueFormat`` and without ``.schema(...)``, from queued records."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructField, StructType
+
+from buffer_source.micro_batch_stream import SourcePartitions
+from buffer_source.options import SourceOptions
+from buffer_source.queue_cursor import Retrying, no_queue, read_only
+from buffer_source.schema import INFERRED, meant_as_own
+from opendata_buffer.consumer.cursors import BatchDescriptor
+from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.errors import InvalidInput, PoisonBatch
+from opendata_buffer.retry import queue_retry
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores.base import Store
+from opendata_buffer.values import CSV, ValueOptions, infer
+
+__all__ = ["infer_schema"]
+
+log = logging.getLogger(__name__)
+
+BATCHES = 8
+RECORDS = 1000
+"""Of each batch that is looked at."""
+
+_NAMES = {
+    pa.bool_(): "BOOLEAN",
+    pa.int64(): "BIGINT",
+    pa.float64(): "DOUBLE",
+    pa.string(): "STRING",
+    pa.date32(): "DATE",
+    pa.timestamp("us", "UTC"): "TIMESTAMP",
+    pa.timestamp("us"): "TIMESTAMP_NTZ",
+}
+"""What Spark calls the types of inferred columns, other than of arrays and structs."""
+
+
+def infer_schema(
+    options: SourceOptions, values: ValueOptions, store: Store, runtime: Runtime
+) -> StructType:
+    """The columns of a sample: the first records of the oldest and the newest batches.
+
+    Each column says in its metadata that it was inferred: a stream refuses such a schema.
+
+    Raises:
+        InvalidInput: There is no queue, or nothing in it that shows which columns there are.
+        StorageError: The store did not answer.
+    """
+    retrying = queue_retry(runtime, options.queue)
+    partitions = SourcePartitions(options, store, runtime, retrying)
+    names = partitions.names()
+    records: list[bytes] = []
+    for name in names[:BATCHES]:
+        own = partitions.options_of(name)
+        records += _records(own, store, runtime, max(2, BATCHES // len(names)), retrying)
+    schema = _without_own(infer(pa.array(records, pa.binary()), values), values)
+    if not schema.names:
+        raise InvalidInput(
+            f"valueFormat is {values.format}, there is no schema, and "
+            + ("no record" if not records else f"none of {len(records)} records looked at")
+            + " shows which columns there are: say it, for example "
+            ".schema('id BIGINT, name STRING, at TIMESTAMP')"
+        )
+    ddl = ", ".join(f"{_name(each.name)} {_ddl(each.type)}" for each in schema)
+    log.warning("columns were inferred from %d records: .schema(%r)", len(records), ddl)
+    line = {INFERRED: ddl}
+    return StructType(
+        [_marked(each.jsonValue(), line) for each in from_arrow_schema(schema).fields]
+    )
+
+
+def _without_own(schema: pa.Schema, values: ValueOptions) -> pa.Schema:
+    """Without fields whose names stand for columns of a buffer.
+
+    Raises:
+        InvalidInput: It is a column of CSV.
+    """
+    left_out = {
+        each: own
+        for each in schema.names
+        if each != values.corrupt_column and (own := meant_as_own(each)) is not None
+    }
+    if left_out and values.format == CSV:  # Its fields are known by their places only.
+        name = next(iter(left_out))
+        raise InvalidInput(
+            f"the first record calls a column {name!r}, which stands for a column of the queue: "
+            "name the columns with .schema(...), in the order of the fields"
+        )
+    if left_out:
+        log.warning(
+            "fields of records are left out of the schema, for their names stand for columns of "
+            "the queue: %s. Read value as it is, and use from_json, to have them",
+            ", ".join(f"{name!r} ({own})" for name, own in left_out.items()),
+        )
+    return pa.schema([each for each in schema if each.name not in left_out])
+
+
+def _name(name: str) -> str:
+    plain = name.isascii() and name.isidentifier()
+    return name if plain else "`" + name.replace("`", "``") + "`"
+
+
+def _ddl(dtype: pa.DataType) -> str:
+    """What ``.schema(...)`` calls a type."""
+    if pa.types.is_list(dtype):
+        return f"ARRAY<{_ddl(dtype.value_type)}>"
+    if pa.types.is_struct(dtype):
+        members = ", ".join(f"{_name(each.name)}: {_ddl(each.type)}" for each in dtype)
+        return f"STRUCT<{members}>"
+    return _NAMES[dtype]
+
+
+def _marked(field: dict[str, Any], metadata: dict[str, str]) -> Any:
+    return StructField.fromJson({**field, "metadata": metadata})
+
+
+def _records(
+    options: SourceOptions,
+    store: Store,
+    runtime: Runtime,
+    count: int,
+    retrying: Retrying,
+) -> list[bytes]:
+    manifest = read_only(options, store, runtime).find()
+    if manifest is None:
+        if options.create_if_missing:
+            return []
+        raise no_queue(options, store)
+    entries = manifest.entries()
+    picked = entries if len(entries) <= count else entries[: count // 2] + entries[-(count // 2) :]
+    handle = FetchHandle.of(options.consumer, store=store)
+    records: list[bytes] = []
+    for entry in picked:
+        try:
+            batch = retrying(handle.fetch_arrow, BatchDescriptor.of(entry))
+        except PoisonBatch as error:
+            log.warning("not in the sample: %s", error)
+            continue
+        records += batch.values[:RECORDS].to_pylist()
+    return records

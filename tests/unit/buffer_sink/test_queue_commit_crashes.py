@@ -1,0 +1,191 @@
+"""A driver killed at any request to the store, a consumer in between: every record once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from buffer_sink.messages import Group, UploadedBatch
+from buffer_sink.options import SinkOptions
+from buffer_sink.queue_commit import QueueCommitter
+from opendata_buffer import outcomes
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.consumer.isolation import TransactionFilter
+from opendata_buffer.errors import CommitStateUnknown
+from opendata_buffer.formats.batch import decode_batch, encode_batch
+from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import Moment
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+
+CONFIG = QueueConfig(store="memory://x", data_path_prefix="p")
+
+
+class Killed(Exception):
+    """The driver process is gone."""
+
+
+class Mortal(MemoryStore):
+    """Kills its user at one request, before or after it was carried out; loses answers."""
+
+    def __init__(self) -> None:
+        super().__init__("mortal")
+        self.left: int | None = None
+        self.after = False
+        self.losses = 0
+
+    def _turn(self) -> bool:
+        """Whether this request is the last one."""
+        if self.left is None:
+            return False
+        self.left -= 1
+        if self.left < 0 and not self.after:
+            raise Killed
+        return self.left < 0
+
+    def get(self, key: str, **options: Any) -> Any:
+        last = self._turn()
+        found = super().get(key, **options)
+        if last:
+            raise Killed
+        return found
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        last = self._turn()
+        super().put(key, data)
+        if last:
+            raise Killed
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        last = self._turn()
+        outcome = super().put_if(key, data, condition)
+        if last:
+            raise Killed
+        if self.losses and self.left is not None:
+            self.losses -= 1
+            return outcomes.Unknown("the answer was lost")
+        return outcome
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One run of a micro-batch.
+
+    Attributes:
+        kill: Requests until the driver dies; None for a driver that lives.
+        after: Whether the last request is carried out.
+        losses: Conditional writes whose answers are lost.
+        consume: Batches the consumer takes afterwards.
+        other: Whether another producer appends afterwards.
+    """
+
+    kill: int | None
+    after: bool
+    losses: int
+    consume: int
+    other: bool
+
+
+attempts = st.builds(
+    Attempt,
+    kill=st.none() | st.integers(0, 12),
+    after=st.booleans(),
+    losses=st.integers(0, 2),
+    consume=st.integers(0, 5),
+    other=st.booleans(),
+)
+
+
+class World:
+    def __init__(self) -> None:
+        self.runtime = ManualRuntime()
+        self.store = Mortal()
+        self.passes = TransactionFilter("p")
+        self.read: list[bytes] = []
+        self.others = 0
+
+    def run(self, batch: int, attempt: Attempt) -> bool:
+        """As Spark does it: tasks, then a commit by a driver that knows nothing yet."""
+        txn = Transaction("q", batch)
+        uploads = []
+        for part in range(2):
+            key = batch_key("p", self.runtime.ulid(), txn)
+            self.store.put(key, encode_batch([f"{batch}.{part}".encode()]))
+            uploads.append(UploadedBatch(key, 1, 0, ()))
+        driver = QueueCommitter(self.store, SinkOptions(queue=CONFIG), self.runtime)
+        self.store.left = 1_000 if attempt.kill is None else attempt.kill
+        self.store.after, self.store.losses = attempt.after, attempt.losses
+        try:
+            driver.append(Group(Moment.now(self.runtime), tuple(uploads), txn))
+        except (Killed, CommitStateUnknown):
+            return False
+        finally:
+            self.store.left = None
+            if attempt.consume:
+                self.consume(attempt.consume)
+            if attempt.other:
+                self.append_other()
+        return True
+
+    def queue(self) -> Queue:
+        return Queue(self.store, CONFIG, runtime=self.runtime, role="test")
+
+    def append_other(self) -> None:
+        key = batch_key("p", self.runtime.ulid())
+        self.store.put(key, encode_batch([b"other"]))
+        self.queue().append([NewEntry(key)])
+        self.others += 1
+
+    def consume(self, most: int) -> None:
+        queue = self.queue()
+        manifest = queue.read()
+        if manifest is None or not manifest.entry_count:
+            return
+        epoch = queue.claim_epoch(None).epoch
+        for entry in manifest.entries(limit=most):
+            blob: Any = self.store.get(entry.location)
+            if self.passes.offer(entry.sequence, entry.location):
+                self.read += decode_batch(blob.data)
+            queue.dequeue(entry.sequence, epoch)
+
+
+DRAIN = Attempt(kill=None, after=False, losses=0, consume=5, other=False)
+
+
+@pytest.mark.parametrize("other", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("kill", range(14))
+def test_killed_at_any_request_and_drained_at_once(kill: int, after: bool, other: bool) -> None:
+    world = World()
+    dies = Attempt(kill=kill, after=after, losses=0, consume=5, other=other)
+    for batch in range(3):
+        done = world.run(batch, dies) and world.run(batch, DRAIN)
+        assert done or world.run(batch, DRAIN)
+    check(world, 3)
+
+
+@given(st.lists(st.lists(attempts, min_size=1, max_size=4), min_size=1, max_size=5))
+@example([[DRAIN], [Attempt(4, True, 0, 5, False)], [DRAIN]])
+def test_every_record_is_read_once_whatever_happens(batches: list[list[Attempt]]) -> None:
+    world = World()
+    for batch, runs in enumerate(batches):
+        for attempt in runs:
+            # Also a batch that was committed runs again: Spark may not have noted it.
+            world.run(batch, attempt)
+        if not world.run(batch, Attempt(None, False, 0, 0, False)):
+            raise AssertionError("a driver that is left alone does not finish")
+    check(world, len(batches))
+
+
+def check(world: World, batches: int) -> None:
+    world.consume(1_000)
+    ours = [record for record in world.read if record != b"other"]
+    assert ours == [f"{batch}.{part}".encode() for batch in range(batches) for part in range(2)]
+    assert world.read.count(b"other") == world.others

@@ -1,0 +1,340 @@
+"""From Spark's rows to blocks: columns, partitions, metadata."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from buffer_sink.messages import TopicWrite
+from buffer_sink.rows import (
+    COALESCED_BYTES,
+    Block,
+    BlockBuilder,
+    Columns,
+    PartitionRouter,
+    check_one_queue,
+    check_schema,
+    check_topic,
+    coalesced,
+)
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.batch import decode_batch, seal_block
+from opendata_buffer.formats.codec import Compression
+from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic import partitioner as mapping
+
+TYPES = {
+    "binary": BinaryType(),
+    "string": StringType(),
+    "lower": StringType("UTF8_LCASE"),
+    "int": IntegerType(),
+    "struct": StructType([StructField("a", IntegerType())]),
+    "map": MapType(StringType(), StringType()),
+}
+
+
+def schema(columns: str) -> StructType:
+    """From ``name type, name type``; Spark's own DDL parser needs a session."""
+    fields = [column.split() for column in columns.split(", ")]
+    return StructType([StructField(name, TYPES[kind]) for name, kind in fields])
+
+
+def builder(
+    metadata: bool = False, *, target: int = 1000, limit: int = 10_000, ranges: int = 1000
+) -> BlockBuilder:
+    return BlockBuilder(
+        Columns(0, 1 if metadata else None),
+        where="task 3",
+        target=target,
+        limit=limit,
+        max_ranges=ranges,
+    )
+
+
+def rows(values: list[bytes | None], metadata: list[bytes | None] | None = None) -> pa.RecordBatch:
+    columns = [pa.array(values, pa.binary())]
+    if metadata is not None:
+        columns.append(pa.array(metadata, pa.binary()))
+    return pa.record_batch(columns, names=["value", "metadata"][: len(columns)])
+
+
+def blocks(made: BlockBuilder, *batches: pa.RecordBatch) -> list[Block]:
+    found = [block for number, batch in enumerate(batches) for block in made.add(batch, number)]
+    last = made.finish()
+    return found + ([last] if last else [])
+
+
+def records(block: Block) -> list[bytes]:
+    return decode_batch(seal_block(block.pieces, block.records, Compression.NONE))
+
+
+@pytest.mark.parametrize(
+    ("ddl", "columns"),
+    [
+        ("value binary", Columns(0, None)),
+        ("value string", Columns(0, None)),
+        ("VALUE string", Columns(0, None)),
+        ("metadata string, value binary", Columns(1, 0)),
+        ("value lower, metadata binary", Columns(0, 1)),
+    ],
+)
+def test_input_columns_in_any_order_and_case(ddl: str, columns: Columns) -> None:
+    assert check_schema(schema(ddl)) == columns
+
+
+@pytest.mark.parametrize(
+    ("ddl", "says"),
+    [
+        ("carrier string, delay int", "column 'carrier' .string. cannot be written"),
+        ("value string, delay int", "column 'delay' .int. cannot be written"),
+        ("metadata string", "column 'value' is missing"),
+        ("value int", "column 'value' has type int"),
+        ("value struct", "column 'value' has type struct<a:int>"),
+        ("value binary, metadata map", "column 'metadata' has type map"),
+    ],
+)
+def test_any_other_column_is_an_error_that_shows_the_fix(ddl: str, says: str) -> None:
+    with pytest.raises(InvalidInput, match=says) as caught:
+        check_schema(schema(ddl))
+    assert "to_json(struct(*)) AS value" in str(caught.value)
+
+
+def test_two_columns_of_one_name() -> None:
+    with pytest.raises(InvalidInput, match="'value' is there twice"):
+        check_schema(schema("value string, VALUE string"))
+
+
+def test_small_rows_make_one_block_of_the_format_s_bytes() -> None:
+    (block,) = blocks(builder(), rows([b"a", b""]), rows([b"bc"]))
+    assert b"".join(block.pieces) == b"\x01\0\0\0a" + b"\0\0\0\0" + b"\x02\0\0\0bc"
+    assert block.records == 3
+    assert block.metadata == (Metadata(0, 0, b""),)
+
+
+def test_strings_are_written_as_utf_8() -> None:
+    batch = pa.record_batch([pa.array(["é", ""])], names=["value"])
+    (block,) = blocks(builder(), batch)
+    assert records(block) == ["é".encode(), b""]
+
+
+def test_a_record_larger_than_the_limit_is_refused_with_its_row() -> None:
+    made = builder(target=20, limit=50)
+    assert len(blocks(made, rows([b"x" * 46]))) == 1
+    with pytest.raises(InvalidInput, match="47 bytes in row 3 of task 3"):
+        blocks(made, rows([b"a", b"b", b"x" * 47]))
+
+
+def test_a_null_is_refused_with_its_row() -> None:
+    made = builder()
+    blocks(made, rows([b"a", b"b"]))
+    with pytest.raises(InvalidInput, match=r"null in row 3 of task 3.*IS NOT NULL"):
+        blocks(made, rows([b"c", None, None]))
+
+
+def test_null_metadata_is_empty_metadata() -> None:
+    (block,) = blocks(builder(metadata=True), rows([b"1", b"2", b"3"], [None, b"", b"x"]))
+    assert block.metadata == (Metadata(0, 0, b""), Metadata(2, 0, b"x"))
+
+
+def test_metadata_may_be_text() -> None:
+    batch = pa.record_batch([pa.array([b"1"]), pa.array(["é"])], names=["value", "metadata"])
+    (block,) = blocks(builder(metadata=True), batch)
+    assert block.metadata == (Metadata(0, 0, "é".encode()),)
+
+
+def test_f35_metadata_that_changes_with_every_row_is_refused() -> None:
+    unique = [str(number).encode() for number in range(11)]
+    assert len(blocks(builder(metadata=True, ranges=11), rows(unique, unique))) == 1
+    with pytest.raises(InvalidInput, match="changes more than 10 times in task 3"):
+        blocks(builder(metadata=True, ranges=10), rows(unique, unique))
+
+
+def test_slices_of_an_arrow_array_are_read_where_they_start() -> None:
+    batch = rows([b"a", b"b", b"c", b"d"], [b"x", b"x", b"y", b"y"]).slice(1, 2)
+    (block,) = blocks(builder(metadata=True), batch)
+    assert records(block) == [b"b", b"c"]
+    assert block.metadata == (Metadata(0, 0, b"x"), Metadata(1, 0, b"y"))
+
+
+@given(
+    data=st.lists(
+        st.lists(st.tuples(st.binary(max_size=30), st.sampled_from([b"", b"x", b"y"]))), max_size=5
+    ),
+    target=st.integers(1, 100),
+)
+def test_every_row_comes_out_once_in_order_with_its_metadata(
+    data: list[list[tuple[bytes, bytes]]], target: int
+) -> None:
+    batches = [rows([v for v, _ in part], [m for _, m in part]) for part in data]
+    found = blocks(builder(metadata=True, target=target), *batches)
+    out: list[tuple[bytes, bytes]] = []
+    for block in found:
+        values = records(block)
+        assert block.size <= target or len(values) == 1
+        assert block.metadata[0].start_index == 0
+        payloads: list[bytes] = []
+        starts = [each.start_index for each in block.metadata[1:]] + [len(values)]
+        for each, end in zip(block.metadata, starts, strict=True):
+            assert end > len(payloads)
+            payloads += [each.payload] * (end - len(payloads))
+        assert all(
+            a.payload != b.payload for a, b in zip(block.metadata, block.metadata[1:], strict=False)
+        )
+        out += zip(values, payloads, strict=True)
+    assert out == [row for part in data for row in part]
+
+
+def test_key_and_partition_are_found_and_are_a_topic_s() -> None:
+    columns = check_schema(schema("key binary, Value string, partition string"))
+    assert columns == Columns(1, None, key=0, partition=2)
+    with pytest.raises(InvalidInput, match="column 'key' cannot be written to a single queue"):
+        check_one_queue(columns)
+    check_one_queue(Columns(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("partition int", "column 'partition' has type int, not STRING: cast it"),
+        ("partition binary", "column 'partition' has type binary, not STRING: cast it"),
+        ("key int", "column 'key' has type int, not BINARY or STRING: cast it"),
+    ],
+)
+def test_a_key_or_partition_of_another_type(column: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        check_schema(schema(f"value string, {column}"))
+
+
+NAMES = ("p-00000", "p-00002", "p-00003", "p-00004", "p-00005")
+WRITE = TopicWrite(NAMES, ("p-00001",), b"\x01" * 6, "write-x")
+KEYED = Columns(0, None, key=1)
+CHOSEN = Columns(0, None, partition=1)
+
+
+def router(columns: Columns = KEYED, partitioner: str | None = "rendezvous") -> PartitionRouter:
+    return PartitionRouter(columns, partitioner, WRITE, task=3, runtime=ManualRuntime())
+
+
+def routed_rows(
+    values: list[Any], second: list[Any] | None = None, kind: Any = None
+) -> pa.RecordBatch:
+    columns = [pa.array(values, pa.string())]
+    if second is not None:
+        columns.append(pa.array(second, kind or pa.string()))
+    return pa.record_batch(columns, names=["value", "second"][: len(columns)])
+
+
+def values_by_partition(found: dict[str, pa.RecordBatch]) -> dict[str, list[str]]:
+    return {name: part.column(0).to_pylist() for name, part in found.items()}
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
+@pytest.mark.parametrize("partitioner", ["modulo", "rendezvous"])
+def test_rows_go_where_the_mapping_says_and_keep_their_order(partitioner: str, kind: Any) -> None:
+    keys = [str(number % 17) for number in range(200)]
+    values = [f"{key}/{number}" for number, key in enumerate(keys)]
+    given = routed_rows(
+        values, [key.encode() for key in keys] if kind == pa.binary() else keys, kind
+    )
+    indices = getattr(mapping, partitioner)(keys, NAMES)
+    wanted: defaultdict[str, list[str]] = defaultdict(list)
+    for value, index in zip(values, indices, strict=True):
+        wanted[NAMES[index]].append(value)
+    assert values_by_partition(router(partitioner=partitioner).split(given)) == wanted
+    assert len(wanted) > 1
+
+
+@pytest.mark.parametrize("partitioner", [None, "random"])
+def test_at_random_each_row_goes_to_some_active_partition(partitioner: str | None) -> None:
+    values = [str(number) for number in range(1_000)]
+    found = values_by_partition(router(Columns(0, None), partitioner).split(routed_rows(values)))
+    assert set(found) == set(NAMES)
+    assert sorted(value for each in found.values() for value in each) == sorted(values)
+    assert all(100 < len(each) < 300 for each in found.values())
+
+
+def test_the_column_partition_chooses() -> None:
+    given = routed_rows(["a", "b", "c"], ["p-00005", "p-00000", "p-00005"])
+    found = values_by_partition(router(CHOSEN, None).split(given))
+    assert found == {"p-00005": ["a", "c"], "p-00000": ["b"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("p-00009", "'p-00009', which the topic does not have"),
+        ("p-00001", "'p-00001', which is being drained"),
+        ("", "'', which the topic does not have"),
+        (None, "null"),
+    ],
+)
+def test_a_partition_that_cannot_be_written_is_named_with_its_row(
+    name: str | None, why: str
+) -> None:
+    routes = router(CHOSEN, None)
+    routes.split(routed_rows(["a"] * 10, ["p-00000"] * 10))
+    with pytest.raises(InvalidInput) as refused:
+        routes.split(routed_rows(["a", "b"], ["p-00000", name]))
+    assert f"partition is {why}, in row 11 of task 3" in str(refused.value)
+    assert "p-00000, p-00002, ..., p-00005" in str(refused.value)
+
+
+def test_a_key_that_is_null_is_named_with_its_row() -> None:
+    routes = router()
+    routes.split(routed_rows(["a"] * 10, ["k"] * 10))
+    with pytest.raises(InvalidInput, match="key is null in row 12 of task 3"):
+        routes.split(routed_rows(["a", "b", "c"], ["k", "k", None]))
+
+
+def test_no_rows_go_nowhere() -> None:
+    assert router().split(routed_rows([], [])) == {}
+    assert router(CHOSEN, None).split(routed_rows([], [])) == {}
+    assert router(Columns(0, None), None).split(routed_rows([])) == {}
+
+
+def test_small_batches_are_gathered_and_large_ones_are_not() -> None:
+    small = [routed_rows([f"{number}/{row}" for row in range(100)]) for number in range(50)]
+    large = routed_rows(["x" * COALESCED_BYTES])
+    found = list(coalesced([*small, large, small[0]]))
+    assert [len(each) for each in found] == [5_001, 100]
+    assert found[0].column(0).to_pylist()[:5_000] == [
+        value for each in small for value in each.column(0).to_pylist()
+    ]
+    assert list(coalesced([])) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "partitioner"),
+    [(Columns(0, None), None), (Columns(0, None), "random"), (KEYED, "modulo"), (CHOSEN, None)],
+)
+def test_columns_that_fit_the_partitioner(columns: Columns, partitioner: str | None) -> None:
+    check_topic(columns, partitioner)
+
+
+@pytest.mark.parametrize(
+    ("columns", "partitioner", "message"),
+    [
+        (Columns(0, None), "modulo", "column 'key' is missing: partitioner 'modulo'"),
+        (KEYED, None, "rows of one key would go anywhere"),
+        (KEYED, "random", "Set option partitioner to 'modulo'"),
+        (CHOSEN, "modulo", "column 'partition' and option partitioner"),
+        (Columns(0, None, 1, 2), None, "column 'partition' and column 'key' both choose"),
+    ],
+)
+def test_columns_that_do_not(columns: Columns, partitioner: str | None, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        check_topic(columns, partitioner)

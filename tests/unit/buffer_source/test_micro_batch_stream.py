@@ -1,0 +1,1039 @@
+"""The driver's side against a queue in memory, on a clock that only moves when told."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from buffer_source.micro_batch_stream import MicroBatchStream, Progress
+from buffer_source.offsets import Position, SourceOffset
+from buffer_source.options import SourceOptions
+from buffer_source.partition_stream import PartitionPlan
+from buffer_source.planner import PartitionBatch
+from opendata_buffer import metrics
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.cursors import BatchDescriptor
+from opendata_buffer.consumer.isolation import HORIZON_DAYS
+from opendata_buffer.errors import (
+    DataLoss,
+    Fenced,
+    InvalidInput,
+    PermanentStorageError,
+    QueueReset,
+    TransientStorageError,
+    UnsafeStore,
+)
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.quarantine import quarantine
+from opendata_buffer.stores.base import Blob, NotModified
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.buffer_source.world import World
+
+
+@pytest.fixture
+def world(runtime: ManualRuntime) -> World:
+    return World(runtime)
+
+
+def offset(
+    following: int, base: int, transactions: dict[str, Any] | None = None, queue: str = ""
+) -> SourceOffset:
+    return SourceOffset.of(Position(following, base, transactions or {}, queue))
+
+
+def planned(driver: MicroBatchStream, start: SourceOffset | None, end: SourceOffset) -> list[int]:
+    return [
+        each.sequence for task in driver.plan_input_partitions(start, end) for each in task.batches
+    ]
+
+
+def batch(driver: MicroBatchStream, start: SourceOffset | None) -> tuple[SourceOffset, list[int]]:
+    """One micro-batch as a normal query runs it."""
+    end = driver.latest_offset(start)
+    if end == start:
+        return end, []
+    if start is not None:
+        driver.commit(start)
+    return end, planned(driver, start, end)
+
+
+def batch_whose_log_lags(
+    driver: MicroBatchStream, start: SourceOffset
+) -> tuple[SourceOffset, list[int]]:
+    """One micro-batch with asynchronous progress tracking: commits come some batches later."""
+    end = driver.latest_offset(start)
+    return end, planned(driver, start, end)
+
+
+def test_making_a_driver_touches_nothing(world: World) -> None:
+    world.run()
+    with pytest.raises(Exception, match="does not exist"):
+        world.manifest()
+
+
+@pytest.mark.parametrize("first", [2**62, 2**63, 2**64 - 3])
+def test_sequences_as_large_as_a_manifest_can_count_are_read(world: World, first: int) -> None:
+    world.store.put("ingest/manifest", Manifest.starting_at(first, 0).raw)
+    world.produce(2)
+    end, read = batch(world.run(), None)
+    assert (read, end.only.next) == ([first, first + 1], first + 2)
+    assert SourceOffset.from_json(end.to_json()) == end
+
+
+def test_an_idle_queue_hands_back_the_start(world: World) -> None:
+    world.produce(1)
+    driver = world.run()
+    end, _ = batch(driver, None)
+    assert driver.latest_offset(end) is end
+
+
+def test_a_queue_that_does_not_exist_is_named_and_not_made(world: World) -> None:
+    for available_now in (False, True):
+        driver = world.run()
+        if available_now:
+            driver.prepare_available_now()
+        with pytest.raises(
+            InvalidInput, match=r"no queue with manifest 'ingest/manifest' in .*createIfMissing"
+        ):
+            driver.latest_offset(None)
+    assert world.store.list("").objects == ()
+
+
+def test_a_replay_of_the_first_batch_makes_no_queue_where_it_was_deleted(world: World) -> None:
+    world.produce(2)
+    end = world.run().latest_offset(None)
+    world.store.delete_many([each.key for each in world.store.list("").objects])
+    with pytest.raises(InvalidInput, match="there is no queue"):
+        world.run().plan_input_partitions(None, end)
+    assert world.store.list("").objects == ()
+    assert world.run(failOnDataLoss="false").plan_input_partitions(None, end) == []
+
+
+def test_an_empty_queue_is_created_and_read_later(world: World) -> None:
+    driver = world.run(createIfMissing="true")
+    end, read = batch(driver, None)
+    assert (end.only.next, read) == (0, [])
+    world.produce(1)
+    assert batch(driver, end)[1] == [0]
+
+
+def test_commit_lets_batches_leave_the_queue_and_is_repeatable(world: World) -> None:
+    world.produce(3)
+    driver = world.run(maxBatchesPerTrigger="2")
+    end, _ = batch(driver, None)
+    driver.commit(end)
+    assert world.queued == [2]
+    version = world.manifest()
+    driver.commit(end)
+    assert world.manifest() == version
+
+
+def test_the_first_call_of_a_run_may_be_commit(world: World) -> None:
+    world.produce(3)
+    end, _ = batch(world.run(maxBatchesPerTrigger="2"), None)
+    world.run().commit(end)
+    assert world.queued == [2]
+
+
+# Acknowledging from latestOffset
+
+
+def test_available_now_leaves_the_queue_empty(world: World) -> None:
+    world.produce(5)
+    driver = world.run(maxBatchesPerTrigger="2")
+    driver.prepare_available_now()
+    position: SourceOffset | None = None
+    batches = []
+    while True:
+        end, read = batch(driver, position)
+        if end == position:
+            break
+        batches.append(read)
+        position = end
+    assert batches == [[0, 1], [2, 3], [4]]
+    assert world.queued == []
+
+
+def test_available_now_reads_nothing_that_came_later(world: World) -> None:
+    world.produce(2)
+    driver = world.run()
+    driver.prepare_available_now()
+    world.produce(2)
+    end, read = batch(driver, None)
+    assert read == [0, 1]
+    assert driver.latest_offset(end) is end
+    assert world.queued == [2, 3]
+
+
+def test_an_idle_query_acknowledges_its_last_batch(world: World) -> None:
+    driver = world.run()
+    world.produce(1)
+    first, _ = batch(driver, None)
+    world.produce(1)
+    second, _ = batch(driver, first)
+    driver.latest_offset(second)
+    assert world.queued == [1]
+    world.produce(1)
+    third, _ = batch(driver, second)
+    driver.latest_offset(third)
+    assert world.queued == []
+
+
+def test_with_asynchronous_progress_tracking_only_commit_acknowledges(world: World) -> None:
+    driver = world.run()
+    positions: list[SourceOffset] = []
+    start = None
+    for _ in range(4):
+        world.produce(1)
+        end = driver.latest_offset(start)
+        if len(positions) == 3:
+            driver.commit(positions[0])
+        driver.plan_input_partitions(start, end)
+        positions.append(end)
+        start = end
+    world.runtime.advance(1000)
+    driver.latest_offset(start)
+    assert world.queued == [1, 2, 3]
+    # A crash here: the log ends at positions[0], and Spark asks for all that came after it.
+    assert planned(world.run(), positions[0], positions[3]) == [1, 2, 3]
+
+
+# Restarts
+
+
+def test_a_clean_restart_continues_and_acknowledges_what_the_log_holds(world: World) -> None:
+    world.produce(2)
+    end, _ = batch(world.run(), None)
+    world.produce(1)
+    again = world.run()
+    after, read = batch(again, end)
+    assert read == [2]
+    assert world.queued == [2]
+    assert (after.only.next, after.only.base) == (3, 0)
+
+
+def test_a_replay_needs_no_memory(world: World) -> None:
+    world.produce(2)
+    driver = world.run()
+    first, _ = batch(driver, None)
+    world.produce(3)
+    second, read = batch(driver, first)
+    world.produce(1)
+    again = world.run()
+    assert planned(again, first, second) == read == [2, 3, 4]
+    assert world.queued == [2, 3, 4, 5]
+    assert batch(again, second)[1] == [5]
+
+
+def test_a_replay_of_batch_0_takes_the_base_from_its_end(world: World) -> None:
+    world.produce(3)
+    driver = world.run(startingOffsets="latest")
+    end = driver.latest_offset(None)
+    assert (end.only.next, end.only.base) == (3, 3)
+    world.produce(2)
+    second = driver.latest_offset(end)
+    # The option may even have changed: what is on record counts.
+    again = world.run(startingOffsets="earliest")
+    assert planned(again, None, end) == []
+    assert planned(again, end, second) == [3, 4]
+
+
+def test_a_replay_of_batch_0_drops_nothing_unread(world: World) -> None:
+    world.produce(3)
+    end = world.run().latest_offset(None)
+    again = world.run()
+    assert planned(again, None, end) == [0, 1, 2]
+    assert world.queued == [0, 1, 2]
+
+
+def test_starting_offsets_are_for_new_queries_only(world: World) -> None:
+    world.produce(4)
+    end, read = batch(world.run(startingOffsets="2"), None)
+    assert read == [2, 3]
+    assert world.run(startingOffsets="0").latest_offset(end) is end
+
+
+def test_the_start_is_resolved_once(world: World) -> None:
+    world.produce(1)
+    driver = world.run(startingOffsets="latest")
+    assert driver.latest_offset(None).only.base == 1
+    world.produce(1)
+    # The second call sees the new end, and the third must not begin there.
+    assert [driver.latest_offset(None).only.base for _ in range(2)] == [1, 1]
+
+
+# Fencing
+
+
+def test_a_second_query_fences_the_first(world: World) -> None:
+    world.produce(2)
+    first = world.run()
+    end, _ = batch(first, None)
+    second = world.run()
+    batch(second, None)
+    with pytest.raises(Fenced):
+        first.latest_offset(end)
+    with pytest.raises(Fenced):
+        first.commit(end)
+    assert world.queued == [0, 1]
+
+
+# Data loss
+
+
+def consume(world: World, through: int) -> None:
+    config = SourceOptions.from_spark({"path": "/world", "gcEnabled": "false"}).consumer
+    consumer = Consumer(config, store=world.store, runtime=world.runtime)
+    consumer.next_descriptors(through + 1)
+    consumer.ack_through(through)
+
+
+def test_sequences_that_are_gone_name_both_positions(world: World) -> None:
+    world.produce(2)
+    end, _ = batch(world.run(), None)
+    world.produce(4)
+    consume(world, 3)
+    with pytest.raises(DataLoss, match=r"sequence 2 is needed but .* starts at 4") as caught:
+        world.run().latest_offset(end)
+    assert (caught.value.needed, caught.value.oldest) == (2, 4)
+
+
+def test_a_replay_of_sequences_that_are_gone_names_both_positions(world: World) -> None:
+    world.produce(2)
+    driver = world.run()
+    first, _ = batch(driver, None)
+    world.produce(4)
+    second = driver.latest_offset(first)
+    consume(world, 3)
+    with pytest.raises(DataLoss, match="starts at 4"):
+        world.run().plan_input_partitions(first, second)
+    with pytest.raises(DataLoss, match=r"needs sequences 0 to 5 .* 2 are left"):
+        world.run().plan_input_partitions(None, offset(6, 0))
+
+
+@pytest.mark.parametrize("acknowledge", ["true", "false"])
+def test_batches_that_are_gone_behind_an_empty_first_micro_batch_are_a_loss(
+    world: World, acknowledge: str
+) -> None:
+    end, _ = batch(world.run(createIfMissing="true"), None)
+    assert end.only.next == 0
+    world.produce(3)
+    consume(world, 1)
+    with pytest.raises(DataLoss, match=r"sequence 0 is needed but .* starts at 2"):
+        world.run(acknowledge=acknowledge).latest_offset(end)
+    lenient = world.run(acknowledge=acknowledge, failOnDataLoss="false")
+    assert batch(lenient, end)[1] == [2]
+
+
+def test_losses_can_be_passed_by(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.produce(2)
+    driver = world.run()
+    first, _ = batch(driver, None)
+    world.produce(4)
+    planned_before = driver.latest_offset(first)
+    consume(world, 3)
+    with caplog.at_level(logging.WARNING):
+        again = world.run(failOnDataLoss="false")
+        assert planned(again, first, planned_before) == [4, 5]
+        fresh = world.run(failOnDataLoss="false")
+        end = fresh.latest_offset(first)
+    assert (end.only.next, end.only.base) == (6, 4)
+    assert planned(fresh, first, end) == [4, 5]
+    # And so again in a replay, which knows only the offsets.
+    assert planned(world.run(failOnDataLoss="false"), first, end) == [4, 5]
+    assert "data loss allowed" in caplog.text
+
+
+def test_a_micro_batch_ends_at_a_loss_that_is_passed_by(world: World) -> None:
+    world.produce(2)
+    driver = world.run(failOnDataLoss="false")
+    assert driver.latest_offset(None).only.next == 2
+    world.produce(4)
+    # Somebody takes entries without becoming the consumer.
+    world.store.put("ingest/manifest", world.manifest().drop_through(3).raw)
+    first = driver.latest_offset(None)
+    assert (first.only.next, planned(driver, None, first)) == (2, [0, 1])
+    second = driver.latest_offset(first)
+    assert (second.only.next, second.only.base, planned(driver, first, second)) == (6, 4, [4, 5])
+
+
+def test_f4_a_queue_that_went_backwards_names_both_positions(world: World) -> None:
+    world.produce(5)
+    end, _ = batch(world.run(), None)
+    world.replace_queue()
+    world.produce(2)
+    with pytest.raises(QueueReset, match="went backwards: next sequence 5 -> 2"):
+        world.run().latest_offset(end)
+    assert world.queued == [0, 1]
+
+
+def test_f4_a_position_of_another_queue_is_refused_and_drops_nothing(world: World) -> None:
+    world.produce(2)
+    end, _ = batch(world.run(), None)
+    after = offset(2, 0, {}, end.only.queue)
+    world.delete_everything()
+    # Longer than the position: by sequences alone it looks like the same queue, gone on.
+    world.produce(5)
+    for call in ("latest_offset", "commit"):
+        with pytest.raises(QueueReset, match=f"is about queue {end.only.queue}, and manifest"):
+            getattr(world.run(), call)(end)
+    with pytest.raises(QueueReset, match=f"is about queue {end.only.queue}, and manifest"):
+        world.run().plan_input_partitions(end, after)
+    assert world.queued == [0, 1, 2, 3, 4]
+    assert world.manifest().epoch == 0
+
+
+def test_f4_a_lost_marker_is_mended_by_writing_the_id_back(world: World) -> None:
+    world.produce(2)
+    end, _ = batch(world.run(), None)
+    world.store.delete_many(["ingest/_owner.json"])
+    world.produce(1)
+    with pytest.raises(QueueReset, match=r"only 'ingest/_owner\.json' was lost, write the old id"):
+        world.run().latest_offset(end)
+    marker = {"version": 1, "manifest": "manifest", "id": end.only.queue}
+    world.store.put("ingest/_owner.json", json.dumps(marker).encode())
+    assert batch(world.run(), end)[1] == [2]
+
+
+@pytest.mark.parametrize("new", ["manifest", "everything"])
+@pytest.mark.parametrize("before", [1, 5])
+@pytest.mark.parametrize("after", [1, 4, 5, 9])
+def test_f4_a_replaced_queue_is_read_whole_and_once(
+    world: World, new: str, before: int, after: int
+) -> None:
+    world.produce(before)
+    end, _ = batch(world.run(), None)
+    world.replace_queue() if new == "manifest" else world.delete_everything()
+    driver = world.run(failOnDataLoss="false")
+    driver.latest_offset(end)
+    world.produce(after)
+    read: list[int] = []
+    for _ in range(3):
+        following, part = batch(driver, end)
+        # A replay by the next run reads the same.
+        assert planned(world.run(failOnDataLoss="false"), end, following) == part
+        driver = world.run(failOnDataLoss="false")
+        read += part
+        end = following
+    assert read == list(range(after))
+
+
+def test_f4_after_an_allowed_replay_reading_goes_on_where_that_ended(world: World) -> None:
+    world.produce(5)
+    end = world.run().latest_offset(None)
+    world.replace_queue()
+    world.produce(2)
+    driver = world.run(failOnDataLoss="false")
+    assert planned(driver, None, end) == [0, 1]
+    world.produce(2)
+    end, read = batch(driver, end)
+    assert read == []
+    end, read = batch(driver, end)
+    assert read == [2, 3]
+
+
+def test_f12_an_unsafe_store_is_refused_before_anything_is_written(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(near: str) -> None:
+        raise UnsafeStore(f"no conditional writes near {near}")
+
+    monkeypatch.setattr(world.store, "check_conditional_writes", refuse)
+    with pytest.raises(UnsafeStore):
+        world.run(createIfMissing="true").latest_offset(None)
+    assert world.store.list("").objects == ()
+
+
+def test_f4_another_queue_has_transactions_of_its_own(world: World) -> None:
+    world.produce(1, txn=Transaction("app", 7))
+    position, _ = batch(world.run(), None)
+    world.delete_everything()
+    world.produce(1, txn=Transaction("app", 0))
+    world.produce(1, txn=Transaction("app", 1))
+    driver = world.run(failOnDataLoss="false")
+    read: list[int] = []
+    for _ in range(2):
+        position, part = batch(driver, position)
+        # A commit of the old position that comes late drops nothing unread.
+        driver.commit(offset(1, 0, {}, "another"))
+        read += part
+    assert (read, world.queued) == ([0, 1], [0, 1])
+
+
+def test_a_checkpoint_of_version_1_goes_on_and_is_replayed_as_it_was(world: World) -> None:
+    txn = Transaction("app", 7)
+    world.produce(2, txn=txn)
+    driver = world.run(maxBatchesPerTrigger="3")
+    queue = driver.latest_offset(None).only.queue
+    world.produce(1)
+    world.produce(2, txn=txn)
+    world.produce(2)
+    # As release 0.1 recorded them: batch 0 read the transaction, batch 1 the three after it.
+    first, second = (
+        SourceOffset.from_json(json.loads(text.replace("QUEUE", queue)))
+        for text in (
+            '{"v":1,"queue":"QUEUE","next":2,"base":0,'
+            '"txn":{"v":1,"apps":{"app":7},"tail":["app",1]}}',
+            '{"v":1,"queue":"QUEUE","next":5,"base":0,"txn":{"v":1,"apps":{"app":7},"tail":null}}',
+        )
+    )
+    assert first is not None
+    assert second is not None
+    assert planned(world.run(), None, first) == [0, 1]
+    again = world.run()
+    assert planned(again, first, second) == [2]
+    assert world.queued == [2, 3, 4, 5, 6]
+    assert batch(again, second)[1] == [5, 6]
+
+
+def test_a_checkpoint_from_before_queues_had_ids_goes_on(world: World) -> None:
+    world.produce(3)
+    world.run().latest_offset(None)
+    assert batch(world.run(), offset(2, 0))[1] == [2]
+
+
+def test_f4_a_replay_on_a_queue_that_went_backwards(world: World) -> None:
+    world.produce(5)
+    end = world.run().latest_offset(None)
+    world.replace_queue()
+    world.produce(2)
+    with pytest.raises(QueueReset, match="went backwards: next sequence 5 -> 2"):
+        world.run().plan_input_partitions(None, end)
+    # A marker of the version before, which did not remember how far the queue was.
+    marker = {"version": 1, "manifest": "manifest", "id": end.only.queue}
+    world.store.put("ingest/_owner.json", json.dumps(marker).encode())
+    with pytest.raises(QueueReset, match=r"needs sequences 0 to 4 .* holds 0 to 1"):
+        world.run().plan_input_partitions(None, end)
+
+
+def test_f4_a_replaced_queue_can_be_read_from_its_start(world: World) -> None:
+    world.produce(5)
+    old, _ = batch(world.run(), None)
+    world.replace_queue()
+    world.produce(2)
+    driver = world.run(failOnDataLoss="false")
+    # First a micro-batch without rows: what follows it has a start in the new queue.
+    start, read = batch(driver, old)
+    assert ((start.only.next, start.only.base), read) == ((0, 0), [])
+    # The old position must not acknowledge batches of the new queue that nobody read.
+    assert world.queued == [0, 1]
+    end, read = batch(driver, start)
+    assert ((end.only.next, end.only.base), read) == ((2, 0), [0, 1])
+    again = world.run(failOnDataLoss="false")
+    assert planned(again, start, end) == [0, 1]
+    assert world.queued == [0, 1]
+    world.produce(9)
+    after, read = batch(again, end)
+    assert read == list(range(2, 11))
+    assert world.queued == read
+    assert after.only.next == 11
+
+
+def test_f4_an_empty_new_queue_is_not_emptied_by_the_old_position(world: World) -> None:
+    world.produce(2)
+    old, _ = batch(world.run(), None)
+    world.replace_queue()
+    driver = world.run(failOnDataLoss="false")
+    start, read = batch(driver, old)
+    assert ((start.only.next, start.only.base), read) == ((0, 0), [])
+    assert driver.latest_offset(start) is start
+    world.produce(5)
+    assert world.queued == [0, 1, 2, 3, 4]
+    assert batch(driver, start)[1] == [0, 1, 2, 3, 4]
+
+
+def test_f4_a_commit_that_lags_lets_nothing_of_a_restored_queue_go(world: World) -> None:
+    """The copy is younger than what the marker remembers, so that the queue keeps its id."""
+    world.produce(4)
+    driver = world.run()
+    end, _ = batch(driver, None)
+    copy = world.manifest().raw
+    world.produce(2)
+    old, _ = batch(driver, end)
+    world.restore(copy)
+    again = world.run(failOnDataLoss="false")
+    start, read = batch_whose_log_lags(again, old)
+    assert ((start.only.next, start.only.queue), read) == ((0, old.only.queue), [])
+    world.produce(4)
+    _, read = batch_whose_log_lags(again, start)
+    assert read == [0, 1, 2, 3, 4, 5, 6, 7]
+    again.commit(old)  # on record since the first micro-batch of the run is, and that is slow
+    assert world.queued == [0, 1, 2, 3, 4, 5, 6, 7], "a crash here would lose 4 and 5"
+    again.commit(start)
+    assert world.queued == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("new", [0, 1, 2, 5])
+@pytest.mark.parametrize("later", [0, 1, 2, 9])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_f4_a_queue_that_replaced_another_is_read_whole(
+    world: World, new: int, later: int, restarts: bool
+) -> None:
+    """However far it got by the time of the restart, and by the next look at it."""
+    world.produce(6)
+    position, _ = batch(world.run(), None)
+    world.replace_queue()
+    if new:
+        world.produce(new)
+    driver = world.run(failOnDataLoss="false")
+    taken: list[int] = []
+    for step in range(5):
+        end = driver.latest_offset(position)
+        if end != position:
+            driver.commit(position)
+            read = planned(driver, position, end)
+            if restarts:
+                driver = world.run(failOnDataLoss="false")
+                assert planned(driver, position, end) == read
+            taken += read
+            position = end
+        # Nothing that was not read has left the queue.
+        assert world.manifest().first_sequence <= len(taken)
+        if step == 0 and later:
+            world.produce(later)
+    assert taken == list(range(new + later))
+    assert position.only.next == new + later
+
+
+# Limits
+
+
+def test_trigger_once_ignores_the_limits(world: World) -> None:
+    world.produce(5)
+    driver = world.run(maxBatchesPerTrigger="1")
+    assert driver.latest_offset(None, unlimited=True).only.next == 5
+
+
+# Transactions
+
+
+def test_a_repeated_transaction_is_read_once_over_restarts(world: World) -> None:
+    txn = Transaction("app", 7)
+    world.produce(2, txn=txn)
+    first, read = batch(world.run(), None)
+    assert read == [0, 1]
+    world.produce(1)
+    world.produce(2, txn=txn)
+    world.produce(1, txn=Transaction("app", 8))
+    again = world.run()
+    second, read = batch(again, first)
+    assert read == [2, 5]
+    assert second.only.transactions["apps"] == {"app": 8}
+    replay = world.run()
+    assert planned(replay, first, second) == [2, 5]
+    replay.commit(second)
+    assert world.queued == []
+
+
+def test_a_transaction_cut_by_a_limit_is_not_taken_for_a_repeat(world: World) -> None:
+    world.produce(5, txn=Transaction("app", 1))
+    driver = world.run(maxBatchesPerTrigger="2")
+    first, read = batch(driver, None)
+    assert read == [0, 1]
+    second, read = batch(driver, first)
+    assert read == [2, 3]
+    assert batch(world.run(), second)[1] == [4]
+
+
+def gone(world: World, sequence: int) -> None:
+    """Somebody deletes a batch's object; its entry stays."""
+    (entry,) = world.manifest().entries(start=sequence, limit=1)
+    world.store.delete_many([entry.location])
+
+
+def test_f5_the_repeat_of_a_transaction_that_was_gone_is_read(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.produce(1)
+    world.produce(1, txn=Transaction("app", 1))  # An append that landed too late: 1 is gone.
+    world.produce(1, txn=Transaction("app", 2))
+    gone(world, 1)
+    driver = world.run(failOnDataLoss="false")
+    first, read = batch(driver, None)
+    assert read == [0, 2]
+    assert first.only.missing == (1,)
+    assert "batch 1 at 'ingest/app=app/batch=1/" in caplog.text
+    # A replay reads what the first run read, also when the object is back.
+    (entry,) = world.manifest().entries(start=1, limit=1)
+    world.store.put(entry.location, encode_batch([b"x"]))
+    driver = world.run(failOnDataLoss="false")
+    assert planned(driver, None, first) == [0, 2]
+    # The writer knows, and writes it again; and 2 again, because it may be gone, too.
+    world.produce(1)
+    world.produce(1, txn=Transaction("app", 1))
+    world.produce(1, txn=Transaction("app", 2))
+    second, read = batch(driver, first)
+    assert read == [3, 4]
+    assert planned(world.run(failOnDataLoss="false"), first, second) == [3, 4]
+
+
+def test_a_batch_that_is_gone_is_looked_for_only_where_a_loss_is_allowed(world: World) -> None:
+    world.produce(1, txn=Transaction("app", 1))
+    gone(world, 0)
+    end, read = batch(world.run(), None)
+    assert (read, end.only.missing) == ([0], ())  # Its task ends the query.
+
+
+def test_a_gap_inside_a_transaction_does_not_drop_the_batches_behind_it(world: World) -> None:
+    world.produce(5, txn=Transaction("app", 1))
+    driver = world.run(failOnDataLoss="false", maxBatchesPerTrigger="2")
+    first, read = batch(driver, None)
+    assert read == [0, 1]
+    world.store.put("ingest/manifest", world.manifest().drop_through(2).raw)
+    again = world.run(failOnDataLoss="false")
+    second, read = batch(again, first)
+    assert read == [3, 4]
+    again = world.run(failOnDataLoss="false")
+    assert planned(again, first, second) == [3, 4]
+    world.produce(1)
+    world.produce(5, txn=Transaction("app", 1))
+    assert batch(again, second)[1] == [5]
+
+
+@pytest.mark.parametrize("while_it_runs", [False, True])
+@pytest.mark.parametrize(
+    "limit", [{"maxBatchesPerTrigger": "1"}, {"maxRecordsPerTrigger": "1"}, {}]
+)
+def test_a_gap_wider_than_a_trigger_does_not_stop_the_query(
+    world: World, while_it_runs: bool, limit: dict[str, str]
+) -> None:
+    world.produce(2)
+    driver = world.run(failOnDataLoss="false", **limit)
+    position: SourceOffset | None = None
+    for _ in range(2):
+        position, _ = batch(driver, position)
+    assert position is not None
+    assert position.only.next == 2
+    world.produce(20)
+    world.store.put("ingest/manifest", world.manifest().drop_through(17).raw)
+    if not while_it_runs:
+        driver = world.run(failOnDataLoss="false", **limit)
+    read: list[int] = []
+    for _ in range(6):
+        position, part = batch(driver, position)
+        read += part
+    assert read == [18, 19, 20, 21]
+
+
+def test_apps_that_wrote_nothing_for_long_leave_the_offset(world: World) -> None:
+    driver = world.run()
+    position: SourceOffset | None = None
+    sizes = []
+    for number in range(100):
+        world.produce(1, txn=Transaction(f"run-{number}", 0))
+        position, read = batch(driver, position)
+        assert read == [number]
+        sizes.append(len(json.dumps(position.to_json())))
+        world.runtime.advance(24 * 3600)
+    assert position is not None
+    assert len(position.only.transactions["apps"]) == HORIZON_DAYS + 1
+    assert max(sizes[50:]) - min(sizes[50:]) < 10
+
+
+# Polling and progress
+
+
+def test_an_idle_queue_is_polled_once_in_an_interval(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.produce(1)
+    driver = world.run(pollIntervalMs="250")
+    end, _ = batch(driver, None)
+    answers: list[Blob | NotModified] = []
+    get = world.store.get
+
+    def counted(key: str, **kwargs: Any) -> Blob | NotModified:
+        answers.append(get(key, **kwargs))
+        return answers[-1]
+
+    monkeypatch.setattr(world.store, "get", counted)
+    began = world.runtime.monotonic()
+    for _ in range(5):
+        assert driver.latest_offset(end) is end
+    assert len(answers) == 5
+    assert all(isinstance(each, NotModified) for each in answers)
+    # The first look follows data and does not wait.
+    assert world.runtime.monotonic() - began == pytest.approx(4 * 0.250)
+
+
+def test_an_answer_is_never_older_than_the_question(world: World) -> None:
+    # processAllAvailable() asks once and believes it.
+    driver = world.run(pollIntervalMs="60000", createIfMissing="true")
+    end, _ = batch(driver, None)
+    assert driver.latest_offset(end) is end
+    world.produce(1)
+    assert driver.latest_offset(end).only.next == 1
+
+
+def test_progress_shows_backlog_and_lag(world: World) -> None:
+    driver = world.run(maxBatchesPerTrigger="2")
+    assert driver.report() is None
+    world.produce(2)
+    world.runtime.advance(3)
+    world.produce(1)
+    world.runtime.advance(2)
+    world.produce(1)
+    end, _ = batch(driver, None)
+    assert driver.report() == {
+        "v": 1,
+        "source": "memory:///ingest/manifest",
+        "next": 4,
+        "backlogBatches": 2,
+        "lagMs": 2000,
+        "batches": 2,
+        "bytes": None,
+        "droppedRepeats": 0,
+        "missing": 0,
+        "quarantined": 0,
+        "retries": 0,
+    }
+    end, _ = batch(driver, end)
+    report = driver.report()
+    assert report is not None
+    assert (report["next"], report["backlogBatches"], report["lagMs"]) == (4, 0, 0)
+    assert report["batches"] == 4
+
+
+def test_dropped_repeats_are_a_warning_with_a_count_and_a_metric(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(metrics.repeats_dropped, "add", counted.append)
+    driver = world.run()
+    world.produce(2, txn=Transaction("app", 1))
+    world.produce(1)
+    world.produce(2, txn=Transaction("app", 1))
+    end = driver.latest_offset(None)
+    for _ in range(2):  # Spark plans once for each scan of the source.
+        assert planned(driver, None, end) == [0, 1, 2]
+    report = driver.report()
+    assert report is not None
+    assert (report["droppedRepeats"], counted) == (2, [2])
+    (warning,) = [each for each in caplog.records if "repeated" in each.message]
+    assert warning.levelname == "WARNING"
+    assert "left out 2 of 5 batches, sequences 3 to 4" in warning.message
+
+
+def test_progress_counts_the_quarantine_once_after_each_micro_batch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[str] = []
+    list_objects = world.store.list
+    monkeypatch.setattr(
+        world.store,
+        "list",
+        lambda prefix, **options: (listed.append(prefix), list_objects(prefix, **options))[1],
+    )
+    driver = world.run(corruptBatches="quarantine", minPartitions="1")
+    position: SourceOffset | None = None
+    for _ in range(2):
+        world.produce(1)
+        position, _ = batch(driver, position)
+    (entry,) = world.manifest().entries(limit=1)
+    quarantine(world.store, "ingest", entry, "does not decode", runtime=world.runtime)
+    for _ in range(3):
+        assert position is not None
+        position = driver.latest_offset(position)
+    report = driver.report()
+    assert report is not None
+    assert report["quarantined"] == 1
+    # Making the queue looked once whether it lies in another's folder.
+    assert listed == ["p-0", "ingest/", *["ingest/_quarantine/"] * 3]
+
+
+def test_a_quarantine_that_may_not_be_listed_is_not_counted_and_the_query_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    listed = world.store.list
+
+    def refusing(prefix: str, **options: Any) -> Any:
+        if prefix == "ingest/_quarantine/":
+            raise PermanentStorageError("403: no right to list")
+        return listed(prefix, **options)
+
+    monkeypatch.setattr(world.store, "list", refusing)
+    driver = world.run(corruptBatches="quarantine", minPartitions="1")
+    position: SourceOffset | None = None
+    read: list[int] = []
+    for _ in range(3):
+        world.produce(1)
+        position, sequences = batch(driver, position)
+        read += sequences
+    assert read == [0, 1, 2]
+    (warning,) = [each for each in caplog.records if "quarantine" in each.message]
+    assert "the quarantine was not counted: 403: no right to list" in warning.message
+
+
+# A store that does not answer
+
+
+class Flaky:
+    """A store whose next calls of one method fail."""
+
+    def __init__(self, store: MemoryStore, method: str, failures: int) -> None:
+        self._method, self._left = method, failures
+        self._call = getattr(store, method)
+        setattr(store, method, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._left:
+            self._left -= 1
+            raise TransientStorageError("503 SlowDown")
+        return self._call(*args, **kwargs)
+
+
+@pytest.mark.parametrize("method", ["get", "list"])
+def test_transient_errors_do_not_end_the_query(world: World, method: str) -> None:
+    world.produce(20)
+    Flaky(world.store, method, 6)
+    driver = world.run(maxBytesPerTrigger="100000")
+    end, read = batch(driver, None)
+    assert read == list(range(20))
+    driver.commit(end)
+    assert world.queued == []
+    report = driver.report()
+    assert report is not None
+    assert report["retries"] >= (6 if method == "list" else 0)
+
+
+def test_a_run_claims_its_queue_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.produce(1)
+    world.run().latest_offset(None)
+    read: list[str] = []
+    get = world.store.get
+
+    def counted(key: str, **how: Any) -> Any:
+        read.append(key)
+        return get(key, **how)
+
+    monkeypatch.setattr(world.store, "get", counted)
+    world.run().latest_offset(None)
+    # For the claim, and to note the epoch that this run took.
+    assert read.count("ingest/_owner.json") == 2
+
+
+def test_an_acknowledgement_that_fails_is_made_up_for(world: World) -> None:
+    world.produce(1)
+    driver = world.run()
+    first, _ = batch(driver, None)
+    world.produce(1)
+    second = driver.latest_offset(first)
+    Flaky(world.store, "get", 1_000_000)
+    driver.commit(first)
+    del world.store.get  # type: ignore[method-assign]
+    assert world.queued == [0, 1]
+    driver.commit(second)
+    assert world.queued == []
+
+
+def test_stop_acknowledges_nothing(world: World) -> None:
+    world.produce(1)
+    driver = world.run()
+    batch(driver, None)
+    driver.stop()
+    driver.stop()
+    assert world.queued == [0]
+
+
+# Beside the consumer
+
+
+def beside(world: World, **options: str) -> MicroBatchStream:
+    return world.run(acknowledge="false", **options)
+
+
+def test_a_reader_beside_the_owner_fences_nobody_and_writes_nothing(world: World) -> None:
+    world.produce(3)
+    owner = world.run(maxBatchesPerTrigger="1")
+    position, _ = batch(owner, None)
+    before = world.manifest(), world.store.list("").objects
+    reader = beside(world)
+    first, read = batch(reader, None)
+    assert read == [0, 1, 2]
+    reader.commit(first)
+    assert reader.latest_offset(first) is first
+    reader.stop()
+    assert (world.manifest(), world.store.list("").objects) == before
+    # The owner was not fenced.
+    position, read = batch(owner, position)
+    assert read == [1]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_an_owner_that_was_faster_is_a_loss_for_the_reader_beside_it(
+    world: World, restarts: bool
+) -> None:
+    world.produce(2)
+    readers = {loss: beside(world, failOnDataLoss=loss) for loss in ("true", "false")}
+    ends = {loss: batch(reader, None)[0] for loss, reader in readers.items()}
+    world.produce(4)
+    consume(world, 3)
+    if restarts:
+        readers = {loss: beside(world, failOnDataLoss=loss) for loss in readers}
+    with pytest.raises(DataLoss, match=r"sequence 2 is needed .* starts at 4: .*was faster"):
+        readers["true"].latest_offset(ends["true"])
+    end, read = batch(readers["false"], ends["false"])
+    assert read == [4, 5]
+    assert planned(beside(world, failOnDataLoss="false"), ends["false"], end) == [4, 5]
+
+
+# Starting at a time
+
+
+@pytest.mark.parametrize("acknowledge", ["true", "false"])
+def test_reading_starts_at_the_first_batch_of_a_time(world: World, acknowledge: str) -> None:
+    world.produce(2)
+    world.runtime.advance(60)
+    middle = world.runtime.now_ms()
+    world.produce(2)
+    world.runtime.advance(60)
+
+    def started(since_ms: int) -> list[int]:
+        driver = world.run(acknowledge=acknowledge, startingTimestamp=str(since_ms))
+        end = driver.latest_offset(None)
+        return planned(driver, None, end)
+
+    assert started(0) == started(middle - 60_000) == [0, 1, 2, 3]
+    assert started(middle - 59_999) == started(middle) == [2, 3]
+    assert started(middle + 1) == []
+
+
+def plan_of(
+    count: int, total: int | None, missing: int = 0, repeats: Sequence[BatchDescriptor] = ()
+) -> PartitionPlan:
+    batches = [PartitionBatch(number, "x") for number in range(count)]
+    return PartitionPlan(batches, [0] * count, total, missing, list(repeats))
+
+
+def test_counts_add_up_over_micro_batches(caplog: pytest.LogCaptureFixture) -> None:
+    progress = Progress()
+    with caplog.at_level(logging.WARNING):
+        progress.planned(plan_of(2, 30))
+    assert caplog.text == ""
+    repeats = [BatchDescriptor(7, "a"), BatchDescriptor(9, "b")]
+    progress.planned(plan_of(1, 5, 1, repeats))
+    progress.retried()
+    assert progress.to_json() == {
+        "batches": 3,
+        "bytes": 35,
+        "droppedRepeats": 2,
+        "missing": 1,
+        "quarantined": 0,
+        "retries": 1,
+    }
+    assert "left out 2 of 4 batches, sequences 7 to 9" in caplog.text
+
+
+def test_bytes_that_were_not_measured_are_not_made_up() -> None:
+    progress = Progress()
+    progress.planned(plan_of(1, 5))
+    progress.planned(plan_of(1, None))
+    progress.planned(plan_of(1, 5))
+    assert (progress.batches, progress.bytes) == (3, None)

@@ -1,0 +1,465 @@
+"""The driver's side over a topic: partitions that come and go, limits, restarts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from buffer_source.micro_batch_stream import MicroBatchStream, SourcePartitions, reads_topic
+from buffer_source.offsets import Position, SourceOffset
+from buffer_source.options import SourceOptions
+from opendata_buffer.errors import DataLoss, Fenced, InvalidInput, PermanentStorageError, QueueReset
+from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.stores.base import NotModified
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic.topic import DRAIN_S
+from tests.unit.buffer_source.world import TopicWorld, World, values_of
+
+P0, P1, P2 = "p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"
+
+
+@pytest.fixture
+def world(runtime: ManualRuntime) -> TopicWorld:
+    return TopicWorld(runtime, 3)
+
+
+def batch(driver: MicroBatchStream, start: SourceOffset | None) -> tuple[SourceOffset, list[bytes]]:
+    """One micro-batch as a normal query runs it."""
+    end = driver.latest_offset(start)
+    if end == start:
+        return end, []
+    if start is not None:
+        driver.commit(start)
+    return end, values_of(driver, start, end)
+
+
+def numbered(name: str, count: int) -> list[bytes]:
+    return [b"%s-%d" % (name.encode(), number) for number in range(count)]
+
+
+def drain(world: TopicWorld, name: str) -> None:
+    """Nothing is written any more, and for so long that all producers know."""
+    world.topic.drain(name)
+    world.runtime.advance(DRAIN_S + 1)
+
+
+def nexts(offset: SourceOffset) -> dict[str, int]:
+    return {name: position.next for name, position in offset.partitions.items()}
+
+
+def test_all_partitions_are_read_each_in_its_order(world: TopicWorld) -> None:
+    for name in (P0, P1):
+        world.append(name, *numbered(name, 3))
+    driver = world.run()
+    first, read = batch(driver, None)
+    assert read == numbered(P0, 3) + numbered(P1, 3)
+    assert nexts(first) == {P0: 3, P1: 3, P2: 0}
+    assert driver.latest_offset(first) is first
+    world.append(P2, b"later")
+    second, read = batch(driver, first)
+    assert read == [b"later"]
+    assert SourceOffset.from_json(json.loads(json.dumps(second.to_json()))) == second
+
+
+def test_tasks_are_packed_over_all_partitions(world: TopicWorld) -> None:
+    for name in (P0, P1, P2):
+        world.append(name, *numbered(name, 4))
+    driver = world.run(minPartitions="2")
+    tasks = driver.plan_input_partitions(None, driver.latest_offset(None))
+    assert [len(task.batches) for task in tasks] == [6, 6]
+    assert [each.partition for each in tasks[0].batches] == [P0] * 4 + [P1] * 2
+
+
+def test_what_is_committed_leaves_every_partition(world: TopicWorld) -> None:
+    for name in (P0, P1, P2):
+        world.append(name, *numbered(name, 2))
+    driver = world.run(maxBatchesPerTrigger="3")
+    end, _ = batch(driver, None)
+    driver.commit(end)
+    assert [world.queued_in(name) for name in (P0, P1, P2)] == [[1], [1], [1]]
+
+
+def test_a_second_query_fences_the_first_in_every_partition(world: TopicWorld) -> None:
+    world.append(P1, b"x")
+    first = world.run()
+    end, _ = batch(first, None)
+    batch(world.run(), None)
+    with pytest.raises(Fenced):
+        first.latest_offset(end)
+
+
+def test_a_limit_is_shared_by_backlog_and_leaves_nobody_waiting(world: TopicWorld) -> None:
+    world.append(P0, *numbered(P0, 80))
+    world.append(P1, *numbered(P1, 20))
+    world.append(P2, *numbered(P2, 1))
+    driver = world.run(maxBatchesPerTrigger="20")
+    end, read = batch(driver, None)
+    assert len(read) == 20
+    assert nexts(end)[P0] == pytest.approx(15, abs=1)
+    assert nexts(end)[P1] == pytest.approx(4, abs=1)
+    assert nexts(end)[P2] == 1
+
+
+@pytest.mark.parametrize("limit", ["maxBatchesPerTrigger", "maxRecordsPerTrigger"])
+def test_a_limit_below_the_number_of_partitions_starves_none(world: TopicWorld, limit: str) -> None:
+    driver = world.run(**{limit: "1"})
+    position: SourceOffset | None = None
+    read: list[bytes] = []
+    for turn in range(30):
+        if turn < 20:  # the first partition gets more than a trigger may read
+            world.append(P0, b"busy", b"busy")
+        if turn == 5:
+            world.append(P1, b"one")
+            world.append(P2, b"two")
+        world.runtime.advance(1)
+        position, part = batch(driver, position)
+        read += part
+    assert b"one" in read
+    assert b"two" in read
+    assert len(read) == 30
+
+
+def test_limits_in_bytes_are_looked_up_in_all_partitions(world: TopicWorld) -> None:
+    for name in (P0, P1, P2):
+        world.append(name, *(b"x" * 89 for _ in range(4)))  # 4 + 89 + 7 bytes each
+    driver = world.run(maxBytesPerTrigger="650")
+    end, read = batch(driver, None)
+    assert len(read) == 6
+    assert set(nexts(end).values()) == {2}
+
+
+def test_a_new_partition_is_read_from_its_beginning_at_the_next_trigger(
+    world: TopicWorld,
+) -> None:
+    world.append(P0, b"before")
+    driver = world.run(startingOffsets="latest")
+    position, read = batch(driver, None)
+    assert read == []
+    world.topic.expand(4)
+    world.append("p-00003-04vf", b"new")
+    position, read = batch(driver, position)
+    assert read == [b"new"]
+    # And so it is by a run that finds it at its start.
+    world.topic.expand(5)
+    world.append("p-00004-00jx", b"newer")
+    again = world.run(startingOffsets="latest")
+    end, read = batch(again, position)
+    assert read == [b"newer"]
+    assert values_of(world.run(), position, end) == [b"newer"]
+
+
+def test_an_empty_new_partition_makes_no_micro_batch(world: TopicWorld) -> None:
+    driver = world.run()
+    world.append(P0, b"x")
+    position, _ = batch(driver, None)
+    world.topic.expand(4)
+    assert driver.latest_offset(position) is position
+    world.append(P1, b"y")
+    end, _ = batch(driver, position)
+    assert nexts(end)["p-00003-04vf"] == 0
+
+
+def test_a_drained_partition_leaves_topic_and_offsets(world: TopicWorld) -> None:
+    world.append(P1, b"last")
+    driver = world.run()
+    position, read = batch(driver, None)
+    assert read == [b"last"]
+    drain(world, P1)
+    world.append(P0, b"1")
+    position, _ = batch(driver, position)  # acknowledges what was read before
+    driver.latest_offset(position)
+    assert world.topic.read().names == [P0, P2]
+    world.append(P0, b"2")
+    position, read = batch(driver, position)
+    assert read == [b"2"]
+    assert set(nexts(position)) == {P0, P2}
+    world.append(P2, b"3")
+    assert batch(world.run(), position)[1] == [b"3"]
+
+
+def test_a_partition_that_left_is_neither_opened_again_nor_shown_as_a_backlog(
+    world: TopicWorld,
+) -> None:
+    world.append(P1, *numbered(P1, 3))
+    driver = world.run()
+    read_all, _ = batch(driver, None)
+    drain(world, P1)
+    world.append(P0, b"1")
+    with_it, _ = batch(driver, read_all)
+    driver.latest_offset(with_it)
+    assert world.topic.read().names == [P0, P2]
+    world.append(P0, b"2")
+    without, read = batch(driver, with_it)  # Spark commits the offset that had it
+    assert read == [b"2"]
+    assert set(nexts(without)) == {P0, P2}
+    assert driver.latest_offset(without) is without
+    report = driver.report()
+    assert report is not None
+    assert set(report["next"]) == {P0, P2}
+    assert (report["backlogBatches"], report["partitionBacklogs"]) == (0, {})
+
+
+def test_a_draining_partition_stays_until_it_was_read(world: TopicWorld) -> None:
+    world.append(P1, *numbered(P1, 3))
+    drain(world, P1)
+    driver = world.run(maxBatchesPerTrigger="1")
+    position: SourceOffset | None = None
+    read: list[bytes] = []
+    while len(read) < 3:
+        position, part = batch(driver, position)
+        assert P1 in world.topic.read().names
+        read += part
+    assert read == numbered(P1, 3)
+
+
+@pytest.mark.parametrize("loss", ["true", "false"])
+def test_a_partition_that_left_with_unread_batches_is_a_loss(world: TopicWorld, loss: str) -> None:
+    reader = world.run(acknowledge="false", failOnDataLoss=loss)
+    world.append(P1, b"seen")
+    position, _ = batch(reader, None)
+    world.append(P1, b"unseen")
+    end, _ = batch(world.run(), None)
+    drain(world, P1)
+    world.run().latest_offset(end)
+    assert P1 not in world.topic.read().names
+    if loss == "true":
+        with pytest.raises(DataLoss, match=r"manifest 'p-00001-05mv/manifest'"):
+            reader.latest_offset(position)
+        return
+    world.append(P0, b"more")
+    end, read = batch(reader, position)
+    assert read == [b"more"]
+    assert set(nexts(end)) >= {P0, P2}
+
+
+def test_available_now_reads_what_was_there_in_the_partitions_that_were_there(
+    world: TopicWorld,
+) -> None:
+    world.append(P0, *numbered(P0, 2))
+    world.append(P1, *numbered(P1, 2))
+    driver = world.run(maxBatchesPerTrigger="2")
+    driver.prepare_available_now()
+    world.append(P0, b"late")
+    world.topic.expand(4)
+    world.append("p-00003-04vf", b"late")
+    position: SourceOffset | None = None
+    read: list[bytes] = []
+    while True:
+        end, part = batch(driver, position)
+        if end == position:
+            break
+        read += part
+        position = end
+    assert sorted(read) == numbered(P0, 2) + numbered(P1, 2)
+    assert world.queued_in(P0) == [2]
+
+
+def test_one_transaction_over_several_partitions(world: TopicWorld) -> None:
+    driver = world.run()
+    for name in (P0, P2):
+        world.append(name, b"part", message=build_uuid(b"writer", 2, CONTINUE_TXN))
+    world.append(P1, b"plain")
+    position, read = batch(driver, None)
+    assert read == [b"plain"]
+    for name in (P0, P2):
+        world.append(name, message=build_uuid(b"writer", 3, ACK_TXN))
+    position, read = batch(driver, position)
+    assert read == [b"part", b"part"]
+    driver.commit(position)
+    assert [world.queued_in(name) for name in (P0, P1, P2)] == [[], [], []]
+
+
+@pytest.mark.parametrize("undecided", [0, 3])
+@pytest.mark.parametrize("options", [{}, {"maxBatchesPerTrigger": "2"}])
+def test_an_idle_trigger_looks_once_at_the_topic_and_at_each_partition(
+    world: TopicWorld,
+    monkeypatch: pytest.MonkeyPatch,
+    undecided: int,
+    options: dict[str, str],
+) -> None:
+    world.append(P0, b"x")
+    driver = world.run(**options)
+    position, _ = batch(driver, None)
+    for number in range(undecided):
+        world.append(P0, b"held", message=build_uuid(b"writer", 2 + number, CONTINUE_TXN))
+    driver.latest_offset(position)
+    answers: dict[str, Any] = {}
+    get = world.store.get
+
+    def counted(key: str, **how: Any) -> Any:
+        assert key not in answers
+        answers[key] = get(key, **how)
+        return answers[key]
+
+    monkeypatch.setattr(world.store, "get", counted)
+    assert driver.latest_offset(position) is position
+    assert set(answers) == {"_topic.json", *(f"{name}/manifest" for name in (P0, P1, P2))}
+    assert all(isinstance(each, NotModified) for each in answers.values())
+
+
+def test_undecided_batches_do_not_make_an_idle_query_spin(world: TopicWorld) -> None:
+    world.append(P0, b"held", message=build_uuid(b"writer", 2, CONTINUE_TXN))
+    driver = world.run(pollIntervalMs="250")
+    position, _ = batch(driver, None)
+    began = world.runtime.monotonic()
+    for _ in range(4):
+        assert driver.latest_offset(position) is position
+    assert world.runtime.monotonic() - began == pytest.approx(4 * 0.250)
+
+
+def test_a_micro_batch_that_failed_is_not_repeated_with_another_isolation_that_loses_batches(
+    world: TopicWorld,
+) -> None:
+    held = build_uuid(b"writer", 2, CONTINUE_TXN)
+    world.append(P0, b"held", message=held)
+    world.append(P0, b"free")
+    end, read = batch(world.run(isolationLevel="read_uncommitted"), None)
+    assert read == [b"held", b"free"]
+    with pytest.raises(InvalidInput, match="planned with read_uncommitted, up to sequence 1"):
+        world.run().plan_input_partitions(None, end)
+    assert values_of(world.run(isolationLevel="read_uncommitted"), None, end) == read
+
+    end, read = batch(world.run(), None)
+    assert read == [b"free"]
+    with pytest.raises(InvalidInput, match="holds back transactions"):
+        world.run(isolationLevel="read_uncommitted").plan_input_partitions(None, end)
+    assert values_of(world.run(), None, end) == read
+
+
+def test_progress_shows_the_partitions_that_lag(world: TopicWorld) -> None:
+    world.append(P0, *numbered(P0, 3))
+    world.append(P1, b"x")
+    world.runtime.advance(2)
+    driver = world.run(maxBatchesPerTrigger="2")
+    assert driver.report() is None
+    batch(driver, None)
+    report = driver.report()
+    assert report is not None
+    assert report["source"] == "memory:///_topic.json"
+    assert report["next"] == {P0: 3, P1: 1, P2: 0}
+    assert (report["backlogBatches"], report["lagMs"]) == (2, 2000)
+    assert report["partitionBacklogs"] == {P0: 2}
+    assert report["batches"] == 2
+
+
+def test_stop_lets_all_partitions_go_and_acknowledges_nothing(world: TopicWorld) -> None:
+    world.append(P0, b"x")
+    driver = world.run()
+    batch(driver, None)
+    driver.stop()
+    driver.stop()
+    assert world.queued_in(P0) == [0]
+
+
+def test_each_partition_begins_where_it_is_told(world: TopicWorld) -> None:
+    for name in (P0, P1, P2):
+        world.append(name, *numbered(name, 3))
+    driver = world.run(startingOffsets='{"p-00000-04pn": 2, "p-00001-05mv": 3}')
+    end, read = batch(driver, None)
+    assert read == [b"p-00000-04pn-2", *numbered(P2, 3)]
+    assert {name: each.base for name, each in end.partitions.items()} == {P0: 2, P1: 3, P2: 0}
+
+
+def once(call: Any, *args: Any, **kwargs: Any) -> Any:
+    return call(*args, **kwargs)
+
+
+def options(**given: str) -> SourceOptions:
+    return SourceOptions.from_spark({"path": "/world", "gcEnabled": "false", **given})
+
+
+def partitions(world: World, **given: str) -> SourcePartitions:
+    return SourcePartitions(options(**given), world.store, world.runtime, once)
+
+
+@pytest.fixture
+def topic(runtime: ManualRuntime) -> TopicWorld:
+    return TopicWorld(runtime, 3)
+
+
+def test_a_topic_is_found_by_itself_and_seen_to_grow(topic: TopicWorld) -> None:
+    found = partitions(topic)
+    assert found.names() == ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
+    topic.topic.expand(4)
+    assert found.names()[-1] == "p-00003-04vf"
+
+
+@pytest.mark.parametrize("option", ["dataPathPrefix", "manifestPath"])
+def test_naming_a_queue_leads_to_that_queue_also_in_a_topic(topic: TopicWorld, option: str) -> None:
+    assert not reads_topic(options(**{option: "p-00001-05mv"}), topic.store, topic.runtime)
+    assert partitions(topic, **{option: "p-00001-05mv"}).names() == ["0"]
+
+
+class Locked(MemoryStore):
+    """Only what lies below a queue's prefix may be read."""
+
+    def get(self, key: str, **how: Any) -> Any:
+        if "/" not in key:
+            raise PermanentStorageError("403 AccessDenied")
+        return super().get(key, **how)
+
+
+def test_who_may_only_read_below_a_prefix_has_a_queue(runtime: ManualRuntime) -> None:
+    assert not reads_topic(options(), Locked(), runtime)
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_a_sequence_means_nothing_in_a_topic(topic: TopicWorld, option: str) -> None:
+    with pytest.raises(InvalidInput, match=f"option {option} is 7, and .* is a topic"):
+        partitions(topic, **{option: "7"}).names()
+
+
+def test_a_checkpoint_is_of_a_topic_or_of_a_queue(
+    topic: TopicWorld, runtime: ManualRuntime
+) -> None:
+    queue, many = SourceOffset.of(Position(1, 0)), SourceOffset({"p-00001-05mv": Position(1, 0)})
+    partitions(topic).check(many)
+    partitions(World(runtime)).check(queue)
+    with pytest.raises(InvalidInput, match=r"about one queue, and .* is a topic with 3 partitions"):
+        partitions(topic).check(queue)
+    with pytest.raises(InvalidInput, match="this source reads one queue"):
+        partitions(World(runtime)).check(many)
+
+
+def test_a_checkpoint_of_a_topic_is_not_to_be_given_up_because_the_description_is_lost(
+    topic: TopicWorld,
+) -> None:
+    topic.append("p-00001-05mv", b"waits")
+    many = SourceOffset({"p-00001-05mv": Position(1, 0)})
+    partitions(topic).check(many)
+    topic.store.delete_many(["_topic.json"])
+    with pytest.raises(InvalidInput, match=r"_topic\.json' is gone.*Put its latest version back"):
+        partitions(topic).check(many)
+
+
+def test_a_topic_that_vanishes_is_not_taken_for_a_queue(topic: TopicWorld) -> None:
+    found = partitions(topic)
+    found.names()
+    topic.store.delete_many(["_topic.json"])
+    with pytest.raises(QueueReset, match="vanished"):
+        found.names()
+
+
+def test_a_partition_that_nobody_wrote_to_is_made_when_it_is_read(topic: TopicWorld) -> None:
+    assert partitions(topic).options_of("p-00002-0bvb").create_if_missing
+    assert not options().create_if_missing
+
+
+def test_sequences_by_partition_are_for_a_topic_and_its_partitions(
+    topic: TopicWorld, runtime: ManualRuntime
+) -> None:
+    given = {"startingOffsets": '{"p-00001-05mv": 3}'}
+    with pytest.raises(
+        InvalidInput, match=r"sequences by partition \(p-00001-05mv\), and .* one queue"
+    ):
+        partitions(World(runtime), **given).names()
+    with pytest.raises(InvalidInput, match="partition is 'p-00003-04vf': the topic has"):
+        partitions(topic, startingOffsets='{"p-00003-04vf": 3}').names()
+    partitions(topic, **given).names()
+    # A query goes on with the options it was begun with.
+    topic.topic.drain("p-00001-05mv")
+    topic.topic.remove_drained(after_s=0)
+    assert "p-00001-05mv" not in partitions(topic, **given).names()

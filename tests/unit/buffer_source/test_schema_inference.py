@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+
+from buffer_source.options import SourceOptions
+from buffer_source.schema import check_not_inferred
+from buffer_source.schema_inference import infer_schema
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.buffer_source.structs import struct
+from tests.unit.buffer_source.world import TopicWorld, World
+
+
+def inferred(world: World | TopicWorld, **given: str) -> str:
+    options = SourceOptions.from_spark({"path": "/world", "valueFormat": "json", **given})
+    assert options.values is not None
+    schema = infer_schema(options, options.values, world.store, world.runtime)
+    return schema.simpleString()
+
+
+def test_the_oldest_and_the_newest_batches_say_which_columns_there_are(
+    runtime: ManualRuntime,
+) -> None:
+    world = World(runtime)
+    world.produce(records=[b'{"id":1}'])
+    world.produce(20, records=[b'{"never":"seen"}'])
+    world.produce(4, records=[b'{"id":2.5,"at":{"x":[1]}}', b"broken"])
+    assert inferred(world) == (
+        "struct<id:double,never:string,at:struct<x:array<bigint>>,_corrupt_record:string>"
+    )
+
+
+def test_fields_that_are_called_like_our_columns_are_left_out_and_named(
+    runtime: ManualRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(runtime)
+    world.produce(records=[b'{"_index":"logs-7","_id":"x","_locations":[1],"took":3}', b"broken"])
+    assert inferred(world) == "struct<_id:string,took:bigint,_corrupt_record:string>"
+    assert "'_index' (_index), '_locations' (_location)" in caplog.text
+
+
+def test_a_column_of_csv_that_is_called_like_one_of_ours_is_refused(
+    runtime: ManualRuntime,
+) -> None:
+    world = World(runtime)
+    world.produce(records=[b"a,_index,b", b"1,2,3"])
+    with pytest.raises(InvalidInput, match="calls a column '_index', which stands for a column of"):
+        inferred(world, valueFormat="csv", header="true")
+    assert inferred(world, valueFormat="csv", mode="FAILFAST") == (
+        "struct<_c0:string,_c1:string,_c2:string>"
+    )
+
+
+def test_a_topic_is_looked_at_in_all_its_partitions(runtime: ManualRuntime) -> None:
+    world = TopicWorld(runtime, 2)
+    first, second = world.topic.read().names
+    world.append(first, b'{"a":1}')
+    world.append(second, b'{"b":"x"}')
+    assert inferred(world) == "struct<a:bigint,b:string,_corrupt_record:string>"
+
+
+def test_a_batch_whose_object_is_gone_is_not_in_the_sample(runtime: ManualRuntime) -> None:
+    world = World(runtime)
+    world.produce(records=[b'{"a":1}'])
+    world.produce(records=[b'{"b":1}'])
+    world.store.delete_many([world.manifest().entries()[0].location])
+    assert inferred(world, mode="FAILFAST") == "struct<b:bigint>"
+
+
+def test_where_nothing_shows_columns_it_says_how_to_name_them(runtime: ManualRuntime) -> None:
+    world = World(runtime)
+    world.produce(records=[b"plain"])
+    with pytest.raises(InvalidInput, match=r"none of 1 records .*\.schema\('id BIGINT"):
+        inferred(world)
+    with pytest.raises(InvalidInput, match="there is no queue with manifest"):
+        inferred(world, dataPathPrefix="other")
+
+
+def test_a_stream_refuses_an_inferred_schema_and_prints_the_line_to_paste(
+    runtime: ManualRuntime,
+) -> None:
+    world = World(runtime)
+    world.produce(records=[b'{"id":1,"a b":"x"}'])
+    options = SourceOptions.from_spark({"path": "/world", "valueFormat": "json"})
+    assert options.values is not None
+    schema = infer_schema(options, options.values, world.store, runtime)
+    with pytest.raises(InvalidInput) as caught:
+        check_not_inferred(schema)
+    assert '    .schema("id BIGINT, `a b` STRING, _corrupt_record STRING")\n' in str(caught.value)
+    check_not_inferred(struct("id bigint"))
