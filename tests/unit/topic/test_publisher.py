@@ -20,7 +20,6 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import Transaction, parse_location
-from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.append_buffer import ProduceRequest
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob
@@ -28,7 +27,15 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.publisher import AckIntents, CallLock, Publisher, PublisherTransaction
 from opendata_buffer.topic.topic import Topic
 from tests.support.simulation import SimRuntime, SimTask, Simulation
-from tests.unit.topic.world import URL, WAIT_S, delivered, producing, records, topic_in
+from tests.unit.topic.world import (
+    URL,
+    WAIT_S,
+    delivered,
+    manifest_of,
+    producing,
+    records,
+    topic_in,
+)
 
 NAMES = ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
 ENTRIES = [b"%d" % number for number in range(60)]
@@ -99,9 +106,7 @@ def test_a_publisher_that_closes_is_forgotten_by_readers(store: Faulty) -> None:
     with opened(store) as publisher:
         publisher.publish_committed(ENTRIES, keys=KEYS)
     for name in NAMES:
-        manifest = store.get(f"{name}/manifest")
-        assert isinstance(manifest, Blob)
-        last = parse_location(Manifest.parse(manifest.data).locations()[-1], name)
+        last = parse_location(manifest_of(store, name).locations()[-1], name)
         assert last is not None
         assert last.message is not None
         assert last.message.clock_seq & 0x3FF == 6
@@ -133,7 +138,7 @@ def test_transactions_follow_each_other_beside_committed_messages(store: Faulty)
     assert seen(store) == [b"%d" % (10 * n + k) for n in range(4) for k in range(3)]
     numbers = [
         parsed.txn.batch
-        for location in Manifest.parse(store.get("p-00001-05mv/manifest").data).locations()  # type: ignore[union-attr]
+        for location in manifest_of(store, "p-00001-05mv").locations()
         if (parsed := parse_location(location, "p-00001-05mv")) and parsed.txn
     ]
     assert numbers == [0, 0, 1, 1, 2, 2, 3, 3]
