@@ -24,12 +24,11 @@ from websockets.exceptions import ConnectionClosed
 
 from benchmarks.producers import CAS_MS, GET_MS, PUT_MS, paced
 from opendata_buffer import Producer, ProducerConfig, Worker, WorkerConfig
-from opendata_buffer.broker.channel import NONCE_BYTES, ClientEnd
-from opendata_buffer.broker.election import Host
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.broker.protocol import VALID_MS, append_body
-from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.broker.secure_channel import NONCE_BYTES, ClientEnd
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.local import LocalStore
@@ -118,15 +117,7 @@ def serve(root: Path, pipe: Pipe) -> None:
     """Be the broker. Each word on the pipe is answered with what it used and did so far."""
     runtime = SystemRuntime()
     network = WebSocketNetwork(runtime)
-    host = Host(
-        _slow(root),
-        ProducerConfig(store=str(root)),
-        runtime,
-        network.listen,
-        network.connect,
-        secrets.token_bytes,
-        Consumer,
-    )
+    host = LeaderElection(_slow(root), ProducerConfig(store=str(root)), runtime, network)
     while host.service is None:
         time.sleep(0.01)
     pipe.send("serving")
@@ -173,9 +164,9 @@ def append(load: Load) -> Appended:
 
 async def _append(load: Load) -> Appended:
     lease = Lease(LocalStore(load.root), ProducerConfig(store=str(load.root)), SystemRuntime())
-    announcement = lease.read()
-    assert announcement is not None
-    clients = [_Client(announcement) for _ in range(load.clients)]
+    broker_record = lease.read()
+    assert broker_record is not None
+    clients = [_Client(broker_record) for _ in range(load.clients)]
     for first in range(0, len(clients), 50):
         await asyncio.gather(*(each.open() for each in clients[first : first + 50]))
     appended = Appended(_begin())
@@ -198,10 +189,10 @@ def _made_up() -> str:
 class _Client:
     """A connection to the broker, for an event loop."""
 
-    def __init__(self, announcement: DiscoveryRecord) -> None:
-        self._announcement = announcement
+    def __init__(self, broker_record: DiscoveryRecord) -> None:
+        self._announcement = broker_record
         self._end = ClientEnd(
-            announcement.secret, announcement.term, secrets.token_bytes(NONCE_BYTES)
+            broker_record.secret, broker_record.term, secrets.token_bytes(NONCE_BYTES)
         )
         self._clock: Any = None
         self._number = 0

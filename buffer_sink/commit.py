@@ -17,13 +17,12 @@ from typing import TypeVar
 from buffer_sink.messages import Group
 from buffer_sink.options import SinkOptions
 from opendata_buffer import metrics
-from opendata_buffer.broker.network import Network
-from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, TransientStorageError
 from opendata_buffer.formats.keys import Transaction, location_timestamp_ms
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.ownership import claim_for_use
+from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
 from opendata_buffer.runtime import Moment, Runtime
 from opendata_buffer.stores.base import List, Store
 
@@ -155,7 +154,7 @@ class UploadCommitter:
         store: Where queue, or topic, and batches live.
         options: The sink's options.
         runtime: Clocks, names and threads.
-        network: How brokers are reached; WebSockets by default.
+        open_pause: Has a broker pause while this process appends, unless ``broker`` is ``off``.
     """
 
     def __init__(
@@ -163,7 +162,7 @@ class UploadCommitter:
         store: Store,
         options: SinkOptions,
         runtime: Runtime,
-        network: Network | None = None,
+        open_pause: OpenPause = broker_pause,
     ) -> None:
         self._store = store
         self._config = options.queue
@@ -171,9 +170,8 @@ class UploadCommitter:
         self._ages = UploadAges(
             store, options.gc_grace_period_ms, options.max_write_duration_ms, runtime
         )
-        self._broker = options.broker
-        self._network = network
-        self._queues: dict[str, YieldingQueue] = {}
+        self._open_pause = None if options.broker == "off" else open_pause
+        self._queues: dict[str, Queue] = {}
 
     def append(self, group: Group | None) -> bool:
         """Append a group, unless it was committed before; False when nothing was appended."""
@@ -184,20 +182,20 @@ class UploadCommitter:
         for queue in self._queues.values():
             queue.disconnect()
 
-    def _queue(self, config: QueueConfig) -> YieldingQueue:
+    def _queue(self, config: QueueConfig) -> Queue:
         # First use in this process: refused are a store without compare-and-swap (failure F12), a
         # prefix of another queue, whose collector would delete our batches (failure F7), and a
         # manifest that was lost or restored from an old copy (failure F4).
         queue = self._queues.get(config.manifest_path)
         if queue is None:
             claim = claim_for_use(self._store, config, runtime=self._runtime)
-            queue = YieldingQueue(
+            queue = Queue(
                 self._store,
                 config,
                 runtime=self._runtime,
+                role="producer",
                 claim=claim,
-                broker=self._broker,
-                network=self._network,
+                open_pause=self._open_pause,
             )
             self._queues[config.manifest_path] = queue
         return queue
@@ -214,7 +212,7 @@ class UploadCommitter:
 
     def _append_unexpired(
         self,
-        queue: YieldingQueue,
+        queue: Queue,
         group: Group,
         entries: Sequence[NewEntry],
         guard: Callable[[Manifest], T | None],

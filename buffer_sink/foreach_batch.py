@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from buffer_sink.options import SinkOptions
 from buffer_sink.writer import find_topic
-from opendata_buffer.broker.committer import open_committer
 from opendata_buffer.config import ProducerConfig, QueueConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
-from opendata_buffer.producer.group_commit import Committer
+from opendata_buffer.producer.group_commit import Committer, open_committer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.topic import CachedTopic, Topic
@@ -47,7 +45,7 @@ def serve_broker(options: SinkOptions) -> None:
     topic has got since. The broker ends with the process.
 
     Raises:
-        InvalidInput: The extra ``broker`` is not installed, or the store cannot be used.
+        InvalidInput: The store cannot be used.
     """
     key = (os.getpid(), options.queue, options.one_queue)
     try:
@@ -72,6 +70,7 @@ class EmbeddedBroker:
         self._config = ProducerConfig(
             **{each.name: getattr(queue, each.name) for each in fields(QueueConfig)},
             gc_grace_period_ms=options.gc_grace_period_ms,
+            broker="host",
         )
         self._topic: CachedTopic | None = None
         if not options.one_queue and find_topic(self._store) is not None:
@@ -90,9 +89,7 @@ class EmbeddedBroker:
     def _serve(self, name: str, config: ProducerConfig) -> None:
         if name not in self._open:
             # Nothing is appended through this committer: it is made for the broker it starts.
-            self._open[name] = open_committer(
-                self._store, config, _RUNTIME, Consumer, broker="host"
-            )
+            self._open[name] = open_committer(self._store, config, _RUNTIME, None)
 
     def close(self) -> None:
         """End all of them."""

@@ -34,7 +34,6 @@ from dataclasses import dataclass, replace
 from buffer_sink.commit import UploadCommitter
 from buffer_sink.messages import Group
 from buffer_sink.options import SinkOptions
-from opendata_buffer.broker.network import Network
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -46,6 +45,7 @@ from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.cas import CasObject, CasStore, Done
+from opendata_buffer.queue.queue import OpenPause, broker_pause
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.transactions.commit_record import RECORD, CommitRecord, claimed, record_key
@@ -237,7 +237,7 @@ class QueueCommitter(UploadCommitter):
         store: Where queue and batches live.
         options: The sink's options.
         runtime: Clocks, names and threads.
-        network: How brokers are reached; WebSockets by default.
+        open_pause: Has a broker pause while this process appends, unless ``broker`` is ``off``.
     """
 
     def __init__(
@@ -245,9 +245,9 @@ class QueueCommitter(UploadCommitter):
         store: Store,
         options: SinkOptions,
         runtime: Runtime,
-        network: Network | None = None,
+        open_pause: OpenPause = broker_pause,
     ) -> None:
-        super().__init__(store, options, runtime, network)
+        super().__init__(store, options, runtime, open_pause)
         self._grace_ms = options.gc_grace_period_ms
         self._records = CommitRecords(store, options.queue, runtime)
 

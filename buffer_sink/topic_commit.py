@@ -14,8 +14,6 @@ from functools import partial
 from buffer_sink.commit import UploadCommitter
 from buffer_sink.messages import Group, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
-from opendata_buffer.broker.network import Network
-from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -24,6 +22,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.topic import Topic
@@ -41,7 +40,8 @@ class TopicCommitter(UploadCommitter):
         store: Where the topic is.
         options: The sink's options.
         runtime: Clocks, names and threads.
-        network: How brokers are reached, one for each partition; WebSockets by default.
+        open_pause: Has a partition's broker pause while this process appends, unless ``broker`` is
+            ``off``.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class TopicCommitter(UploadCommitter):
         store: Store,
         options: SinkOptions,
         runtime: Runtime,
-        network: Network | None = None,
+        open_pause: OpenPause = broker_pause,
     ) -> None:
-        super().__init__(store, options, runtime, network)
+        super().__init__(store, options, runtime, open_pause)
         self._coordinator = TransactionCoordinator(
             store, options.queue, self._queue_of, runtime, ahead_ms=options.gc_grace_period_ms
         )
@@ -162,5 +162,5 @@ class TopicCommitter(UploadCommitter):
             )
             raise
 
-    def _queue_of(self, name: str) -> YieldingQueue:
+    def _queue_of(self, name: str) -> Queue:
         return self._queue(Topic.config_of(name, self._config))

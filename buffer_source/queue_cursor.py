@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from buffer_source.offsets import Position
 from buffer_source.options import EARLIEST, LATEST, PROGRAM, SourceOptions
-from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.read_only import ReadOnlyReader
@@ -36,6 +35,7 @@ from opendata_buffer.queue.ownership import (
     lost_topic,
     marker_key,
 )
+from opendata_buffer.queue.queue import Queue, broker_pause
 from opendata_buffer.queue.rollback_checks import ends_before
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
@@ -144,8 +144,13 @@ class QueueCursor:
                     allow_data_loss=not options.fail_on_data_loss,
                     # With the claim that was just made: a second one would ask the store twice.
                     # Beside a busy broker this one is let in.
-                    queue=YieldingQueue(
-                        store, options.consumer, runtime=runtime, role="consumer", claim=claim
+                    queue=Queue(
+                        store,
+                        options.consumer,
+                        runtime=runtime,
+                        role="consumer",
+                        claim=claim,
+                        open_pause=broker_pause,
                     ),
                     program=PROGRAM,
                 )

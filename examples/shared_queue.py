@@ -5,7 +5,7 @@
 Start it as often as you like, on as many machines: all of them share the queue, and one of them
 serves as the broker that hands out batches. A batch whose worker dies goes to another one, so work
 may be done twice: here the result is a set, which does not mind. Ends when nothing came for a
-while. Needs the extra ``broker``.
+while.
 """
 
 from __future__ import annotations

@@ -22,8 +22,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from opendata_buffer.broker.committer import open_brokered_committer as open_brokered_committer
     from opendata_buffer.broker.worker import ClaimedBatch as ClaimedBatch
     from opendata_buffer.broker.worker import Worker as Worker
+    from opendata_buffer.broker.write_pause import BrokerPause as BrokerPause
     from opendata_buffer.config import ConsumerConfig as ConsumerConfig
     from opendata_buffer.config import GarbageCollectorConfig as GarbageCollectorConfig
     from opendata_buffer.config import ProducerConfig as ProducerConfig
@@ -153,6 +155,13 @@ _NAMES = {
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted(_MODULES)
+
+# Not public. Producers, consumers and queues lie below the package ``broker`` and use these of it,
+# from the moment on in which they need a broker.
+_MODULES |= {
+    "BrokerPause": "broker.write_pause",
+    "open_brokered_committer": "broker.committer",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -248,7 +248,7 @@ class ProducerConfig(QueueConfig):
         broker: Many processes that append to one manifest get in each other's way; a broker
             appends for all. ``auto`` (default): use the one that is announced, append alone
             where there is none; ``host``: this process serves as the broker while there is no
-            other; ``off``: append alone. The first two need the extra ``broker``.
+            other; ``off``: append alone.
     """
 
     flush_interval_ms: int = 100

@@ -1,19 +1,16 @@
-"""Retries: tenacity with the time and the randomness of a :class:`~.runtime.Runtime`.
-
-It is loaded at the first failure: with asyncio, and tornado where that is installed, it takes 20 to
-40 ms of each process that Spark starts, before a query's first answer.
-"""
+"""Retries: tenacity with the time and the randomness of a :class:`~.runtime.Runtime`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import ParamSpec, Protocol, TypeVar
 
+import tenacity
+
 from opendata_buffer.errors import TransientStorageError
-from opendata_buffer.late import late_imports
 from opendata_buffer.runtime import Runtime, remaining
 
-__all__ = ["Retries", "full_jitter", "load_retries", "queue_retry"]
+__all__ = ["Retries", "full_jitter", "queue_retry"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,14 +25,6 @@ class BackoffSettings(Protocol):
     def backoff_max_ms(self) -> int: ...
     @property
     def cas_deadline_ms(self) -> int: ...
-
-
-def load_retries() -> None:
-    """Load now what the first failure needs: for a producer, whose records would wait for the 20
-    ms that loading takes at its first lost race.
-    """
-    with late_imports():
-        import tenacity  # noqa: F401
 
 
 class Retries:
@@ -72,14 +61,13 @@ class Retries:
         """
         until = self._runtime.monotonic() + self._deadline_s
         try:
+            # Most calls succeed at once; tenacity would cost each of them more than the call.
             return call(*args, **kwargs)
         except self._retry_on as error:
             first = [error]
-        with late_imports():
-            import tenacity
 
         def again() -> T:
-            # The attempt that was made before tenacity was there.
+            # The attempt that was made above.
             if first:
                 raise first.pop()
             return call(*args, **kwargs)

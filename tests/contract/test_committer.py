@@ -5,7 +5,6 @@ A committer is added by one more line in ``COMMITTERS``.
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,11 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from opendata_buffer import outcomes
-from opendata_buffer.broker.committer import open_committer
-from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.committer import open_brokered_committer
+from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork
-from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
     CorruptManifest,
@@ -71,23 +69,21 @@ class Store(MemoryStore):
         return [each.location for each in self.manifest().entries()]
 
 
-def group_committer(store: Store, config: QueueConfig) -> Committer:
+def group_committer(store: Store, config: ProducerConfig) -> Committer:
     return shared_committer(store, config, RUNTIME)
 
 
 class Brokered:
     """A committer whose appends go through a broker, and the broker, over real sockets."""
 
-    def __init__(self, store: Store, config: QueueConfig) -> None:
+    def __init__(self, store: Store, config: ProducerConfig) -> None:
         network = WebSocketNetwork(RUNTIME)
-        self._host = Host(
-            store, config, RUNTIME, network.listen, network.connect, secrets.token_bytes, Consumer
-        )
+        self._host = LeaderElection(store, config, RUNTIME, network)
         end = time.monotonic() + WAIT_S
         while self._host.serving is None:
             assert time.monotonic() < end, "no broker serves"
             time.sleep(0.005)
-        self._committer = open_committer(store, config, RUNTIME, Consumer, network=network)
+        self._committer = open_brokered_committer(store, config, RUNTIME, None, network=network)
 
     @property
     def attempts(self) -> int:
@@ -115,9 +111,9 @@ class Brokered:
 brokers: dict[int, Brokered] = {}
 
 
-def brokered_committer(store: Store, config: QueueConfig) -> Committer:
+def brokered_committer(store: Store, config: ProducerConfig) -> Committer:
     if id(store) in brokers and brokers[id(store)]._host.serving is not None:
-        return open_committer(store, config, RUNTIME, Consumer)
+        return open_brokered_committer(store, config, RUNTIME, None)
     brokers[id(store)] = made = Brokered(store, config)
     return made
 
@@ -137,7 +133,7 @@ def make(request: pytest.FixtureRequest, store: Store) -> Iterator[Make]:
     def committer(**settings: int) -> Committer:
         # A deadline that a busy machine does not reach.
         settings = {"backoff_max_ms": 5, "cas_deadline_ms": 30_000, **settings}
-        config = QueueConfig(store="memory://unused", **settings)  # type: ignore[arg-type]
+        config = ProducerConfig(store="memory://unused", **settings)  # type: ignore[arg-type]
         made.append(request.param(store, config))
         return made[-1]
 
@@ -275,7 +271,7 @@ def test_a_corrupt_manifest_is_never_written_over(make: Make, store: Store) -> N
 
 def test_closing_one_of_several_users_leaves_the_others_at_work(make: Make, store: Store) -> None:
     first = make()
-    second = group_committer(store, QueueConfig(store="memory://unused"))
+    second = group_committer(store, ProducerConfig(store="memory://unused"))
     second.close()
     assert append(first, 1) == 0
     assert store.locations() == locations(1)

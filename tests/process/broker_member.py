@@ -12,7 +12,6 @@ Arguments: role, store, name. What it prints, one line each:
 
 from __future__ import annotations
 
-import secrets
 import sys
 import threading
 import time
@@ -21,9 +20,8 @@ from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from buffer_sink.queue_commit import QueueCommitter
 from opendata_buffer import Producer, ProducerConfig, QueueConfig, Worker, WorkerConfig
-from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
     ClaimLost,
     CommitStateUnknown,
@@ -48,15 +46,7 @@ def host(store: str) -> None:
     runtime = SystemRuntime()
     network = WebSocketNetwork(runtime)
     config = ProducerConfig(store=store)
-    serving = Host(
-        open_store(store),
-        config,
-        runtime,
-        network.listen,
-        network.connect,
-        secrets.token_bytes,
-        Consumer,
-    )
+    serving = LeaderElection(open_store(store), config, runtime, network)
     say("id", serving._id)
     sys.stdin.read()
 

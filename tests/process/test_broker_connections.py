@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from opendata_buffer.broker.channel import ClientEnd
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.protocol import VALID_MS, append_body
+from opendata_buffer.broker.secure_channel import ClientEnd
 from opendata_buffer.broker.server import MAX_CLIENTS
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import NewEntry

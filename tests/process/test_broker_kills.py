@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.client import ChannelClosed
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease
-from opendata_buffer.broker.ws_client import connect
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.network import connect
+from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest

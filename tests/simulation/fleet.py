@@ -11,17 +11,17 @@ What is promised, and held against what the store saw:
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 
-from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.committer import open_brokered_committer
+from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.worker import ClaimedBatch, Worker
 from opendata_buffer.config import ProducerConfig, WorkerConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
     ClaimLost,
     CommitStateUnknown,
@@ -136,15 +136,7 @@ class Fleet:
         runtime = member.runtime
         network = self.network.of(runtime)
         config = ProducerConfig(store=STORE, cas_deadline_ms=10_000)
-        host = Host(
-            member.store,
-            config,
-            runtime,
-            network.listen,
-            network.connect,
-            secrets.token_bytes,
-            Consumer,
-        )
+        host = LeaderElection(member.store, config, runtime, network)
         self._await(runtime, lambda: self.ended)
         host.stop(5)
 
@@ -160,7 +152,10 @@ class Fleet:
         producer = self._patiently(
             runtime,
             lambda: Producer(
-                config, store=member.store, runtime=runtime, network=self.network.of(runtime)
+                config,
+                store=member.store,
+                runtime=runtime,
+                open_committer=partial(open_brokered_committer, network=self.network.of(runtime)),
             ),
         )
         number = 0

@@ -2,8 +2,9 @@
 
 A producer is no thread here but a few events for each batch, so that ten thousand of them fit into
 a run. What decides is the library's own: which partition a key goes to (:mod:`.mapping`, over the
-names of a real topic), when a writer may append again (:class:`.Turns`), and a broker's gaps
-(:class:`.Gaps`). A manifest is what a compare-and-swap needs of it: how often it was replaced.
+names of a real topic), when a writer or a broker may append again
+(:class:`.WriteFairness`). A manifest is what a compare-and-swap needs of it: how often it was
+replaced.
 
 ``python -m tests.simulation.growth`` prints the table of docs/how-to/topics.md.
 """
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from opendata_buffer.formats.keys import batch_key, tagged_ulid
-from opendata_buffer.producer.group_commit import Gaps, Turns
+from opendata_buffer.producer.write_fairness import WriteFairness
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.partitioner import modulo
@@ -66,7 +67,7 @@ class Partition:
     written: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=FORGET_ABOVE))
     waiting: list[float] = field(default_factory=list)
     busy: bool = False
-    gaps: Gaps = field(default_factory=Gaps)
+    fairness: WriteFairness = field(default_factory=lambda: WriteFairness(lambda: 0.5))
 
     def since(self, known: int) -> list[str]:
         """Locations that were appended behind a version."""
@@ -86,7 +87,7 @@ class Growth:
         producers: Processes.
         every_s: Seconds between two batches of a producer.
         brokers: Each partition has one; or producers append for themselves.
-        foreign: So many producers are clients that know nothing of turns.
+        foreign: So many producers are clients that never wait for others.
         seed: Of everything that is left to chance.
     """
 
@@ -162,7 +163,7 @@ class Producer:
         self._partition = partition
         self._number = number
         self._foreign = foreign
-        self._turns = Turns(f"{number:06}", growth.random.random)
+        self._fairness = WriteFairness(growth.random.random, f"{number:06}")
         self._ready: list[float] = []
         self._busy = False
         self._known = -1
@@ -196,11 +197,11 @@ class Producer:
     def _go_on(self) -> None:
         self._busy = bool(self._ready)
         if self._busy:
-            pause = 0.0 if self._foreign else max(0.0, self._turns.pause(self._growth.now))
+            pause = 0.0 if self._foreign else max(0.0, self._fairness.pause(self._growth.now))
             self._growth.at(pause, self._begin)
 
     def _begin(self) -> None:
-        reads_first = self._turns.begins(self._growth.now) and not self._foreign
+        reads_first = self._fairness.begins(self._growth.now) and not self._foreign
         if reads_first or self._known < 0:
             self._growth.at(self._growth.half(), self._read)
         else:
@@ -208,7 +209,7 @@ class Producer:
 
     def _read(self) -> None:
         partition = self._partition
-        self._turns.saw(partition.since(self._known), self._growth.now)
+        self._fairness.saw(partition.since(self._known), self._growth.now)
         self._known = partition.version
         self._growth.at(self._growth.half(), self._send)
 
@@ -236,12 +237,12 @@ class Producer:
         if won:
             growth.delays += [growth.now - each for each in group]
             growth.durable[self._number] += len(group)
-            self._turns.won(growth.now)
+            self._fairness.won(growth.now)
             self._go_on()
             return
         growth.lost += 1
         self._ready = group + self._ready
-        growth.at(self._turns.lost(growth.now) + growth.half(), self._read)
+        growth.at(self._fairness.lost(growth.now) + growth.half(), self._read)
 
 
 def _broker_writes(growth: Growth, partition: Partition) -> None:
@@ -254,7 +255,9 @@ def _broker_writes(growth: Growth, partition: Partition) -> None:
 
     def answer() -> None:
         growth.delays += [growth.now + NETWORK_S - each for each in group]
-        gap = partition.gaps.wrote(began, growth.now)
+        partition.fairness.begins(began)
+        partition.fairness.won(growth.now)
+        gap = max(0.0, partition.fairness.pause(growth.now))
         growth.at(gap, lambda: _broker_writes(growth, partition))
 
     growth.at(growth.half() + growth.half(), answer)

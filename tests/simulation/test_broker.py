@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
 
 from opendata_buffer.broker.committer import BrokeredCommitter
-from opendata_buffer.broker.election import Host
+from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import CommitStateUnknown, Conflict, TransientStorageError
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
@@ -86,14 +84,11 @@ class World:
         self.running.append(runtime)
 
         def main() -> None:
-            Host(
+            LeaderElection(
                 store,
                 CONFIG,
                 runtime,
-                lambda: self.network.listen(runtime),
-                self.network.connect(runtime),
-                secrets.token_bytes,
-                Consumer,
+                self.network.of(runtime),
             )
 
         runtime.spawn(main, name)
@@ -104,9 +99,11 @@ class World:
 
         def main() -> None:
             alone = Alone(store, runtime)
+            network = self.network.of(runtime)
             committer = BrokeredCommitter(
-                alone, store, CONFIG, runtime, self.network.connect(runtime), expects=True
+                store, CONFIG, runtime, None, network, lambda: alone, expects=True
             )
+            assert committer.join()
             number = 0
             while not self.calm:
                 entries = [

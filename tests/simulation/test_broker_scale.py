@@ -9,8 +9,8 @@ import pytest
 
 from opendata_buffer.broker import protocol as messages
 from opendata_buffer.broker.broker import Service
-from opendata_buffer.broker.channel import BrokerEnd, ClientEnd
 from opendata_buffer.broker.protocol import append_body
+from opendata_buffer.broker.secure_channel import BrokerEnd, ClientEnd
 from opendata_buffer.broker.server import Session
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import Manifest, NewEntry

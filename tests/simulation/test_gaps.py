@@ -7,13 +7,13 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from opendata_buffer.broker.broker import Service
-from opendata_buffer.broker.dispatcher_term import SharedQueue
+from opendata_buffer.broker.broker import Service, SharedQueue
 from opendata_buffer.broker.protocol import VALID_MS, AppendRequest
 from opendata_buffer.broker.server import Session
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.producer.group_commit import ALONE_S, BESIDE_S, shared_committer
+from opendata_buffer.producer.group_commit import shared_committer
+from opendata_buffer.producer.write_fairness import ALONE_S, BESIDE_S
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore
@@ -109,7 +109,7 @@ class World:
 
 
 @pytest.mark.parametrize("busy", ["producer", "broker"])
-def test_a_consumer_is_let_in_beside_who_writes_all_the_time(busy: str) -> None:
+def test_a_consumer_gets_its_write_in_beside_a_writer_that_never_rests(busy: str) -> None:
     for number in range(3):
         world = World(number)
         world.run(busy, world.consume)

@@ -8,7 +8,7 @@ import pytest
 
 from buffer_sink import foreach_batch as hosting
 from buffer_sink import foreach_batch_writer
-from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.discovery_record import Lease
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.runtime import SystemRuntime

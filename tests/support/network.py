@@ -20,9 +20,9 @@ from collections.abc import Callable
 from itertools import islice
 
 from opendata_buffer.broker.broker import Service
-from opendata_buffer.broker.channel import NONCE_BYTES, BrokerEnd, ProtocolError
 from opendata_buffer.broker.client import CONNECT_S, ChannelClosed, ChannelRefused, Connection
-from opendata_buffer.broker.lease import DiscoveryRecord
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.secure_channel import NONCE_BYTES, BrokerEnd, ProtocolError
 from opendata_buffer.broker.server import Session
 from tests.support.simulation import SimRuntime, SimTask, Simulation
 
@@ -51,7 +51,7 @@ class SimNetwork:
         return port
 
     def dial(
-        self, process: SimRuntime, announcement: DiscoveryRecord, timeout: float
+        self, process: SimRuntime, broker_record: DiscoveryRecord, timeout: float
     ) -> SimChannel:
         """A channel from a process to an announced address.
 
@@ -59,14 +59,14 @@ class SimNetwork:
             ChannelRefused: Nobody listens there.
             ChannelClosed: The two cannot reach each other.
         """
-        port = self._ports.get(announcement.address)
-        host = announcement.address.partition(":")[0]
+        port = self._ports.get(broker_record.address)
+        host = broker_record.address.partition(":")[0]
         if self.is_cut(process.name, host):
             process.sleep(timeout)
-            raise ChannelClosed(f"{announcement.address} is not reached")
+            raise ChannelClosed(f"{broker_record.address} is not reached")
         process.sleep(self.delay_s)
         if port is None:
-            raise ChannelRefused(f"nobody listens at {announcement.address}")
+            raise ChannelRefused(f"no process listens at {broker_record.address}")
         ours = SimChannel(self, process)
         theirs = SimChannel(self, port.process)
         ours.peer, theirs.peer = theirs, ours
@@ -77,10 +77,10 @@ class SimNetwork:
     def connect(self, process: SimRuntime) -> Callable[[DiscoveryRecord], Connection]:
         """What opens connections for a process."""
 
-        def connect(announcement: DiscoveryRecord) -> Connection:
-            channel = self.dial(process, announcement, CONNECT_S)
+        def connect(broker_record: DiscoveryRecord) -> Connection:
+            channel = self.dial(process, broker_record, CONNECT_S)
             nonce = secrets.token_bytes(NONCE_BYTES)
-            return Connection(channel, announcement, process, nonce)
+            return Connection(channel, broker_record, process, nonce)
 
         return connect
 
@@ -196,8 +196,8 @@ class SimPort:
         self._active: tuple[Service, DiscoveryRecord] | None = None
         self._clients: list[SimChannel] = []
 
-    def open(self, service: Service, announcement: DiscoveryRecord) -> None:
-        self._active = (service, announcement)
+    def open(self, service: Service, broker_record: DiscoveryRecord) -> None:
+        self._active = (service, broker_record)
 
     def shut(self) -> None:
         self._active = None
@@ -218,8 +218,8 @@ class SimPort:
         self._clients.append(channel)
         self.process.spawn(lambda: self._serve(channel, *active), f"{self.address} client")
 
-    def _serve(self, channel: SimChannel, service: Service, announcement: DiscoveryRecord) -> None:
-        end = BrokerEnd(announcement.secret, announcement.term, secrets.token_bytes(NONCE_BYTES))
+    def _serve(self, channel: SimChannel, service: Service, broker_record: DiscoveryRecord) -> None:
+        end = BrokerEnd(broker_record.secret, broker_record.term, secrets.token_bytes(NONCE_BYTES))
         order = self.process.condition()
 
         def send(body: dict[str, object]) -> None:

@@ -12,10 +12,10 @@ from itertools import repeat
 from typing import Any, TypeVar
 
 from opendata_buffer.admin.transactions import STALE_AFTER_S, OpenTransaction, open_in
-from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.claims import CLAIMS, claims_key, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
@@ -55,8 +55,7 @@ class BrokerStatus:
         id: Of the broker.
         address: Where clients find it; empty when it has stopped and none has followed.
         seen_ms: When it last renewed the record, by its clock, milliseconds since the Unix epoch.
-        alive: Whether it answered; None when it was not asked, because it has stopped or the
-            extra ``broker`` is not installed.
+        alive: Whether it answered; None when it was not asked, because it has stopped.
         reason: Why it gave no answer.
         clients: Connections, including the one that asked. None without an answer, as all below.
         waiting: Entries that wait for the next write.

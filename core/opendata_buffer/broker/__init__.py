@@ -1,20 +1,22 @@
 """One process appends for many: brokered group commit, found through the queue itself.
 
-Producers upload their batches as ever and send only what enters the manifest to the broker,
-which writes it for all of them with one compare-and-swap at a time and answers after that has
-landed. The broker keeps nothing that storage does not have: the manifest is the truth, and
-whatever dies, doubles, pauses or lies, the compare-and-swap decides.
+Producers upload their batches and send only the manifest's entries to the broker, which writes
+them for all producers with one compare-and-swap at a time and answers after that has landed. It
+also hands batches to workers. The broker keeps nothing that storage does not have: when brokers
+die, double or pause, the compare-and-swap on the manifest decides.
 
-``announcement``  what ``_broker.json`` says, pure
-``lease``         reading and changing it, by compare-and-swap
-``wire``          the two sides of a connection as machines of bytes, pure
-``service``       what a broker does with what it is sent
-``server``        the service behind a port
-``calls``         what was asked on a connection and is not answered yet, pure
-``client``        a connection to a broker
-``committer``     appends through a broker, or alone where there is none
-``guest``         a queue for who writes by himself and has the broker pause meanwhile
-``host``          serves when nobody does
-``claims``        which worker holds which batch, pure
-``foreman``       hands the queue's batches to workers (``turn``, ``shelf``, ``tenure``)
+``discovery_record``  ``_broker.json``: which broker serves, changed by compare-and-swap
+``discovery``         finds the broker and keeps a connection to it
+``secure_channel``    handshake and signed messages, pure
+``protocol``          the messages, pure
+``network``           WebSocket connections and the broker's port
+``client``            a connection to a broker
+``committer``         appends through a broker, or alone while there is none
+``write_pause``       has the broker pause while this process writes
+``server``            the broker behind a port
+``broker``            appends for all clients
+``election``          which of several processes serves
+``claims``            which worker holds which batch, pure
+``dispatcher``        hands the queue's batches to workers, in rounds (``dispatch_round``)
+``worker``            claims batches and works on them
 """

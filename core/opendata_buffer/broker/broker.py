@@ -1,35 +1,42 @@
-"""What a broker does with what its clients send: one group commit for all of them.
+"""A broker appends for all its clients by group commit, and pauses while a client writes itself.
 
 While one compare-and-swap is on its way, requests of all clients pile up; the next one takes
-them all. A request is answered after its compare-and-swap has landed and never before. The
-service has one thread; sessions hand it requests and are called back with answers.
+them all. A request is answered after its compare-and-swap has landed and never before. One thread
+writes; sessions hand it requests and are called back with the answers.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from types import TracebackType
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from opendata_buffer import metrics
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.protocol import AppendRequest, clock_body, error_body
-from opendata_buffer.broker.write_pause import Floor, Guest
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.producer.group_commit import Gaps
+from opendata_buffer.producer.write_fairness import WriteFairness
+from opendata_buffer.queue.ownership import Claim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Condition, Moment, Runtime, Task
+from opendata_buffer.stores.base import Store
 
-__all__ = ["Client", "Landed", "Service", "Waiting", "look_up"]
-
-
-# ---- Appends of which an earlier attempt may have landed without anybody knowing. Pure. ----
-#
-# Whoever appends a second time looks first, on the very manifest its compare-and-swap replaces: if
-# the first attempt has landed it is there, and if it lands later, the second one loses its race
-# and looks again.
+__all__ = [
+    "SharedQueue",
+    "PAUSE_S",
+    "Client",
+    "Landed",
+    "PauseRequest",
+    "Service",
+    "PendingAppend",
+    "WritePauses",
+    "find_earlier_attempt",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +46,13 @@ class Landed:
     sequence: int
 
 
-def look_up(
+def find_earlier_attempt(
     key: str, entries: Sequence[NewEntry], since: int
 ) -> Callable[[Manifest], Landed | None]:
     """A guard for :meth:`.Queue.append` that finds an earlier attempt of the same append.
+
+    It looks in the manifest that the compare-and-swap replaces: an attempt that landed is there,
+    and one that lands later makes this one lose its race and look again.
 
     Args:
         key: The manifest's key, for the error.
@@ -75,10 +85,12 @@ def look_up(
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 Body = dict[str, Any]
 
 MAX_WAITING_ENTRIES = 100_000
-"""Entries that wait for the next compare-and-swap, of all sessions; beyond it they are refused."""
+"""Entries that wait for the next compare-and-swap, of all sessions; more are refused."""
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 """The same for the bytes of their messages: metadata may be large."""
@@ -94,20 +106,20 @@ _Guard: TypeAlias = Callable[[Manifest], _Stop | None]
 
 
 class Client(Protocol):
-    """Who asks; see :class:`~opendata_buffer.broker.server.Session`."""
+    """The sender of requests: a :class:`~opendata_buffer.broker.server.Session`."""
 
-    def remember(self, waiting: Waiting) -> None:
+    def remember(self, waiting: PendingAppend) -> None:
         """An append waits from now on."""
         ...
 
     def answer(self, body: Body) -> None:
-        """Take the answer to one request, from any thread."""
+        """Send the answer to one request; called by any thread."""
         ...
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
-    """A request that waits for its turn."""
+class PendingAppend:
+    """An append that waits for the next write."""
 
     client: Client
     request: AppendRequest
@@ -115,20 +127,211 @@ class Waiting:
 
     def is_late(self, now: Moment) -> bool:
         """Whether no write of it may begin any more."""
-        heard = self.heard
         # A clock that runs backwards tells no age: the client sends the request again.
-        return not heard.precedes(now) or heard.age_ms(now) > self.request.valid_ms
+        return not self.heard.precedes(now) or self.heard.age_ms(now) > self.request.valid_ms
+
+
+PAUSE_S = 2.0
+"""Longest pause: a client that died, was suspended, or never says ``over`` delays the others no
+longer. A read and a write of a manifest take a tenth of that, and of the largest ones about as
+long."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PauseRequest:
+    """A client that wants to write.
+
+    Attributes:
+        client: It has one request at a time.
+        number: Of its request.
+    """
+
+    client: Client
+    number: int
+
+
+class WritePauses:
+    """The pauses that a broker's clients asked for. Every method is called with the lock held.
+
+    Args:
+        runtime: Clock.
+        condition: The broker's lock.
+    """
+
+    def __init__(self, runtime: Runtime, condition: Condition) -> None:
+        self._runtime = runtime
+        self._condition = condition
+        self._waiting: deque[PauseRequest] = deque()
+        self._holder: PauseRequest | None = None
+        self.granted = 0
+        """How many pauses were granted."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a client waits for a pause."""
+        return bool(self._waiting)
+
+    def ask(self, request: PauseRequest) -> bool:
+        """Take a request; False when the client waits for a pause already, or has one."""
+        holder = [] if self._holder is None else [self._holder]
+        if any(each.client is request.client for each in (*self._waiting, *holder)):
+            return False
+        self._waiting.append(request)
+        self._condition.notify_all()
+        return True
+
+    def end(self, client: Client) -> PauseRequest | None:
+        """A client has written, or its connection ended; returns its unanswered request."""
+        if self._holder is not None and self._holder.client is client:
+            self._holder = None
+            self._condition.notify_all()
+        waiting = next((each for each in self._waiting if each.client is client), None)
+        if waiting is not None:
+            self._waiting.remove(waiting)
+        return waiting
+
+    def clear(self) -> list[PauseRequest]:
+        """Grant no more pauses; returns the unanswered requests."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return waiting
+
+    def grant(self, answer: Callable[[PauseRequest], None], is_leaving: Callable[[], bool]) -> bool:
+        """Grant the oldest request, and return when its pause is over; False where there is none.
+
+        Called by the one thread that writes, between two writes.
+
+        Args:
+            answer: Tells the client; it must not block.
+            is_leaving: Whether the broker leaves.
+        """
+        if not self._waiting:
+            return False
+        request = self._holder = self._waiting.popleft()
+        self.granted += 1
+        answer(request)
+        until = self._runtime.monotonic() + PAUSE_S
+        while self._holder is request and not is_leaving():
+            left = until - self._runtime.monotonic()
+            if left <= 0:
+                log.warning("a client did not end its pause within %g s: writing on", PAUSE_S)
+                break
+            self._condition.wait(left)
+        self._holder = None
+        return True
+
+
+FRESH_S = 0.2
+"""A manifest that was written so recently is not read again to see what is new in it."""
+
+
+class SharedQueue(Queue):
+    """The queue of a broker: one thread appends for producers, another one acknowledges.
+
+    With a queue each, every acknowledgement would be a race: the thread that acknowledges reads
+    first, and would lose against the one that has the manifest in memory. With one queue each
+    call waits for the others, and both write from memory.
+
+    Args:
+        store: Where it lives.
+        config: The queue.
+        runtime: Clock and threads.
+        claim: Of the prefix.
+    """
+
+    # No other process writes it as often as this process: what it remembers is seldom out of date.
+    _changes_from_memory = True
+
+    def __init__(
+        self, store: Store, config: QueueConfig, *, runtime: Runtime, claim: Claim | None = None
+    ) -> None:
+        super().__init__(store, config, runtime=runtime, role="broker", claim=claim)
+        self._lock = _FifoLock(runtime)
+        self._written_at = float("-inf")
+
+    def append(
+        self,
+        entries: Sequence[NewEntry],
+        *,
+        guard: Callable[[Manifest], T | None] | None = None,
+        read_first: bool = False,
+        makes_room: bool = False,
+    ) -> int | T:
+        """See :meth:`Queue.append`."""
+        with self._lock:
+            found = super().append(
+                entries, guard=guard, read_first=read_first, makes_room=makes_room
+            )
+            self._written_at = self._runtime.monotonic()
+            return found
+
+    def claim_epoch(
+        self, last_acked_sequence: int | None, *, allow_data_loss: bool = False
+    ) -> Manifest:
+        """See :meth:`Queue.claim_epoch`."""
+        with self._lock:
+            return super().claim_epoch(last_acked_sequence, allow_data_loss=allow_data_loss)
+
+    def dequeue(self, through_sequence: int, epoch: int) -> Manifest:
+        """See :meth:`Queue.dequeue`."""
+        with self._lock:
+            return super().dequeue(through_sequence, epoch)
+
+    def read(self) -> Manifest | None:
+        """See :meth:`Queue.read`; what this process wrote just now is not read again."""
+        if self._runtime.monotonic() - self._written_at < FRESH_S:
+            return self.last_seen
+        with self._lock:
+            return super().read()
+
+    def close(self) -> None:
+        """See :meth:`Queue.close`."""
+        with self._lock:
+            super().close()
+
+
+class _FifoLock:
+    """A lock that goes to the thread that waits longest.
+
+    With any other lock a thread that comes back at once may get it again and again.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._condition = runtime.condition()
+        self._waiting: deque[object] = deque()
+
+    def __enter__(self) -> None:
+        me = object()
+        with self._condition:
+            self._waiting.append(me)
+            try:
+                while self._waiting[0] is not me:
+                    self._condition.wait()
+            except BaseException:
+                self._waiting.remove(me)
+                self._condition.notify_all()
+                raise
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._condition:
+            self._waiting.popleft()
+            self._condition.notify_all()
 
 
 class Service:
     """The broker of one queue.
 
     Args:
-        queue: What it writes; nobody else in the process may use it.
+        queue: What it writes; shared with its dispatcher and used by nothing else.
         runtime: Clocks and threads.
         data_path_prefix: Locations must lie below it.
         on_conflict: Called after a write that lost a race: is another broker at work?
-        foreman: Hands batches to workers; None when this broker does not.
+        dispatcher: Hands batches to workers; None when this broker does not.
     """
 
     def __init__(
@@ -137,21 +340,21 @@ class Service:
         runtime: Runtime,
         data_path_prefix: str,
         on_conflict: Callable[[], None] = lambda: None,
-        foreman: Dispatcher | None = None,
+        dispatcher: Dispatcher | None = None,
     ) -> None:
         self._queue = queue
         self._runtime = runtime
         self.data_path_prefix = data_path_prefix
         self._on_conflict = on_conflict
-        self.foreman = foreman
+        self.dispatcher = dispatcher
         self._condition = runtime.condition()
-        self._waiting: list[Waiting] = []
+        self._waiting: list[PendingAppend] = []
         self._entries = 0
         self._bytes = 0
         self._next = 0
         self._leaving = False
-        self._gaps = Gaps()
-        self._floor: Floor[Client] = Floor(runtime, self._condition)
+        self._fairness = WriteFairness(runtime.random)
+        self._pauses = WritePauses(runtime, self._condition)
         self._others_wrote = False
         self._task: Task | None = None
         self.sessions = 0
@@ -179,8 +382,8 @@ class Service:
             self._condition.notify_all()
         metrics.broker_clients.unwatch(self)
         metrics.broker_waiting_entries.unwatch(self)
-        if self.foreman is not None:
-            self.foreman.stop(timeout)
+        if self.dispatcher is not None:
+            self.dispatcher.stop(timeout)
         if self._task is not None:
             self._task.join(timeout)
 
@@ -198,13 +401,13 @@ class Service:
 
     @property
     def next_sequence(self) -> int:
-        """The queue's end, as far as the broker knows; it is never behind this."""
+        """The queue's end, as far as the broker knows; the real one is not below it."""
         return self._next
 
     def submit(self, client: Client, request: AppendRequest, message_bytes: int) -> None:
-        """Append when its turn comes; the client gets the answer."""
+        """Append in the next write; the client gets the answer."""
         size = len(request.entries)
-        waiting = Waiting(client, request, request.heard)
+        waiting = PendingAppend(client, request, request.heard)
         client.remember(waiting)
         with self._condition:
             if self._leaving:
@@ -222,22 +425,22 @@ class Service:
                 return
         self._refuse(waiting, why)
 
-    def ask_floor(self, client: Client, number: int) -> bool:
-        """Let a client write the manifest itself, once what is being written has landed.
+    def ask_pause(self, client: Client, number: int) -> bool:
+        """Let a client write the manifest itself, once the write under way has landed.
 
         Returns:
             False when it has asked for that already.
         """
         with self._condition:
             if not self._leaving:
-                return self._floor.ask(Guest(client, number))
+                return self._pauses.ask(PauseRequest(client, number))
         client.answer({"op": "refused", "n": number, "why": "moved"})
         return True
 
-    def end_floor(self, client: Client) -> None:
-        """The client has written, or is gone; free to repeat."""
+    def end_pause(self, client: Client) -> None:
+        """The client has written, or its connection ended; free to repeat."""
         with self._condition:
-            waiting = self._floor.end(client)
+            waiting = self._pauses.end(client)
         if waiting is not None:
             client.answer({"op": "refused", "n": waiting.number, "why": "over"})
 
@@ -259,31 +462,32 @@ class Service:
             "conflicts": self._queue.conflicts,
             "attempts": self._queue.attempts,
             "next": self._next,
-            "floors": self._floor.given,
+            "floors": self._pauses.granted,
             "serving_s": self._runtime.monotonic() - self._since,
         }
 
     def _run(self) -> None:
         while True:
             with self._condition:
-                while not self._waiting and not self._leaving and not self._floor.is_wanted:
+                while not self._waiting and not self._leaving and not self._pauses.is_wanted:
                     self._condition.wait()
-                # One guest between two writes: however many there are, clients have their turn.
-                if self._floor.give(_tell, lambda: self._leaving):
+                # One pause between two writes: the clients' appends do not wait for all pauses.
+                if self._pauses.grant(_answer_pause, lambda: self._leaving):
                     self._others_wrote = True
                 group, self._waiting = self._waiting, []
                 self._entries = self._bytes = 0
                 leaving = self._leaving
-                guests = self._floor.clear() if leaving else []
+                refused = self._pauses.clear() if leaving else []
             if leaving:
                 for each in group:
                     self._refuse(each, "moved")
-                for guest in guests:
-                    guest.client.answer({"op": "refused", "n": guest.number, "why": "moved"})
+                for pause in refused:
+                    pause.client.answer({"op": "refused", "n": pause.number, "why": "moved"})
                 return
             if not group:
                 continue
-            began, conflicts = self._runtime.monotonic(), self._queue.conflicts
+            conflicts = self._queue.conflicts
+            self._fairness.begins(self._runtime.monotonic())
             try:
                 self._commit(group)
             except Exception as error:
@@ -292,31 +496,32 @@ class Service:
                 self._fail(group, error)
             now = self._runtime.monotonic()
             if self._queue.conflicts > conflicts:
-                self._gaps.lost(now)
+                self._fairness.lost(now)
                 self._on_conflict()
-            self._let_others_in(self._gaps.wrote(began, now))
+            self._fairness.won(now)
+            self._leave_gap(self._fairness.pause(now))
 
-    def _let_others_in(self, seconds: float) -> None:
+    def _leave_gap(self, seconds: float) -> None:
         until = self._runtime.monotonic() + seconds
         with self._condition:
-            while not self._leaving and not self._floor.is_wanted:
+            while not self._leaving and not self._pauses.is_wanted:
                 left = until - self._runtime.monotonic()
                 if left <= 0:
                     break
                 self._condition.wait(left)
 
-    def _commit(self, group: Sequence[Waiting]) -> None:
+    def _commit(self, group: Sequence[PendingAppend]) -> None:
         fresh = []
         for each in group:
             if each.request.since is None:
                 fresh.append(each)
             else:
-                # Alone: whether it has landed before is a question to the whole write.
+                # In a write of its own: the guard answers for the write as a whole.
                 self._append([each])
         if fresh:
             self._append(fresh)
 
-    def _append(self, group: Sequence[Waiting]) -> None:
+    def _append(self, group: Sequence[PendingAppend]) -> None:
         """Append requests in one write, in order; answer each."""
         while group:
             group = self._without_late(group)
@@ -324,7 +529,7 @@ class Service:
                 return
             entries = [entry for each in group for entry in each.request.entries]
             try:
-                # What is remembered is out of date behind a guest: one read saves a lost race.
+                # Another writer was let in: one read saves a lost race.
                 read_first, self._others_wrote = self._others_wrote, False
                 outcome: int | _Stop = self._queue.append(
                     entries, guard=self._guard(group, entries), read_first=read_first
@@ -350,13 +555,13 @@ class Service:
             for each in group:
                 self._done(each, first)
                 first += len(each.request.entries)
-            if self.foreman is not None:
-                self.foreman.appended()
+            if self.dispatcher is not None:
+                self.dispatcher.appended()
             return
 
-    def _guard(self, group: Sequence[Waiting], entries: Sequence[NewEntry]) -> _Guard:
+    def _guard(self, group: Sequence[PendingAppend], entries: Sequence[NewEntry]) -> _Guard:
         since = group[0].request.since
-        search = None if since is None else look_up(self._queue.key, entries, since)
+        search = None if since is None else find_earlier_attempt(self._queue.key, entries, since)
 
         def guard(before: Manifest) -> _Stop | None:
             # On each attempt: while the last one was on its way, a client may have waited long
@@ -368,7 +573,7 @@ class Service:
 
         return guard
 
-    def _without_late(self, group: Sequence[Waiting]) -> list[Waiting]:
+    def _without_late(self, group: Sequence[PendingAppend]) -> list[PendingAppend]:
         now = Moment.now(self._runtime)
         kept = []
         for each in group:
@@ -381,14 +586,14 @@ class Service:
     def _may_be_found(self, error: CommitStateUnknown) -> bool:
         """Whether a later look can tell: nothing was dequeued where the append may be.
 
-        The requests became too old while storage did not answer. Their clients can ask again,
-        and the next attempt looks first; a local committer would go on looking, too.
+        The requests became too old while storage did not answer. Their clients ask again, and the
+        next attempt looks first.
         """
         seen = self._queue.last_seen
         first = 0 if seen is None else seen.first_sequence
         return error.sequence is not None and first <= error.sequence
 
-    def _done(self, each: Waiting, sequence: int) -> None:
+    def _done(self, each: PendingAppend, sequence: int) -> None:
         size = len(each.request.entries)
         self._next = max(self._next, sequence + size)
         self.appended += size
@@ -396,27 +601,25 @@ class Service:
             {"op": "done", "n": each.request.number, "sequence": sequence, "next": self._next}
         )
 
-    def _refuse(self, each: Waiting, why: str) -> None:
+    def _refuse(self, each: PendingAppend, why: str) -> None:
         each.client.answer({"op": "refused", "n": each.request.number, "why": why})
 
-    def _fail(self, group: Sequence[Waiting], error: BaseException) -> None:
+    def _fail(self, group: Sequence[PendingAppend], error: BaseException) -> None:
         if isinstance(error, CommitStateUnknown) and self._may_be_found(error):
             for each in group:
                 since = each.request.since if each.request.since is not None else error.sequence
                 each.client.answer({"op": "lost", "n": each.request.number, "since": since})
             return
         for each in group:
-            told = error
+            own = error
             if isinstance(error, CommitStateUnknown):
-                # Of the group's locations each client is told its own.
+                # Of the group's locations each client gets its own.
                 locations = tuple(entry.location for entry in each.request.entries)
-                told = CommitStateUnknown(
+                own = CommitStateUnknown(
                     error.key, error.sequence, locations, error.next_sequence, error.reason
                 )
-            each.client.answer(
-                {"op": "failed", "n": each.request.number, "error": error_body(told)}
-            )
+            each.client.answer({"op": "failed", "n": each.request.number, "error": error_body(own)})
 
 
-def _tell(guest: Guest[Client]) -> None:
-    guest.client.answer({"op": "given", "n": guest.number})
+def _answer_pause(request: PauseRequest) -> None:
+    request.client.answer({"op": "given", "n": request.number})

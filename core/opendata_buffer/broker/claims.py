@@ -13,8 +13,8 @@ done.
 
 What is kept is what a successor must know: the frontier, what beyond it is done, who holds what
 and how often each batch was handed out. Not kept is when a claim lapses: a successor cannot
-compare its clock with its predecessor's, so it gives every holder the whole time anew, and no
-live worker's claim is given away.
+compare its clock with its predecessor's, so it gives every worker the whole time anew, and the
+claim of a live worker is never given away.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def claims_key(data_path_prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClaimHolder:
-    """Who holds a batch.
+    """The worker that holds a batch.
 
     Attributes:
         worker: The beginning of its name, for people.
         token: Drawn for this claim alone; what the worker shows to finish it.
-        timeout_ms: Without a heartbeat for so long, the batch is handed to somebody else.
+        timeout_ms: Without a heartbeat for so long, the batch is handed to another worker.
     """
 
     worker: str
@@ -100,10 +100,10 @@ class Claims:
     queue: str = ""
 
     def adopted(self, epoch: int, queue: str, first_sequence: int) -> Claims:
-        """As a new foreman takes them over, who found the queue beginning at this sequence.
+        """As a new dispatcher takes them over; the queue begins at this sequence.
 
         Claims of a queue that was deleted and made again say nothing of the new one's batches:
-        with the old frontier they would all pass for done.
+        with the old frontier all of them would count as done.
         """
         if self.queue and self.queue != queue:
             return Claims(epoch, first_sequence, tokens=self.tokens, queue=queue)
@@ -150,20 +150,14 @@ class Claims:
         """The batch is done, or in the quarantine; the frontier passes what is done behind it."""
         if sequence < self.frontier:
             return self
-        held, deliveries, done = dict(self.held), dict(self.deliveries), set(self.done)
+        held, deliveries = dict(self.held), dict(self.deliveries)
         held.pop(sequence, None)
         deliveries.pop(sequence, None)
-        done.add(sequence)
-        frontier = self.frontier
-        while frontier in done:
-            done.remove(frontier)
-            frontier += 1
-        return replace(
-            self, held=held, deliveries=deliveries, done=frozenset(done), frontier=frontier
-        )
+        done = self.done | {sequence}
+        return replace(self, held=held, deliveries=deliveries, done=done)._past_done()
 
     def release(self, sequence: int) -> Claims:
-        """Nobody holds the batch any more; how often it was handed out is remembered."""
+        """Take the batch from its worker; how often it was handed out is remembered."""
         held = dict(self.held)
         held.pop(sequence, None)
         return replace(self, held=held)
@@ -178,9 +172,10 @@ class Claims:
             held={k: v for k, v in self.held.items() if k >= first_sequence},
             done=frozenset(each for each in self.done if each >= first_sequence),
             deliveries={k: v for k, v in self.deliveries.items() if k >= first_sequence},
-        )._settled()
+        )._past_done()
 
-    def _settled(self) -> Claims:
+    def _past_done(self) -> Claims:
+        """With the frontier behind all that is done without a gap."""
         frontier, done = self.frontier, set(self.done)
         while frontier in done:
             done.remove(frontier)
@@ -245,7 +240,7 @@ def _done(fields: Fields) -> Iterator[int]:
     for row in fields.items("done"):
         match row:
             case [first, last] if is_number(first) and is_number(last, least=first):
-                # From the wire: a range must not make us count to the end of the world.
+                # Read from storage: a range must not make this loop run without a bound.
                 total += last - first + 1
                 if total <= MAX_OPEN:
                     yield from range(first, last + 1)
@@ -265,7 +260,7 @@ def _deliveries(fields: Fields) -> dict[int, int]:
 
 
 def _ranges(numbers: Iterable[int]) -> list[list[int]]:
-    """Runs of consecutive numbers, each as its first and its last."""
+    """Ranges of consecutive numbers, each as its first and its last."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and runs[-1][1] == number - 1:
@@ -275,27 +270,22 @@ def _ranges(numbers: Iterable[int]) -> list[list[int]]:
     return runs
 
 
-# ---- When claims lapse ----
-#
-# By the heartbeats of those who hold them, in the memory of one foreman.
-
-
 LATE_S = 0.5
-"""A foreman that looks at a claim so long after its end was suspended, or storage held it up. It
-may have missed heartbeats, so it gives the worker the whole time anew, once, as a successor would.
-"""
+"""A dispatcher that looks at a claim so long after its end was suspended, or storage held it up.
+It may have missed heartbeats, so it gives the worker the whole time anew, once, as a successor
+would."""
 
 MOST_TOKENS = 100_000
 """Of one heartbeat."""
 
 
 class Heartbeats:
-    """The time that each claim has yet. Times are monotonic seconds.
+    """When claims lapse, by the heartbeats of their workers. Times are monotonic seconds.
 
-    Heartbeats come from any thread; all else is asked by the foreman's.
+    Heartbeats come from any thread; all else is called by the dispatcher's.
 
     Args:
-        condition: The foreman's lock.
+        condition: The dispatcher's lock.
         steady_since: Since when this broker has been at work without a long pause. Heartbeats of
             a pause may have been missed.
     """
@@ -309,27 +299,27 @@ class Heartbeats:
         """When the claim of each batch is looked at next."""
 
     def hear(self, tokens: Iterable[int], now: float) -> None:
-        """Who holds these lives. With the lock held."""
+        """The worker that holds these lives. With the lock held."""
         for token in list(tokens)[:MOST_TOKENS]:
             self._alive.pop(token, None)  # behind the others: the first ones were not heard longest
             self._alive[token] = now
-        # While nobody asks for anything, nothing is forgotten.
+        # forget() is called only while workers ask for batches.
         while len(self._alive) > 2 * MOST_TOKENS:
             del self._alive[next(iter(self._alive))]
 
     def begin(self, held: Mapping[int, ClaimHolder], now: float) -> None:
-        """Give each holder the whole time: nobody knows when it gave its last sign of life."""
+        """Give each worker the whole time: its last heartbeat is not known."""
         self.lapses = {key: now + each.timeout_ms / 1000 for key, each in held.items()}
 
     def end(self) -> None:
-        """The claims are somebody else's."""
+        """Another dispatcher owns the claims."""
         self.lapses, self._renewed = {}, {}
 
     def until(self, sequence: int, holder: ClaimHolder, now: float) -> float | None:
         """For a claim whose time is over: until when it holds all the same; None when it lapses."""
         with self._condition:
             alive = self._alive.get(holder.token, float("-inf"))
-        # After a pause of its own the broker is as ignorant as a successor, and does as one.
+        # Behind a pause of its own the broker knows as little as a successor, and does the same.
         until = max(alive, self._steady_since()) + holder.timeout_ms / 1000
         if until > now:
             return until
@@ -339,7 +329,7 @@ class Heartbeats:
         return None
 
     def landed(self, lapses: Mapping[int, float | None]) -> None:
-        """What a turn has changed is stored."""
+        """What a round has changed is stored."""
         for sequence, at in lapses.items():
             if at is None:
                 self.lapses.pop(sequence, None)

@@ -1,4 +1,4 @@
-"""A connection to a broker: appends go out as they come, answers find their callers."""
+"""A connection to a broker: sends requests, and hands each answer to its caller."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from opendata_buffer.broker.channel import ClientEnd, ProtocolError
-from opendata_buffer.broker.lease import DiscoveryRecord
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.protocol import (
     MAX_ENTRIES,
     MAX_OPEN_REQUESTS,
@@ -16,6 +15,7 @@ from opendata_buffer.broker.protocol import (
     append_body,
     error_of,
 )
+from opendata_buffer.broker.secure_channel import ClientEnd, ProtocolError
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.runtime import Runtime
@@ -29,24 +29,15 @@ __all__ = [
     "Connection",
     "Dial",
     "Lost",
-    "OpenCall",
-    "OpenCalls",
+    "PendingRequest",
+    "PendingRequests",
     "Refused",
     "Reply",
 ]
 
 
-# ---- What was asked on a connection to a broker and is not answered yet ----
-#
-# And what answers mean. Pure.
-#
-# No lock, no thread and no socket: whoever uses it holds a lock, and says what time it is. Times
-# are
-# monotonic seconds of this process; the broker's own clock goes back to it as it came.
-
-
 RENEW_S = 0.5
-"""An append whose broker was last heard so long before the last word of it is renewed."""
+"""An append is renewed when the broker was heard so long after the clock it holds by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +49,11 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Surely not appended, nor will be: ``expired``, ``moved``, ``busy``, ``unsent``,
-    ``late`` for its own deadline, or ``large``: no broker takes it."""
+    """It was not appended and will not be.
+
+    ``why`` is ``expired``, ``moved``, ``busy``, ``unsent``, ``late`` for its own deadline, or
+    ``large``: no broker takes it.
+    """
 
     why: str
 
@@ -86,7 +80,7 @@ _ANSWERS = {"done", "refused", "lost", "failed", "claimed", "finished", "beaten"
 
 
 @dataclass(slots=True, eq=False)
-class OpenCall:
+class PendingRequest:
     """One request that waits for its answer.
 
     Attributes:
@@ -106,8 +100,11 @@ class OpenCall:
     answer: Answer | Reply | OpenDataBufferError | None = None
 
 
-class OpenCalls:
-    """The open requests of one connection, by their numbers.
+class PendingRequests:
+    """The unanswered requests of one connection, by their numbers. Pure.
+
+    The caller holds a lock and says what time it is, in monotonic seconds of this process. The
+    broker's clock goes back to it as it came.
 
     Attributes:
         clock: The broker's, as it was last heard; every append carries it.
@@ -117,26 +114,26 @@ class OpenCalls:
     def __init__(self) -> None:
         self.clock: Any = None
         self.heard_at = 0.0
-        self._calls: dict[int, OpenCall] = {}
+        self._pending: dict[int, PendingRequest] = {}
         self._number = 0
         self._next = 0  # sequence of the queue's next entry, as far as was heard
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self._pending)
 
-    def __iter__(self) -> Iterator[OpenCall]:
-        return iter(self._calls.values())
+    def __iter__(self) -> Iterator[PendingRequest]:
+        return iter(self._pending.values())
 
     @property
     def is_full(self) -> bool:
-        """Whether a broker would end the connection of who asks for more at once."""
-        return len(self._calls) >= MAX_OPEN_REQUESTS
+        """Whether the broker would end the connection at one more request."""
+        return len(self._pending) >= MAX_OPEN_REQUESTS
 
-    def begin(self, *, posted: bool = False) -> tuple[int, OpenCall]:
+    def begin(self, *, posted: bool = False) -> tuple[int, PendingRequest]:
         """A request that is not an append: its number, and where its answer will be."""
-        return self._open(OpenCall(Lost(self._next, self.heard_at), posted=posted))
+        return self._open(PendingRequest(Lost(self._next, self.heard_at), posted=posted))
 
-    def begin_append(self, since: int | None, begin_by: float) -> tuple[int, OpenCall]:
+    def begin_append(self, since: int | None, begin_by: float) -> tuple[int, PendingRequest]:
         """An append: its number, and where its answer will be.
 
         Args:
@@ -145,26 +142,26 @@ class OpenCalls:
         """
         valid_s = min(VALID_MS / 1000, begin_by - self.heard_at)
         lost = Lost(self._next if since is None else since, self.heard_at + valid_s)
-        return self._open(OpenCall(lost, self.heard_at, valid_s, begin_by))
+        return self._open(PendingRequest(lost, self.heard_at, valid_s, begin_by))
 
     def end(self, number: int) -> None:
-        """Whoever waited has the answer, or waits no longer."""
-        del self._calls[number]
+        """Its caller has the answer, or waits no longer."""
+        del self._pending[number]
 
     def hear(self, body: Reply, now: float) -> bool:
-        """Take what the broker says.
+        """Take a message of the broker.
 
         Returns:
-            Whether somebody may go on now.
+            Whether a caller may go on now.
 
         Raises:
-            ProtocolError: A broker says no such thing.
+            ProtocolError: A broker sends no such message.
         """
         # The clock first: an answer that is waited for lets the next append begin at once.
         self.clock, self.heard_at = body.get("clock"), now
         if isinstance(following := body.get("next"), int):
             self._next = max(self._next, following)
-        call = self._calls.get(body["n"]) if isinstance(body.get("n"), int) else None
+        call = self._pending.get(body["n"]) if isinstance(body.get("n"), int) else None
         match body:
             case {"op": "done", "sequence": int(sequence)} if call is not None:
                 call.answer = Appended(sequence)
@@ -182,7 +179,7 @@ class OpenCalls:
             case {"op": "pong"}:
                 return False
             case {"op": str(op)} if call is None and op in _ANSWERS:
-                return False  # Of something that was told, and not asked.
+                return False  # Its caller waits no longer.
             case _:
                 raise ProtocolError(f"the broker says {str(body.get('op'))[:50]!r}: unknown")
         if call is not None and call.posted:
@@ -190,19 +187,19 @@ class OpenCalls:
         return True
 
     def renew(self) -> list[int]:
-        """Appends that wait for a slow write hold on, by the clock that was just heard.
+        """Let appends that wait for a slow write hold by the clock that was just heard.
 
-        Otherwise what came while a write took longer than a request holds would be refused, be
-        asked for again as the next write begins, and never have its turn.
+        Otherwise an append that came during a write of more than two seconds would be refused,
+        sent again as the next write begins, and never be written.
 
         Returns:
-            The numbers of those that the broker is to be told of.
+            The numbers of the appends to renew at the broker.
         """
         renewed = []
-        for number, call in self._calls.items():
+        for number, call in self._pending.items():
             is_old = self.heard_at - call.heard_at >= RENEW_S
             if call.answer is None and is_old and self.heard_at + call.valid_s <= call.begin_by:
-                # First here: nobody else is asked while the broker may still write it.
+                # First here: no other broker is asked while this one may still write it.
                 call.heard_at = self.heard_at
                 call.lost = Lost(call.lost.since, self.heard_at + call.valid_s)
                 renewed.append(number)
@@ -210,13 +207,13 @@ class OpenCalls:
 
     def lose(self) -> None:
         """The connection has ended: no answer comes any more."""
-        for call in self._calls.values():
+        for call in self._pending.values():
             if call.answer is None:
                 call.answer = call.lost
 
-    def _open(self, call: OpenCall) -> tuple[int, OpenCall]:
+    def _open(self, call: PendingRequest) -> tuple[int, PendingRequest]:
         self._number += 1
-        self._calls[self._number] = call
+        self._pending[self._number] = call
         return self._number, call
 
 
@@ -227,8 +224,8 @@ CONNECT_S = 3.0
 shakes hands with hundreds at once, on a busy machine, needs more than a second for the last."""
 
 SILENCE_S = 0.75
-"""Without any message for so long, while an answer is due, the broker is asked for a sign of
-life; without one for as long again, it is taken for dead."""
+"""Without any message for so long, while an answer is due, the broker is sent a ping; without an
+answer for as long again, it is taken for dead."""
 
 
 class ChannelClosed(Exception):
@@ -236,7 +233,7 @@ class ChannelClosed(Exception):
 
 
 class ChannelRefused(ChannelClosed):
-    """Nobody listens at the address: the process that did has ended."""
+    """No process listens at the address: the one that did has ended."""
 
 
 class Channel(Protocol):
@@ -272,35 +269,35 @@ class Connection:
         nonce: Random bytes, for this connection alone.
 
     Raises:
-        ChannelClosed: The other side ended it, or said nothing.
+        ChannelClosed: The other side ended it, or sent nothing.
         ProtocolError: The other side is not the announced broker.
     """
 
     def __init__(
-        self, channel: Channel, announcement: DiscoveryRecord, runtime: Runtime, nonce: bytes
+        self, channel: Channel, broker_record: DiscoveryRecord, runtime: Runtime, nonce: bytes
     ) -> None:
-        self.announcement = announcement
+        self.broker_record = broker_record
         self._channel = channel
         self._runtime = runtime
-        self._end = ClientEnd(announcement.secret, announcement.term, nonce)
+        self._end = ClientEnd(broker_record.secret, broker_record.term, nonce)
         self._condition = runtime.condition()
-        self._calls = OpenCalls()
+        self._pending = PendingRequests()
         self._stats: dict[str, Any] | None = None
         self._sending = False
         self._over = False
         self._abandoned = False
         try:
-            channel.send(self._end.prove(self._first_words()))
-            self._end.finish(self._first_words())
+            channel.send(self._end.prove(self._receive_first()))
+            self._end.finish(self._receive_first())
             self._transmit({"op": "ping"})
-            answer = self._first_words()
+            answer = self._receive_first()
             with self._condition:
                 self._take(answer)
             runtime.spawn(self._read, "opendata-buffer-broker-client")
         except RuntimeError as error:
-            # No thread is left for it: its owner does as without a broker.
+            # No thread is left: its owner goes on without a broker.
             channel.close()
-            raise ChannelClosed(f"nothing can read what the broker says: {error}") from error
+            raise ChannelClosed(f"no thread is left to read from the broker: {error}") from error
         except BaseException:
             channel.close()
             raise
@@ -329,9 +326,9 @@ class Connection:
                 return Refused("late")
             if self._over:
                 return Refused("unsent")
-            number, call = self._calls.begin_append(since, begin_by)
+            number, call = self._pending.begin_append(since, begin_by)
             valid_ms = int(call.valid_s * 1000)
-            body = append_body(number, entries, self._calls.clock, valid_ms, since)
+            body = append_body(number, entries, self._pending.clock, valid_ms, since)
         answer = self._complete(number, call, body)
         return answer if isinstance(answer, Appended | Refused | Lost) else Refused("unknown")
 
@@ -349,16 +346,16 @@ class Connection:
             self._await_room(None)
             if self._over:
                 return Refused("unsent")
-            number, call = self._calls.begin()
+            number, call = self._pending.begin()
         answer = self._complete(number, call, {**body, "n": number}, timeout)
         return Refused("unknown") if isinstance(answer, Appended) else answer
 
     def tell(self, body: Mapping[str, Any]) -> None:
-        """Say something that is not answered."""
+        """Send a message that has no answer."""
         self._transmit(dict(body))
 
     def post(self, body: Mapping[str, Any], until: float | None) -> bool:
-        """Ask for something and wait for no answer; only for room, where much is unanswered.
+        """Send a request and do not wait for its answer; only for room, where many are unanswered.
 
         Args:
             body: The question.
@@ -369,9 +366,9 @@ class Connection:
         """
         with self._condition:
             self._await_room(until)
-            if self._over or self._calls.is_full:
+            if self._over or self._pending.is_full:
                 return False
-            number, _ = self._calls.begin(posted=True)
+            number, _ = self._pending.begin(posted=True)
         return self._transmit({**body, "n": number})
 
     def await_posted(self, until: float | None) -> None:
@@ -380,7 +377,7 @@ class Connection:
         A connection that is closed while answers come in may take along what was sent on it.
         """
         with self._condition:
-            while not self._over and any(each.posted for each in self._calls):
+            while not self._over and any(each.posted for each in self._pending):
                 left = None if until is None else until - self._runtime.monotonic()
                 if left is not None and left <= 0:
                     return
@@ -405,14 +402,14 @@ class Connection:
             self._finish()
 
     def abandon(self) -> None:
-        """Nobody uses it any more: the thread that reads ends it within a second.
+        """It is used no more: the thread that reads ends it within a second.
 
-        Takes no lock and closes nothing: garbage is collected in the middle of anything.
+        Takes no lock and closes nothing, because finalizers run in the middle of other calls.
         """
         self._abandoned = True
 
     def _complete(
-        self, number: int, call: OpenCall, body: dict[str, Any], timeout: float | None = None
+        self, number: int, call: PendingRequest, body: dict[str, Any], timeout: float | None = None
     ) -> Answer | Reply:
         until = None if timeout is None else self._runtime.monotonic() + timeout
         try:
@@ -431,9 +428,9 @@ class Connection:
                     else:
                         self._condition.wait(left)
         finally:
-            # Also after an interrupt: what is left behind would take up room for ever.
+            # Also after an interrupt: a request that is left here would take up room for ever.
             with self._condition:
-                self._calls.end(number)
+                self._pending.end(number)
                 self._condition.notify_all()
         if isinstance(call.answer, OpenDataBufferError):
             raise call.answer
@@ -441,34 +438,34 @@ class Connection:
 
     def _await_room(self, until: float | None) -> None:
         """With the lock."""
-        while self._calls.is_full and not self._over:
+        while self._pending.is_full and not self._over:
             left = None if until is None else until - self._runtime.monotonic()
             if left is not None and left <= 0:
                 return
             self._condition.wait(left)
 
-    def _first_words(self) -> bytes:
+    def _receive_first(self) -> bytes:
         message = self._channel.receive(CONNECT_S)
         if message is None:
-            raise ChannelClosed(f"the broker said nothing for {CONNECT_S:g} s")
+            raise ChannelClosed(f"the broker sent nothing for {CONNECT_S:g} s")
         return message
 
-    def _transmit(self, body: dict[str, Any], *, patient: bool = True) -> bool:
-        """Seal and send, without the lock: a suspended broker takes nothing, and the thread that
+    def _transmit(self, body: dict[str, Any], *, waits: bool = True) -> bool:
+        """Sign and send, without the lock: a suspended broker takes nothing, and the thread that
         reads must notice that while another one waits here.
 
         Returns:
-            False when the connection had ended before anything was sent, or, for one who is not
-            patient, while another thread sends.
+            False when the connection had ended before anything was sent; without ``waits``, also
+            while another thread sends.
         """
         with self._condition:
             while self._sending and not self._over:
-                if not patient:
+                if not waits:
                     return False
                 self._condition.wait()
             if self._over:
                 return False
-            # Sealed messages are numbered: they go out in the order in which they are sealed.
+            # Messages are numbered as they are signed: they must be sent in that order.
             message = self._end.seal(body)
             self._sending = True
         try:
@@ -491,32 +488,32 @@ class Connection:
                     with self._condition:
                         self._take(message)
                     self._renew()
-                elif not self._calls:
+                elif not self._pending:
                     asked = False
                 elif asked:
-                    log.warning("%s gives no sign of life", self.announcement)
+                    log.warning("%s does not answer", self.broker_record)
                     return
                 else:
                     asked = True
-                    self._transmit({"op": "ping"}, patient=False)
+                    self._transmit({"op": "ping"}, waits=False)
         except ChannelClosed:
             pass
         except ProtocolError as error:
-            log.warning("connection to %s ended: %s", self.announcement, error)
+            log.warning("connection to %s ended: %s", self.broker_record, error)
         finally:
             with self._condition:
                 self._finish()
 
     def _renew(self) -> None:
         with self._condition:
-            clock, renewed = self._calls.clock, self._calls.renew()
+            clock, renewed = self._pending.clock, self._pending.renew()
         if renewed:
-            self._transmit({"op": "renew", "clock": clock, "n": renewed}, patient=False)
+            self._transmit({"op": "renew", "clock": clock, "n": renewed}, waits=False)
 
     def _take(self, message: bytes) -> None:
         """With the lock."""
         body = self._end.open(message)
-        heard = self._calls.hear(body, self._runtime.monotonic())
+        heard = self._pending.hear(body, self._runtime.monotonic())
         if body.get("op") == "stats":
             self._stats = body
         if heard:
@@ -527,5 +524,5 @@ class Connection:
             return
         self._over = True
         self._channel.close()
-        self._calls.lose()
+        self._pending.lose()
         self._condition.notify_all()

@@ -1,40 +1,32 @@
 """Appends through the queue's broker, or alone while there is none.
 
-A :class:`~opendata_buffer.producer.group_commit.Committer` like the local one, with the same
-meaning
-of every answer. What it adds is finding the broker, and what to do when it gives no answer:
+A :class:`~opendata_buffer.producer.group_commit.Committer` like the local one: its answers mean
+the same. It finds the broker, and settles appends that the broker did not answer:
 
 1. Wait until the broker cannot begin a write of the append any more
    (:mod:`opendata_buffer.broker.protocol` says how that is known).
-2. Ask the broker that is announced now, or append directly; either looks first whether the
-   append has landed, on the manifest that its own compare-and-swap replaces.
+2. Ask the broker that is announced now, or append directly. Both first look for the append in
+   the manifest that their own compare-and-swap replaces.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from opendata_buffer.broker.broker import Landed, look_up
+from opendata_buffer.broker.broker import Landed, find_earlier_attempt
 from opendata_buffer.broker.client import Appended, Connection, Lost
 from opendata_buffer.broker.discovery import Discovery
-from opendata_buffer.broker.dispatcher_term import OpenConsumer
-from opendata_buffer.broker.election import Host
-from opendata_buffer.broker.lease import DiscoveryRecord
-from opendata_buffer.broker.network import (
-    Network,
-    WebSocketNetwork,
-    listen_for,
-    websockets_installed,
-)
-from opendata_buffer.config import QueueConfig
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.election import LeaderElection
+from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
+from opendata_buffer.concurrency import locked
+from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
     Conflict,
-    InvalidInput,
     OpenDataBufferError,
     QueueFull,
     TransientStorageError,
@@ -46,7 +38,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 
-__all__ = ["BrokeredCommitter", "open_committer"]
+__all__ = ["BrokeredCommitter", "open_brokered_committer"]
 
 
 log = logging.getLogger(__name__)
@@ -60,17 +52,20 @@ LOOK_S = 0.5
 MOVED_S = 0.1
 """After a broker said that it leaves."""
 
+STOP_S = 5.0
+"""How long the last caller waits for this process's broker to say that it leaves."""
+
 PATIENCE_S = 10.0
 """After a broker was lost its successor is looked for so often; later every so many seconds."""
 
 
 @dataclass(slots=True)
-class _Doubt:
-    """An append of which an attempt may have landed.
+class _UnknownAttempt:
+    """An earlier attempt of an append that may have landed.
 
     Attributes:
         since: At this sequence or later, if it has.
-        safe_at: From when on nobody begins a write of that attempt, monotonic seconds.
+        safe_at: From when on no write of that attempt begins, monotonic seconds.
     """
 
     since: int
@@ -80,38 +75,60 @@ class _Doubt:
 class BrokeredCommitter:
     """Appends to one queue for all producers of a process. Thread-safe.
 
-    Args:
-        alone: Appends where there is no broker; closed with this one.
-        store: Where the queue lives.
-        config: The queue.
-        runtime: Clock and threads.
-        connect: Opens a connection to a broker.
-        expects: Whether a broker is sure to come although none is announced yet, as in a process
-            that would serve itself.
+    Made by :func:`open_brokered_committer`; it works from the first :meth:`join` to the last
+    :meth:`close`.
     """
 
     def __init__(
         self,
-        alone: Committer,
         store: Store,
-        config: QueueConfig,
+        config: ProducerConfig,
         runtime: Runtime,
-        connect: Callable[[DiscoveryRecord], Connection],
+        claim: Claim | None,
+        network: Network,
+        open_alone: Callable[[], Committer],
+        on_end: Callable[[], None] = lambda: None,
         *,
         expects: bool = False,
-        claim: Claim | None = None,
     ) -> None:
-        self._alone = alone
         self._store = store
         self._config = config
         self._claim = claim
         self._runtime = runtime
-        self._finder = Discovery(store, config, runtime, connect, waits_s=FIND_S)
+        self._network = network
+        self._open_alone = open_alone
+        self._on_end = on_end
+        self._condition = runtime.condition()
+        self._callers = 0
+        self._ended = False
+        self._alone: Committer
+        self._election: LeaderElection | None = None
+        self._discovery = Discovery(store, config, runtime, network.connect, waits_s=FIND_S)
         self._look_at: float | None = 0.0
-        self._hopeful_until = runtime.monotonic() + PATIENCE_S if expects else 0.0
-        self._expects = expects
+        # Whether a broker is sure to come, as in a process that serves by itself.
+        self._expects = expects or config.broker == "host"
+        self._hopeful_until = runtime.monotonic() + PATIENCE_S if self._expects else 0.0
         self._conflicts = 0
         self._asked = 0
+
+    @locked
+    def join(self) -> bool:
+        """Count one more caller; False when the last one has closed it, or it could not start."""
+        if self._ended:
+            return False
+        if not self._callers:
+            try:
+                if self._config.broker == "host":
+                    self._election = LeaderElection(
+                        self._store, self._config, self._runtime, self._network
+                    )
+                self._alone = self._open_alone()
+            except BaseException:
+                self._ended = True
+                self._on_end()
+                raise
+        self._callers += 1
+        return True
 
     @property
     def attempts(self) -> int:
@@ -131,8 +148,8 @@ class BrokeredCommitter:
     @property
     def broker(self) -> DiscoveryRecord | None:
         """The broker that is connected; None while this process appends alone."""
-        connection = self._finder.connection
-        return None if connection is None else connection.announcement
+        connection = self._discovery.connection
+        return None if connection is None else connection.broker_record
 
     def pause(self) -> float:
         """See :class:`Committer`."""
@@ -140,7 +157,7 @@ class BrokeredCommitter:
 
     def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
         """See :class:`Committer`."""
-        doubt: _Doubt | None = None
+        doubt: _UnknownAttempt | None = None
         while True:
             connection = self._find() if self._runtime.monotonic() < begin_by else None
             if connection is None:
@@ -152,19 +169,21 @@ class BrokeredCommitter:
             except OpenDataBufferError as error:
                 if doubt is None:
                     raise
-                self._weigh(error, entries, begin_by, doubt)
+                self._retry_or_raise(error, entries, begin_by, doubt)
                 continue
             match answer:
                 case Appended(sequence):
                     return sequence
                 case Lost():
                     # What is looked for begins where the first attempt may have landed.
-                    doubt = _Doubt(answer.since if since is None else since, answer.safe_at)
+                    doubt = _UnknownAttempt(
+                        answer.since if since is None else since, answer.safe_at
+                    )
                     if connection.is_over:
                         self._forget(connection, fell_silent=True)
                     self._await(doubt.safe_at)
                 case _ if answer.why in ("expired", "late"):
-                    pass  # It says what time it is; the next request is young again.
+                    pass  # Its answer carried its clock; the next request holds by that.
                 case _ if answer.why == "large":
                     return self._append_alone(entries, begin_by, doubt)
                 case _ if answer.why == "busy":
@@ -177,69 +196,83 @@ class BrokeredCommitter:
                         self._runtime.sleep(MOVED_S)
 
     def close(self) -> None:
-        """See :class:`Committer`."""
-        connection = self._finder.close()
+        """See :class:`Committer`. After the last caller, the next one gets a new committer."""
+        if not self._leave():
+            return
+        connection = self._discovery.close()
         if connection is not None:
             connection.close()
         self._alone.close()
+        if self._election is not None:
+            self._election.stop(STOP_S)
+
+    @locked
+    def _leave(self) -> bool:
+        self._callers -= 1
+        self._ended = self._callers == 0
+        if self._ended:
+            self._on_end()
+        return self._ended
 
     def _append_alone(
-        self, entries: Sequence[NewEntry], begin_by: float, doubt: _Doubt | None
+        self, entries: Sequence[NewEntry], begin_by: float, doubt: _UnknownAttempt | None
     ) -> int:
         if doubt is None:
             return self._alone.append(entries, begin_by=begin_by)
-        # Its own queue: the shared committer would mix it with appends that need no look-up.
+        # A queue of its own: the shared committer would join it with appends without this guard.
         queue = Queue(
             self._store, self._config, runtime=self._runtime, role="producer", claim=self._claim
         )
         error: OpenDataBufferError | None = None
         while self._runtime.monotonic() < begin_by:
             try:
-                found = queue.append(entries, guard=look_up(queue.key, entries, doubt.since))
+                found = queue.append(
+                    entries, guard=find_earlier_attempt(queue.key, entries, doubt.since)
+                )
             except OpenDataBufferError as failed:
-                self._weigh(failed, entries, begin_by, doubt)
+                self._retry_or_raise(failed, entries, begin_by, doubt)
                 error = failed
             else:
                 return found.sequence if isinstance(found, Landed) else found
         raise self._unknown(entries, doubt, "the broker gave no answer in time") from error
 
-    def _weigh(
+    def _retry_or_raise(
         self,
         error: OpenDataBufferError,
         entries: Sequence[NewEntry],
         begin_by: float,
-        doubt: _Doubt,
+        doubt: _UnknownAttempt,
     ) -> None:
-        """After an error of a later attempt: returns when it is to be tried again.
+        """After an error of a later attempt: return when it is to be tried again, or raise.
 
-        "Nothing was appended" is said of that attempt alone. Passed on, it would make the
-        producer append afresh what the first attempt may have appended.
+        "Nothing was appended" is true of that attempt alone. Passed on, it would make the
+        producer append again what the first attempt may have appended.
         """
         if isinstance(error, CommitStateUnknown):
             raise error
         again = isinstance(error, Conflict | QueueFull | TransientStorageError)
         if not again or self._runtime.monotonic() + LOOK_S >= begin_by:
             raise self._unknown(entries, doubt, str(error).rstrip(".")) from error
-        log.warning("looking for a doubtful append goes on: %s", error)
+        log.warning("an append with an unknown outcome is looked for again: %s", error)
         self._runtime.sleep(LOOK_S)
 
     def _unknown(
-        self, entries: Sequence[NewEntry], doubt: _Doubt, reason: str
+        self, entries: Sequence[NewEntry], doubt: _UnknownAttempt, reason: str
     ) -> CommitStateUnknown:
         locations = tuple(entry.location for entry in entries)
         return CommitStateUnknown(self._config.manifest_path, doubt.since, locations, None, reason)
 
     def _find(self) -> Connection | None:
         """The connection to use; None to append alone."""
-        before = self._finder.connection
-        found = self._finder.find(self._is_time, self._plan_next_look)
+        before = self._discovery.connection
+        found = self._discovery.find(self._is_time, self._plan_next_look)
         if found is not None and before is None:
-            log.info("appending through %s", found.announcement)
+            log.info("appending through %s", found.broker_record)
         return found
 
     def _is_time(self) -> bool:
         if self._alone.conflicts > self._conflicts:
-            # Somebody else appends, too: there may be a broker by now.
+            # Another process appends, too: there may be a broker by now.
             self._conflicts = self._alone.conflicts
             if self._look_at is None:
                 self._look_at = 0.0
@@ -249,15 +282,15 @@ class BrokeredCommitter:
         now = self._runtime.monotonic()
         if now < self._hopeful_until:
             self._look_at = now + LOOK_S
-        elif self._finder.announced or self._expects or self._conflicts:
+        elif self._discovery.announced or self._expects or self._conflicts:
             self._look_at = now + PATIENCE_S
         else:
-            # Nobody ever served this queue: a lone process asks once, and then only when it
-            # meets another writer.
+            # No broker ever served this queue: a lone process looks once, and then only after a
+            # lost race.
             self._look_at = None
 
     def _forget(self, connection: Connection, *, fell_silent: bool = False) -> None:
-        self._finder.forget(connection, fell_silent=fell_silent)
+        self._discovery.forget(connection, fell_silent=fell_silent)
         now = self._runtime.monotonic()
         self._look_at, self._hopeful_until = now, now + PATIENCE_S
 
@@ -267,169 +300,48 @@ class BrokeredCommitter:
             self._runtime.sleep(left)
 
 
-# ---- The committer of a process for one queue: through a broker, as one, or alone. ----
-
-
-HOST_STOP_S = 5.0
-
-
-def open_committer(
+def open_brokered_committer(
     store: Store,
-    config: QueueConfig,
+    config: ProducerConfig,
     runtime: Runtime,
-    open_consumer: OpenConsumer,
+    claim: Claim | None,
     *,
-    claim: Claim | None = None,
-    broker: str = "auto",
     network: Network | None = None,
 ) -> Committer:
-    """The process's committer for this manifest, with one more caller, who must close it.
+    """An :data:`.OpenCommitter` that finds the queue's broker, and with ``host`` becomes one.
+
+    Where no broker is announced the committer appends alone. All producers of the process share
+    it; the first caller's settings count for all.
 
     Args:
         store: Where the queue lives.
-        config: The queue; the first caller's settings count for all.
+        config: The queue, and whether this process serves as a broker.
         runtime: Clock and threads.
-        open_consumer: Takes the queue over, where this process is the broker and has workers.
         claim: The first caller's claim of the prefix.
-        broker: ``auto`` uses an announced broker, ``host`` also serves as one while there is
-            none, ``off`` appends alone.
         network: How brokers are reached; WebSockets by default.
 
-    Raises:
-        InvalidInput: ``broker`` is ``host`` and the extra ``broker`` is not installed.
+    Returns:
+        The committer, with one more caller, who must close it.
     """
-    if network is None and not websockets_installed():
-        if broker == "host":
-            raise InvalidInput(
-                "broker='host' needs the package websockets: pip install 'opendata-buffer[broker]'"
-            )
-        broker = "off"
-    if broker == "off":
-        return shared_committer(store, config, runtime, claim=claim)
     process = os.getpid() if isinstance(runtime, SystemRuntime) else id(runtime)
     # As in shared_committer: another queue once it was started over.
     queue_id = "" if claim is None else claim.queue_id
-    key = (process, id(store), config.manifest_path, queue_id, broker)
+    key = (process, id(store), config.manifest_path, queue_id, config.broker)
+    network = network or WebSocketNetwork(runtime, listen_for(store))
+
+    def open_alone() -> Committer:
+        return shared_committer(store, config, runtime, claim=claim)
+
+    def forget() -> None:
+        _committers.pop(key, None)
+
     while True:
-        shared = _shared.get(key)
-        if shared is None:
-            made = _Shared(key, runtime)
-            shared = _shared.setdefault(key, made)
-            if shared is made:
-                try:
-                    shared.open(
-                        store,
-                        config,
-                        open_consumer,
-                        claim,
-                        broker,
-                        network or WebSocketNetwork(runtime, listen_for(store)),
-                    )
-                except BaseException:
-                    shared.give_up()
-                    raise
-                return shared
-        if shared.join():
-            return shared
+        committer = _committers.get(key)
+        if committer is None:
+            made = BrokeredCommitter(store, config, runtime, claim, network, open_alone, forget)
+            committer = _committers.setdefault(key, made)
+        if committer.join():
+            return committer
 
 
-class _Shared:
-    """One :class:`BrokeredCommitter`, and the broker beside it, for several producers."""
-
-    def __init__(self, key: tuple[int, int, str, str, str], runtime: Runtime) -> None:
-        self._key = key
-        self._runtime = runtime
-        self._condition = runtime.condition()
-        self._callers = 1
-        self._opened = False
-        self._committer: BrokeredCommitter | None = None
-        self._host: Host | None = None
-
-    @property
-    def attempts(self) -> int:
-        """See :class:`Committer`."""
-        return self._inner.attempts
-
-    @property
-    def conflicts(self) -> int:
-        """See :class:`Committer`."""
-        return self._inner.conflicts
-
-    @property
-    def tag(self) -> str:
-        """See :class:`Committer`."""
-        return self._inner.tag
-
-    def pause(self) -> float:
-        """See :class:`Committer`."""
-        return self._inner.pause()
-
-    def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
-        """See :class:`Committer`."""
-        return self._inner.append(entries, begin_by=begin_by)
-
-    def open(
-        self,
-        store: Store,
-        config: QueueConfig,
-        open_consumer: OpenConsumer,
-        claim: Claim | None,
-        broker: str,
-        network: Network,
-    ) -> None:
-        """Make what is shared; the first caller does."""
-        runtime = self._runtime
-        alone = shared_committer(store, config, runtime, claim=claim)
-        if broker == "host":
-            self._host = Host(
-                store,
-                config,
-                runtime,
-                network.listen,
-                network.connect,
-                secrets.token_bytes,
-                open_consumer,
-            )
-        self._committer = BrokeredCommitter(
-            alone, store, config, runtime, network.connect, expects=broker == "host", claim=claim
-        )
-        with self._condition:
-            self._opened = True
-            self._condition.notify_all()
-
-    def join(self) -> bool:
-        """Count one more caller; False when the last one has closed it, or it was given up."""
-        with self._condition:
-            while self._callers and not self._opened:
-                self._condition.wait()
-            if self._callers == 0:
-                return False
-            self._callers += 1
-            return True
-
-    def give_up(self) -> None:
-        """It could not be made: who waits for it, or comes later, makes another."""
-        _shared.pop(self._key, None)
-        with self._condition:
-            self._callers = 0
-            self._condition.notify_all()
-
-    def close(self) -> None:
-        """See :class:`Committer`."""
-        with self._condition:
-            self._callers -= 1
-            if self._callers:
-                return
-        _shared.pop(self._key, None)
-        if self._committer is not None:
-            self._committer.close()
-        if self._host is not None:
-            self._host.stop(HOST_STOP_S)
-
-    @property
-    def _inner(self) -> BrokeredCommitter:
-        assert self._committer is not None
-        return self._committer
-
-
-_shared: dict[tuple[int, int, str, str, str], _Shared] = {}
+_committers: dict[tuple[int, int, str, str, str], BrokeredCommitter] = {}

@@ -1,11 +1,8 @@
-"""What ``<prefix>/_broker.json`` says: who appends for everybody, and how to reach it. Pure.
+"""Finds a queue's broker and keeps the connection to it, for appends and for workers.
 
-The announcement is a hint and no permission. A broker whose announcement was replaced may still
-append, and a client that finds none appends by itself: the manifest's compare-and-swap keeps
-both right. All the announcement does is to bring everybody to one place.
-
-Whether the announced broker still lives is told without comparing clocks of two machines: who
-watches looks whether ``beat`` changes within a time on its own clock.
+A look runs in a thread of its own. A broker with many clients at once, on a busy machine, takes
+longer to shake hands than an append should wait: that append is made alone, and the next one has
+the connection.
 """
 
 from __future__ import annotations
@@ -14,22 +11,15 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.client import ChannelClosed, Connection
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, StorageError
+from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Store
 
 __all__ = ["Discovery"]
-
-
-# ---- Finds the announced broker and keeps the connection to it: for appends and for workers. ----
-#
-# A look runs in a thread of its own. A broker with many clients at once, on a busy machine, takes
-# longer to shake hands than an append should wait: it goes on alone, and the next one has the
-# connection.
 
 
 log = logging.getLogger(__name__)
@@ -49,7 +39,7 @@ class Discovery:
 
     def __init__(
         self,
-        store: Store,
+        store: CasStore,
         config: QueueConfig,
         runtime: Runtime,
         connect: Callable[[DiscoveryRecord], Connection],
@@ -163,15 +153,15 @@ class Discovery:
 
         Args:
             connection: What :meth:`find` gave.
-            fell_silent: Its broker may be dead or suspended: it is asked again once it has given
-                a sign of life in its announcement, for one that is suspended takes connections.
+            fell_silent: Its broker may be dead or suspended. It is asked again once it has renewed
+                its record: a suspended process still accepts connections.
         """
         connection.close()
         with self._condition:
             if self._connection is connection:
                 self._connection = None
                 if fell_silent:
-                    self._silent, self._beat = connection.announcement, None
+                    self._silent, self._beat = connection.broker_record, None
 
     def close(self) -> Connection | None:
         """Look no more; gives the connection there was, to be closed. Free to repeat."""
@@ -190,7 +180,7 @@ class Discovery:
                 self.reason = "none is announced; start one, or use broker='host'"
                 return None
             if self._is_silent(found):
-                self.reason = f"{found.address} gives no sign of life"
+                self.reason = f"{found.address} has not renewed its record"
                 return None
             connection = self._connect(found)
         except (ChannelClosed, ProtocolError, CorruptData, StorageError) as error:

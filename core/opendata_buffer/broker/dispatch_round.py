@@ -1,9 +1,9 @@
-"""One turn of a foreman: what one group commit changes, and what is said once it has landed.
+"""One round of a dispatcher: what one group commit changes, and the answers once it has landed.
 
-A turn begins with the claims as they are stored. Silent workers lose theirs, finished batches are
-taken out, free ones are given to who waits; all of it is in one new value of the claims, which is
-then written at once. Nothing is said before, and nothing that outlives the turn is changed but
-what the shelf copies to the quarantine, which is free to repeat.
+A round begins with the claims as they are stored. Silent workers lose theirs, finished batches are
+taken out, free ones are given to the workers that wait; all of it is in one new value of the
+claims, which is then written at once. No answer is sent before, and nothing that outlives the
+round is changed but the copies in the quarantine, which may be repeated.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from opendata_buffer.broker.channel import MAX_MESSAGE_BYTES
 from opendata_buffer.broker.claims import Claims, Heartbeats
-from opendata_buffer.broker.dispatcher_term import QueueConsumer
 from opendata_buffer.broker.protocol import (
     ClaimRequest,
     FinishRequest,
@@ -22,16 +20,15 @@ from opendata_buffer.broker.protocol import (
     error_body,
     metadata_body,
 )
+from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES
 from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import ClaimLost, InvalidInput
 from opendata_buffer.quarantine import Entry, quarantine
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
 __all__ = ["MAX_ANSWER_BYTES", "ReadyBatches", "DispatchRound"]
-
-
-# ---- The queue's batches as a foreman knows them: what it can hand out, and what it must not. ----
 
 
 log = logging.getLogger(__name__)
@@ -41,7 +38,7 @@ MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES // 2
 
 
 class ReadyBatches:
-    """Batches that wait or are being worked on. One thread uses it.
+    """The queue's batches that wait or are being worked on. Not thread-safe.
 
     Args:
         store: Where the queue lives.
@@ -66,7 +63,7 @@ class ReadyBatches:
         """Forget everything: the queue begins at this sequence."""
         self._known, self.rests, self.end = {}, {}, first
 
-    def look_for(self, count: int, consumer: QueueConsumer, now: float) -> bool:
+    def look_for(self, count: int, consumer: Consumer, now: float) -> bool:
         """Look for more batches; False when there are none."""
         self.looked_at = now
         found = consumer.next_descriptors(count)
@@ -76,7 +73,7 @@ class ReadyBatches:
         return bool(found)
 
     def resting(self, now: float) -> set[int]:
-        """What is not to be handed out just now."""
+        """Batches that are not to be handed out at this moment."""
         self.rests = {key: at for key, at in self.rests.items() if at > now}
         return {*self.rests, *self._stuck}
 
@@ -98,8 +95,8 @@ class ReadyBatches:
     def quarantine(self, sequence: int, reason: str) -> bool:
         """Copy a batch to the quarantine; False when it is too large for that.
 
-        It then stays in the queue and is handed to nobody: finished, it would be deleted, and
-        an error would be told to everybody who asks for any batch.
+        It then stays in the queue and is not handed out: finished, it would be deleted, and an
+        error would be the answer to each request for a batch.
         """
         try:
             quarantine(
@@ -113,7 +110,7 @@ class ReadyBatches:
         except InvalidInput as error:
             self._stuck.add(sequence)
             log.error(
-                "batch %d (%s) stays in the queue and is handed to nobody: %s. To pass it by: "
+                "batch %d (%s) stays in the queue and is not handed out: %s. To pass it by: "
                 "'opendata-buffer skip %s %d'",
                 sequence,
                 reason,
@@ -132,45 +129,45 @@ class ReadyBatches:
 
 
 class DispatchRound:
-    """What changes in one turn. Times are monotonic seconds.
+    """What changes in one round. Times are monotonic seconds.
 
     Args:
         claims: As they are stored.
         shelf: The queue's batches.
-        heartbeats: Who lives.
+        heartbeats: Of the workers.
         ended_before: How the last claims ended, by token.
-        now: When the turn began.
+        now: When the round began.
 
     Attributes:
         claims: As they shall be.
         said: Whom to answer what, once that is stored.
         lapses: Of each batch whose claim changed, when it is looked at next; None for never.
         rests: Until when released batches rest.
-        ended: How claims ended in this turn, by token.
+        ended: How claims ended in this round, by token.
         lapsed: Claims that were lost by silence.
     """
 
     def __init__(
         self,
         claims: Claims,
-        shelf: ReadyBatches,
+        ready: ReadyBatches,
         heartbeats: Heartbeats,
         ended_before: Mapping[int, str],
         now: float,
     ) -> None:
-        self._shelf = shelf
+        self._ready = ready
         self._heartbeats = heartbeats
         self._ended_before = ended_before
         self._now = now
         self.claims = claims
-        self.said: list[tuple[Responder, dict[str, Any]]] = []
+        self.responses: list[tuple[Responder, dict[str, Any]]] = []
         self.lapses: dict[int, float | None] = {}
         self.rests: dict[int, float] = {}
         self.ended: dict[int, str] = {}
         self.lapsed = 0
 
     def lapse(self) -> None:
-        """Take batches from workers that fell silent."""
+        """Take batches from workers whose heartbeats stopped."""
         for sequence, at in self._heartbeats.lapses.items():
             holder = self.claims.held.get(sequence)
             if at > self._now or holder is None:
@@ -187,49 +184,49 @@ class DispatchRound:
         sequence, token = request.sequence, request.token
         finished = {"op": "finished", "n": request.number}
         if request.how == (self.ended.get(token) or self._ended_before.get(token)):
-            # Asked again, by a worker that heard no answer.
-            self.said.append((request.answer, finished))
+            # The worker did not get the answer, and asks again.
+            self.responses.append((request.answer, finished))
             return
         if not self.claims.holds(sequence, token):
             error = error_body(ClaimLost(sequence))
-            self.said.append(
+            self.responses.append(
                 (request.answer, {"op": "failed", "n": request.number, "error": error})
             )
             return
         if request.how == "release":
             self.claims = self.claims.release(sequence)
             self.rests[sequence] = self._now + request.rest_ms / 1000
-        elif request.how == "done" or self._shelf.quarantine(sequence, request.reason):
+        elif request.how == "done" or self._ready.quarantine(sequence, request.reason):
             self.claims = self.claims.finish(sequence)
         else:
             self.claims = self.claims.release(sequence)
         self.lapses[sequence] = None
         self.ended[token] = request.how
         self._heartbeats.drop(token)
-        self.said.append((request.answer, finished))
+        self.responses.append((request.answer, finished))
 
     def hand_out(
         self, claiming: Sequence[ClaimRequest], look: Callable[[int], object] | None
     ) -> list[ClaimRequest]:
-        """Give what is free to who waits longest.
+        """Give free batches to the workers that wait longest.
 
         Args:
-            claiming: Who waits, the longest first.
+            claiming: Their requests, the oldest first.
             look: Looks for so many more batches, where too few are known; None when that is not
                 to be done now.
 
         Returns:
-            Who goes on waiting.
+            The requests that go on waiting.
         """
-        shelf = self._shelf
-        # Also when nobody waits: rests that are over are forgotten by this.
-        resting = shelf.resting(self._now)
+        ready = self._ready
+        # Also when no worker waits: this forgets rests that are over.
+        resting = ready.resting(self._now)
         resting.update(key for key, at in self.rests.items() if at > self._now)
         wanted = sum(each.most for each in claiming)
-        free = self.claims.free(shelf.end, resting) if wanted else []
+        free = self.claims.free(ready.end, resting) if wanted else []
         if len(free) < wanted and look is not None:
             look(wanted - len(free))
-            free = self.claims.free(shelf.end, resting)
+            free = self.claims.free(ready.end, resting)
         left = []
         place = 0
         for request in claiming:
@@ -237,15 +234,15 @@ class DispatchRound:
             size = 0
             while len(given) < request.most and place < len(free):
                 sequence = free[place]
-                size += shelf.size_of(sequence)
+                size += ready.size_of(sequence)
                 if given and size > MAX_ANSWER_BYTES:
                     break
                 place += 1
-                if self._is_worn_out(sequence, request):
+                if self._has_no_delivery_left(sequence, request):
                     continue
-                if shelf.size_of(sequence) > MAX_ANSWER_BYTES:
+                if ready.size_of(sequence) > MAX_ANSWER_BYTES:
                     reason = "its metadata is larger than what a broker and a worker exchange"
-                    if shelf.quarantine(sequence, reason):
+                    if ready.quarantine(sequence, reason):
                         self.claims = self.claims.finish(sequence)
                     continue
                 given.append(sequence)
@@ -253,16 +250,16 @@ class DispatchRound:
                 self._give(request, given)
             elif self._now >= request.until:
                 body = {"op": "claimed", "n": request.number, "batches": []}
-                self.said.append((request.answer, body))
+                self.responses.append((request.answer, body))
             else:
                 left.append(request)
         return left
 
-    def _is_worn_out(self, sequence: int, request: ClaimRequest) -> bool:
+    def _has_no_delivery_left(self, sequence: int, request: ClaimRequest) -> bool:
         count = self.claims.deliveries.get(sequence, 0)
         if not 0 < request.max_deliveries <= count:
             return False
-        if self._shelf.quarantine(sequence, f"handed out {count} times and never finished"):
+        if self._ready.quarantine(sequence, f"handed out {count} times and never finished"):
             self.claims = self.claims.finish(sequence)
         return True
 
@@ -274,10 +271,10 @@ class DispatchRound:
             self.rests.pop(sequence, None)
             batches.append(
                 {
-                    **self._shelf.body_of(sequence),
+                    **self._ready.body_of(sequence),
                     "token": self.claims.held[sequence].token,
                     "deliveries": self.claims.deliveries[sequence],
                 }
             )
         body = {"op": "claimed", "n": request.number, "batches": batches}
-        self.said.append((request.answer, body))
+        self.responses.append((request.answer, body))

@@ -2,11 +2,11 @@
 
 Requests of all workers pile up while one compare-and-swap on the claims is on its way, and the
 next one takes them all; each is answered after it has landed. Heartbeats are kept in memory
-only. What is finished without a gap is acknowledged behind that, so a foreman that dies in
+only. What is finished without a gap is acknowledged behind that, so a dispatcher that dies in
 between only acknowledges later.
 
-Another consumer of the queue, or another foreman, fences this one: it tells its workers so, and
-they look for the broker that is announced now.
+Another consumer of the queue, or another dispatcher, fences this one: it answers its workers so,
+and they look for the broker that is announced now.
 """
 
 from __future__ import annotations
@@ -15,27 +15,24 @@ import logging
 from collections.abc import Callable
 
 from opendata_buffer import metrics
-from opendata_buffer.broker.claims import Heartbeats
+from opendata_buffer.broker.claims import CLAIMS, Claims, Heartbeats, claims_key, decode, encode
 from opendata_buffer.broker.dispatch_round import DispatchRound, ReadyBatches
-from opendata_buffer.broker.dispatcher_term import (
-    DispatcherTerm,
-    OpenConsumer,
-    SharedQueue,
-    stored_epoch,
-)
 from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest, error_body
 from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Fenced, OpenDataBufferError, TransientStorageError
+from opendata_buffer.queue.cas import CasObject, Done
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, Task
 from opendata_buffer.stores.base import Store
 
-__all__ = ["Dispatcher"]
+__all__ = ["Dispatcher", "DispatcherTerm", "stored_epoch"]
 
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-"""Between two looks for batches that somebody else appended, while workers wait."""
+"""Between two looks for batches that another process appended, while workers wait."""
 
 ACK_S = 1.0
 """Between two acknowledgements while workers wait: each is a write for which they would wait."""
@@ -43,11 +40,126 @@ ACK_S = 1.0
 MAX_ENDED = 10_000
 """Claims of which it is remembered how they ended, for workers that ask again."""
 
-QUARREL_S = 3.0
-"""A broker that is announced no more finds that within two seconds, and steps down."""
+REPLACED_S = 3.0
+"""A broker whose record was replaced notices that within two seconds, and steps down."""
 
 RETRY_S = 1.0
 """After storage did not answer."""
+
+
+class DispatcherTerm:
+    """The time for which a dispatcher is the queue's consumer and owns the claims.
+
+    It begins when made, with the claims that its predecessor last wrote, and ends
+    when another consumer or dispatcher takes the queue. Not thread-safe.
+
+    Args:
+        store: Where the queue lives.
+        config: The consumer's settings.
+        runtime: Clock and threads.
+        queue: What the broker appends to; None for a queue of its own.
+
+    Attributes:
+        claims: As they are stored.
+        consumer: The queue's.
+        first: The first batch that is still queued.
+
+    Raises:
+        Fenced: Another dispatcher was faster.
+        OpenDataBufferError: The queue, or the claims, could not be taken over.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: ConsumerConfig,
+        runtime: Runtime,
+        queue: Queue | None = None,
+    ) -> None:
+        self._config = config
+        self.consumer = Consumer(
+            config, store=store, runtime=runtime, queue=queue, program="broker for workers"
+        )
+        try:
+            last = self.consumer.last_handed_out_sequence
+            self.first = 0 if last is None else last + 1
+            self._register = _register(store, config, runtime)
+            self.claims = self._adopt()
+        except BaseException:
+            self.consumer.close()
+            raise
+
+    @property
+    def epoch(self) -> int:
+        """Of the consumer, and of its claims."""
+        return self.consumer.epoch
+
+    def _adopt(self) -> Claims:
+        """Take the claims over from a dispatcher with a lower epoch, whatever it last wrote."""
+        queue, epoch = self.consumer.position_of(self.first).queue_id, self.epoch
+
+        def decide(found: Claims | None) -> Claims:
+            if found is None:
+                return Claims(epoch, self.first, queue=queue)
+            if found.queue == queue and found.epoch > epoch:
+                return found
+            return found.adopted(epoch, queue, self.first)
+
+        outcome = self._register.update(decide)
+        if not isinstance(outcome, Done) or outcome.value is None:
+            raise TransientStorageError(
+                f"claims {self._register.key!r} could not be taken over: {outcome}. Try again."
+            )
+        if outcome.value.epoch != epoch:
+            raise Fenced(self._config.manifest_path, epoch, outcome.value.epoch)
+        return outcome.value
+
+    def write(self, after: Claims) -> None:
+        """Store changed claims; returns once they are.
+
+        Raises:
+            Fenced: Another dispatcher has them; nothing was written.
+            TransientStorageError: They may have been written or not.
+        """
+        before = self.claims
+
+        def decide(found: Claims | None) -> Claims | None:
+            # Our own write whose answer was lost, or another dispatcher's: then nothing is written.
+            return after if found == before else found
+
+        if after != before:
+            outcome = self._register.update(decide, from_memory=True)
+            if not isinstance(outcome, Done):
+                raise TransientStorageError(
+                    f"claims {self._register.key!r} could not be written: {outcome}. Try again."
+                )
+            if outcome.value != after:
+                found = after.epoch if outcome.value is None else outcome.value.epoch
+                raise Fenced(self._config.manifest_path, after.epoch, found)
+        self.claims = after
+
+
+def stored_epoch(store: Store, config: ConsumerConfig, runtime: Runtime) -> int | None:
+    """Of the claims as they are now; None where there are none.
+
+    Raises:
+        CorruptData, StorageError: They cannot be read.
+    """
+    found = _register(store, config, runtime).read()
+    return found.value.epoch if isinstance(found, Done) and found.value is not None else None
+
+
+def _register(store: Store, config: ConsumerConfig, runtime: Runtime) -> CasObject[Claims]:
+    return CasObject(
+        store,
+        claims_key(config.data_path_prefix),
+        decode=decode,
+        encode=encode,
+        runtime=runtime,
+        settings=config,
+        max_bytes=CLAIMS.max_bytes,
+        unreadable=CLAIMS.unreadable,
+    )
 
 
 class Dispatcher:
@@ -57,13 +169,12 @@ class Dispatcher:
         store: Where the queue lives.
         config: The consumer's settings.
         runtime: Clock and threads.
-        open_consumer: Takes the queue over.
         queue: What the broker appends to; None for a queue of its own.
         is_announced: Whether clients are sent to this broker and to no other; reads the store.
         is_current: Whether that was so some seconds ago.
         steady_since: Since when this broker has been at work without a long pause, monotonic
             seconds. Heartbeats of a pause may have been missed.
-        may_take: Asked before the claims are taken over from another foreman; reads the store.
+        may_take: Asked before the claims are taken over from another dispatcher; reads the store.
     """
 
     def __init__(
@@ -71,15 +182,13 @@ class Dispatcher:
         store: Store,
         config: ConsumerConfig,
         runtime: Runtime,
-        open_consumer: OpenConsumer,
-        queue: SharedQueue | None = None,
+        queue: Queue | None = None,
         is_announced: Callable[[], bool] = lambda: False,
         is_current: Callable[[], bool] = lambda: True,
         steady_since: Callable[[], float] = lambda: float("-inf"),
         may_take: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store = store
-        self._open_consumer = open_consumer
         self._queue = queue
         self._is_announced = is_announced
         self._is_current = is_current
@@ -91,8 +200,8 @@ class Dispatcher:
         self._finishing: list[FinishRequest] = []
         self._claiming: list[ClaimRequest] = []
         self._heartbeats = Heartbeats(self._condition, steady_since)
-        self._shelf = ReadyBatches(store, config, runtime)
-        self._tenure: DispatcherTerm | None = None
+        self._ready = ReadyBatches(store, config, runtime)
+        self._term: DispatcherTerm | None = None
         self._last_epoch = -1
         self._leaving = False
         self._fenced: Fenced | None = None
@@ -102,7 +211,7 @@ class Dispatcher:
         self._acked_at = float("-inf")
 
     def submit(self, request: ClaimRequest | FinishRequest) -> None:
-        """Take a request; its ``answer`` is called when it is settled."""
+        """Take a request; its ``answer`` is called once."""
         with self._condition:
             if not self._leaving:
                 if isinstance(request, ClaimRequest):
@@ -112,15 +221,15 @@ class Dispatcher:
                 if self._task is None:
                     # Not before a worker asks: taking claims fences any other consumer.
                     metrics.claims_held.watch(self, Dispatcher.held_now, self._labels)
-                    self._task = self._runtime.spawn(self._run, "opendata-buffer-foreman")
+                    self._task = self._runtime.spawn(self._run, "opendata-buffer-dispatcher")
                 self._condition.notify_all()
                 return
         request.answer({"op": "refused", "n": request.number, "why": "moved"})
 
     def beat(self, tokens: list[int]) -> bool:
-        """A worker lives, and works on these; False when another broker is to be told.
+        """A worker lives and works on these; False when it must turn to another broker.
 
-        One that does not reach the store may have been replaced. Heartbeats that it answered
+        A broker that does not reach the store may have been replaced. Heartbeats that it answered
         would keep its workers from the next one, which would give their claims away.
         """
         if not self._is_current():
@@ -132,13 +241,13 @@ class Dispatcher:
                 # Take the claims over at once: a predecessor that was only suspended would find
                 # no heartbeats and give them away.
                 self._news = True
-                self._task = self._runtime.spawn(self._run, "opendata-buffer-foreman")
+                self._task = self._runtime.spawn(self._run, "opendata-buffer-dispatcher")
         return True
 
     def held_now(self) -> float | None:
         """Batches that workers hold; None while this broker hands out nothing."""
-        tenure = self._tenure
-        return None if tenure is None else len(tenure.claims.held)
+        term = self._term
+        return None if term is None else len(term.claims.held)
 
     def appended(self) -> None:
         """There are new batches in the queue."""
@@ -164,145 +273,144 @@ class Dispatcher:
                     if self._leaving:
                         return
                     finishing, self._finishing = self._finishing, []
-                    # A batch for a worker that is gone would rest until its claim lapsed, and
-                    # count as handed out.
+                    # A batch for a worker that is gone would be held until its claim lapsed.
                     claiming = [each for each in self._claiming if each.waits()]
                     self._claiming = []
                     news, self._news = self._news, False
                 try:
-                    left = self._take_turn(finishing, claiming, news)
+                    left = self._run_round(finishing, claiming, news)
                 except Exception as error:
                     left = []
-                    self._give_up([*finishing, *claiming], error)
+                    self._fail([*finishing, *claiming], error)
                 with self._condition:
                     self._claiming = [*left, *self._claiming]
                 try:
                     self._acknowledge()
                 except Exception as error:
-                    # Everybody has been answered: what is done stays done.
-                    self._give_up([], error)
+                    # All requests have been answered: what is done stays done.
+                    self._fail([], error)
         finally:
             with self._condition:
                 self._leaving = True
                 waiting: list[ClaimRequest | FinishRequest] = [*self._finishing, *self._claiming]
             self._refuse(waiting)
-            self._leave()
+            self._end_term()
 
     def _wait(self) -> None:
         """Until there is something to do; with the lock."""
         while not self._leaving and not self._finishing and not self._news:
             now = self._runtime.monotonic()
-            times = [*self._heartbeats.lapses.values(), *self._shelf.rests.values()]
+            times = [*self._heartbeats.lapses.values(), *self._ready.rests.values()]
             if self._claiming:
-                times.append(self._shelf.looked_at + POLL_S)
+                times.append(self._ready.looked_at + POLL_S)
                 times += [each.until for each in self._claiming]
             if times and min(times) <= now:
                 return
             self._condition.wait(min(times) - now if times else None)
 
-    def _take_turn(
+    def _run_round(
         self, finishing: list[FinishRequest], claiming: list[ClaimRequest], news: bool
     ) -> list[ClaimRequest]:
-        tenure = self._in_office()
-        shelf, now = self._shelf, self._runtime.monotonic()
-        turn = DispatchRound(tenure.claims, shelf, self._heartbeats, self._ended, now)
-        turn.lapse()
+        term = self._ensure_term()
+        ready, now = self._ready, self._runtime.monotonic()
+        this_round = DispatchRound(term.claims, ready, self._heartbeats, self._ended, now)
+        this_round.lapse()
         for request in finishing:
-            turn.finish(request)
+            this_round.finish(request)
 
         def look(count: int) -> None:
-            shelf.look_for(count, tenure.consumer, now)
+            ready.look_for(count, term.consumer, now)
 
-        due = news or now >= shelf.looked_at + POLL_S
-        left = turn.hand_out(claiming, look if due else None)
-        tenure.write(turn.claims)
+        due = news or now >= ready.looked_at + POLL_S
+        left = this_round.hand_out(claiming, look if due else None)
+        term.write(this_round.claims)
         # Landed: now it may be said, and acted on.
-        self._heartbeats.landed(turn.lapses)
-        shelf.rests.update(turn.rests)
-        self._ended.update(turn.ended)
+        self._heartbeats.landed(this_round.lapses)
+        ready.rests.update(this_round.rests)
+        self._ended.update(this_round.ended)
         while len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
-        metrics.claims_lapsed.add(turn.lapsed)
-        self._heartbeats.forget(turn.claims.held)
-        for answer, body in turn.said:
+        metrics.claims_lapsed.add(this_round.lapsed)
+        self._heartbeats.forget(this_round.claims.held)
+        for answer, body in this_round.responses:
             answer(body)
         return left
 
-    def _in_office(self) -> DispatcherTerm:
+    def _ensure_term(self) -> DispatcherTerm:
         if self._fenced is not None:
-            # Whoever took the queue meant to. Taking it back would begin a quarrel.
+            # The queue was taken on purpose: taking it back would make the two fence each other.
             raise self._fenced
-        if self._tenure is not None:
-            return self._tenure
+        if self._term is not None:
+            return self._term
         if not self._may_take():
-            # Taken all the same, and given up before the claims are written, they would look as
-            # if another consumer had the queue: the announced broker would leave it to that one.
+            # Taken and given up before the claims are written, the queue would seem to have another
+            # consumer, and the announced broker would leave it to that one.
             raise TransientStorageError("another broker is announced by now: ask that one")
-        tenure = DispatcherTerm(
-            self._store, self._config, self._runtime, self._open_consumer, self._queue
-        )
-        claims, shelf = tenure.claims, self._shelf
-        # Where somebody deleted the claims, tokens are drawn again that named others before.
+        term = DispatcherTerm(self._store, self._config, self._runtime, self._queue)
+        claims, ready = term.claims, self._ready
+        # Where the claims were deleted, tokens are drawn again that named other claims before.
         self._ended = {token: how for token, how in self._ended.items() if token <= claims.tokens}
-        self._last_epoch = tenure.epoch
-        shelf.begin(tenure.first)
+        self._last_epoch = term.epoch
+        ready.begin(term.first)
         now = self._runtime.monotonic()
         self._heartbeats.begin(claims.held, now)
-        self._tenure = tenure
+        self._term = term
         # What is held or done must be known, to be handed out again or acknowledged.
         needed = max([claims.frontier, *(key + 1 for key in claims.held)])
-        while shelf.end < needed and shelf.look_for(needed - shelf.end, tenure.consumer, now):
+        while ready.end < needed and ready.look_for(needed - ready.end, term.consumer, now):
             pass
         log.info("handing out batches from %d on, epoch %d", claims.frontier, claims.epoch)
-        return tenure
+        return term
 
     def _acknowledge(self) -> None:
-        if self._tenure is None:
+        if self._term is None:
             return
-        frontier, consumer = self._tenure.claims.frontier, self._tenure.consumer
+        frontier, consumer = self._term.claims.frontier, self._term.consumer
         acked = consumer.last_acked_sequence
         is_acked = acked is not None and acked >= frontier - 1
-        if frontier == 0 or is_acked or self._shelf.end < frontier:
+        if frontier == 0 or is_acked or self._ready.end < frontier:
             return
         now = self._runtime.monotonic()
         if (self._finishing or self._news) and now - self._acked_at < ACK_S:
-            return  # There is another turn at once.
+            return  # There is another round at once.
         self._acked_at = now
         try:
             consumer.ack_through(frontier - 1)
         except TransientStorageError as error:
             log.warning("acknowledging through %d is put off: %s", frontier - 1, error)
             return
-        self._shelf.drop_before(frontier)
+        self._ready.drop_before(frontier)
 
-    def _give_up(self, requests: list[ClaimRequest | FinishRequest], error: BaseException) -> None:
-        """Nothing of a turn has landed, or nobody knows: begin anew from what storage holds."""
-        self._leave()
+    def _fail(self, requests: list[ClaimRequest | FinishRequest], error: BaseException) -> None:
+        """A round has not landed, or that is not known: begin anew from what storage holds."""
+        self._end_term()
         if isinstance(error, Fenced):
-            if self._fenced is None and self._is_by_a_broker_that_must_go():
-                log.warning("a broker that is announced no more took the claims: taking them back")
+            if self._fenced is None and self._was_fenced_by_a_replaced_broker():
+                log.warning(
+                    "the claims were taken by a broker that is not announced: taking them back"
+                )
                 self._refuse(requests)
                 return
             if self._fenced is None:
                 log.warning("hands out no more batches: %s", error)
             self._fenced = error
         elif isinstance(error, OpenDataBufferError):
-            log.warning("the foreman begins anew: %s", error)
+            log.warning("the dispatcher begins anew: %s", error)
         else:
-            log.error("the foreman begins anew", exc_info=error)
-        told = error_body(error)
+            log.error("the dispatcher begins anew", exc_info=error)
+        body = error_body(error)
         for request in requests:
-            request.answer({"op": "failed", "n": request.number, "error": told})
+            request.answer({"op": "failed", "n": request.number, "error": body})
         if self._fenced is None:
             self._runtime.sleep(RETRY_S)
 
-    def _is_by_a_broker_that_must_go(self) -> bool:
-        """Whether not another consumer fenced this foreman, but that of a broker before it.
+    def _was_fenced_by_a_replaced_broker(self) -> bool:
+        """Whether this dispatcher was fenced by that of a broker that will step down.
 
-        A broker that was suspended and wakes up takes the claims over on a heartbeat, before it
-        finds that another one is announced. It steps down then, and nobody would hand out.
+        A broker that was suspended takes the claims over on a heartbeat, before it finds that
+        another one is announced. It steps down then, and no broker would hand out batches.
         """
-        until = self._runtime.monotonic() + QUARREL_S
+        until = self._runtime.monotonic() + REPLACED_S
         with self._condition:
             while not self._leaving and (left := until - self._runtime.monotonic()) > 0:
                 self._condition.wait(left)
@@ -312,19 +420,19 @@ class Dispatcher:
             found = stored_epoch(self._store, self._config, self._runtime)
             return found is not None and found > self._last_epoch and self._is_announced()
         except OpenDataBufferError as error:
-            log.warning("who fenced the foreman is not known: %s", error)
+            log.warning("what fenced the dispatcher is not known: %s", error)
             return False
 
     def _refuse(self, requests: list[ClaimRequest | FinishRequest]) -> None:
         for request in requests:
             request.answer({"op": "refused", "n": request.number, "why": "moved"})
 
-    def _leave(self) -> None:
-        tenure, self._tenure = self._tenure, None
+    def _end_term(self) -> None:
+        term, self._term = self._term, None
         self._heartbeats.end()
-        self._shelf.rests = {}
-        if tenure is not None:
+        self._ready.rests = {}
+        if term is not None:
             try:
-                tenure.consumer.close()
+                term.consumer.close()
             except OpenDataBufferError as error:
-                log.warning("the foreman's consumer did not close cleanly: %s", error)
+                log.warning("the dispatcher's consumer did not close cleanly: %s", error)

@@ -1,29 +1,29 @@
-"""Serves a queue while nobody else does: the broker of a command, or one inside a producer.
+"""Which of several processes serves a queue as its broker.
 
-One thread watches the announcement. While another broker is announced and alive, it stands by;
-when that one is dead it announces itself, and the compare-and-swap on the announcement lets one
-of many through. While it serves, it gives signs of life, and steps down once somebody else is
-announced. Two that serve at once are safe, and only slow.
+One thread watches the discovery record. While another broker is announced and alive, this one
+stands by; when that one is dead this one replaces the record, and the compare-and-swap lets one of
+many through. While it serves, it renews the record, and steps down once another broker's is there.
+Two brokers at once are safe, and only slow.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Protocol
 
-from opendata_buffer.broker.broker import Service
-from opendata_buffer.broker.channel import ProtocolError
-from opendata_buffer.broker.client import ChannelClosed, ChannelRefused, Connection
-from opendata_buffer.broker.dispatcher import Dispatcher
-from opendata_buffer.broker.dispatcher_term import OpenConsumer, SharedQueue
-from opendata_buffer.broker.lease import (
+from opendata_buffer.broker.broker import Service, SharedQueue
+from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
+from opendata_buffer.broker.discovery_record import (
     SECRET_BYTES,
     DiscoveryRecord,
     Lease,
     Watch,
 )
+from opendata_buffer.broker.dispatcher import Dispatcher
+from opendata_buffer.broker.network import ListeningPort, Network
+from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
@@ -35,21 +35,21 @@ from opendata_buffer.queue.ownership import claim_for_use
 from opendata_buffer.runtime import Runtime, Task
 from opendata_buffer.stores.base import Store
 
-__all__ = ["Host", "ListeningPort"]
+__all__ = ["LeaderElection", "consumer_settings"]
 
 
 log = logging.getLogger(__name__)
 
 BEAT_S = 2.0
-"""Between two signs of life."""
+"""Between two renewals of the record."""
 
 SILENT_S = 2.5 * BEAT_S
-"""A broker that is not reached is dead after so long without a sign of life. One that others
-reach goes on giving them, and is left alone."""
+"""A broker that is not reached is dead when its record was not renewed for so long. One that
+other processes reach goes on renewing it, and is left alone."""
 
 LATE_S = 1.5 * BEAT_S
-"""A sign of life that comes so long after the last one shows that this broker was suspended, or did
-not reach the store: it may have missed what others told it meanwhile."""
+"""A renewal so long after the last one shows that this broker was suspended, or did not reach the
+store: it may have missed heartbeats of workers."""
 
 STAND_BY_S = 1.0
 """Between two looks at the broker that serves."""
@@ -61,40 +61,16 @@ REFUSED_S = 0.2
 """Between the first refused connection and the second, which proves the process has ended."""
 
 
-class ListeningPort(Protocol):
-    """Where clients come in."""
-
-    certificate: str
-
-    @property
-    def address(self) -> str:
-        """For the announcement."""
-        ...
-
-    def open(self, service: Service, announcement: DiscoveryRecord) -> None:
-        """Serve the clients of one term."""
-        ...
-
-    def shut(self) -> None:
-        """Serve nobody."""
-        ...
-
-    def close(self) -> None:
-        """Give it up."""
-        ...
-
-
-class Host:
-    """A broker that serves when no other one does.
+class LeaderElection:
+    """Runs a broker in this process while no other process does.
 
     Args:
         store: Where the queue lives.
         config: The queue.
         runtime: Clocks, threads, names.
-        listen: Opens a port.
-        connect: Opens a connection to another broker, to see whether it lives.
-        entropy: Gives random bytes; :func:`secrets.token_bytes` in production.
-        open_consumer: Takes the queue over, once a worker asks for its batches.
+        network: Opens this broker's port, and a connection to another broker to see whether it
+            lives.
+        entropy: Gives random bytes.
     """
 
     def __init__(
@@ -102,18 +78,14 @@ class Host:
         store: Store,
         config: QueueConfig,
         runtime: Runtime,
-        listen: Callable[[], ListeningPort],
-        connect: Callable[[DiscoveryRecord], Connection],
-        entropy: Callable[[int], bytes],
-        open_consumer: OpenConsumer,
+        network: Network,
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._store = store
         self._config = config
         self._runtime = runtime
-        self._listen = listen
-        self._connect = connect
+        self._network = network
         self._entropy = entropy
-        self._open_consumer = open_consumer
         self._lease = Lease(store, config, runtime)
         self._watch = Watch()
         self._condition = runtime.condition()
@@ -131,12 +103,12 @@ class Host:
 
     @property
     def serving(self) -> DiscoveryRecord | None:
-        """What it announced, while it serves: from when its port is open on."""
+        """Its own record while it serves, from when its port is open."""
         return self._mine if self._is_open else None
 
     @property
     def stands_by_for(self) -> DiscoveryRecord | None:
-        """The broker that serves in its stead, as last looked at."""
+        """The record of the other broker that serves, as last read."""
         seen = self._watch.seen
         return None if self._mine is not None or seen is None or not seen.serves else seen
 
@@ -151,7 +123,7 @@ class Host:
         return self._service
 
     def stop(self, timeout: float | None = None) -> None:
-        """Step down and say so, so that the next broker need not wait."""
+        """Step down and take the address out of the record: the next broker need not wait."""
         with self._condition:
             self._stopping = True
             self._condition.notify_all()
@@ -163,23 +135,21 @@ class Host:
                 try:
                     wait = self._keep() if self._mine is not None else self._stand_by()
                 except (StorageError, CorruptData) as error:
-                    # While storage does not answer nobody can append, whoever serves.
                     log.warning("broker of %s: %s", self._store.url, error)
                     wait = STAND_BY_S
                     if self._mine is not None and self._is_cut_off():
-                        # Its clients reach it, and storage may be reached by others: as long as
-                        # it answers them they wait for writes that it cannot make.
+                        # Others may reach the store. While this broker answers its clients, they
+                        # wait for writes that it cannot make.
                         log.warning("%s does not reach the store: it steps down", self._mine)
                         self._step_down()
                 except OpenDataBufferError as error:
-                    # A port that is taken, a queue that needs an operator: somebody may mend it
-                    # while this process lives.
+                    # A port that is taken, a queue that needs an operator: it may be repaired while
+                    # this process lives.
                     log.error("broker of %s does not serve: %s", self._store.url, error)
                     self._failure = error
                     wait = SILENT_S
                 except Exception:
-                    # No thread left, or a bug. A host that ended here would never serve, and
-                    # nobody would know.
+                    # No thread left, or a bug. If this thread ended, the process would never serve.
                     log.exception("broker of %s does not serve", self._store.url)
                     wait = SILENT_S
                 self._wait(wait)
@@ -210,7 +180,7 @@ class Host:
             self._step_down()
             return 0.0
         self._mine = beaten
-        # In this order: the foreman asks between the two.
+        # In this order: the dispatcher asks between the two.
         self._steady_at = self._steady_since()
         self._beaten_at = self._runtime.monotonic()
         return BEAT_S
@@ -230,7 +200,7 @@ class Host:
         """False when its process has surely ended; None when it is not reached."""
         for last in (False, True):
             try:
-                self._connect(announced).close()
+                self._network.connect(announced).close()
                 return True
             except ChannelRefused:
                 if last:
@@ -242,7 +212,7 @@ class Host:
 
     def _take_over(self, announced: DiscoveryRecord | None) -> float:
         if self._port is None:
-            self._port = self._listen()
+            self._port = self._network.listen()
         wanted = DiscoveryRecord(
             term=0,
             id=self._id,
@@ -258,11 +228,10 @@ class Host:
             self._runtime,
             self._config.data_path_prefix,
             on_conflict=self._doubt,
-            foreman=Dispatcher(
+            dispatcher=Dispatcher(
                 self._store,
                 consumer_settings(self._config),
                 self._runtime,
-                self._open_consumer,
                 queue,
                 self._is_announced,
                 lambda: not self._is_cut_off(),
@@ -287,9 +256,9 @@ class Host:
         return BEAT_S
 
     def _is_announced(self) -> bool:
-        """Whether this broker serves, and is the one that is announced; asked by its foreman."""
+        """Whether this broker serves and its record is the stored one; the dispatcher asks."""
         mine = self._mine
-        # A lease of its own: another thread gives signs of life by the host's.
+        # A lease of its own: another thread renews the record by this object's.
         announced = Lease(self._store, self._config, self._runtime).read()
         return mine is not None and mine.same_broker(announced)
 
@@ -302,7 +271,7 @@ class Host:
     def _step_down(self) -> None:
         service, self._service, self._mine, self._is_open = self._service, None, None, False
         if service is not None:
-            # What waits is refused, so its clients know at once that it was not appended.
+            # What waits is refused: its clients know at once that it was not appended.
             service.stop(timeout=5)
         if self._port is not None:
             self._port.shut()
@@ -316,11 +285,11 @@ class Host:
             try:
                 self._lease.leave(mine)
             except (StorageError, CorruptData) as error:
-                log.warning("the broker left without saying so: %s", error)
+                log.warning("the address of this broker stays announced: %s", error)
 
 
 def consumer_settings(config: QueueConfig) -> ConsumerConfig:
-    """What the broker's consumer goes by: the queue's settings, and defaults for the rest."""
+    """Settings of the broker's consumer: the queue's, and defaults for the rest."""
     if isinstance(config, ConsumerConfig):
         return config
     shared = {each.name: getattr(config, each.name) for each in fields(QueueConfig)}

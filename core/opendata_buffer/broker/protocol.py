@@ -1,11 +1,13 @@
-"""What client and broker say to each other once they have shaken hands. Pure.
+"""The messages of clients and brokers after the handshake. Pure.
 
 =========  =====================================================================================
-client     ``append``: entries to append in one piece; ``renew``: it waits on; ``ping``;
-           ``stats``
+client     ``append``: entries to append in one piece; ``renew``: it waits on; ``floor`` and
+           ``over``: begin and end of a write pause; ``claim``, ``finish`` and ``beat`` of a
+           worker; ``ping``; ``stats``
 broker     ``done``: appended at a sequence; ``refused``: surely not appended, ask again;
            ``lost``: storage gave no answer, look whether it is there; ``failed``: what the
-           queue raised; ``pong``; ``stats``
+           queue raised; ``given``: a write pause; ``claimed``, ``finished`` and ``beaten`` to a
+           worker; ``pong``; ``stats``
 =========  =====================================================================================
 
 **Until when a broker may append.** A client that gets no answer turns to another broker, which
@@ -26,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from opendata_buffer import errors
-from opendata_buffer.broker.channel import ProtocolError
+from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Moment
@@ -60,7 +62,7 @@ MAX_ENTRIES = 10_000
 """Of one append; a client appends by itself what has more."""
 
 MAX_OPEN_REQUESTS = 64
-"""Unanswered requests of one connection; a client that sends more is sent away."""
+"""Unanswered requests of one connection; a client that sends more is disconnected."""
 
 MAX_LOCATION_CHARS = 2_048
 
@@ -187,7 +189,7 @@ def parse_renewal(body: Mapping[str, Any]) -> list[int]:
 
 
 def clock_body(now: Moment) -> list[float]:
-    """A broker's clock as its messages carry it; nobody but the broker reads it."""
+    """A broker's clock as its messages carry it; only the broker reads it."""
     return [now.monotonic, now.wall_ms]
 
 
@@ -198,7 +200,7 @@ def moment_of(clock: Any) -> Moment:
         ProtocolError: It is none.
     """
     match clock:
-        # Within bounds, or an age could not be computed, in the middle of everybody's write.
+        # Within bounds: an age is computed from it in the middle of a write for all clients.
         case [int() | float() as monotonic, int(wall_ms)] if (
             -(1 << 63) <= monotonic < 1 << 63 and -(1 << 63) <= wall_ms < 1 << 63
         ):
@@ -220,7 +222,7 @@ def error_body(error: BaseException) -> dict[str, Any]:
 
 
 def error_of(body: Any) -> OpenDataBufferError:
-    """The error that a broker met, for the caller of the client.
+    """The error that a broker raised, for the caller of the client.
 
     Raises:
         ProtocolError: It is none that this release knows.
@@ -260,9 +262,6 @@ def whole(body: Mapping[str, Any], name: str) -> int:
     raise ProtocolError(f"a message has no whole number {name!r}")
 
 
-# ---- What workers ask the broker for. Pure. ----
-
-
 Responder: TypeAlias = Callable[[dict[str, Any]], None]
 """Takes the answer to a request, as a message's body."""
 
@@ -282,10 +281,10 @@ class ClaimRequest:
         most: Batches, at most.
         until: When to answer with none, monotonic seconds.
         worker: Its name.
-        timeout_ms: Without a heartbeat for so long, its batches go to somebody else.
+        timeout_ms: Without a heartbeat for so long, its batches go to another worker.
         max_deliveries: A batch that was handed out so often goes to the quarantine instead.
         answer: Takes the answer.
-        waits: Whether somebody still waits for it.
+        waits: Whether the worker still waits for it.
     """
 
     number: int
@@ -300,7 +299,7 @@ class ClaimRequest:
 
 @dataclass(slots=True, eq=False)
 class FinishRequest:
-    """A worker is done with a batch, gives it back, or rejects it.
+    """A worker has done a batch, releases it, or rejects it.
 
     Attributes:
         number: Of the request.

@@ -1,29 +1,28 @@
-"""The service behind a port: WebSockets in an event loop. Needs the extra ``broker``."""
+"""The broker behind a port: sessions of clients, over WebSockets in an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import logging
+import os
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+from weakref import WeakSet
 
-from opendata_buffer.broker.broker import Body, Service, Waiting
-from opendata_buffer.broker.channel import (
-    MAX_HANDSHAKE_BYTES,
-    MAX_MESSAGE_BYTES,
-    NONCE_BYTES,
-    BrokerEnd,
-    ProtocolError,
-)
-from opendata_buffer.broker.lease import DiscoveryRecord
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.server import ServerProtocol
+
+from opendata_buffer.broker.broker import Body, PendingAppend, Service
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.protocol import (
     MAX_OPEN_REQUESTS,
     ClaimRequest,
@@ -36,26 +35,25 @@ from opendata_buffer.broker.protocol import (
     parse_renewal,
     whole,
 )
-from opendata_buffer.broker.ws_client import give_up_in_children, load_websockets
+from opendata_buffer.broker.secure_channel import (
+    MAX_HANDSHAKE_BYTES,
+    MAX_MESSAGE_BYTES,
+    NONCE_BYTES,
+    BrokerEnd,
+    ProtocolError,
+)
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
-from opendata_buffer.late import late_imports
 from opendata_buffer.runtime import Moment, Runtime, Task
 
-if TYPE_CHECKING:
-    from websockets.asyncio.server import Server, ServerConnection
-
-__all__ = ["Listen", "Port", "Session", "WebSocketPort", "own_address"]
-
-
-# ---- One client's connection to the broker, without the network: what each message asks for. ----
+__all__ = ["Listen", "Session", "SocketOwner", "WebSocketPort", "close_in_children", "own_address"]
 
 
 class Session:
-    """One client's connection, without the network.
+    """One client's connection, without the network: does what each message asks for.
 
     Args:
         service: The broker.
-        end: The broker's end of the wire.
+        end: The broker's end of the channel.
         send: Takes the body of an answer, from any thread; must not block. The transport seals
             bodies in the order in which it sends them.
     """
@@ -66,7 +64,7 @@ class Session:
         self._send = send
         self._lock = service.lock()
         self._open = 0
-        self._pending: dict[int, Waiting] = {}
+        self._pending: dict[int, PendingAppend] = {}
         self._closed = False
 
     def welcome(self, prove: bytes) -> bytes:
@@ -92,13 +90,13 @@ class Session:
                 self._begin()
                 self._service.submit(self, request, len(message))
             case "claim" | "finish" | "beat" as op:
-                foreman = self._service.foreman
-                if foreman is None:
+                dispatcher = self._service.dispatcher
+                if dispatcher is None:
                     raise ProtocolError("this broker hands out no batches")
                 if op == "beat":
-                    # A worker counts on its claims from the beats that were answered, and
-                    # notices that a broker is gone.
-                    if foreman.beat(parse_beat(body)):
+                    # A worker relies on its claims by answered heartbeats only, and notices by
+                    # missing answers that a broker is gone.
+                    if dispatcher.beat(parse_beat(body)):
                         self._say({"op": "beaten", "n": whole(body, "n")})
                     else:
                         self._say({"op": "refused", "n": whole(body, "n"), "why": "moved"})
@@ -110,13 +108,13 @@ class Session:
                 else:
                     work = parse_finish(body, now, self.answer)
                 self._begin()
-                foreman.submit(work)
+                dispatcher.submit(work)
             case "floor":
                 self._begin()
-                if not self._service.ask_floor(self, whole(body, "n")):
-                    raise ProtocolError("a client asks for the floor twice")
+                if not self._service.ask_pause(self, whole(body, "n")):
+                    raise ProtocolError("a client asks for a second pause")
             case "over":
-                self._service.end_floor(self)
+                self._service.end_pause(self)
             case "renew":
                 self._renew(parse_renewal(body), moment_of(body.get("clock")))
             case "ping":
@@ -134,8 +132,8 @@ class Session:
                 )
             self._open += 1
 
-    def remember(self, waiting: Waiting) -> None:
-        """An append of this session waits from now on."""
+    def remember(self, waiting: PendingAppend) -> None:
+        """An append of this session waits for the next write."""
         with self._lock:
             self._pending[waiting.request.number] = waiting
 
@@ -155,12 +153,12 @@ class Session:
         self._say(body)
 
     def close(self) -> None:
-        """The connection is gone: answers go nowhere."""
+        """The connection has ended: answers are dropped."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        self._service.end_floor(self)
+        self._service.end_pause(self)
         if self._end.ready:
             self._service.sessions -= 1
 
@@ -172,20 +170,20 @@ class Session:
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 2.0
-"""For a client to show that it knows the secret; a silent one holds a connection no longer."""
+"""For a client to show that it knows the secret; then its connection is closed."""
 
 MAX_CLIENTS = 10_000
 
 MAX_STRANGERS = 1_000
-"""Connections beyond the clients, of those that have not yet shown who they are; more are cut off
-unheard, or somebody who only connects would leave the process no file for its store."""
+"""Connections beyond those of clients that have not shown that they know the secret. More are
+closed at once: connections alone must not use up the files that the process needs for its store."""
 
 PING_S, PONG_S = 20.0, 60.0
-"""A silent client is asked for a sign of life, and sent away without one. Not soon: one that has no
-processor for a while holds a connection and harms nobody."""
+"""A silent client is sent a ping, and disconnected without an answer. Not soon: a client that has
+no processor for a while only holds a connection."""
 
 QUEUED_ANSWERS = 1_024
-"""Answers that wait for a client that does not read; then it is sent away."""
+"""Answers that wait for a client that does not read; then it is disconnected."""
 
 TRY_AGAIN_LATER = 1013
 
@@ -213,7 +211,7 @@ class Listen:
 
 
 class WebSocketPort:
-    """A listening port; serves nobody until it is told for whom.
+    """A listening port; refuses clients until :meth:`open`.
 
     Args:
         listen: Where.
@@ -236,7 +234,7 @@ class WebSocketPort:
         self._size_name: str | None = None
         self._server: Server | None = None
         self.certificate = ""
-        give_up_in_children(self)
+        close_in_children(self)
         self._thread: Task = runtime.spawn(self._loop.run_forever, "opendata-buffer-broker-port")
         try:
             self._call(self._start)
@@ -267,17 +265,17 @@ class WebSocketPort:
             sockets.append(client.transport.get_extra_info("socket"))
         return [each.fileno() for each in sockets]
 
-    def open(self, service: Service, announcement: DiscoveryRecord) -> None:
+    def open(self, service: Service, broker_record: DiscoveryRecord) -> None:
         """Serve the clients of one term."""
-        self._loop.call_soon_threadsafe(self._set_active, (service, announcement))
+        self._loop.call_soon_threadsafe(self._set_active, (service, broker_record))
 
     def shut(self) -> None:
-        """Serve nobody, and end the connections; the port stays."""
+        """End the connections and serve no client; the port stays open."""
         with suppress(PermanentStorageError):
             self._call(self._shut)
 
     def close(self) -> None:
-        """Give up the port."""
+        """Close the port."""
         if self._loop.is_closed():
             return
         self.shut()
@@ -301,9 +299,6 @@ class WebSocketPort:
         self._refused.clear()
 
     async def _start(self) -> None:
-        load_websockets()
-        from websockets.asyncio.server import ServerConnection, serve
-
         port = self
 
         class Connection(ServerConnection):
@@ -325,7 +320,7 @@ class WebSocketPort:
             self._listen.host,
             self._listen.port,
             ssl=self._context(),
-            # Until a client has shown that it knows the secret, nobody keeps much of it in memory.
+            # Small, until a client has shown that it knows the secret.
             max_size=MAX_MESSAGE_BYTES if self._size_name is None else MAX_HANDSHAKE_BYTES,
             create_connection=Connection,
             compression=None,
@@ -335,7 +330,7 @@ class WebSocketPort:
             ping_timeout=PONG_S,
             max_queue=16,
             server_header=None,
-            # Its own log tells of each port scan; ours tells of each address once.
+            # Its own log has each port scan; ours names each address once.
             logger=logging.getLogger("opendata_buffer.broker.websockets"),
         )
 
@@ -363,7 +358,7 @@ class WebSocketPort:
         assert self._server is not None
         self._server.close(close_connections=True)
         await self._server.wait_closed()
-        # Who came in while it closed would wait for an answer until its own time is up.
+        # A client that connected meanwhile would wait for an answer until its own time is up.
         for client in list(self._open):
             client.transport.abort()
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -375,22 +370,20 @@ class WebSocketPort:
         if active is None or len(self._clients) >= self._most_clients:
             await client.close(TRY_AGAIN_LATER)
             return
-        service, announcement = active
+        service, broker_record = active
         self._clients.add(client)
         try:
-            await self._talk(client, service, announcement)
+            await self._talk(client, service, broker_record)
         except ProtocolError as error:
-            self._tell_once(client, error)
+            self._log_once(client, error)
             client.transport.abort()
         finally:
             self._clients.discard(client)
 
     async def _talk(
-        self, client: ServerConnection, service: Service, announcement: DiscoveryRecord
+        self, client: ServerConnection, service: Service, broker_record: DiscoveryRecord
     ) -> None:
-        from websockets.exceptions import ConnectionClosed
-
-        end = BrokerEnd(announcement.secret, announcement.term, secrets.token_bytes(NONCE_BYTES))
+        end = BrokerEnd(broker_record.secret, broker_record.term, secrets.token_bytes(NONCE_BYTES))
         outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
         def put(body: dict[str, Any]) -> None:
@@ -414,7 +407,7 @@ class WebSocketPort:
                 setattr(client.protocol, self._size_name, MAX_MESSAGE_BYTES)
             await client.send(welcome)
             writer = asyncio.create_task(_write(client, end, outbox))
-            # However it ends: a connection on which nobody answers any more helps nobody.
+            # However it ends: a connection without answers is of no use.
             writer.add_done_callback(lambda _: client.transport.abort())
             async for message in client:
                 session.received(_raw(message))
@@ -427,14 +420,53 @@ class WebSocketPort:
             if writer is not None:
                 writer.cancel()
 
-    def _tell_once(self, client: ServerConnection, error: ProtocolError) -> None:
+    def _log_once(self, client: ServerConnection, error: ProtocolError) -> None:
         peer = str((client.remote_address or ("?",))[0])
         if peer not in self._refused and len(self._refused) < MAX_CLIENTS:
             self._refused.add(peer)
-            log.warning("refused a connection from %s, and will not say so again: %s", peer, error)
+            log.warning(
+                "refused a connection from %s; further ones are not logged: %s", peer, error
+            )
 
 
-Port = WebSocketPort
+class SocketOwner(Protocol):
+    """An object that has sockets."""
+
+    def descriptors(self) -> Iterable[int]:
+        """The file descriptors of its sockets now; a negative one is closed. Takes no lock."""
+        ...
+
+
+_socket_owners: WeakSet[SocketOwner] = WeakSet()
+
+
+def close_in_children(owner: SocketOwner) -> None:
+    """A child that is forked from now on does not keep the sockets of ``owner``.
+
+    The kernel closes a connection, or a port, when its last holder does. A child that kept the
+    sockets of its parent would make a parent that was killed look alive: clients would wait for
+    an answer instead of seeing the connection end, and the port would accept connections that
+    no process serves.
+    """
+    _socket_owners.add(owner)
+
+
+def _close_sockets() -> None:
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for owner in list(_socket_owners):
+            for descriptor in owner.descriptors():
+                if descriptor >= 0:
+                    # Replaced and not closed: the socket's object in the child knows nothing of
+                    # it, and would later close a number that means something else by then.
+                    os.dup2(null, descriptor, inheritable=False)
+    finally:
+        os.close(null)
+    _socket_owners.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_close_sockets)
 
 
 def own_address() -> str:
@@ -455,18 +487,15 @@ def _name_of_size() -> str | None:
     It is documented as an argument only, and its name changed between versions: None where it has
     neither of the known ones.
     """
-    from websockets.server import ServerProtocol
-
     protocol = ServerProtocol(max_size=1)
     names = ("max_message_size", "max_size")
     return next((name for name in names if getattr(protocol, name, None) == 1), None)
 
 
 def _file_limit() -> int:
-    """Files the process may have open: its clients must leave some to its own store."""
+    """Files that the process may have open: clients must leave some to its own store."""
     try:
-        with late_imports():
-            import resource
+        import resource
     except ImportError:  # not on Windows
         return 1_024
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -476,15 +505,13 @@ def _file_limit() -> int:
 async def _write(
     client: ServerConnection, end: BrokerEnd, outbox: asyncio.Queue[dict[str, Any]]
 ) -> None:
-    from websockets.exceptions import ConnectionClosed
-
     try:
         while True:
             await client.send(end.seal(await outbox.get()))
     except ConnectionClosed:
         pass
     except ProtocolError as error:
-        log.error("an answer is not sent, and its client sent away: %s", error)
+        log.error("an answer is not sent, and its client disconnected: %s", error)
 
 
 def _raw(message: str | bytes) -> bytes:

@@ -1,8 +1,8 @@
-"""A worker: claims batches, works on them, says how it went.
+"""Claims batches, and finishes, releases or rejects them.
 
-Several workers share one queue: each batch is handed to one of them, oldest first, and to
-another one when it is released or its worker falls silent. What Kafka calls a share group, and
-SQS a visibility timeout. A batch is done at least once; twice only after a claim lapsed.
+Several workers share one queue: each batch is handed to one of them, oldest first, and to another
+one when it is released or its worker's heartbeats stop. Kafka calls that a share group, SQS a
+visibility timeout. A batch is done at least once; twice only after a claim lapsed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,11 +19,10 @@ from weakref import WeakValueDictionary
 
 from opendata_buffer.broker.client import Connection, Lost, Refused
 from opendata_buffer.broker.discovery import Discovery
-from opendata_buffer.broker.election import Host
-from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for, require_websockets
+from opendata_buffer.broker.election import LeaderElection
+from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
 from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_metadata
 from opendata_buffer.config import WorkerConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import BatchDescriptor, FetchHandle, PooledBatch
 from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.errors import (
@@ -41,17 +39,12 @@ from opendata_buffer.runtime import Moment, Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 
-__all__ = ["Claim", "ClaimedBatch", "LOOK_S", "Line", "Worker"]
-
-
-# ---- A worker's claim of one batch ----
-#
-# Whether it may have lapsed, and what its end is told as. Pure.
+__all__ = ["Claim", "ClaimedBatch", "LOOK_S", "DispatcherClient", "Worker"]
 
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """What a worker knows of a claim that a broker gave it.
+    """What a worker knows of its claim of a batch. Pure.
 
     Attributes:
         sequence: Of the batch.
@@ -91,25 +84,22 @@ class Claim:
         }
 
 
-# ---- A worker's line to whichever broker hands out batches now. ----
-
-
 LOOK_S = 0.25
 """Between two looks for a broker."""
 
 
-class Line:
-    """Asks the broker that is announced; when it is gone or replaced, the next one.
+class DispatcherClient:
+    """Sends a worker's requests to the announced broker, and to the next one when it is replaced.
 
     Args:
-        finder: Finds brokers, and connects.
+        discovery: Finds brokers, and connects.
         runtime: Clock.
         patience_s: Seconds without any broker after which asking is given up.
         url: The store's, for errors.
     """
 
-    def __init__(self, finder: Discovery, runtime: Runtime, patience_s: float, url: str) -> None:
-        self._finder = finder
+    def __init__(self, discovery: Discovery, runtime: Runtime, patience_s: float, url: str) -> None:
+        self._discovery = discovery
         self._runtime = runtime
         self._patience_s = patience_s
         self._url = url
@@ -118,23 +108,23 @@ class Line:
     @property
     def connection(self) -> Connection | None:
         """The one in use; None while there is none."""
-        return self._finder.connection
+        return self._discovery.connection
 
     def forget(self, connection: Connection) -> None:
         """Its broker is the wrong one, or gone: the next call finds another."""
-        self._finder.forget(connection)
+        self._discovery.forget(connection)
 
     def close(self) -> Connection | None:
-        """Ask nobody any more; returns the connection in use, for last words."""
+        """Send no more requests; returns the connection in use, to release claims on it."""
         self._closed = True
-        return self._finder.close()
+        return self._discovery.close()
 
     def ask(self, body: dict[str, Any], claim: Claim | None = None) -> dict[str, Any]:
         """What the broker, or the next one, answers.
 
         Args:
-            body: The request. It is repeated when its answer is lost: a claim that nobody heard
-                of lapses by itself.
+            body: The request. It is repeated when its answer is lost: a claim whose answer was
+                lost lapses by itself.
             claim: Which one it is to end; notes that an attempt may have been stored.
 
         Raises:
@@ -157,12 +147,12 @@ class Line:
                 case Lost():
                     if claim is not None:
                         claim.asked = True
-                    self._finder.forget(connection)
+                    self._discovery.forget(connection)
                 case Refused(why):
                     if claim is not None and why != "unsent":
                         claim.asked = True
                     if why in ("unsent", "moved"):
-                        self._finder.forget(connection)
+                        self._discovery.forget(connection)
                     if why != "unsent":
                         self._runtime.sleep(LOOK_S)
                 case _:
@@ -183,14 +173,15 @@ class Line:
             Closed: It was closed meanwhile.
         """
         while True:
-            connection = self._finder.find()
+            connection = self._discovery.find()
             if self._closed:
                 raise Closed("the worker was closed: claim() needs an open one")
             if connection is not None:
                 return connection
             if self._runtime.monotonic() >= deadline:
                 raise TransientStorageError(
-                    f"no broker of {self._url} hands out batches: {self._finder.reason}. Try again."
+                    f"no broker of {self._url} hands out batches: {self._discovery.reason}. "
+                    "Try again."
                 )
             self._runtime.sleep(LOOK_S)
 
@@ -205,7 +196,7 @@ BEATS_PER_CLAIM = 4
 
 
 class ClaimedBatch:
-    """A batch that is this worker's until it says how it went, or falls silent.
+    """A batch that is this worker's until it is done, released or rejected, or the claim lapses.
 
     Attributes:
         sequence: Its position in the queue.
@@ -231,12 +222,12 @@ class ClaimedBatch:
         self.entries: Sequence[bytes] = ()
 
     def done(self) -> None:
-        """It is worked off and leaves the queue; kept by storage when this returns.
+        """Take the batch out of the queue; stored when this returns.
 
         Raises:
-            ClaimLost: The claim had lapsed: another worker got or gets the batch, too. Or nobody
-                can tell, because no broker answered for as long as a claim lasts.
-            TransientStorageError: Nobody knows yet; call it again.
+            ClaimLost: The claim had lapsed: another worker got or gets the batch, too. Or that is
+                not known, because no broker answered for as long as a claim lasts.
+            TransientStorageError: The outcome is not known; call it again.
         """
         self._finish("done")
 
@@ -245,16 +236,16 @@ class ClaimedBatch:
 
         Raises:
             ClaimLost: The claim had lapsed.
-            TransientStorageError: Nobody knows yet; call it again, or let the claim lapse.
+            TransientStorageError: The outcome is not known; call it again, or let the claim lapse.
         """
         self._finish("release", rest_ms=rest_ms)
 
     def reject(self, reason: str) -> None:
-        """Nobody can work on it: copy it to the quarantine, with the reason, and pass it by.
+        """Copy the batch to the quarantine, with the reason, and take it out of the queue.
 
         Raises:
             ClaimLost: The claim had lapsed.
-            TransientStorageError: Nobody knows yet; call it again.
+            TransientStorageError: The outcome is not known; call it again.
         """
         self._finish("reject", reason=reason)
 
@@ -267,8 +258,8 @@ class ClaimedBatch:
 class Worker:
     """One of the workers of a queue. Thread-safe, not fork-safe.
 
-    It knows nothing of transactions: on a partition of a topic it is handed the batches of
-    undecided and of rolled back ones as any others, and their acknowledgements as empty batches.
+    It does not read transactions: on a partition of a topic it gets the batches of open and of
+    rolled back ones as any others, and their acknowledgements as empty batches.
 
     Args:
         config: Settings.
@@ -277,7 +268,7 @@ class Worker:
         network: How brokers are reached; WebSockets by default.
 
     Raises:
-        InvalidInput: A setting or the URL is wrong, or the extra ``broker`` is not installed.
+        InvalidInput: A setting or the URL is wrong.
         StorageError: The store cannot be reached.
     """
 
@@ -293,40 +284,29 @@ class Worker:
         self._pid = os.getpid()
         self._runtime = runtime or SystemRuntime()
         self._store = store or open_store(config.store, config.store_options)
-        if network is None:
-            require_websockets()
-            network = WebSocketNetwork(self._runtime, listen_for(self._store))
-        self._network = network
+        network = network or WebSocketNetwork(self._runtime, listen_for(self._store))
         self._fetch = FetchHandle.of(config, store=self._store, runtime=self._runtime)
         self._pace = self._fetch.adaptive_concurrency()
-        finder = Discovery(self._store, config, self._runtime, network.connect)
+        discovery = Discovery(self._store, config, self._runtime, network.connect)
         patience_s = config.cas_deadline_ms / 1000
-        self._line = Line(finder, self._runtime, patience_s, self._store.url)
+        self._client = DispatcherClient(discovery, self._runtime, patience_s, self._store.url)
         self.name = (
             config.name or f"{os.uname().nodename}-{os.getpid()}-{self._runtime.ulid()[-6:]}"
         )
         self._condition = self._runtime.condition()
         self._claims: dict[int, Claim] = {}
-        # Weak: a batch that its user dropped without a word must not be kept by heartbeats for
-        # ever. The next one gives it back.
+        # Weak: heartbeats must not keep a batch for ever that its user dropped without finishing
+        # it. The next heartbeat releases it.
         self._batches: WeakValueDictionary[int, ClaimedBatch] = WeakValueDictionary()
         self._closed = False
-        self._beat_again = False
-        self._host = None
+        self._beat_soon = False
+        self._election = None
         if config.broker == "host":
-            self._host = Host(
-                self._store,
-                config,
-                self._runtime,
-                self._network.listen,
-                self._network.connect,
-                secrets.token_bytes,
-                Consumer,
-            )
+            self._election = LeaderElection(self._store, config, self._runtime, network)
         self._beating = self._runtime.spawn(self._beat, "opendata-buffer-worker")
 
     def claim(self, max: int = 1, timeout: float | None = None) -> list[ClaimedBatch]:  # noqa: A002
-        """The oldest batches that nobody works on, fetched.
+        """Claim and fetch the oldest batches that no worker holds.
 
         A batch that cannot be read goes to the quarantine, and another one takes its place.
 
@@ -366,7 +346,7 @@ class Worker:
                 return batches
 
     def close(self, timeout: float | None = 10.0) -> None:
-        """Give back what is claimed, and end. Free to repeat; in a fork it does nothing."""
+        """Release what is claimed, and end. Free to repeat; in a fork it does nothing."""
         if self._pid != os.getpid():
             return  # What is claimed is the parent's to finish.
         with self._condition:
@@ -375,15 +355,15 @@ class Worker:
             self._closed = True
             claims = list(self._claims.values())
             self._condition.notify_all()
-        connection = self._line.close()
+        connection = self._client.close()
         if connection is not None:
             until = None if timeout is None else self._runtime.monotonic() + timeout
             for claim in claims:
                 connection.post(claim.end("release"), until)
             connection.await_posted(until)
             connection.close()
-        if self._host is not None:
-            self._host.stop(timeout)
+        if self._election is not None:
+            self._election.stop(timeout)
         self._beating.join(timeout)
 
     def __enter__(self) -> Self:
@@ -421,9 +401,9 @@ class Worker:
                 self._claims[claim.token] = claim
                 self._batches[claim.token] = batch
         found = read_ahead(
-            self._read_or_why_not,
+            self._read_or_error,
             [descriptor for _, descriptor in made],
-            self._decode_or_why_not,
+            self._decode_or_error,
             runtime=self._runtime,
             adaptive=self._pace,
         )
@@ -437,21 +417,21 @@ class Worker:
                 batch.entries = entries
                 fetched.append(batch)
         except BaseException:
-            # Nobody gets to see these: kept alive by heartbeats they would never be done.
-            self._give_back([batch for batch, _ in made])
+            # The caller does not get these: kept by heartbeats they would never be done.
+            self._release([batch for batch, _ in made])
             raise
-        # After a pause of this process somebody else may have them, and have done them.
+        # After a pause of this process another worker may have got them, and done them.
         lapsed = [batch for batch in fetched if not self._is_sure_of(batch._claim)]
-        self._give_back(lapsed)
+        self._release(lapsed)
         return [batch for batch in fetched if batch not in lapsed]
 
-    def _read_or_why_not(self, descriptor: BatchDescriptor) -> PooledBatch | PoisonBatch:
+    def _read_or_error(self, descriptor: BatchDescriptor) -> PooledBatch | PoisonBatch:
         try:
             return self._fetch.fetch_pooled(descriptor)
         except PoisonBatch as error:
             return error
 
-    def _decode_or_why_not(
+    def _decode_or_error(
         self, _: BatchDescriptor, stored: PooledBatch | PoisonBatch
     ) -> Sequence[bytes] | PoisonBatch:
         if isinstance(stored, PoisonBatch):
@@ -461,8 +441,8 @@ class Worker:
         except PoisonBatch as error:
             return error
 
-    def _give_back(self, batches: Sequence[ClaimedBatch]) -> None:
-        connection = self._line.connection
+    def _release(self, batches: Sequence[ClaimedBatch]) -> None:
+        connection = self._client.connection
         until = self._runtime.monotonic() + self._config.cas_deadline_ms / 1000
         for batch in batches:
             claim = batch._claim
@@ -494,7 +474,7 @@ class Worker:
                 f"this worker belongs to process {self._pid}, which forked this one: its "
                 "heartbeats are not here. Make a worker in each process, after the fork."
             )
-        return self._line.ask(body, claim)
+        return self._client.ask(body, claim)
 
     def _beat(self) -> None:
         every = self._config.claim_timeout_ms / 1000 / BEATS_PER_CLAIM
@@ -502,7 +482,7 @@ class Worker:
             with self._condition:
                 if self._closed:
                     return
-                self._condition.wait(LOOK_S if self._beat_again else every)
+                self._condition.wait(LOOK_S if self._beat_soon else every)
             self._beat_once()
 
     def _beat_once(self) -> None:
@@ -511,17 +491,17 @@ class Worker:
             dropped: list[Claim] = []
             for claim in self._claims.values():
                 (held if claim.token in self._batches else dropped).append(claim)
-            connection = self._line.connection
+            connection = self._client.connection
         if not held and not dropped:
             return
         now = Moment.now(self._runtime)
         try:
             if connection is None:
-                connection = self._line.find(self._runtime.monotonic())
-            # Asked, not told: a broker that went without a sound would be told for ever.
+                connection = self._client.find(self._runtime.monotonic())
+            # With an answer: otherwise a broker that died would get heartbeats for ever.
             answer = connection.ask({"op": "beat", "tokens": [each.token for each in held]})
-            # Without waiting for room: heartbeats do not wait for it either. The rest is given back
-            # with the next ones.
+            # Without waiting for room: heartbeats do not wait for it either. The rest is released
+            # with the next heartbeat.
             asap = self._runtime.monotonic()
             dropped = [each for each in dropped if connection.post(each.end("release"), asap)]
         except OpenDataBufferError as error:
@@ -530,12 +510,12 @@ class Worker:
         if isinstance(answer, Refused):
             # The next beat finds the broker that is announced now. It comes at once: claims do
             # not wait for as long as between two of them.
-            self._line.forget(connection)
+            self._client.forget(connection)
             with self._condition:
-                self._beat_again = not self._beat_again
+                self._beat_soon = not self._beat_soon
         elif isinstance(answer, dict):
             with self._condition:
-                self._beat_again = False
+                self._beat_soon = False
                 for claim in dropped:
                     self._claims.pop(claim.token, None)
                 for claim in held:

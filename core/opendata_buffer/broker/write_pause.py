@@ -1,114 +1,152 @@
-"""The floor: a guest writes the manifest, and the broker does not.
+"""Has a queue's broker pause while this process writes the manifest itself.
 
-Some writes are not the broker's to make: whether Spark's sink appends a micro-batch depends on
-the manifest at that instant, so it writes by itself, and it has to read first. Against a broker
-that writes from memory without a pause it would lose every race (:mod:`.producer.group_commit`
-lets it in
-once in a while). So it asks for the floor, and the broker begins no write until the guest says
-that it is through, its connection ends, or :data:`FLOOR_S` are over. Nothing but time depends on
-it: both write by compare-and-swap, whoever has the floor.
+Some writes are not the broker's to make. Whether Spark's sink appends a micro-batch depends on
+the manifest at that instant, so the sink reads, decides and writes. Against a broker that writes
+from memory it would lose every race. So it sends the broker one message, ``floor``. The broker
+finishes the write under way, answers ``given``, and begins no write until the client says
+``over``, its connection ends, or :data:`.PAUSE_S` have passed. Only time depends on the pause:
+both sides write by compare-and-swap.
+
+Here is the client's side; the broker's is :class:`.WritePauses`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+import os
+import weakref
 
-from opendata_buffer.runtime import Condition, Runtime
+from opendata_buffer.broker.broker import PAUSE_S
+from opendata_buffer.broker.client import Connection, Lost
+from opendata_buffer.broker.discovery import Discovery
+from opendata_buffer.broker.network import Network, WebSocketNetwork
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.queue.cas import CasStore
+from opendata_buffer.runtime import Runtime, remaining
 
-__all__ = ["FLOOR_S", "Floor", "Guest"]
+__all__ = ["BrokerPause"]
 
 log = logging.getLogger(__name__)
 
-FLOOR_S = 2.0
-"""A guest that died, was suspended, or lies holds the broker's clients up no longer. A read and a
-write of a manifest take a tenth of that, and of the largest ones about so long."""
+FIND_S = 1.0
+"""How long a change waits while a broker is looked for; then it goes on without a pause."""
 
-T = TypeVar("T")
+ASK_S = 5.0
+"""How long it waits for a broker that lives, and writes or pauses for other clients. A broker
+that sends nothing is given up after 1.5 seconds."""
 
+LOOK_S = 1.0
+"""Between two looks for a broker after one was lost."""
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Guest(Generic[T]):
-    """A client that wants to write.
-
-    Attributes:
-        client: Who; a client waits in line once.
-        number: Of its request.
-    """
-
-    client: T
-    number: int
+PATIENCE_S = 10.0
+"""Between two looks where none was found."""
 
 
-class Floor(Generic[T]):
-    """Who has the floor, and who waits for it. Every method is called with the lock held.
+class BrokerPause:
+    """A :class:`~opendata_buffer.queue.queue.WritePause` of the announced broker.
+
+    Where no broker is announced, or it does not answer, a change is made without a pause.
 
     Args:
-        runtime: Clock.
-        condition: The broker's lock.
+        store: Where the queue lives.
+        config: The queue.
+        runtime: Clock and threads.
+        network: How brokers are reached; WebSockets by default.
     """
 
-    def __init__(self, runtime: Runtime, condition: Condition) -> None:
+    def __init__(
+        self,
+        store: CasStore,
+        config: QueueConfig,
+        runtime: Runtime,
+        *,
+        network: Network | None = None,
+    ) -> None:
+        self._store = store
+        self._config = config
         self._runtime = runtime
-        self._condition = condition
-        self._line: deque[Guest[T]] = deque()
-        self._holder: Guest[T] | None = None
-        self.given = 0
-        """How often it was given to somebody."""
+        self._connect = (network or WebSocketNetwork(runtime)).connect
+        self._pid = os.getpid()
+        self._discovery = self._new_discovery()
+        self._look_at = float("-inf")
+        self._held: Connection | None = None
+        self._granted_until = float("-inf")
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether somebody waits for it."""
-        return bool(self._line)
+    def is_connected(self) -> bool:
+        """See :class:`.WritePause`."""
+        self._start_over_in_child()
+        return self._discovery.connection is not None
 
-    def ask(self, guest: Guest[T]) -> bool:
-        """Wait in line; False when the client does so already, or has the floor."""
-        holder = [] if self._holder is None else [self._holder]
-        if any(each.client is guest.client for each in (*self._line, *holder)):
+    @property
+    def is_granted(self) -> bool:
+        """See :class:`.WritePause`."""
+        return self._runtime.monotonic() < self._granted_until
+
+    def begin(self) -> bool:
+        """See :class:`.WritePause`."""
+        self._start_over_in_child()
+        self.end()
+        connection = self._discovery.find(self._is_time, self._plan_next_look)
+        if connection is None:
             return False
-        self._line.append(guest)
-        self._condition.notify_all()
-        return True
+        left = remaining()
+        # Before the answer: a caller that is interrupted while it waits ends the pause that the
+        # broker may still grant.
+        self._held = connection
+        answer = connection.ask({"op": "floor"}, ASK_S if left is None else min(ASK_S, left))
+        if isinstance(answer, dict):
+            self._granted_until = self._runtime.monotonic() + PAUSE_S
+            return True
+        if connection.is_over or not isinstance(answer, Lost):
+            log.warning("the broker does not pause: going on without it (%s)", answer)
+            self._held = None
+            self._discovery.forget(connection, fell_silent=isinstance(answer, Lost))
+            self._look_at = self._runtime.monotonic() + LOOK_S
+        else:
+            # It lives, and may still grant the pause that this process waits for no longer.
+            self.end()
+        return False
 
-    def end(self, client: T) -> Guest[T] | None:
-        """A client is through, or gone. The guest that waited in line, and was told nothing."""
-        if self._holder is not None and self._holder.client is client:
-            self._holder = None
-            self._condition.notify_all()
-        waiting = next((each for each in self._line if each.client is client), None)
-        if waiting is not None:
-            self._line.remove(waiting)
-        return waiting
+    def end(self) -> None:
+        """See :class:`.WritePause`."""
+        connection, self._held = self._held, None
+        self._granted_until = float("-inf")
+        if connection is not None:
+            connection.tell({"op": "over"})
 
-    def clear(self) -> list[Guest[T]]:
-        """Give it to nobody any more; returns who waited."""
-        waiting = list(self._line)
-        self._line.clear()
-        return waiting
+    def close(self) -> None:
+        """See :class:`.WritePause`."""
+        self._start_over_in_child()
+        connection = self._discovery.connection
+        if connection is not None:
+            self._discovery.forget(connection)
 
-    def give(self, tell: Callable[[Guest[T]], None], is_over: Callable[[], bool]) -> bool:
-        """Let who waits longest write; returns when that is done. False when nobody waits.
+    def _new_discovery(self) -> Discovery:
+        made = Discovery(self._store, self._config, self._runtime, self._connect, waits_s=FIND_S)
+        # The thread that reads a connection keeps it open, also when the queue that uses it was
+        # dropped without close().
+        weakref.finalize(self, _abandon, made).atexit = False
+        return made
 
-        Called by the one thread that writes, between two writes of its own.
+    def _start_over_in_child(self) -> None:
+        """In a forked child the thread that reads the connection, and may have held its locks, is
+        missing."""
+        if self._pid != os.getpid():
+            self._pid, self._held = os.getpid(), None
+            self._discovery = self._new_discovery()
+            self._look_at = self._granted_until = float("-inf")
 
-        Args:
-            tell: Tells the guest; it must not block.
-            is_over: Whether the broker leaves.
-        """
-        if not self._line:
-            return False
-        guest = self._holder = self._line.popleft()
-        self.given += 1
-        tell(guest)
-        until = self._runtime.monotonic() + FLOOR_S
-        while self._holder is guest and not is_over():
-            left = until - self._runtime.monotonic()
-            if left <= 0:
-                log.warning("a guest has not written within %g s: going on without it", FLOOR_S)
-                break
-            self._condition.wait(left)
-        self._holder = None
-        return True
+    def _is_time(self) -> bool:
+        return self._runtime.monotonic() >= self._look_at
+
+    def _plan_next_look(self) -> None:
+        # A connection that ends by itself has a successor within seconds.
+        found = self._discovery.connection is not None
+        self._look_at = self._runtime.monotonic() + (LOOK_S if found else PATIENCE_S)
+
+
+def _abandon(discovery: Discovery) -> None:
+    connection = discovery.connection
+    if connection is not None:
+        connection.abandon()

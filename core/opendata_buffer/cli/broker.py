@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
 import click
 
-from opendata_buffer.broker.election import Host
-from opendata_buffer.broker.network import WebSocketNetwork, listen_for, require_websockets
+from opendata_buffer.broker.election import LeaderElection
+from opendata_buffer.broker.network import WebSocketNetwork, listen_for
 from opendata_buffer.cli.options import create_if_missing_option, patient_queue_options
 from opendata_buffer.cli.target import one_queue, require_queue
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.runtime import Runtime
 
 __all__ = ["broker"]
@@ -83,7 +81,6 @@ def broker(
     until it is interrupted. Producers and workers find it through the queue. Nothing is lost when
     it is killed.
     """
-    require_websockets()
     if bool(tls_cert) is not bool(tls_key):
         raise click.UsageError("--tls-cert and --tls-key go together")
     target = one_queue(queue, ConsumerConfig)
@@ -100,23 +97,20 @@ def broker(
     # A standby listens only while it serves: clients of a dead broker must find its address
     # refused, also when it is started again. Listening once reports a wrong address now.
     network.listen().close()
-    host = Host(
-        store, target.config, runtime, network.listen, network.connect, secrets.token_bytes,
-        Consumer,
-    )  # fmt: skip
+    election = LeaderElection(store, target.config, runtime, network)
     try:
-        _report(host, store.url, runtime)
+        _report(election, store.url, runtime)
     finally:
-        host.stop(STOP_S)
+        election.stop(STOP_S)
 
 
-def _report(host: Host, url: str, runtime: Runtime) -> None:
-    """Print which broker serves, whenever that changes, until the host fails."""
+def _report(election: LeaderElection, url: str, runtime: Runtime) -> None:
+    """Print which broker serves, whenever that changes, until it cannot serve."""
     printed = ""
-    while host.failure is None:
-        if mine := host.serving:
+    while election.failure is None:
+        if mine := election.serving:
             line = f"serving {url} at {mine.address} (term {mine.term}, broker {mine.id})"
-        elif other := host.stands_by_for:
+        elif other := election.stands_by_for:
             line = (
                 f"standing by: {other.address} is announced (term {other.term}, broker {other.id})"
             )
@@ -126,4 +120,4 @@ def _report(host: Host, url: str, runtime: Runtime) -> None:
             click.echo(line)
             printed = line
         runtime.sleep(POLL_S)
-    raise host.failure
+    raise election.failure

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -18,7 +17,7 @@ from opendata_buffer.admin.status import (
     read_topic,
 )
 from opendata_buffer.broker.client import Connection
-from opendata_buffer.broker.lease import DiscoveryRecord
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.cli.errors import Exceeded
 from opendata_buffer.cli.options import NATURAL, POSITIVE, json_option, queue_options, queue_words
 from opendata_buffer.cli.output import waiting
@@ -115,8 +114,7 @@ def _reader_of(target: Target, runtime: Runtime) -> Callable[[], Status | TopicS
 
         return WebSocketNetwork(runtime).connect(announced)
 
-    has_websockets = find_spec("websockets") is not None
-    return lambda: read_status(reader, connect if has_websockets else None)
+    return lambda: read_status(reader, connect)
 
 
 def _probe(

@@ -120,7 +120,7 @@ def _broker_rows(broker: BrokerStatus) -> list[tuple[str, str]]:
     if not broker.address:
         return [("broker", "none, the last one has stopped"), term]
     if broker.alive is None:
-        return [("broker", f"{broker.address}, not asked: the extra 'broker' is missing"), term]
+        return [("broker", f"{broker.address}, not asked"), term]
     if not broker.alive:
         return [("broker", f"{broker.address}, DEAD or not reached: {broker.reason}"), term]
     rate, size = broker.commit_rate or 0.0, broker.group_size or 0.0

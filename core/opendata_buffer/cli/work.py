@@ -13,7 +13,6 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from opendata_buffer.broker.network import require_websockets
 from opendata_buffer.broker.worker import ClaimedBatch, Worker
 from opendata_buffer.cli.errors import Failure, one_line
 from opendata_buffer.cli.options import (
@@ -105,7 +104,6 @@ def work(
     later each time. The command's environment has OPENDATA_BUFFER_SEQUENCE,
     OPENDATA_BUFFER_LOCATION and OPENDATA_BUFFER_DELIVERY_COUNT.
     """
-    require_websockets()
     if shutil.which(command[0]) is None:
         raise Failure(f"there is no command {command[0]!r}: check its name and PATH")
     target = one_queue(

@@ -17,8 +17,6 @@ from dataclasses import replace
 from functools import cached_property
 
 from opendata_buffer import metrics
-from opendata_buffer.broker.network import Network
-from opendata_buffer.broker.yielding_queue import YieldingQueue
 from opendata_buffer.concurrency import Closeable
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.cursors import (
@@ -35,7 +33,7 @@ from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.cas import LAST_LOOK_S
 from opendata_buffer.queue.consumer_info import note_holder
 from opendata_buffer.queue.ownership import claim_for_use, marker_key
-from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
@@ -82,7 +80,8 @@ class Consumer(Closeable):
         allow_data_loss: Go on behind lost entries, with a warning, instead of raising ``DataLoss``.
         queue: Use this one, which the same process also appends to, instead of one of its own.
         program: Name of the reading program, shown by ``opendata-buffer status``.
-        network: How brokers are reached; WebSockets by default.
+        open_pause: Has a broker pause while this consumer changes the manifest; without effect
+            with ``queue``.
 
     Raises:
         UnsafeStore: The store has no compare-and-swap.
@@ -104,7 +103,7 @@ class Consumer(Closeable):
         allow_data_loss: bool = False,
         queue: Queue | None = None,
         program: str = "Python",
-        network: Network | None = None,
+        open_pause: OpenPause = broker_pause,
     ) -> None:
         self._config = config
         self._runtime = runtime if runtime is not None else SystemRuntime()
@@ -123,14 +122,13 @@ class Consumer(Closeable):
             # one.
             if queue is None:
                 claim = claim_for_use(opened, config, runtime=self._runtime)
-                # Beside a busy broker this one is let in.
-                queue = YieldingQueue(
+                queue = Queue(
                     opened,
                     config,
                     runtime=self._runtime,
                     role="consumer",
                     claim=claim,
-                    network=network,
+                    open_pause=open_pause,
                 )
             self._queue = queue
             self._queue_id = queue.queue_id

@@ -1,25 +1,24 @@
-"""Who appends to a manifest: a :class:`Committer`, and the one of this process.
+"""Appends to a manifest: the protocol :class:`Committer`, and the process's own.
 
 A committer appends what its callers give it and answers each with a sequence or an error; it
-knows nothing of uploads, lanes or producers. :class:`GroupCommitter` joins what waits: while one
+does not know uploads or producers. :class:`GroupCommitter` joins what waits: while one
 compare-and-swap is on its way, appends of all producers of the process pile up, and the next one
 takes them all. They never race each other then, and the store's rate of compare-and-swaps is not
 the limit on batches per second. Where the store takes one object only so often, an append waits
-until the next is due, and takes what comes meanwhile with it. With other processes it takes turns
-(:mod:`opendata_buffer.producer.group_commit`).
+until the next is due, and takes what comes meanwhile with it. After each write it leaves the
+manifest to other processes (:mod:`opendata_buffer.producer.write_fairness`).
 """
 
 from __future__ import annotations
 
 import os
-import statistics
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import opendata_buffer
 from opendata_buffer.concurrency import locked
-from opendata_buffer.config import QueueConfig
+from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
     CorruptManifest,
@@ -27,203 +26,25 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
-from opendata_buffer.formats.keys import location_tag, ulid_tag
+from opendata_buffer.formats.keys import ulid_tag
 from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.producer.write_fairness import WriteFairness
 from opendata_buffer.queue.ownership import Claim
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.retry import load_retries
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import RateLimited, Store
 
-__all__ = ["Committer", "Gaps", "GroupCommitter", "Turns", "shared_committer"]
-
-
-# ---- Who writes all the time leaves a gap now and then, for those who must read first. Pure. ----
-#
-# A writer that has the manifest in memory writes again as soon as its last write has landed.
-# Whoever comes from outside (a consumer that acknowledges, a sink, an operator) reads and then
-# writes, and in between the next write has always landed already: beside a writer that never
-# pauses it may lose every race for a minute. So such a writer pauses for some of its writes once in
-# a while: seldom while it lost no race, and every second once it did, because somebody is
-# there.
-
-
-ALONE_S = 20.0
-"""Between two gaps while nobody else is known. Longer, and a consumer that begins beside a writer
-that never rests waits longer; shorter, and more than one append in a hundred is late for nobody's
-sake: a gap is three writes of 60 ms."""
-
-BESIDE_S = 1.0
-"""Between two gaps while others write, too."""
-
-KNOWN_S = 60.0
-"""Others are known for so long after they won a race."""
-
-WRITES = 3.0
-"""Length of a gap, in writes: another one's read and write fit in, wherever it stands just then."""
-
-LONGEST_S = 0.5
-
-
-class Gaps:
-    """The gaps of one writer. Times are monotonic seconds; not thread-safe."""
-
-    def __init__(self) -> None:
-        self._took: deque[float] = deque(maxlen=5)
-        self._ended: float | None = None
-        self._since = 0.0
-        self._idle = 0.0
-        self._raced_at = float("-inf")
-
-    @property
-    def write(self) -> float | None:
-        """How long a write takes that loses no race, seconds; None before the first."""
-        return statistics.median(self._took) if self._took else None
-
-    def lost(self, now: float) -> None:
-        """A race was lost: somebody else writes, too."""
-        self._raced_at = now
-
-    def wrote(self, began: float, ended: float) -> float:
-        """A write has landed; returns for how many seconds the next one is not to begin.
-
-        Args:
-            began: When it began.
-            ended: When it had landed.
-        """
-        idle = 0.0 if self._ended is None else began - self._ended
-        if self._raced_at < began:
-            # A write that lost races says nothing about how long one takes.
-            self._took.append(ended - began)
-        write = self.write or 0.0
-        gap = min(WRITES * write, LONGEST_S)
-        # What it has nothing to write for is a gap as good as any; the moment it takes to put
-        # the next write together is none.
-        self._idle += idle if idle >= write / 2 else 0.0
-        if self._ended is None or self._idle >= gap:
-            self._since, self._idle = ended, 0.0
-        self._ended = ended
-        every = BESIDE_S if ended - self._raced_at < KNOWN_S else ALONE_S
-        return gap if ended - self._since >= every else 0.0
-
-
-# ---- When a process may append again, so that many of them share one manifest. Pure. ----
-#
-# Of processes that compare-and-swap on one object one wins and all others have worked for nothing.
-# Who wins and goes on at once wins again: it need not read what it wrote itself. So after each win
-# a process stands back for as long as the others need for one write each::
-#
-#     pause = other writers x 1.5 x cycle          cycle: the time of its own read and write
-#
-# One and a half, because those others lose races among each other, too. Who loses tries again at
-# once, with little jitter. A process that is alone never pauses and never reads.
-#
-# How many others there are is read from the manifest, which has no room to say it: a process gives
-# all its batches the same first six random characters of their ULIDs, its **tag**. Tags that come
-# up again and again are writers. A client that knows nothing of tags draws new ones each time and
-# is not counted; it is noticed by the races that are lost to it.
-
-
-CYCLES_EACH = 1.5
-JITTER = 0.05
-WINDOW_S = 10.0
-"""A writer counts for so long after it was seen, and for two of our pauses."""
-
-MAX_PAUSE_S = 15.0
-"""Whatever tags are found in a manifest, by mistake or by malice."""
-
-MAX_TAGS = 4_096
-
-FIRST_CYCLE_S = 0.1
-"""Before anything was measured."""
-
-
-class Turns:
-    """What one writer knows of the others. Times are monotonic seconds; not thread-safe.
-
-    Args:
-        tag: Of this writer: six characters of a ULID.
-        random: A number in [0, 1).
-    """
-
-    def __init__(self, tag: str, random: Callable[[], float]) -> None:
-        self.tag = tag
-        self._random = random
-        self._seen: dict[str, deque[float]] = {}
-        self._conflict_at: float | None = None
-        self._cycles: deque[float] = deque(maxlen=5)
-        self._began: float | None = None
-        self._gaps = Gaps()
-        self._write_began = 0.0
-        self._turn_at = 0.0
-        self._window = WINDOW_S
-
-    def saw(self, locations: Iterable[str], now: float) -> None:
-        """These were appended since the last look, by anybody."""
-        for location in locations:
-            tag = location_tag(location)
-            if tag is not None and tag != self.tag:
-                # Behind the others: the first ones are those not seen for longest.
-                times = self._seen.pop(tag, None) or deque(maxlen=2)
-                times.append(now)
-                self._seen[tag] = times
-        while self._seen:
-            oldest = next(iter(self._seen))
-            if len(self._seen) <= MAX_TAGS and self._seen[oldest][-1] >= now - self._window:
-                break
-            del self._seen[oldest]
-
-    def others(self, now: float) -> int:
-        """Other writers, as far as known."""
-        since = now - self._window
-        known = sum(len(times) == 2 and times[0] >= since for times in self._seen.values())
-        raced = self._conflict_at is not None and self._conflict_at >= since
-        return max(known, int(raced))
-
-    def begins(self, now: float) -> bool:
-        """A write begins; whether to read first, because others write, too."""
-        shared = self.others(now) > 0
-        self._began = now if shared else None
-        self._write_began = now
-        return shared
-
-    def lost(self, now: float) -> float:
-        """A race was lost; seconds to wait before the next attempt, which begins with a read."""
-        self._conflict_at = now
-        self._gaps.lost(now)
-        wait = self._random() * self._cycle() / 2
-        self._began = now + wait
-        return wait
-
-    def won(self, now: float) -> None:
-        """The write has landed."""
-        if self._began is not None:
-            self._cycles.append(now - self._began)
-            self._began = None
-        pause = self.others(now) * CYCLES_EACH * self._cycle()
-        pause = min(pause * (1 + JITTER * (2 * self._random() - 1)), MAX_PAUSE_S)
-        # Not everybody is counted: a consumer that never won a race has left no trace.
-        pause = pause or self._gaps.wrote(self._write_began, now)
-        self._window = max(WINDOW_S, 2 * pause)
-        self._turn_at = now + pause
-
-    def pause(self, now: float) -> float:
-        """Seconds until the next write may begin; not above zero when it may."""
-        return self._turn_at - now
-
-    def _cycle(self) -> float:
-        # The median: one write that hung says nothing about how long the others take.
-        if self._cycles:
-            return statistics.median(self._cycles)
-        # A writer that was alone so far has measured writes and no read: on a disk both take a
-        # millisecond, and its first lost race, to a consumer's acknowledgement, must not hold
-        # what comes meanwhile for fifty.
-        write = self._gaps.write
-        return FIRST_CYCLE_S if write is None else 2 * write
+__all__ = [
+    "Committer",
+    "GroupCommitter",
+    "OpenCommitter",
+    "open_committer",
+    "shared_committer",
+]
 
 
 MOST_LOOKED_AT = 1_000
-"""Of the entries that others appended, the newest so many tell who they are."""
+"""Of the entries that others appended, the newest so many are looked at for their tags."""
 
 
 class Committer(Protocol):
@@ -312,14 +133,15 @@ class GroupCommitter:
     ) -> None:
         self._runtime = runtime
         self._on_idle = on_idle
-        self._turns = Turns(ulid_tag(runtime.ulid()), runtime.random)
+        self._tag = ulid_tag(runtime.ulid())
+        self._fairness = WriteFairness(runtime.random, self._tag)
         self._queue = Queue(
             store,
             config,
             runtime=runtime,
             role="producer",
             claim=claim,
-            after_conflict=lambda: self._turns.lost(runtime.monotonic()),
+            after_conflict=lambda: self._fairness.lost(runtime.monotonic()),
         )
         self._paced = store if isinstance(store, RateLimited) else None
         self._looked_to: int | None = None
@@ -343,17 +165,17 @@ class GroupCommitter:
     @property
     def tag(self) -> str:
         """See :class:`Committer`."""
-        return self._turns.tag
+        return self._tag
 
     def pause(self) -> float:
         """See :class:`Committer`."""
         return self._pause(self._runtime.monotonic())
 
     def _pause(self, now: float) -> float:
-        # The store's pace counts as a turn of others: what comes meanwhile goes into this write,
+        # The store's pace counts as a pause for others: what comes meanwhile goes into this write,
         # and not into the one after it.
-        turn = self._turns.pause(now)
-        return turn if self._paced is None else max(turn, self._paced.write_due(self._queue.key))
+        pause = self._fairness.pause(now)
+        return pause if self._paced is None else max(pause, self._paced.write_due(self._queue.key))
 
     def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
         """See :class:`Committer`."""
@@ -365,10 +187,6 @@ class GroupCommitter:
                 self._write(group)
             finally:
                 self._end()
-            # Who writes by himself will lose a race; nothing waits now for loading what it takes.
-            # A process whose broker writes for it needs none of it: many that start at once would
-            # all load it while they look for that broker.
-            load_retries()
         outcome = request.outcome
         if isinstance(outcome, BaseException):
             raise outcome
@@ -433,7 +251,7 @@ class GroupCommitter:
 
     def _write(self, group: list[_Request]) -> None:
         """Append requests in one write, and with them what comes until it is sent."""
-        read_first = self._turns.begins(self._runtime.monotonic())
+        read_first = self._fairness.begins(self._runtime.monotonic())
         while True:
             now = self._runtime.monotonic()
             for request in group:
@@ -465,7 +283,7 @@ class GroupCommitter:
                 break
             group += self._join()
             read_first = False  # It was read just now, and not written.
-        self._turns.won(self._runtime.monotonic())
+        self._fairness.won(self._runtime.monotonic())
         for request in group:
             request.outcome = first
             first += len(request.entries)
@@ -476,7 +294,7 @@ class GroupCommitter:
         attempts, conflicts = self._queue.attempts, self._queue.conflicts
 
         def look(before: Manifest) -> _Joined | None:
-            self._turns.saw(self._appended(before), self._runtime.monotonic())
+            self._fairness.saw(self._appended(before), self._runtime.monotonic())
             tried = self._queue.attempts - attempts
             # Behind a read only, or it would cost one. And not while an attempt is in doubt: it
             # may have landed without what came since.
@@ -529,8 +347,8 @@ def shared_committer(
     has a runtime of its own and so stands for itself. A forked child makes its own.
     """
     process = os.getpid() if isinstance(runtime, SystemRuntime) else id(runtime)
-    # Whoever still has the queue that was there before it was started over does not keep those
-    # out who write to the new one.
+    # A producer of the queue that was there before it was started over does not keep producers
+    # of the new one out.
     key = (process, id(store), config.manifest_path, "" if claim is None else claim.queue_id)
 
     def forget() -> None:
@@ -543,3 +361,20 @@ def shared_committer(
             committer = _committers.setdefault(key, made)
         if committer.join():
             return committer
+
+
+OpenCommitter = Callable[[Store, ProducerConfig, Runtime, Claim | None], Committer]
+"""Opens the committer of a producer; the producer closes it."""
+
+
+def open_committer(
+    store: Store, config: ProducerConfig, runtime: Runtime, claim: Claim | None
+) -> Committer:
+    """The committer that ``config.broker`` asks for: an :data:`OpenCommitter`.
+
+    The package ``broker`` lies above this one. The library's root loads it here, so a process
+    whose producers append alone never loads it.
+    """
+    if config.broker == "off":
+        return shared_committer(store, config, runtime, claim=claim)
+    return opendata_buffer.open_brokered_committer(store, config, runtime, claim)

@@ -17,7 +17,6 @@ from uuid import UUID
 import pyarrow as pa
 
 from opendata_buffer import metrics
-from opendata_buffer.broker.network import Network
 from opendata_buffer.concurrency import Closeable
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput
@@ -34,6 +33,7 @@ from opendata_buffer.producer.append_buffer import (
     encode_entries,
     encode_list,
 )
+from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
 from opendata_buffer.producer.handle import WriteHandle, wakeable
 from opendata_buffer.producer.sender import Sender
 from opendata_buffer.runtime import Runtime, SystemRuntime
@@ -58,7 +58,7 @@ class Producer(Closeable):
         config: Settings.
         store: Use this store instead of opening ``config.store``.
         runtime: Clock and threads; the system's by default.
-        network: How brokers are reached; WebSockets by default.
+        open_committer: Opens what appends the batches; by default what ``config.broker`` says.
 
     Raises:
         InvalidInput: A setting or the URL is wrong.
@@ -73,14 +73,14 @@ class Producer(Closeable):
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
-        network: Network | None = None,
+        open_committer: OpenCommitter = open_committer,
     ) -> None:
         self._config = config
         self._pid = os.getpid()
         self._closed = False
         runtime = runtime or SystemRuntime()
         store = store or open_store(config.store, config.store_options)
-        self._sender = Sender(config, store, runtime, network)
+        self._sender = Sender(config, store, runtime, open_committer)
         # Used by every call, so looked up once.
         self._accumulator = self._sender.accumulator
         self._current = self._accumulator.current

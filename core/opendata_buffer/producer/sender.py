@@ -17,11 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from opendata_buffer import metrics
-from opendata_buffer.broker.committer import open_committer
-from opendata_buffer.broker.network import Network
 from opendata_buffer.concurrency import locked
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
     Closed,
     CommitStateUnknown,
@@ -34,7 +31,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.keys import batch_key, tagged_ulid
 from opendata_buffer.producer.accumulator import Accumulator
 from opendata_buffer.producer.batching import Batch, Stage
-from opendata_buffer.producer.group_commit import Committer
+from opendata_buffer.producer.group_commit import Committer, OpenCommitter
 from opendata_buffer.producer.ordered_uploads import LateUpload
 from opendata_buffer.queue.ownership import claim_for_use
 from opendata_buffer.retry import queue_retry
@@ -129,7 +126,7 @@ class Sender:
         config: Settings.
         store: Where objects and manifest live.
         runtime: Clock and threads.
-        network: How brokers are reached; WebSockets by default.
+        open_committer: Opens what appends the batches.
 
     Attributes:
         accumulator: Takes in what callers produce.
@@ -146,10 +143,10 @@ class Sender:
         config: ProducerConfig,
         store: Store,
         runtime: Runtime,
-        network: Network | None = None,
+        open_committer: OpenCommitter,
     ) -> None:
         self._config = config
-        self._network = network
+        self._open_committer = open_committer
         self._store = store
         self._runtime = runtime
         self._uploader = Uploader(store, config, runtime)
@@ -277,15 +274,7 @@ class Sender:
     def _claim(self) -> Committer:
         with deadline(self._runtime, self._config.cas_deadline_ms / 1000):
             claim = claim_for_use(self._store, self._config, runtime=self._runtime)
-        return open_committer(
-            self._store,
-            self._append_config,
-            self._runtime,
-            Consumer,
-            claim=claim,
-            broker=self._config.broker,
-            network=self._network,
-        )
+        return self._open_committer(self._store, self._append_config, self._runtime, claim)
 
     @locked
     def _claimed(self, outcome: Committer | BaseException) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+import opendata_buffer
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
@@ -49,7 +50,7 @@ from opendata_buffer.queue.rollback_checks import (
 )
 from opendata_buffer.runtime import Runtime
 
-__all__ = ["Append", "Queue"]
+__all__ = ["Append", "OpenPause", "Queue", "WritePause", "broker_pause"]
 
 
 # ---- A group of batches on its way into the manifest, all of it or nothing. Pure. ----
@@ -125,6 +126,50 @@ SOON_S = 0.1
 """Longest wait after a lost race, where a write takes longer than the first step of the backoff."""
 
 
+class WritePause(Protocol):
+    """Keeps a broker from writing a manifest while this process reads and writes it.
+
+    A process that reads before it writes loses every race against a broker that writes from
+    memory, so it asks the broker for a pause. Only time depends on the pause: the
+    compare-and-swap decides who writes, with a pause and without.
+    """
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a broker is known, and is to be asked before the first attempt of a change."""
+        ...
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether the broker writes nothing at this moment."""
+        ...
+
+    def begin(self) -> bool:
+        """Ask for a pause; whether the broker writes nothing from now on. Raises nothing."""
+        ...
+
+    def end(self) -> None:
+        """The change is over: the broker may write. Free to repeat."""
+        ...
+
+    def close(self) -> None:
+        """End the connection to the broker; the next :meth:`begin` may open another."""
+        ...
+
+
+OpenPause = Callable[[CasStore, QueueConfig, Runtime], WritePause]
+"""Called at the first lost race, the sign that somebody else writes the manifest, too."""
+
+
+def broker_pause(store: CasStore, config: QueueConfig, runtime: Runtime) -> WritePause:
+    """The pause of the announced broker: an :data:`OpenPause`.
+
+    The package ``broker`` lies above this one. The library's root loads it here, so a process
+    that never loses a race never loads it.
+    """
+    return opendata_buffer.BrokerPause(store, config, runtime)
+
+
 class Queue:
     """One manifest, as seen by one owner. Not thread-safe: its owner serialises the calls.
 
@@ -137,6 +182,8 @@ class Queue:
             restored, and is told how far this one gets. None for those who only read.
         after_conflict: Seconds to wait after a lost race, asked each time; without it the
             backoff of any other retry.
+        open_pause: Has a broker beside this queue pause for each change, from the first lost race
+            on; for those who read before they write. None: no broker is asked.
     """
 
     # Producers write all the time, so a consumer's remembered manifest is out of date: one read is
@@ -152,8 +199,11 @@ class Queue:
         role: str,
         claim: Claim | None = None,
         after_conflict: Callable[[], float | None] | None = None,
+        open_pause: OpenPause | None = None,
     ) -> None:
         self._store = store
+        self._open_pause = open_pause
+        self._pause: WritePause | None = None
         self._config = config
         self._runtime = runtime
         self._claim = claim
@@ -175,7 +225,7 @@ class Queue:
             max_bytes=MAX_MANIFEST_BYTES,
             check_read=lambda known, now: check_follows(known, now, config, store.url),
             check_write=lambda before, after: check_transition(before or Manifest.empty(), after),
-            after_conflict=after_conflict or self._soon,
+            after_conflict=after_conflict or self._after_conflict,
         )
         self._decided_at = runtime.monotonic()
 
@@ -214,6 +264,12 @@ class Queue:
         manifest = self._register.last_seen
         if self._claim is not None and manifest is not None:
             self._claim.note(manifest, now=True, acked_location=self._acked_location(manifest))
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """End the connection to a broker; the next change opens one if it has to."""
+        if self._pause is not None:
+            self._pause.close()
 
     def read(self) -> Manifest | None:
         """The manifest as it is now, or None when the queue was never created.
@@ -421,9 +477,25 @@ class Queue:
             return before if new is old else new
 
         try:
+            if self._pause is not None and self._pause.is_connected:
+                # The broker has written since: what is remembered is out of date.
+                from_memory = False
+                self._pause.begin()
             return register.update(decide, proof=append, from_memory=from_memory)
         finally:
+            if self._pause is not None:
+                self._pause.end()
             self._count(register.attempts - attempts, register.conflicts - conflicts)
+
+    def _after_conflict(self) -> float | None:
+        """Have a broker pause, where one is; seconds to wait until the next attempt."""
+        if self._open_pause is not None:
+            if self._pause is None:
+                self._pause = self._open_pause(self._store, self._config, self._runtime)
+            # In a pause of the broker, another writer was faster: asking again changes nothing.
+            if self._pause.is_granted or self._pause.begin():
+                return 0.0
+        return self._soon()
 
     def _soon(self) -> float | None:
         """Seconds to wait after a lost race; None for the backoff, which grows each time.

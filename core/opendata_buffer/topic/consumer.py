@@ -11,7 +11,6 @@ from functools import partial
 from itertools import islice, repeat, zip_longest
 from typing import Protocol, TypeVar
 
-from opendata_buffer.broker.network import Network
 from opendata_buffer.concurrency import Closeable, in_parallel
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import (
@@ -23,6 +22,7 @@ from opendata_buffer.consumer.isolation import READ_COMMITTED
 from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.errors import Closed, DataLoss, Drained, InvalidInput, OpenDataBufferError
 from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.queue.queue import OpenPause, broker_pause
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import TopicDescription
@@ -135,7 +135,7 @@ class TopicConsumer(Closeable):
         allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
         program: Name of the program, shown by ``opendata-buffer status``.
-        network: How brokers are reached; WebSockets by default.
+        open_pause: See :class:`.Consumer`.
 
     Raises:
         InvalidInput: There is no topic, or it has no such partition; a position is none.
@@ -155,7 +155,7 @@ class TopicConsumer(Closeable):
         allow_data_loss: bool = False,
         refresh_s: float = REFRESH_S,
         program: str = "Python",
-        network: Network | None = None,
+        open_pause: OpenPause = broker_pause,
     ) -> None:
         self._config = config
         self._runtime = runtime or SystemRuntime()
@@ -169,7 +169,7 @@ class TopicConsumer(Closeable):
             runtime=self._runtime,
             allow_data_loss=allow_data_loss,
             program=program,
-            network=network,
+            open_pause=open_pause,
         )
         self._assigned = _assigned(partitions, topic.description)
         self._positions = {

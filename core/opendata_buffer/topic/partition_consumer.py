@@ -15,13 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from opendata_buffer.broker.network import Network
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.cursors import Position, warn_data_loss
 from opendata_buffer.consumer.fetch import ArrowBatch, BatchDescriptor, ConsumedBatch, PooledBatch
 from opendata_buffer.consumer.isolation import ReadCommitted, Replay
 from opendata_buffer.errors import DataLoss, Drained, InvalidInput, PoisonBatch, QueueReset
+from opendata_buffer.queue.queue import OpenPause, broker_pause
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
@@ -289,7 +289,7 @@ class PartitionReader:
         config: Its settings, as :meth:`.Topic.config_of` gives them.
         position: Where to resume; None: at the oldest queued batch.
         isolation: See :class:`.ReadCommitted`.
-        store, runtime, allow_data_loss, program, network: As for :class:`.Consumer`.
+        store, runtime, allow_data_loss, program, open_pause: As for :class:`.Consumer`.
 
     Attributes:
         name: The partition.
@@ -313,7 +313,7 @@ class PartitionReader:
         runtime: Runtime,
         allow_data_loss: bool,
         program: str,
-        network: Network | None = None,
+        open_pause: OpenPause = broker_pause,
     ) -> None:
         self.name = name
         self.ready: deque[BatchDescriptor] = deque()
@@ -333,7 +333,7 @@ class PartitionReader:
             runtime=runtime,
             allow_data_loss=allow_data_loss,
             program=program,
-            network=network,
+            open_pause=open_pause,
         )
         self._handle = self._consumer.fetch_handle()
         try:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from opendata_buffer.broker.network import Network
 from opendata_buffer.concurrency import Closeable, in_parallel, locked
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBufferError
 from opendata_buffer.producer.append_buffer import ProduceRequest
+from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
 from opendata_buffer.producer.handle import Durable, WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import Runtime, SystemRuntime
@@ -347,7 +347,7 @@ class TopicProducer(Closeable):
             ``max_buffered_bytes`` and ``max_buffered_inputs``.
         store: Use this store instead of opening ``config.store``.
         runtime: Clock and threads; the system's by default.
-        network: How brokers are reached; WebSockets by default.
+        open_committer: See :class:`.Producer`.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
 
     Raises:
@@ -362,12 +362,12 @@ class TopicProducer(Closeable):
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
-        network: Network | None = None,
+        open_committer: OpenCommitter = open_committer,
         refresh_s: float = REFRESH_S,
     ) -> None:
         self._config = config
         self._runtime = runtime or SystemRuntime()
-        self._network = network
+        self._open_committer = open_committer
         topic = Topic.open(config, store=store, runtime=self._runtime)
         self._store = topic.store
         self._topic = CachedTopic(topic, self._runtime, refresh_s)
@@ -564,7 +564,9 @@ class TopicProducer(Closeable):
             max_buffered_bytes=max(1, config.max_buffered_bytes // share),
             max_buffered_inputs=None if inputs is None else max(1, inputs // share),
         )
-        return Producer(config, store=self._store, runtime=self._runtime, network=self._network)
+        return Producer(
+            config, store=self._store, runtime=self._runtime, open_committer=self._open_committer
+        )
 
     def _parts(
         self,

@@ -25,7 +25,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from opendata_buffer.broker.network import Network
 from opendata_buffer.concurrency import Closeable, locked
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import (
@@ -46,6 +45,7 @@ from opendata_buffer.messages.message_ids import (
     new_producer_id,
 )
 from opendata_buffer.producer.append_buffer import ProduceRequest
+from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
 from opendata_buffer.producer.handle import WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import claim_for_use
@@ -276,7 +276,7 @@ class Publisher(Closeable):
         config: Settings of each partition's producer. Its ``store`` is that of the topic.
         store: Use this store instead of opening the topic's URL.
         runtime: Clock and threads; the system's by default.
-        network: How brokers are reached; WebSockets by default.
+        open_committer: See :class:`.Producer`.
         entropy: Gives that many random bytes, for producer ids.
 
     Raises:
@@ -294,7 +294,7 @@ class Publisher(Closeable):
         config: ProducerConfig | None = None,
         store: Store | None = None,
         runtime: Runtime | None = None,
-        network: Network | None = None,
+        open_committer: OpenCommitter = open_committer,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         url = topic if isinstance(topic, str) else topic.url
@@ -326,7 +326,7 @@ class Publisher(Closeable):
             with self._deadline():
                 self._coordinator.recover(self._app, _QUERY, opened.description.names)
         self._producer = TopicProducer(
-            self._config, store=self._store, runtime=self._runtime, network=network
+            self._config, store=self._store, runtime=self._runtime, open_committer=open_committer
         )
 
     def publish_committed(

@@ -16,10 +16,10 @@ from opendata_buffer.admin.status import (
     read_topic,
     summarise,
 )
-from opendata_buffer.broker import ws_client as dial_module
+from opendata_buffer.broker import network as dial_module
 from opendata_buffer.broker.client import Connection
-from opendata_buffer.broker.lease import DiscoveryRecord
-from opendata_buffer.broker.ws_client import connect
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.network import connect
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.formats.entries import Metadata, NewEntry

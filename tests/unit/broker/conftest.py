@@ -7,8 +7,8 @@ import pytest
 from opendata_buffer.admin import status as admin_status
 from opendata_buffer.broker import client, committer, server
 from opendata_buffer.broker import client as calls
+from opendata_buffer.broker import network as dial
 from opendata_buffer.broker import protocol as messages
-from opendata_buffer.broker import ws_client as dial
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,13 +9,14 @@ from contextlib import contextmanager
 from opendata_buffer import outcomes
 from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.client import ChannelClosed, Connection
-from opendata_buffer.broker.election import Host, ListeningPort
-from opendata_buffer.broker.lease import SECRET_BYTES, DiscoveryRecord, Lease
+from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease
+from opendata_buffer.broker.election import LeaderElection
+from opendata_buffer.broker.network import ListeningPort, WebSocketNetwork, connect
 from opendata_buffer.broker.server import Listen, WebSocketPort
-from opendata_buffer.broker.ws_client import connect
+from opendata_buffer.broker.write_pause import BrokerPause
 from opendata_buffer.config import ProducerConfig, QueueConfig
-from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Store
@@ -56,35 +56,38 @@ def serving(
     store = store if store is not None else MemoryStore()
     service = Service(Queue(store, CONFIG, runtime=RUNTIME, role="broker"), RUNTIME, "ingest")
     port = WebSocketPort(listen, RUNTIME)
-    announcement = DiscoveryRecord(1, "id", port.address, secret, certificate=port.certificate)
+    broker_record = DiscoveryRecord(1, "id", port.address, secret, certificate=port.certificate)
     try:
         service.start()
-        port.open(service, announcement)
-        yield service, announcement, port
+        port.open(service, broker_record)
+        yield service, broker_record, port
     finally:
         service.stop(5)
         port.close()
 
 
 @contextmanager
-def connected(announcement: DiscoveryRecord) -> Iterator[Connection]:
-    connection = connect(announcement, RUNTIME)
+def connected(broker_record: DiscoveryRecord) -> Iterator[Connection]:
+    connection = connect(broker_record, RUNTIME)
     try:
         yield connection
     finally:
         connection.close()
 
 
-def host(store: Store, runtime: Runtime = RUNTIME) -> Host:
-    return Host(
-        store,
-        CONFIG,
-        runtime,
-        lambda: WebSocketPort(Listen(), runtime),
-        lambda announcement: connect(announcement, runtime),
-        secrets.token_bytes,
-        Consumer,
-    )
+def host(store: Store, runtime: Runtime = RUNTIME) -> LeaderElection:
+    return LeaderElection(store, CONFIG, runtime, WebSocketNetwork(runtime))
+
+
+class NetworkOf(WebSocketNetwork):
+    """Connects as a test says."""
+
+    def __init__(self, connect: Callable[[DiscoveryRecord], Connection]) -> None:
+        super().__init__(RUNTIME)
+        self._connect = connect
+
+    def connect(self, broker_record: DiscoveryRecord) -> Connection:
+        return self._connect(broker_record)
 
 
 class Direct:
@@ -133,8 +136,11 @@ class Overtaken(MemoryStore):
             return outcomes.Conflict()
         return super().put_if(key, data, condition)
 
-    def connect(self, announcement: DiscoveryRecord) -> Connection:
-        self.asked.append(announcement.address)
+    def open_pause(self, store: CasStore, config: QueueConfig, runtime: Runtime) -> BrokerPause:
+        return BrokerPause(store, config, runtime, network=self)
+
+    def connect(self, broker_record: DiscoveryRecord) -> Connection:
+        self.asked.append(broker_record.address)
         raise ChannelClosed("no network")
 
     def listen(self) -> ListeningPort:

@@ -1,4 +1,4 @@
-"""Who holds which batch: the rules, and the object they are kept in."""
+"""Claims: the value of their object, and when they lapse."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from hypothesis import strategies as st
 
 from opendata_buffer.broker.claims import (
     CLAIMS,
+    LATE_S,
     MAX_OPEN,
+    MOST_TOKENS,
     ClaimHolder,
     Claims,
+    Heartbeats,
     claims_key,
     decode,
     encode,
 )
 from opendata_buffer.errors import CorruptData
+from opendata_buffer.testing.runtime import ManualRuntime
 
 NEW = Claims(epoch=3, frontier=10)
 
@@ -136,3 +140,49 @@ def test_what_are_no_claims_says_what_deleting_them_means(data: bytes) -> None:
 def test_a_run_of_finished_batches_takes_one_range() -> None:
     claims = Claims(1, 0, done=frozenset(range(1, 10_000)))
     assert json.loads(encode(claims))["done"] == [[1, 9_999]]
+
+
+HOLDER = ClaimHolder("w", token=5, timeout_ms=1_000)
+
+
+class World:
+    def __init__(self) -> None:
+        self.steady_since = float("-inf")
+        self.heartbeats = Heartbeats(ManualRuntime().condition(), lambda: self.steady_since)
+        self.heartbeats.begin({7: HOLDER}, now=100.0)
+
+
+def test_who_looks_late_gives_the_whole_time_once() -> None:
+    world = World()
+    late = 101.0 + 2 * LATE_S
+    until = world.heartbeats.until(7, HOLDER, now=late)
+    assert until == late + 1
+    world.heartbeats.landed({7: until})
+    assert world.heartbeats.until(7, HOLDER, now=until + 2 * LATE_S) is None
+
+
+def test_a_pause_of_the_broker_counts_for_nobody() -> None:
+    world = World()
+    world.steady_since = 100.5
+    assert world.heartbeats.until(7, HOLDER, now=101.0) == 101.5
+
+
+def test_tokens_that_nobody_holds_do_not_pile_up() -> None:
+    world = World()
+    world.heartbeats.hear(range(MOST_TOKENS + 1), now=100.5)
+    assert len(world.heartbeats._alive) == MOST_TOKENS
+    world.heartbeats.forget({7: HOLDER})
+    assert world.heartbeats._alive == {5: 100.5}
+
+
+def test_tokens_do_not_pile_up_either_where_nothing_is_forgotten_and_the_last_heard_are_known() -> (
+    None
+):
+    world = World()
+    for each in range(4):
+        world.heartbeats.hear(
+            range(1_000 + each * MOST_TOKENS, 1_000 + (each + 1) * MOST_TOKENS), 0.0
+        )
+        world.heartbeats.hear([5], now=100.75)
+    assert len(world.heartbeats._alive) == 2 * MOST_TOKENS
+    assert world.heartbeats.until(7, HOLDER, now=101.0) == 101.75

@@ -1,4 +1,4 @@
-"""A connection: answers find their callers, and silence ends it."""
+"""A connection to a broker, and its unanswered requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from opendata_buffer.broker.channel import MAX_MESSAGE_BYTES, BrokerEnd
 from opendata_buffer.broker.client import (
     SILENCE_S,
     Answer,
@@ -14,11 +13,13 @@ from opendata_buffer.broker.client import (
     ChannelClosed,
     Connection,
     Lost,
+    PendingRequests,
     Refused,
 )
-from opendata_buffer.broker.lease import DiscoveryRecord
-from opendata_buffer.broker.protocol import MAX_ENTRIES, MAX_OPEN_REQUESTS, error_body
-from opendata_buffer.broker.ws_client import connect
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.network import connect
+from opendata_buffer.broker.protocol import MAX_ENTRIES, MAX_OPEN_REQUESTS, VALID_MS, error_body
+from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, BrokerEnd, ProtocolError
 from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Task
@@ -26,7 +27,11 @@ from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import RUNTIME, entries, eventually, serving
 
 BROKER = DiscoveryRecord(1, "id", "somewhere:1", b"s" * 32)
+
+
 SOON = 60.0
+
+
 """A deadline by a clock that begins at zero."""
 
 
@@ -90,7 +95,7 @@ class Scripted:
         client = self.client
         if client is None or client._sending:
             return False
-        return any(call.answer is None for call in list(client._calls))
+        return any(call.answer is None for call in list(client._pending))
 
     def _has_news(self) -> bool:
         return bool(self._inbox) or self.closed
@@ -197,7 +202,7 @@ def test_a_broker_that_says_nothing_at_all_is_no_connection() -> None:
             return None
 
     channel = Silent(lambda body: None)
-    with pytest.raises(ChannelClosed, match="said nothing"):
+    with pytest.raises(ChannelClosed, match="sent nothing"):
         Connection(channel, BROKER, ManualRuntime(), b"b" * 32)
     assert channel.closed
 
@@ -254,14 +259,14 @@ def test_who_is_interrupted_while_he_waits_takes_up_no_room() -> None:
         with pytest.raises(KeyboardInterrupt):
             client.append(entries("a"), since=None, begin_by=SOON)
     channel.send = really_send  # type: ignore[method-assign]
-    assert len(client._calls) == 0
+    assert len(client._pending) == 0
     assert client.append(entries("a"), since=None, begin_by=SOON) == Appended(7)
     client.close()
 
 
 def test_an_abandoned_connection_ends_by_itself() -> None:
-    with serving() as (service, announcement, _):
-        client = connect(announcement, RUNTIME)
+    with serving() as (service, broker_record, _):
+        client = connect(broker_record, RUNTIME)
         eventually(lambda: service.sessions == 1)
         client.abandon()
         eventually(lambda: client.is_over and service.sessions == 0)
@@ -277,3 +282,46 @@ def test_without_a_thread_to_spare_there_is_no_connection_and_its_channel_is_clo
     with pytest.raises(ChannelClosed, match="can't start new thread"):
         connection(channel)
     assert channel.closed
+
+
+VALID_S = VALID_MS / 1000
+
+
+CLOCK = [1.0, 1]
+
+
+def heard(at: float = 10.0) -> PendingRequests:
+    """Of a broker whose queue goes on at sequence 5, heard at some time."""
+    calls = PendingRequests()
+    assert calls.hear({"op": "pong", "next": 5, "clock": CLOCK}, at) is False
+    return calls
+
+
+def test_an_append_that_is_lost_may_lie_where_the_queue_went_on_or_where_it_was_tried_before() -> (
+    None
+):
+    calls = heard(at=10.0)
+    _, first = calls.begin_append(None, begin_by=60.0)
+    _, again = calls.begin_append(3, begin_by=60.0)
+    _, hurried = calls.begin_append(None, begin_by=10.5)
+    calls.lose()
+    assert first.answer == Lost(since=5, safe_at=10.0 + VALID_S)
+    assert again.answer == Lost(since=3, safe_at=10.0 + VALID_S)
+    assert hurried.answer == Lost(since=5, safe_at=10.5)
+
+
+def test_the_end_of_the_queue_never_goes_back() -> None:
+    calls = heard()
+    calls.hear({"op": "pong", "next": 4}, 11.0)
+    _, call = calls.begin()
+    assert call.lost.since == 5
+
+
+@pytest.mark.parametrize(
+    "said", [{"op": "sing"}, {"op": "done", "n": 1, "sequence": "7"}, {}, {"op": 3, "n": 1}]
+)
+def test_what_no_broker_says_is_refused(said: dict) -> None:  # type: ignore[type-arg]
+    calls = heard()
+    calls.begin()
+    with pytest.raises(ProtocolError, match="the broker says"):
+        calls.hear(said, 11.0)

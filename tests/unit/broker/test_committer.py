@@ -1,16 +1,18 @@
-"""Appends through a broker, or alone."""
+"""Appends through a broker, or alone, for all producers of a process."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from opendata_buffer.broker import committer as committer_module
 from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, Lost, Refused
 from opendata_buffer.broker.committer import LOOK_S, BrokeredCommitter
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease
-from opendata_buffer.broker.ws_client import connect
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.network import connect
 from opendata_buffer.errors import (
     CommitStateUnknown,
     OpenDataBufferError,
@@ -18,14 +20,16 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
+from opendata_buffer.producer.group_commit import Committer, GroupCommitter, open_committer
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import (
     CONFIG,
     RUNTIME,
     Direct,
+    NetworkOf,
     entries,
     eventually,
     host,
@@ -45,15 +49,17 @@ class Counting(MemoryStore):
         return super().get(key, **rest)
 
 
-def unreachable(announcement: DiscoveryRecord) -> Connection:
+def unreachable(broker_record: DiscoveryRecord) -> Connection:
     raise ChannelClosed("no network")
 
 
 def committer(  # type: ignore[no-untyped-def]
     store: MemoryStore, direct: Direct, connecting=None, runtime: Runtime = RUNTIME
 ) -> BrokeredCommitter:
-    via = connecting or (lambda announcement: connect(announcement, RUNTIME))
-    return BrokeredCommitter(direct, store, CONFIG, runtime, via)
+    via = connecting or (lambda broker_record: connect(broker_record, RUNTIME))
+    made = BrokeredCommitter(store, CONFIG, runtime, None, NetworkOf(via), lambda: direct)
+    assert made.join()
+    return made
 
 
 def announce(store: MemoryStore, broker: DiscoveryRecord) -> None:
@@ -121,7 +127,7 @@ class Scripted:
     """A connection that answers as told; what was appended unseen is done before."""
 
     def __init__(self, *answers, before=lambda: None) -> None:  # type: ignore[no-untyped-def]
-        self.announcement = DiscoveryRecord(1, "id", "x:1", b"s" * 32)
+        self.broker_record = DiscoveryRecord(1, "id", "x:1", b"s" * 32)
         self.is_over = False
         self._answers = list(answers)
         self._before = before
@@ -143,6 +149,8 @@ class Scripted:
 
 
 CLOCK = ManualRuntime()
+
+
 """Moves only where somebody sleeps: no machine is too slow for a deadline."""
 
 
@@ -166,7 +174,7 @@ def scripted(
 
         each._before = succeed
 
-    def connecting(announcement: DiscoveryRecord) -> Connection:
+    def connecting(broker_record: DiscoveryRecord) -> Connection:
         if not left:
             raise ChannelClosed("none left")
         return left.pop(0)  # type: ignore[return-value]
@@ -218,7 +226,7 @@ def test_a_broker_that_fell_silent_is_not_asked_again_before_it_gives_a_sign_of_
     assert ours.append(entries("x"), begin_by=later()) == 7
 
 
-def test_nobody_else_is_asked_before_the_lost_broker_can_write_no_more() -> None:
+def test_no_other_broker_is_asked_before_the_lost_one_can_write_no_more() -> None:
     store = MemoryStore()
     safe_at = CLOCK.monotonic() + 0.3
     ours, _ = scripted(store, Scripted(Lost(0, safe_at)))
@@ -256,8 +264,8 @@ def test_a_process_finds_the_broker_that_follows_a_dead_one(
     monkeypatch.setattr(committer_module, "PATIENCE_S", 0.2)
     store = MemoryStore()
     direct = Direct(store)
-    with serving(store) as (_, announcement, _):
-        announce(store, announcement)
+    with serving(store) as (_, broker_record, _):
+        announce(store, broker_record)
         ours = committer(store, direct)
         assert ours.append(entries("a"), begin_by=soon()) == 0
     broker = host(store)
@@ -266,7 +274,7 @@ def test_a_process_finds_the_broker_that_follows_a_dead_one(
 
         def through_the_next() -> bool:
             ours.append(entries(RUNTIME.ulid()), begin_by=soon())
-            return ours.broker is not None and ours.broker.id != announcement.id
+            return ours.broker is not None and ours.broker.id != broker_record.id
 
         eventually(through_the_next)
         assert len(set(queued(store))) == len(queued(store))
@@ -308,3 +316,69 @@ def test_a_broker_with_too_much_to_do_is_asked_again_and_not_left() -> None:
     ours, direct = scripted(MemoryStore(), connection)
     assert ours.append(entries("a"), begin_by=later()) == 7
     assert direct.used == 0
+
+
+HOST = replace(CONFIG, broker="host")
+
+
+def announced(store: MemoryStore) -> bool:
+    found = Lease(store, CONFIG, RUNTIME).read()
+    return found is not None and found.serves
+
+
+def test_producers_of_a_process_share_one_and_the_last_one_ends_it() -> None:
+    store = MemoryStore()
+    first = open_committer(store, CONFIG, RUNTIME, None)
+    second = open_committer(store, CONFIG, RUNTIME, None)
+    assert first is second
+    first.close()
+    assert second.append(entries("a"), begin_by=soon()) == 0
+    second.close()
+    third = open_committer(store, CONFIG, RUNTIME, None)
+    assert third is not first
+    third.close()
+
+
+def test_a_process_that_hosts_serves_and_leaves_when_its_last_producer_closes() -> None:
+    store = MemoryStore()
+    ours = open_committer(store, HOST, RUNTIME, None)
+    eventually(lambda: announced(store))
+    for number in range(3):
+        ours.append(entries(str(number)), begin_by=soon())
+    assert len(queued(store)) == 3
+    ours.close()
+    # It waits for the broker's last word for some seconds only.
+    eventually(lambda: not announced(store))
+
+
+def test_off_asks_nobody() -> None:
+    ours = open_committer(MemoryStore(), replace(CONFIG, broker="off"), RUNTIME, None)
+    assert isinstance(ours, GroupCommitter)
+    ours.close()
+
+
+class Exhausted(SystemRuntime):
+    """Has no thread for the first who asks for one."""
+
+    def __init__(self) -> None:
+        self.refused = False
+
+    def spawn(self, target: Callable[[], None], name: str) -> Task:
+        if not self.refused:
+            self.refused = True
+            raise RuntimeError("can't start new thread")
+        return super().spawn(target, name)
+
+
+def test_where_the_first_producer_of_a_process_fails_the_next_one_does_not_wait_for_it() -> None:
+    store, runtime = MemoryStore(), Exhausted()
+    with pytest.raises(RuntimeError, match="new thread"):
+        open_committer(store, HOST, runtime, None)
+    made: list[Committer] = []
+
+    def open_next() -> None:
+        made.append(open_committer(store, HOST, runtime, None))
+
+    threading.Thread(target=open_next, daemon=True).start()
+    eventually(lambda: made)
+    made[0].close()

@@ -1,4 +1,4 @@
-"""The port: real sockets, and all that people may send to one."""
+"""The broker behind a port: sessions, connections, and forked children."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -16,23 +17,39 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker import server
-from opendata_buffer.broker.channel import MAX_MESSAGE_BYTES, ClientEnd, ProtocolError
+from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.client import Appended, ChannelClosed
-from opendata_buffer.broker.lease import DiscoveryRecord
-from opendata_buffer.broker.server import QUEUED_ANSWERS, Listen, WebSocketPort
-from opendata_buffer.broker.ws_client import connect, dial
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.dispatcher import Dispatcher
+from opendata_buffer.broker.network import connect, dial
+from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, ClientEnd, ProtocolError
+from opendata_buffer.broker.server import MAX_OPEN_REQUESTS, QUEUED_ANSWERS, Listen, WebSocketPort
+from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.broker.local import RUNTIME, connected, entries, eventually, queued, serving, soon
+from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.broker.local import (
+    CONFIG,
+    RUNTIME,
+    connected,
+    entries,
+    eventually,
+    queued,
+    serving,
+    soon,
+)
+from tests.unit.broker.wired import Client, made
 
 WAIT_S = 60.0
 
 
 def test_what_a_client_asks_for_is_queued_before_it_is_answered() -> None:
     store = MemoryStore()
-    with serving(store) as (_, announcement, _), connected(announcement) as client:
+    with serving(store) as (_, broker_record, _), connected(broker_record) as client:
         for number in range(3):
             answer = client.append(entries(f"{number}a", f"{number}b"), since=None, begin_by=soon())
             assert answer == Appended(2 * number)
@@ -53,11 +70,11 @@ class Slow(MemoryStore):
 
 def test_many_clients_share_few_writes() -> None:
     store = Slow()
-    with serving(store) as (service, announcement, _):
+    with serving(store) as (service, broker_record, _):
         store.waiting = service.waiting_now
 
         def produce(name: int) -> None:
-            with connected(announcement) as client:
+            with connected(broker_record) as client:
                 for number in range(20):
                     client.append(entries(f"{name}-{number}"), since=None, begin_by=soon())
 
@@ -75,9 +92,9 @@ def test_a_client_with_another_secret_is_refused_and_told_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = MemoryStore()
-    with caplog.at_level(logging.WARNING), serving(store) as (service, announcement, _):
+    with caplog.at_level(logging.WARNING), serving(store) as (service, broker_record, _):
         for _ in range(3):
-            channel = dial(announcement, WAIT_S)
+            channel = dial(broker_record, WAIT_S)
             end = ClientEnd(b"x" * 32, 1, os.urandom(32))
             hello = channel.receive(WAIT_S)
             assert hello is not None
@@ -96,8 +113,8 @@ def test_a_client_with_another_secret_is_refused_and_told_of_once(
 )
 def test_garbage_ends_the_connection_and_nothing_else(garbage: bytes) -> None:
     store = MemoryStore()
-    with serving(store) as (_, announcement, _), connected(announcement) as good:
-        bad = dial(announcement, WAIT_S)
+    with serving(store) as (_, broker_record, _), connected(broker_record) as good:
+        bad = dial(broker_record, WAIT_S)
         assert bad.receive(WAIT_S) is not None  # The broker's hello.
         bad.send(garbage)
         with pytest.raises(ChannelClosed):
@@ -107,21 +124,21 @@ def test_garbage_ends_the_connection_and_nothing_else(garbage: bytes) -> None:
 
 
 def test_bytes_that_are_no_http_change_nothing() -> None:
-    with serving() as (_, announcement, _):
-        host, port = announcement.address.split(":")
+    with serving() as (_, broker_record, _):
+        host, port = broker_record.address.split(":")
         with socket.create_connection((host, int(port))) as raw:
             raw.sendall(os.urandom(2_000) + b"\r\n\r\n")
             raw.settimeout(WAIT_S)
             await_end(raw)
-        with connected(announcement) as client:
+        with connected(broker_record) as client:
             assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
 
 
 def test_a_client_that_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving() as (service, announcement, _):
+    with serving() as (service, broker_record, _):
         # Once the port is there: for the handshake of HTTP it takes all the time it needs.
         monkeypatch.setattr(server, "HANDSHAKE_S", 0.5)
-        silent = dial(announcement, WAIT_S)
+        silent = dial(broker_record, WAIT_S)
         assert silent.receive(WAIT_S) is not None
         with pytest.raises(ChannelClosed):
             silent.receive(WAIT_S)
@@ -132,16 +149,16 @@ def test_one_client_too_many_is_refused_and_the_others_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "MAX_CLIENTS", 3)
-    with serving() as (service, announcement, _), ExitStack() as stack:
-        clients = [stack.enter_context(connected(announcement)) for _ in range(3)]
+    with serving() as (service, broker_record, _), ExitStack() as stack:
+        clients = [stack.enter_context(connected(broker_record)) for _ in range(3)]
         with pytest.raises(ChannelClosed):
-            connect(announcement, RUNTIME)
+            connect(broker_record, RUNTIME)
         for number, client in enumerate(clients):
             answer = client.append(entries(str(number)), since=None, begin_by=soon())
             assert answer == Appended(number)
         clients[0].close()
         eventually(lambda: service.sessions == 2)
-        with connected(announcement) as next_one:
+        with connected(broker_record) as next_one:
             assert next_one.append(entries("x"), since=None, begin_by=soon()) == Appended(3)
 
 
@@ -150,8 +167,12 @@ def test_who_connects_and_says_nothing_is_cut_off_before_there_are_too_many(
 ) -> None:
     monkeypatch.setattr(server, "MAX_CLIENTS", 2)
     monkeypatch.setattr(server, "MAX_STRANGERS", 3)
-    with serving() as (_, announcement, _), connected(announcement) as client, ExitStack() as stack:
-        host, port = announcement.address.split(":")
+    with (
+        serving() as (_, broker_record, _),
+        connected(broker_record) as client,
+        ExitStack() as stack,
+    ):
+        host, port = broker_record.address.split(":")
         strangers = [
             stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(20)
         ]
@@ -165,8 +186,8 @@ def test_who_connects_and_says_nothing_is_cut_off_before_there_are_too_many(
 
 def test_a_client_that_asks_and_never_reads_is_sent_away_and_harms_nobody() -> None:
     asked = 0
-    with serving() as (service, announcement, _), connected(announcement) as good:
-        raw, end = shaken_hands(announcement)
+    with serving() as (service, broker_record, _), connected(broker_record) as good:
+        raw, end = shaken_hands(broker_record)
         with raw, suppress(OSError):
             eventually(lambda: service.sessions == 2)
             while True:
@@ -180,8 +201,8 @@ def test_a_client_that_asks_and_never_reads_is_sent_away_and_harms_nobody() -> N
 
 @pytest.mark.parametrize("known", [False, True], ids=["a stranger", "a client"])
 def test_a_message_that_comes_byte_by_byte_keeps_nobody_waiting(known: bool) -> None:
-    with serving() as (service, announcement, _), connected(announcement) as good:
-        raw, end = shaken_hands(announcement, known=known)
+    with serving() as (service, broker_record, _), connected(broker_record) as good:
+        raw, end = shaken_hands(broker_record, known=known)
         with raw:
             eventually(lambda: service.sessions == 1 + known)
             for number, byte in enumerate(frame(end.seal({"op": "ping"}))[:5]):
@@ -191,8 +212,8 @@ def test_a_message_that_comes_byte_by_byte_keeps_nobody_waiting(known: bool) -> 
 
 
 def test_a_stranger_cannot_have_a_large_message_kept_for_it() -> None:
-    with serving() as (_, announcement, _):
-        raw, _ = shaken_hands(announcement, known=False)
+    with serving() as (_, broker_record, _):
+        raw, _ = shaken_hands(broker_record, known=False)
         with raw:
             # The beginning of a message of 2 MiB: refused on sight of its length.
             raw.sendall(frame(b"x" * 2 * 1024 * 1024)[:100])
@@ -207,9 +228,11 @@ def await_end(raw: socket.socket) -> None:
             pass
 
 
-def shaken_hands(announcement: DiscoveryRecord, *, known: bool = True) -> tuple[socket.socket, Any]:
+def shaken_hands(
+    broker_record: DiscoveryRecord, *, known: bool = True
+) -> tuple[socket.socket, Any]:
     """A WebSocket without a client that reads it: after the broker's hello, or as a client."""
-    host, port = announcement.address.split(":")
+    host, port = broker_record.address.split(":")
     raw = socket.create_connection((host, int(port)), 30)
     raw.sendall(
         b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -218,7 +241,7 @@ def shaken_hands(announcement: DiscoveryRecord, *, known: bool = True) -> tuple[
     reader = raw.makefile("rb")
     while reader.readline() != b"\r\n":
         pass
-    end = ClientEnd(announcement.secret, announcement.term, os.urandom(32))
+    end = ClientEnd(broker_record.secret, broker_record.term, os.urandom(32))
     proof = end.prove(unframed(reader))
     if known:
         raw.sendall(frame(proof))
@@ -245,15 +268,15 @@ def unframed(reader: Any) -> bytes:
 
 
 def test_a_port_that_serves_nobody_refuses_its_clients() -> None:
-    with serving() as (_, announcement, port):
+    with serving() as (_, broker_record, port):
         port.shut()
         with pytest.raises((ChannelClosed, ProtocolError)):
-            connect(announcement, RUNTIME)
+            connect(broker_record, RUNTIME)
 
 
 def test_an_address_that_cannot_be_used_says_which_option() -> None:
-    with serving() as (_, announcement, _):
-        port = int(announcement.address.split(":")[1])
+    with serving() as (_, broker_record, _):
+        port = int(broker_record.address.split(":")[1])
         with pytest.raises(InvalidInput, match=rf"listen on 127\.0\.0\.1:{port}.*--listen"):
             WebSocketPort(Listen(port=port), RUNTIME)
 
@@ -281,13 +304,13 @@ def certificate(tmp_path: Path) -> Listen:
 
 
 def test_with_tls_the_announced_certificate_and_no_other_is_trusted(certificate: Listen) -> None:
-    with serving(listen=certificate) as (_, announcement, _):
-        assert announcement.certificate
-        with connected(announcement) as client:
+    with serving(listen=certificate) as (_, broker_record, _):
+        assert broker_record.certificate
+        with connected(broker_record) as client:
             assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
         other = "00" * 32
         with pytest.raises(ChannelClosed, match="another certificate"):
-            dial(type(announcement)(1, "id", announcement.address, b"s" * 32, other), WAIT_S)
+            dial(type(broker_record)(1, "id", broker_record.address, b"s" * 32, other), WAIT_S)
 
 
 def test_a_certificate_that_is_none_says_which_option(tmp_path: Path) -> None:
@@ -295,3 +318,200 @@ def test_a_certificate_that_is_none_says_which_option(tmp_path: Path) -> None:
     path.write_text("no certificate")
     with pytest.raises(InvalidInput, match="--tls-cert"):
         WebSocketPort(Listen(certificate=str(path)), RUNTIME)
+
+
+def test_a_client_with_too_many_open_requests_is_sent_away() -> None:
+    service = made(MemoryStore())
+    client = Client(service)
+    for number in range(MAX_OPEN_REQUESTS):
+        client.ask(f"{number}")
+    with pytest.raises(ProtocolError, match="unanswered requests"):
+        client.ask("more")
+
+
+def test_what_is_not_known_is_refused() -> None:
+    client = Client(made(MemoryStore()))
+    with pytest.raises(ProtocolError, match="'delete', which is not known"):
+        client.send({"op": "delete"})
+
+
+def test_in_a_pause_nothing_is_written_and_behind_it_what_waited_is() -> None:
+    store = MemoryStore()
+    service = made(store, SystemRuntime())
+    writer, client = Client(service), Client(service)
+    writer.send({"op": "floor", "n": 1})
+    client.ask("a")
+    service.start()
+    assert writer.answered() == [{"op": "given", "n": 1}]
+    # The broker's thread waits for the writer: nothing can have been written.
+    assert queued(store) == []
+    assert client.answers == []
+    writer.send({"op": "over"})
+    assert client.answered()[0]["op"] == "done"
+    assert queued(store) == ["ingest/a"]
+    service.stop(5)
+
+
+def test_between_two_pauses_the_broker_writes_what_waits_without_losing_a_race() -> None:
+    store = MemoryStore()
+    service = made(store, SystemRuntime())
+    first, second, client = (Client(service) for _ in range(3))
+    client.ask("a")
+    service.start()
+    client.answered()
+    first.send({"op": "floor", "n": 1})
+    first.answered()
+    second.send({"op": "floor", "n": 1})
+    client.clock = service.clock()
+    client.ask("b")
+    writer = Queue(store, CONFIG, runtime=SystemRuntime(), role="writer")
+    writer.append([NewEntry("ingest/writer")])
+    first.send({"op": "over"})
+    second.answered()
+    assert queued(store) == ["ingest/a", "ingest/writer", "ingest/b"]
+    # Behind a writer the broker reads, instead of writing from memory.
+    assert service.stats()["conflicts"] == 0
+    service.stop(5)
+
+
+def test_a_renewal_by_an_older_clock_takes_nothing_back() -> None:
+    runtime = ManualRuntime()
+    service = made(MemoryStore(), runtime)
+    client = Client(service)
+    older = client.clock
+    runtime.advance(1.5)
+    client.clock = service.clock()
+    client.ask("a", valid_ms=2_000)
+    client.send({"op": "renew", "n": [1], "clock": older})
+    runtime.advance(1.0)
+    service.start()
+    assert client.answered()[0]["op"] == "done"
+    service.stop(5)
+
+
+def test_a_client_whose_connection_ended_ends_its_pause() -> None:
+    store = MemoryStore()
+    service = made(store, SystemRuntime())
+    holder, waiting, client = Client(service), Client(service), Client(service)
+    holder.send({"op": "floor", "n": 1})
+    waiting.send({"op": "floor", "n": 1})
+    client.ask("a")
+    service.start()
+    holder.answered()
+    waiting.session.close()
+    holder.session.close()
+    assert client.answered()[0]["op"] == "done"
+    assert waiting.answers == []
+    assert service.stats()["floors"] == 1
+    service.stop(5)
+
+
+def test_a_request_for_a_pause_that_is_over_is_refused() -> None:
+    service = made(MemoryStore(), SystemRuntime())
+    client = Client(service)
+    client.send({"op": "floor", "n": 1})
+    client.send({"op": "over"})
+    assert client.answered() == [{"op": "refused", "n": 1, "why": "over"}]
+    client.send({"op": "over"})
+    client.send({"op": "floor", "n": 2})
+    with pytest.raises(ProtocolError, match="asks for a second pause"):
+        client.send({"op": "floor", "n": 3})
+
+
+def test_a_broker_that_leaves_grants_no_pause() -> None:
+    service = made(MemoryStore(), SystemRuntime())
+    first, second, third = (Client(service) for _ in range(3))
+    first.send({"op": "floor", "n": 1})
+    second.send({"op": "floor", "n": 1})
+    service.start()
+    first.answered()
+    service.stop()
+    eventually(lambda: second.answers)
+    third.send({"op": "floor", "n": 1})
+    for each in (second, third):
+        assert each.answered() == [{"op": "refused", "n": 1, "why": "moved"}]
+
+
+def claim(number: int) -> dict[str, Any]:
+    return {
+        "op": "claim",
+        "n": number,
+        "max": 1,
+        "wait_ms": 60_000,
+        "worker": "worker",
+        "timeout_ms": 600_000,
+        "max_deliveries": 0,
+    }
+
+
+def test_a_batch_is_not_handed_to_a_worker_that_is_gone() -> None:
+    store, runtime = MemoryStore(), SystemRuntime()
+    consumer = ConsumerConfig(store="memory://unused")
+    queue = Queue(store, CONFIG, runtime=runtime, role="broker")
+    service = Service(queue, runtime, "ingest", dispatcher=Dispatcher(store, consumer, runtime))
+    service.start()
+    gone, waiting, producer = (Client(service) for _ in range(3))
+    gone.send(claim(1))
+    gone.session.close()
+    waiting.send(claim(1))
+    producer.ask("a")
+    (batch,) = waiting.answered()[0]["batches"]
+    assert batch["deliveries"] == 1
+    service.stop(5)
+
+
+CODE = """
+import os, socket, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+from opendata_buffer.broker.server import close_in_children
+
+class Owner:
+    def __init__(self, *sockets):
+        self.sockets = sockets
+
+    def descriptors(self):
+        return [each.fileno() for each in self.sockets]
+
+mine, other = socket.socketpair()
+closed = socket.socket()
+closed.close()
+owner = Owner(closed, mine)
+if sys.argv[1] == "owned":
+    close_in_children(owner)
+say, told = socket.socketpair()
+child = os.fork()
+if child == 0:
+    say.close()
+    other.close()
+    told.sendall(b"!")
+    told.recv(1)  # until the parent says so
+    mine.close()  # what closes it here closes nothing else
+    os._exit(0 if told.fileno() >= 0 and os.fstat(told.fileno()) else 1)
+say.recv(1)
+mine.sendall(b"x")
+mine.close()
+other.settimeout(0.2 if sys.argv[1] != "owned" else 20)
+seen = [other.recv(1)]
+try:
+    seen.append(other.recv(1))
+except TimeoutError:
+    seen.append("open")
+say.sendall(b"!")
+print(seen, os.waitpid(child, 0)[1])
+"""
+
+
+def run(how: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, how], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def test_a_connection_ends_with_its_process_though_a_child_of_it_lives() -> None:
+    assert run("owned") == "[b'x', b''] 0"
+
+
+def test_a_connection_that_is_nobodys_lives_on_in_the_child() -> None:
+    assert run("nobodys") == "[b'x', 'open'] 0"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from opendata_buffer.broker.broker import Service
-from opendata_buffer.broker.channel import BrokerEnd, ClientEnd
 from opendata_buffer.broker.protocol import VALID_MS, append_body
+from opendata_buffer.broker.secure_channel import BrokerEnd, ClientEnd
 from opendata_buffer.broker.server import Session
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import NewEntry

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import buffer_sink
 from buffer_sink import foreach_batch as hosting
 from buffer_sink.foreach_batch import foreach_batch_writer, serve_broker
 from buffer_sink.options import SinkOptions
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.runtime import SystemRuntime
@@ -170,11 +169,3 @@ def test_a_store_that_does_not_answer_fails_no_write_here(
     assert hosting._brokers == {}
     serve_broker(options)
     assert len(hosting._brokers) == 1
-
-
-def test_without_the_extra_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
-    with pytest.raises(InvalidInput, match=r"pip install 'opendata-buffer\[broker\]'"):
-        serve_broker(SinkOptions(queue=QueueConfig(store=str(tmp_path))))

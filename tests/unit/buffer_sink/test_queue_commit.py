@@ -21,7 +21,7 @@ from buffer_sink.queue_commit import (
     transaction_prefix,
 )
 from opendata_buffer import outcomes
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease, announcement_key
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease, discovery_record_key
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import (
@@ -366,7 +366,7 @@ def test_who_loses_a_race_looks_for_a_broker_unless_it_is_off(broker: str, looks
     Busy.read.clear()
     driver.append(world.group(1, b"b"))
     assert store.script == []
-    assert Busy.read.count(announcement_key(PREFIX)) == looks
+    assert Busy.read.count(discovery_record_key(PREFIX)) == looks
     assert world.manifest.next_sequence == 2
 
 

@@ -11,7 +11,7 @@ from buffer_source.options import SourceOptions
 from buffer_source.partition_stream import stable_end_of
 from buffer_source.queue_cursor import QueueCursor, first_since, oldest_ms
 from opendata_buffer import outcomes
-from opendata_buffer.broker.yielding_queue import YieldingQueue
+from opendata_buffer.broker.write_pause import BrokerPause
 from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.keys import batch_key
@@ -64,11 +64,11 @@ def test_a_query_that_loses_a_race_for_its_queue_asks_the_broker_beside_it(
         monkeypatch.setattr(world.store, "put_if", put_if)
         return outcomes.Conflict()
 
-    def take_floor(queue: YieldingQueue) -> bool:
-        asked.append(queue.key)
+    def begin(pause: BrokerPause) -> bool:
+        asked.append(pause._config.manifest_path)
         return True
 
-    monkeypatch.setattr(YieldingQueue, "_take_floor", take_floor)
+    monkeypatch.setattr(BrokerPause, "begin", begin)
     cursor = claim(world)
     assert asked == [], "nobody was faster"
     cursor.read_until(1)

@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from opendata_buffer.broker.lease import Lease
+from opendata_buffer.broker.discovery_record import Lease
 from opendata_buffer.cli.main import cli
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.runtime import SystemRuntime

@@ -10,7 +10,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.worker import Worker
 from opendata_buffer.cli.main import cli
 from opendata_buffer.config import ConsumerConfig, QueueConfig, WorkerConfig
@@ -77,7 +77,7 @@ def test_status_tells_a_broker_that_lives_from_a_dead_one(url: str, store: Memor
     config = QueueConfig(store=url)
     lease = Lease(store, config, RUNTIME)
     assert lease.take(DiscoveryRecord(0, "dead", "127.0.0.1:9", b"d" * 32), None)
-    assert "127.0.0.1:9, DEAD or not reached: nobody listens" in flat(url)
+    assert "127.0.0.1:9, DEAD or not reached: no process listens" in flat(url)
     found = json.loads(ok("status", url, "--json").stdout)["broker"]
     assert (found["term"], found["id"], found["alive"]) == (1, "dead", False)
     serving = host(store)

@@ -605,7 +605,7 @@ def test_a_consumer_that_loses_a_race_looks_for_a_broker_to_let_it_in(moment: st
     store.announce(config)
     if moment == "opens":
         store.overtaken_at = "ingest/manifest"
-    with Consumer(config, store=store, runtime=runtime, network=store) as consumer:
+    with Consumer(config, store=store, runtime=runtime, open_pause=store.open_pause) as consumer:
         consumer.next_descriptors(1)
         if moment == "acknowledges":
             assert store.asked == []

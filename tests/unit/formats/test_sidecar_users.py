@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker import claims
-from opendata_buffer.broker import lease as announcement
+from opendata_buffer.broker import discovery_record as announcement
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData
 from opendata_buffer.formats.entries import Metadata

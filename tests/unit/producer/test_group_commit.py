@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -310,18 +308,3 @@ def test_an_append_waits_for_the_stores_pace_and_takes_what_comes_meanwhile_with
     assert committer.append([entry(1), entry(2)], begin_by=1e6) == 1
     assert committer.attempts == 2
     committer.close()
-
-
-def test_what_a_lost_race_needs_is_loaded_behind_the_first_write() -> None:
-    """Loaded at the first lost race, it held up all records that came meanwhile for 20 ms."""
-    program = """
-import sys
-from opendata_buffer import Producer, ProducerConfig
-with Producer(ProducerConfig(store="memory://light")) as producer:
-    assert "tenacity" not in sys.modules, "many that start beside a broker would all load it"
-    producer.send(b"a")
-    producer.flush()
-    assert "tenacity" in sys.modules
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -6,7 +6,7 @@ import pytest
 
 from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
-from opendata_buffer.broker.lease import DiscoveryRecord
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
@@ -29,9 +29,9 @@ class World:
         self.service = Service(queue, self.broker, "ingest")
         self.service.start()
         port = self.network.listen(self.broker)
-        announcement = DiscoveryRecord(1, "id", port.address, b"s" * 32)
-        port.open(self.service, announcement)
-        return announcement
+        broker_record = DiscoveryRecord(1, "id", port.address, b"s" * 32)
+        port.open(self.service, broker_record)
+        return broker_record
 
     def run(self, main) -> None:  # type: ignore[no-untyped-def]
         def body() -> None:
@@ -46,14 +46,14 @@ def test_a_cut_is_silent_and_a_death_is_not() -> None:
     world = World()
 
     def main() -> None:
-        announcement = world.listen()
-        channel = world.network.dial(world.client, announcement, 1.0)
+        broker_record = world.listen()
+        channel = world.network.dial(world.client, broker_record, 1.0)
         assert channel.receive(1.0) is not None
         world.network.cut(world.broker, world.client)
         channel.send(b"lost")
         assert channel.receive(5.0) is None
         with pytest.raises(ChannelClosed) as caught:
-            world.network.dial(world.client, announcement, 1.0)
+            world.network.dial(world.client, broker_record, 1.0)
         assert not isinstance(caught.value, ChannelRefused)
         world.network.heal(world.broker, world.client)
         world.simulation.kill(world.broker)
@@ -61,6 +61,6 @@ def test_a_cut_is_silent_and_a_death_is_not() -> None:
         with pytest.raises(ChannelClosed):
             channel.receive(5.0)
         with pytest.raises(ChannelRefused):
-            world.network.dial(world.client, announcement, 1.0)
+            world.network.dial(world.client, broker_record, 1.0)
 
     world.run(main)

@@ -438,7 +438,9 @@ def test_a_partition_whose_consumer_loses_a_race_looks_for_its_broker() -> None:
     config = Topic.config_of(name_of(1, 1), consuming())
     store.announce(config)
     store.overtaken_at = config.manifest_path
-    with TopicConsumer(consuming(), store=store, runtime=runtime, network=store) as consumer:
+    with TopicConsumer(
+        consuming(), store=store, runtime=runtime, open_pause=store.open_pause
+    ) as consumer:
         assert consumer.next_batch() is None
     assert store.overtaken_at == ""
     assert store.asked == ["somewhere:1"]

@@ -1,4 +1,4 @@
-"""Workers that share a queue: who gets what, and what a silent one loses."""
+"""Workers of one queue."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -14,32 +14,28 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker.claims import Claims
-from opendata_buffer.broker.dispatcher import Dispatcher
-from opendata_buffer.broker.dispatcher_term import DispatcherTerm
-from opendata_buffer.broker.election import Host
-from opendata_buffer.broker.protocol import MAX_OPEN_REQUESTS
-from opendata_buffer.broker.worker import ClaimedBatch, Line, Worker
+from opendata_buffer.broker.client import Lost, Refused
+from opendata_buffer.broker.dispatcher import Dispatcher, DispatcherTerm
+from opendata_buffer.broker.election import LeaderElection
+from opendata_buffer.broker.protocol import MAX_OPEN_REQUESTS, MAX_REASON_CHARS, parse_finish
+from opendata_buffer.broker.worker import Claim, ClaimedBatch, DispatcherClient, Worker
 from opendata_buffer.config import ConsumerConfig, WorkerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.errors import (
-    ClaimLost,
-    Closed,
-    Fenced,
-    InvalidInput,
-    TransientStorageError,
-)
+from opendata_buffer.errors import ClaimLost, Closed, Fenced, InvalidInput, TransientStorageError
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.quarantine import list_quarantine
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import CONFIG, RUNTIME, eventually, host, queued
 
 SETTINGS = WorkerConfig(store="memory://unused", broker="auto", claim_timeout_ms=60_000)
+
+
 """A worker on a busy machine is late with its heartbeats: what lapses has another time-out."""
 
 
@@ -64,11 +60,13 @@ def claimed(worker: Worker, count: int) -> set[int]:
 
 
 kept: list[ClaimedBatch] = []
+
+
 """A batch that nobody has any more goes back."""
 
 
 @pytest.fixture
-def broker() -> Iterator[tuple[MemoryStore, Host]]:
+def broker() -> Iterator[tuple[MemoryStore, LeaderElection]]:
     made = MemoryStore()
     serving = host(made)
     eventually(lambda: serving.serving)
@@ -77,7 +75,7 @@ def broker() -> Iterator[tuple[MemoryStore, Host]]:
 
 
 @pytest.fixture
-def store(broker: tuple[MemoryStore, Host]) -> MemoryStore:
+def store(broker: tuple[MemoryStore, LeaderElection]) -> MemoryStore:
     return broker[0]
 
 
@@ -338,7 +336,9 @@ def test_asyncio_takes_batch_after_batch_and_the_loop_goes_on(
     assert ticks >= 8
 
 
-def test_a_successor_of_the_broker_knows_every_claim(broker: tuple[MemoryStore, Host]) -> None:
+def test_a_successor_of_the_broker_knows_every_claim(
+    broker: tuple[MemoryStore, LeaderElection],
+) -> None:
     store, first = broker
     fill(store, 3)
     long = replace(SETTINGS, claim_timeout_ms=30_000)
@@ -366,7 +366,7 @@ def test_another_consumer_of_the_queue_fences_the_workers(
     with Consumer(config, store=store, runtime=RUNTIME):
         batch.done()  # Said of the claims; the frontier stays where it is.
         with pytest.raises(Fenced):
-            # Its foreman learns it at its next look at the manifest.
+            # Its dispatcher learns it at its next look at the manifest.
             [workers[1].claim(timeout=1) for _ in range(10)]
 
 
@@ -471,7 +471,7 @@ def test_an_end_that_landed_before_its_broker_was_fenced_is_no_lost_claim(
                 raise Fenced("ingest/manifest", 1, 2)
 
         monkeypatch.setattr(DispatcherTerm, "write", write_and_be_fenced)
-        monkeypatch.setattr(Dispatcher, "_is_by_a_broker_that_must_go", lambda self: True)
+        monkeypatch.setattr(Dispatcher, "_was_fenced_by_a_replaced_broker", lambda self: True)
         thread = RUNTIME.spawn(batch.done, "done")
         eventually(lambda: batch._claim.asked)
         monkeypatch.setattr(DispatcherTerm, "write", write)
@@ -486,7 +486,7 @@ def test_a_heartbeat_that_is_refused_goes_to_the_broker_that_is_announced_now(
     fill(store, 1)
     with Worker(SETTINGS, store=store) as worker:
         (batch,) = worker.claim()
-        beaten, before = batch._claim.beaten, worker._line.connection
+        beaten, before = batch._claim.beaten, worker._client.connection
         assert before is not None
         with monkeypatch.context() as patch:
             patch.setattr(Dispatcher, "beat", lambda self, tokens: False)
@@ -494,7 +494,7 @@ def test_a_heartbeat_that_is_refused_goes_to_the_broker_that_is_announced_now(
             eventually(lambda: before.is_over)
             assert batch._claim.beaten == beaten
         eventually(lambda: (worker._beat_once(), batch._claim.beaten != beaten)[1])
-        assert worker._line.connection is not before
+        assert worker._client.connection is not before
         batch.done()
 
 
@@ -554,13 +554,180 @@ def test_a_claim_waits_at_the_broker_for_half_of_its_time_and_not_longer(
     class EnoughError(Exception):
         pass
 
-    def ask(_: Line, body: dict[str, Any], claim: object = None) -> dict[str, Any]:
+    def ask(_: DispatcherClient, body: dict[str, Any], claim: object = None) -> dict[str, Any]:
         asked.append(body["wait_ms"])
         raise EnoughError
 
-    monkeypatch.setattr(Line, "ask", ask)
+    monkeypatch.setattr(DispatcherClient, "ask", ask)
     for timeout_ms in (10_000, 600_000):
         settings = replace(SETTINGS, claim_timeout_ms=timeout_ms)
         with Worker(settings, store=MemoryStore()) as worker, pytest.raises(EnoughError):
             worker.claim()
     assert asked == [5_000, 20_000]
+
+
+ASKED = Moment(wall_ms=1_000_000, monotonic=50.0)
+
+
+def claim() -> Claim:
+    return Claim(sequence=7, token=3, beaten=ASKED)
+
+
+@pytest.mark.parametrize(
+    ("wall_ms", "monotonic", "sure"),
+    [
+        (1_000_000, 50.0, True),
+        (1_029_999, 79.999, True),
+        (1_030_000, 60.0, False),  # the machine slept, and its monotonic clock with it
+        (1_010_000, 80.0, False),  # the wall clock was set back meanwhile
+        (999_999, 51.0, False),  # nobody knows how far
+        (1_000_001, 49.0, False),  # the machine was started anew
+    ],
+)
+def test_a_claim_is_sure_for_its_time_by_both_clocks(
+    wall_ms: int, monotonic: float, sure: bool
+) -> None:
+    assert claim().is_sure(Moment(wall_ms, monotonic), 30_000) is sure
+
+
+def test_a_heartbeat_renews_it() -> None:
+    held = claim()
+    late = Moment(1_031_000, 81.0)
+    assert not held.is_sure(late, 30_000)
+    held.beaten = Moment(1_020_000, 70.0)
+    assert held.is_sure(late, 30_000)
+
+
+@pytest.mark.parametrize("how", ["done", "release", "reject"])
+def test_its_end_is_what_a_broker_reads(how: str) -> None:
+    body = claim().end(how, reason="torn" * MAX_REASON_CHARS, rest_ms=500)
+    read = parse_finish(body, 0.0, lambda _: None)
+    assert (read.how, read.sequence, read.token, read.rest_ms) == (how, 7, 3, 500)
+    assert read.reason == body["reason"]
+    assert len(read.reason) == MAX_REASON_CHARS
+
+
+ANSWER = {"op": "claimed", "batches": []}
+
+
+LOST = Lost(since=0, safe_at=0.0)
+
+
+class Said:
+    """A connection whose broker says what a test wants, one thing after the other."""
+
+    def __init__(self, *replies: Any) -> None:
+        self.replies = list(replies)
+        self.asked: list[dict[str, Any]] = []
+
+    def ask(self, body: dict[str, Any]) -> Any:
+        self.asked.append(body)
+        reply = self.replies.pop(0)
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
+
+
+class Book:
+    """Finds the connections of a test in turn; after the last one none."""
+
+    reason = "none is announced"
+
+    def __init__(self, *connections: Said) -> None:
+        self.left = list(connections)
+        self.forgotten: list[Said] = []
+        self.looked = 0
+        self.on_look: Callable[[], object] = lambda: None
+
+    @property
+    def connection(self) -> Said | None:
+        return self.left[0] if self.left else None
+
+    def find(self) -> Said | None:
+        self.looked += 1
+        self.on_look()
+        return self.connection
+
+    def forget(self, connection: Said) -> None:
+        self.forgotten.append(connection)
+        self.left.pop(0)
+
+    def close(self) -> Said | None:
+        return self.connection
+
+
+def line(*connections: Said) -> tuple[DispatcherClient, Book, ManualRuntime]:
+    book, runtime = Book(*connections), ManualRuntime()
+    made = DispatcherClient(book, runtime, 10.0, "memory://q")  # type: ignore[arg-type]
+    return made, book, runtime
+
+
+def client_claim() -> Claim:
+    return Claim(7, 3, Moment(0, 0))
+
+
+def test_when_an_answer_is_lost_the_next_broker_is_asked_the_same() -> None:
+    first, second = Said(LOST), Said(ANSWER)
+    asking, book, _ = line(first, second)
+    mine = client_claim()
+    assert asking.ask({"op": "finish"}, mine) == ANSWER
+    assert second.asked == first.asked
+    assert book.forgotten == [first]
+    assert mine.asked
+
+
+@pytest.mark.parametrize(
+    ("why", "forgets", "waits", "asked"),
+    [("unsent", True, False, False), ("moved", True, True, True), ("busy", False, True, True)],
+)
+def test_a_refusal_says_whether_another_broker_is_meant_and_whether_it_was_heard(
+    why: str, forgets: bool, waits: bool, asked: bool
+) -> None:
+    first = Said(Refused(why), ANSWER)
+    asking, book, runtime = line(first, Said(ANSWER))
+    mine = client_claim()
+    assert asking.ask({"op": "finish"}, mine) == ANSWER
+    assert bool(book.forgotten) is forgets
+    assert (runtime.monotonic() > 0) is waits
+    assert mine.asked is asked
+
+
+@pytest.mark.parametrize("error", [TransientStorageError("503"), Fenced("m", 1, 2)])
+def test_an_error_of_the_broker_is_the_callers_and_the_end_may_be_stored(
+    error: Exception,
+) -> None:
+    asking, _, _ = line(Said(error))
+    mine = client_claim()
+    with pytest.raises(type(error)):
+        asking.ask({"op": "finish"}, mine)
+    assert mine.asked
+
+
+def test_without_any_broker_it_gives_up_after_its_patience_and_says_why() -> None:
+    asking, _, runtime = line()
+    with pytest.raises(TransientStorageError, match=r"memory://q hands out .*: none is announced"):
+        asking.ask({"op": "claim", "wait_ms": 20_000})
+    assert 10 <= runtime.monotonic() < 11
+
+
+def test_with_a_broker_it_waits_for_what_the_request_waits_besides() -> None:
+    asking, _, runtime = line(Said(*[Refused("busy")] * 1_000))
+    with pytest.raises(TransientStorageError, match="no broker of memory://q answered within 30 s"):
+        asking.ask({"op": "claim", "wait_ms": 20_000})
+    assert 30 <= runtime.monotonic() < 31
+
+
+def test_once_closed_it_asks_nobody_also_not_who_is_found_just_then() -> None:
+    said = Said(ANSWER)
+    asking, book, _ = line(said)
+    book.on_look = asking.close
+    with pytest.raises(Closed):
+        asking.ask({"op": "claim"})
+    assert said.asked == []
+
+
+def test_it_is_looked_once_also_when_there_is_no_time() -> None:
+    asking, book, _ = line()
+    with pytest.raises(TransientStorageError):
+        asking.find(0.0)
+    assert book.looked == 1

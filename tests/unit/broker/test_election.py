@@ -1,4 +1,4 @@
-"""Serving while nobody else does."""
+"""Which process serves as the broker."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ import pytest
 
 from opendata_buffer.broker import election as host_module
 from opendata_buffer.broker.client import Appended, ChannelRefused
-from opendata_buffer.broker.election import Host
-from opendata_buffer.broker.lease import Lease
-from opendata_buffer.broker.server import Listen, WebSocketPort
-from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.election import LeaderElection
+from opendata_buffer.broker.network import ListeningPort, WebSocketNetwork
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.broker.local import CONFIG, RUNTIME, connected, entries, eventually, host, soon
+from tests.unit.broker.local import (
+    CONFIG,
+    RUNTIME,
+    NetworkOf,
+    connected,
+    entries,
+    eventually,
+    host,
+    soon,
+)
 
 
 def test_of_two_hosts_one_serves_and_the_other_takes_over_at_once_when_it_leaves() -> None:
@@ -57,7 +65,7 @@ def test_a_host_whose_announcement_was_replaced_steps_down() -> None:
 def test_a_broker_that_died_without_a_word_is_replaced_once_its_port_refuses() -> None:
     store = MemoryStore()
     lease = Lease(store, CONFIG, RUNTIME)
-    dead = lease.take(type_of_announcement()(0, "dead", "127.0.0.1:9", b"d" * 32), None)
+    dead = lease.take(DiscoveryRecord(0, "dead", "127.0.0.1:9", b"d" * 32), None)
     assert dead is not None
     ours = host(store)
     try:
@@ -66,12 +74,6 @@ def test_a_broker_that_died_without_a_word_is_replaced_once_its_port_refuses() -
         assert ours.serving.term == dead.term + 1
     finally:
         ours.stop(10)
-
-
-def type_of_announcement() -> type:
-    from opendata_buffer.broker.lease import DiscoveryRecord
-
-    return DiscoveryRecord
 
 
 def test_who_stops_leaves_no_address_behind() -> None:
@@ -146,7 +148,7 @@ def test_a_broker_whose_sign_of_life_comes_late_knows_that_it_was_away(
 def test_one_refused_connection_does_not_prove_that_a_broker_has_ended() -> None:
     store = MemoryStore()
     other = Lease(store, CONFIG, RUNTIME).take(
-        type_of_announcement()(0, "other", "127.0.0.1:9", b"o" * 32), None
+        DiscoveryRecord(0, "other", "127.0.0.1:9", b"o" * 32), None
     )
     asked = 0
 
@@ -158,13 +160,10 @@ def test_one_refused_connection_does_not_prove_that_a_broker_has_ended() -> None
         nonlocal asked
         asked += 1
         if asked == 1:
-            raise ChannelRefused("its line is full")
+            raise ChannelRefused("its backlog is full")
         return Open()
 
-    def listen() -> Any:
-        raise AssertionError
-
-    ours = Host(store, CONFIG, RUNTIME, listen, connect, bytes, Consumer)
+    ours = LeaderElection(store, CONFIG, RUNTIME, NetworkOf(connect))
     try:
         eventually(lambda: asked > 1, 10)
         assert other is not None
@@ -175,13 +174,11 @@ def test_one_refused_connection_does_not_prove_that_a_broker_has_ended() -> None
 
 
 def test_a_host_that_cannot_listen_says_why() -> None:
-    def never(_: Any) -> Any:
-        raise AssertionError
+    class Taken(WebSocketNetwork):
+        def listen(self) -> ListeningPort:
+            raise InvalidInput("the port is taken")
 
-    def listen() -> Any:
-        raise InvalidInput("the port is taken")
-
-    ours = Host(MemoryStore(), CONFIG, RUNTIME, listen, never, bytes, Consumer)
+    ours = LeaderElection(MemoryStore(), CONFIG, RUNTIME, Taken(RUNTIME))
     eventually(lambda: ours.failure)
     assert "the port is taken" in str(ours.failure)
     ours.stop(10)
@@ -193,7 +190,7 @@ def test_a_host_that_has_no_thread_left_for_a_moment_goes_on_and_serves_later(
     monkeypatch.setattr(host_module, "SILENT_S", 0.1)
     store = MemoryStore()
     lease = Lease(store, CONFIG, RUNTIME)
-    assert lease.take(type_of_announcement()(0, "dead", "127.0.0.1:9", b"d" * 32), None)
+    assert lease.take(DiscoveryRecord(0, "dead", "127.0.0.1:9", b"d" * 32), None)
     asked = 0
 
     def connect(_: Any) -> Any:
@@ -203,9 +200,7 @@ def test_a_host_that_has_no_thread_left_for_a_moment_goes_on_and_serves_later(
             raise RuntimeError("can't start new thread")
         raise ChannelRefused("nobody listens")
 
-    ours = Host(
-        store, CONFIG, RUNTIME, lambda: WebSocketPort(Listen(), RUNTIME), connect, bytes, Consumer
-    )
+    ours = LeaderElection(store, CONFIG, RUNTIME, NetworkOf(connect))
     try:
         eventually(lambda: ours.serving)
         assert asked > 1

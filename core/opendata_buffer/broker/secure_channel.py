@@ -1,4 +1,4 @@
-"""Both ends of a connection between a client and a broker, as machines of bytes. Pure.
+"""Handshake and authenticated messages between a client and a broker, as bytes. Pure.
 
 ::
 
@@ -12,8 +12,8 @@ the key of the messages is made from both nonces, so nothing recorded from one c
 for another. ``count`` numbers the messages of one direction: one that is changed, left out,
 repeated or moved does not verify, and ends the connection with nothing done.
 
-Bodies are JSON objects. Without TLS anybody on the way can read them; they hold locations of
-batches and what producers passed as metadata, no records.
+Bodies are JSON objects. Without TLS they can be read on the way; they hold locations of batches
+and metadata of producers, no records.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from opendata_buffer.broker.lease import proof
 from opendata_buffer.errors import OpenDataBufferError
 
 __all__ = ["BrokerEnd", "ClientEnd", "MAX_MESSAGE_BYTES", "ProtocolError"]
@@ -80,7 +79,9 @@ class _End:
         """
         tag, data = message[:_TAG_BYTES], message[_TAG_BYTES:]
         if not hmac.compare_digest(tag, self._tag(self._receives, self._received, data)):
-            raise ProtocolError("a message was not made by who shook hands, or came twice")
+            raise ProtocolError(
+                "a message was not made by the process that shook hands, or came twice"
+            )
         self._received += 1
         return _object(data)
 
@@ -163,7 +164,7 @@ class ClientEnd(_End):
         shown = _bytes(_object(welcome[:MAX_HANDSHAKE_BYTES]), "proof")
         expected = proof(self._secret, b"broker", self._theirs, self._nonce)
         if not hmac.compare_digest(shown, expected):
-            raise ProtocolError("who answers at the broker's address does not know the secret")
+            raise ProtocolError("the process at the broker's address does not know the secret")
         self._key = proof(self._secret, b"messages", self._theirs, self._nonce)
 
 
@@ -199,3 +200,11 @@ def _bytes(message: Mapping[str, Any], name: str) -> bytes:
         return bytes.fromhex(value) if isinstance(value, str) else b""
     except ValueError:
         return b""
+
+
+def proof(secret: bytes, *parts: bytes) -> bytes:
+    """The HMAC of some bytes, which only a holder of the secret can make."""
+    message = b""
+    for part in parts:
+        message += len(part).to_bytes(4, "big") + part
+    return hmac.digest(secret, message, "sha256")

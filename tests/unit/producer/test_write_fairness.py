@@ -1,6 +1,6 @@
-"""When a writer may append again, and the gaps that a writer leaves which never stops.
+"""How long writers wait for each other: the rules.
 
-Many of them on virtual time: tests/simulation/test_topic_growth.py and test_turns.py.
+Many writers on virtual time: tests/simulation/test_topic_growth.py and test_turns.py.
 """
 
 from __future__ import annotations
@@ -8,22 +8,21 @@ from __future__ import annotations
 import pytest
 
 from opendata_buffer.formats.keys import batch_key, tagged_ulid, ulid_tag
-from opendata_buffer.producer.group_commit import (
+from opendata_buffer.producer.write_fairness import (
     ALONE_S,
     BESIDE_S,
     KNOWN_S,
+    MAX_GAP_S,
     MAX_PAUSE_S,
     MAX_TAGS,
     WINDOW_S,
-    Gaps,
-    Turns,
+    WriteFairness,
 )
 from opendata_buffer.testing.runtime import ManualRuntime
 
 RUNTIME = ManualRuntime()
 OWN = ulid_tag(RUNTIME.ulid())
 CYCLE_S = 0.12
-WRITE_S = 0.06
 
 
 def location(tag: str | None = None) -> str:
@@ -35,12 +34,12 @@ def tags(count: int) -> list[str]:
     return [ulid_tag(RUNTIME.ulid()) for _ in range(count)]
 
 
-def turns(draw: float = 0.5) -> Turns:
-    return Turns(OWN, lambda: draw)
+def fairness(draw: float = 0.5) -> WriteFairness:
+    return WriteFairness(lambda: draw, OWN)
 
 
 def test_a_writer_that_is_alone_neither_reads_first_nor_pauses() -> None:
-    ours = turns()
+    ours = fairness()
     for now in range(100):
         assert not ours.begins(now)
         ours.won(now + 0.06)
@@ -48,7 +47,7 @@ def test_a_writer_that_is_alone_neither_reads_first_nor_pauses() -> None:
 
 
 def test_after_a_win_it_stands_back_for_one_and_a_half_cycles_of_each_other_writer() -> None:
-    ours = turns()
+    ours = fairness()
     for tag in tags(3):
         ours.saw([location(tag), location(tag)], 1.0)
     assert ours.begins(1.0)
@@ -58,7 +57,7 @@ def test_after_a_win_it_stands_back_for_one_and_a_half_cycles_of_each_other_writ
 
 @pytest.mark.parametrize("draw", [0.0, 0.999])
 def test_the_pause_differs_by_no_more_than_a_twentieth(draw: float) -> None:
-    ours = turns(draw)
+    ours = fairness(draw)
     ours.saw([location(tag) for tag in tags(1) * 2], 1.0)
     ours.begins(1.0)
     ours.won(2.0)
@@ -66,7 +65,7 @@ def test_the_pause_differs_by_no_more_than_a_twentieth(draw: float) -> None:
 
 
 def test_who_lost_tries_again_within_half_a_cycle_and_the_race_counts_as_another_writer() -> None:
-    ours = turns(0.999)
+    ours = fairness(0.999)
     assert not ours.begins(0.0)
     wait = ours.lost(0.06)
     assert 0 < wait <= 0.05
@@ -78,7 +77,7 @@ def test_who_lost_tries_again_within_half_a_cycle_and_the_race_counts_as_another
 @pytest.mark.parametrize("write_s", [0.001, 0.06, 0.4])
 def test_the_first_race_that_is_lost_costs_no_more_than_the_time_of_a_write(write_s: float) -> None:
     """On a disk it held up records for 50 ms, which was the 99th percentile of all of them."""
-    ours = turns(0.999)
+    ours = fairness(0.999)
     for number in range(3):
         assert not ours.begins(float(number))
         ours.won(number + write_s)
@@ -88,7 +87,7 @@ def test_the_first_race_that_is_lost_costs_no_more_than_the_time_of_a_write(writ
 
 
 def test_others_are_forgotten_when_they_write_no_more() -> None:
-    ours = turns()
+    ours = fairness()
     ours.lost(1.0)
     ours.saw([location(tag) for tag in tags(4) * 2], 1.0)
     assert ours.others(1.0 + WINDOW_S) == 4
@@ -97,7 +96,7 @@ def test_others_are_forgotten_when_they_write_no_more() -> None:
 
 
 def test_own_batches_and_those_of_clients_that_give_no_tags_are_nobody() -> None:
-    ours = turns()
+    ours = fairness()
     ours.saw([location(OWN) for _ in range(10)], 1.0)
     ours.saw([location() for _ in range(1_000)], 1.0)
     ours.saw(["ingest/somebody-elses-name", "", "/"], 1.0)
@@ -105,13 +104,13 @@ def test_own_batches_and_those_of_clients_that_give_no_tags_are_nobody() -> None
 
 
 def test_a_run_of_the_go_producer_is_one_writer() -> None:
-    ours, run = turns(), RUNTIME.ulid()
+    ours, run = fairness(), RUNTIME.ulid()
     ours.saw([f"ingest/{run}/{n:016x}" for n in range(10)], 1.0)
     assert ours.others(1.0) == 1
 
 
 def test_whatever_is_in_a_manifest_pause_and_memory_have_limits() -> None:
-    ours = turns()
+    ours = fairness()
     for now in range(5):
         ours.saw([location(tag) for tag in tags(2_000) for _ in range(2)], now)
     assert len(ours._seen) == MAX_TAGS
@@ -121,7 +120,7 @@ def test_whatever_is_in_a_manifest_pause_and_memory_have_limits() -> None:
 
 
 def test_one_write_that_hung_does_not_make_the_next_pauses_long() -> None:
-    ours, tag = turns(), tags(1)[0]
+    ours, tag = fairness(), tags(1)[0]
     now = 0.0
     for takes in (CYCLE_S, CYCLE_S, 9.0, CYCLE_S):
         ours.saw([location(tag), location(tag)], now)
@@ -132,15 +131,20 @@ def test_one_write_that_hung_does_not_make_the_next_pauses_long() -> None:
         assert ours.pause(now) == pytest.approx(1.5 * CYCLE_S)
 
 
+WRITE_S = 0.06
+
+
 def gaps_of(seconds: float, idle_s: float, raced_at: float | None = None) -> list[float]:
     """When gaps came while something was written all the time, but for so long before each."""
-    gaps, now, found = Gaps(), 0.0, []
+    ours, now, found = WriteFairness(lambda: 0.5), 0.0, []
     while now < seconds:
         began = now
+        ours.begins(now)
         now += WRITE_S
         if raced_at is not None and began <= raced_at < now:
-            gaps.lost(now)
-        gap = gaps.wrote(began, now)
+            ours.lost(now)
+        ours.won(now)
+        gap = ours.pause(now)
         if gap:
             assert 2.9 * WRITE_S <= gap <= 3.1 * WRITE_S
             found.append(now)
@@ -167,6 +171,8 @@ def test_who_has_nothing_to_write_for_a_while_leaves_no_gaps_beside() -> None:
 
 
 def test_a_write_that_hung_makes_no_long_gap() -> None:
-    gaps = Gaps()
-    assert gaps.wrote(0, 60) == 0
-    assert 0 < gaps.wrote(60, 120) <= 0.5
+    ours = WriteFairness(lambda: 0.5)
+    for began, gap in ((0.0, 0.0), (60.0, MAX_GAP_S)):
+        assert not ours.begins(began)
+        ours.won(began + 60)
+        assert ours.pause(began + 60) == gap

@@ -1,4 +1,4 @@
-"""Handshake and messages: who does not know the secret learns and changes nothing."""
+"""Handshake and signed messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opendata_buffer.broker.channel import MAX_MESSAGE_BYTES, BrokerEnd, ClientEnd, ProtocolError
+from opendata_buffer.broker.secure_channel import (
+    MAX_MESSAGE_BYTES,
+    BrokerEnd,
+    ClientEnd,
+    ProtocolError,
+)
 
 SECRET = b"s" * 32
 
@@ -133,6 +138,8 @@ def test_garbage_is_refused_at_every_step(data: bytes) -> None:
 
 
 FIELDS = st.sampled_from(["v", "nonce", "proof", "term"])
+
+
 JSON = st.recursive(
     st.none() | st.integers() | st.text(),
     lambda each: st.lists(each) | st.dictionaries(FIELDS, each),

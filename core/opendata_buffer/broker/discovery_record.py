@@ -1,9 +1,15 @@
-"""``<prefix>/_broker.json``: which broker serves a queue and how to reach it, changed by
-compare-and-swap."""
+"""``<prefix>/_broker.json``: which broker serves a queue and how to reach it.
+
+The record is a hint and no permission. A broker whose record was replaced may still append, and a
+client that finds none appends alone: the manifest's compare-and-swap keeps both right. The record
+brings all clients to one broker.
+
+Whether that broker lives is told without comparing clocks of two machines: a watcher looks whether
+``beat`` changes within a time on its own clock.
+"""
 
 from __future__ import annotations
 
-import hmac
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,12 +23,12 @@ from opendata_buffer.queue.cas import CasObject, CasStore, Done
 from opendata_buffer.runtime import Runtime
 
 __all__ = [
-    "ANNOUNCEMENT",
+    "DISCOVERY_RECORD",
     "DiscoveryRecord",
     "FILE_NAME",
     "Lease",
     "Watch",
-    "announcement_key",
+    "discovery_record_key",
     "decode",
     "encode",
 ]
@@ -31,21 +37,21 @@ __all__ = [
 FILE_NAME = "_broker.json"
 SECRET_BYTES = 32
 
-ANNOUNCEMENT = Sidecar(
+DISCOVERY_RECORD = Sidecar(
     "a broker's announcement",
     "Nothing depends on it: delete the object, and the next broker writes a new one.",
     confidential=True,
 )
 
 
-def announcement_key(data_path_prefix: str) -> str:
-    """The key of the announcement of a queue."""
+def discovery_record_key(data_path_prefix: str) -> str:
+    """The key of a queue's discovery record."""
     return f"{data_path_prefix}/{FILE_NAME}"
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryRecord:
-    """A broker that serves, or the last one that did.
+    """The broker that serves, or the last one that did.
 
     Attributes:
         term: Rises with each broker; the larger one is right.
@@ -54,8 +60,8 @@ class DiscoveryRecord:
         secret: Known to whoever can read the queue's bucket; a new one for each term.
         certificate: SHA-256 of the certificate its port shows, in hex; empty without TLS. Clients
             trust this one and no other, so it needs no authority's signature.
-        beat: Counts the broker's signs of life.
-        seen_ms: When it gave the last one, by its own clock, milliseconds since the Unix epoch.
+        beat: Counts the broker's renewals of the record.
+        seen_ms: When it last renewed it, by its own clock, milliseconds since the Unix epoch.
             For people to read; no program compares it with its own clock.
     """
 
@@ -73,9 +79,9 @@ class DiscoveryRecord:
         return bool(self.address)
 
     def __repr__(self) -> str:
-        # Without the secret: announcements turn up in logs and in errors.
+        # Without the secret: records are logged and appear in errors.
         return (
-            f"Announcement(term={self.term}, id={self.id!r}, address={self.address!r}, "
+            f"DiscoveryRecord(term={self.term}, id={self.id!r}, address={self.address!r}, "
             f"tls={bool(self.certificate)}, beat={self.beat}, seen_ms={self.seen_ms})"
         )
 
@@ -84,7 +90,7 @@ class DiscoveryRecord:
         return other is not None and (self.term, self.id) == (other.term, other.id)
 
     def beaten(self, now_ms: int) -> DiscoveryRecord:
-        """With one more sign of life."""
+        """As the broker renews it."""
         return replace(self, beat=self.beat + 1, seen_ms=now_ms)
 
     def left(self, now_ms: int) -> DiscoveryRecord:
@@ -92,28 +98,28 @@ class DiscoveryRecord:
         return replace(self, address="", secret=b"", beat=self.beat + 1, seen_ms=now_ms)
 
 
-def encode(announcement: DiscoveryRecord) -> bytes:
+def encode(broker_record: DiscoveryRecord) -> bytes:
     """The object's bytes."""
     document = {
-        "version": ANNOUNCEMENT.version,
-        "term": announcement.term,
-        "id": announcement.id,
-        "address": announcement.address,
-        "secret": announcement.secret.hex(),
-        "certificate": announcement.certificate,
-        "beat": announcement.beat,
-        "seen_ms": announcement.seen_ms,
+        "version": DISCOVERY_RECORD.version,
+        "term": broker_record.term,
+        "id": broker_record.id,
+        "address": broker_record.address,
+        "secret": broker_record.secret.hex(),
+        "certificate": broker_record.certificate,
+        "beat": broker_record.beat,
+        "seen_ms": broker_record.seen_ms,
     }
     return json.dumps(document).encode() + b"\n"
 
 
 def decode(data: bytes) -> DiscoveryRecord:
-    """The announcement of an object's bytes.
+    """The record in an object's bytes.
 
     Raises:
-        CorruptData: They are no announcement of this version.
+        CorruptData: They are no record of this version.
     """
-    fields = ANNOUNCEMENT.decode(data)
+    fields = DISCOVERY_RECORD.decode(data)
     address, secret = fields.text("address"), fields.text("secret")
     try:
         key = bytes.fromhex(secret)
@@ -132,22 +138,11 @@ def decode(data: bytes) -> DiscoveryRecord:
     )
 
 
-def proof(secret: bytes, *parts: bytes) -> bytes:
-    """What only who knows the secret can say about some bytes."""
-    message = b""
-    for part in parts:
-        message += len(part).to_bytes(4, "big") + part
-    return hmac.digest(secret, message, "sha256")
-
-
-# ---- Who serves: ``_broker.json``, read and changed by compare-and-swap. ----
-
-
 _Decide: TypeAlias = Callable[[DiscoveryRecord | None], DiscoveryRecord | None]
 
 
 class Lease:
-    """The announcement of a queue's broker. Not thread-safe.
+    """Reads and changes a queue's discovery record by compare-and-swap. Not thread-safe.
 
     Args:
         store: Where the queue lives.
@@ -161,21 +156,21 @@ class Lease:
     ) -> None:
         self._runtime = runtime
         self._store = store
-        self._key = announcement_key(config.data_path_prefix)
+        self._key = discovery_record_key(config.data_path_prefix)
         self._settings = replace(config, cas_deadline_ms=min(deadline_ms, config.cas_deadline_ms))
         self._register = self._made()
 
     @property
     def key(self) -> str:
-        """The announcement's key."""
+        """The record's key."""
         return self._key
 
     def read(self) -> DiscoveryRecord | None:
-        """What is announced; None where nobody ever served, or somebody deleted it.
+        """The record; None where no broker ever served, or the object was deleted.
 
         Raises:
             StorageError: The store did not answer.
-            CorruptData: The object is no announcement.
+            CorruptData: The object is no discovery record.
         """
         found = self._register.read()
         if isinstance(found, Done):
@@ -185,10 +180,10 @@ class Lease:
         return None
 
     def take(self, mine: DiscoveryRecord, over: DiscoveryRecord | None) -> DiscoveryRecord | None:
-        """Announce oneself in place of ``over``, with the next term.
+        """Replace the record ``over`` by one with the next term.
 
         Returns:
-            The announcement as it was written; None when somebody else was faster.
+            The record as it was written; None when another broker was faster.
         """
         wanted = replace(mine, term=1 if over is None else over.term + 1)
 
@@ -201,24 +196,18 @@ class Lease:
         return self._change(decide, wanted)
 
     def beat(self, mine: DiscoveryRecord) -> DiscoveryRecord | None:
-        """Give a sign of life; None when another broker was announced, or none is."""
-        now_ms = self._runtime.now_ms()
-
-        def decide(before: DiscoveryRecord | None) -> DiscoveryRecord | None:
-            ours = before is not None and mine.same_broker(before)
-            return mine.beaten(now_ms) if ours else before
-
-        return self._change(decide, mine)
+        """Raise ``beat``; None when another broker's record is there, or none."""
+        return self._replace_own(mine, mine.beaten(self._runtime.now_ms()))
 
     def leave(self, mine: DiscoveryRecord) -> None:
-        """Say that one serves no more, unless somebody else does by now."""
-        now_ms = self._runtime.now_ms()
+        """Take the address out of the record, unless it is another broker's by now."""
+        self._replace_own(mine, mine.left(self._runtime.now_ms()))
 
+    def _replace_own(self, mine: DiscoveryRecord, after: DiscoveryRecord) -> DiscoveryRecord | None:
         def decide(before: DiscoveryRecord | None) -> DiscoveryRecord | None:
-            ours = before is not None and mine.same_broker(before)
-            return mine.left(now_ms) if ours else before
+            return after if mine.same_broker(before) else before
 
-        self._register.update(decide)
+        return self._change(decide, mine)
 
     def _change(self, decide: _Decide, mine: DiscoveryRecord) -> DiscoveryRecord | None:
         outcome = self._register.update(decide)
@@ -236,17 +225,17 @@ class Lease:
             encode=encode,
             runtime=self._runtime,
             settings=self._settings,
-            max_bytes=ANNOUNCEMENT.max_bytes,
-            unreadable=ANNOUNCEMENT.unreadable,
+            max_bytes=DISCOVERY_RECORD.max_bytes,
+            unreadable=DISCOVERY_RECORD.unreadable,
         )
 
 
 @dataclass(slots=True)
 class Watch:
-    """How long an announced broker has given no sign of life, by the watcher's own clock. Pure.
+    """For how long a record has not changed, by the watcher's own clock. Pure.
 
     Attributes:
-        seen: The announcement as last seen.
+        seen: The record as last seen.
         since: When it was first seen so, monotonic seconds.
     """
 
@@ -254,7 +243,7 @@ class Watch:
     since: float = 0.0
 
     def look(self, now: DiscoveryRecord | None, at: float) -> float:
-        """Note what is announced; returns for how many seconds that has not changed."""
+        """Note the record; returns for how many seconds it has not changed."""
         if now != self.seen:
             self.seen, self.since = now, at
         return at - self.since

@@ -4,9 +4,9 @@ write: it is let in at once, and whatever ends either of them costs seconds and 
 from __future__ import annotations
 
 import random
-import secrets
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from statistics import median
 
@@ -15,10 +15,10 @@ import pytest
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from buffer_sink.queue_commit import QueueCommitter
-from opendata_buffer.broker.committer import open_committer
-from opendata_buffer.broker.election import Host
-from opendata_buffer.broker.write_pause import FLOOR_S
-from opendata_buffer.broker.yielding_queue import YieldingQueue
+from opendata_buffer.broker.broker import PAUSE_S
+from opendata_buffer.broker.committer import open_brokered_committer
+from opendata_buffer.broker.election import LeaderElection
+from opendata_buffer.broker.write_pause import BrokerPause
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
@@ -68,7 +68,7 @@ class World:
         self.network = SimNetwork(self.simulation)
         self.inner = MemoryStore("simulation", now_ms=self.simulation.now_ms)
         self.director = self.simulation.process("director")
-        self.hosts: list[tuple[SimRuntime, Host]] = []
+        self.hosts: list[tuple[SimRuntime, LeaderElection]] = []
         self.appends: list[float] = []
         self.waits: list[tuple[float, float]] = []
         self.landed: list[str] = []
@@ -97,15 +97,7 @@ class World:
 
         def live() -> None:
             store = self.store(runtime)
-            made = Host(
-                store,
-                CONFIG,
-                runtime,
-                network.listen,
-                network.connect,
-                secrets.token_bytes,
-                Consumer,
-            )
+            made = LeaderElection(store, CONFIG, runtime, network)
             self.hosts.append((runtime, made))
 
         runtime.spawn(live, "host")
@@ -113,7 +105,9 @@ class World:
     def produce(self, runtime: SimRuntime) -> None:
         """Of two clients one always waits for the broker's next write."""
         network = self.network.of(runtime)
-        committer = open_committer(self.store(runtime), CONFIG, runtime, Consumer, network=network)
+        committer = open_brokered_committer(
+            self.store(runtime), CONFIG, runtime, None, network=network
+        )
         while not self.over:
             entry, began = self.entry("client"), self.simulation.now
             committer.append([entry], begin_by=runtime.monotonic() + 120)
@@ -121,18 +115,21 @@ class World:
             self.waits.append((self.simulation.now, self.simulation.now - began))
         committer.close()
 
+    def open_pause(self, runtime: SimRuntime) -> Callable[..., BrokerPause]:
+        return partial(BrokerPause, network=self.network.of(runtime))
+
     def visit(self, runtime: SimRuntime, seconds: float) -> None:
         """Append every second or so, by itself."""
-        queue = YieldingQueue(
+        queue = Queue(
             self.store(runtime),
             CONFIG,
             runtime=runtime,
-            broker=self.broker,
-            network=self.network.of(runtime),
+            role="producer",
+            open_pause=None if self.broker == "off" else self.open_pause(runtime),
         )
         runtime.sleep(runtime.random())
         while self.simulation.now < BEGIN_S + seconds:
-            entry, began = self.entry("guest"), self.simulation.now
+            entry, began = self.entry("writer"), self.simulation.now
             queue.append([entry], guard=lambda before: None)
             self.landed.append(entry.location)
             self.appends.append(self.simulation.now - began)
@@ -146,7 +143,11 @@ class World:
         runtime.sleep(runtime.random())
         began = self.simulation.now
         consumer = Consumer(
-            CONSUMING, store=store, runtime=runtime, queue=queue, network=self.network.of(runtime)
+            CONSUMING,
+            store=store,
+            runtime=runtime,
+            queue=queue,
+            open_pause=self.open_pause(runtime),
         )
         self.opened_s = self.simulation.now - began
         while self.simulation.now < BEGIN_S + seconds:
@@ -195,8 +196,8 @@ class World:
 
 def visited(seed: int, broker: str, seconds: float) -> World:
     world = World(seed, broker=broker)
-    guest = world.process("guest")
-    world.run(lambda: guest.spawn(lambda: world.visit(guest, seconds), "guest").join())
+    writer = world.process("writer")
+    world.run(lambda: writer.spawn(lambda: world.visit(writer, seconds), "writer").join())
     # There was no moment in which the broker had nothing to write.
     assert len(world.waits) > 0.5 * (BEGIN_S / 2 + seconds) / REQUEST_S
     assert sorted(world.landed) == sorted(world.queued())
@@ -213,7 +214,7 @@ def test_an_append_beside_a_busy_broker_is_made_at_once() -> None:
     later = [seconds for each in asking for seconds in each.appends[1:]]
     assert len(later) > 30
     assert max(later) < 5 * REQUEST_S
-    # A client waits for what was under way, the guest's read and write, and the broker's.
+    # A client waits for what was under way, the writer's read and write, and the broker's.
     waits = [seconds for each in asking for _, seconds in each.waits]
     assert max(waits) < 10 * REQUEST_S
 
@@ -240,58 +241,60 @@ def test_a_consumer_beside_a_busy_broker_takes_the_queue_over_at_once() -> None:
     assert max(seconds for each in asking for _, seconds in each.waits) < 10 * REQUEST_S
 
 
-class Frozen(YieldingQueue):
-    """Something happens to its process just when it has the floor."""
+class Frozen(BrokerPause):
+    """Something happens to its process just when the broker pauses."""
 
     happens: Callable[[], None]
 
-    def _take_floor(self) -> bool:
-        taken = super()._take_floor()
-        if taken:
+    def begin(self) -> bool:
+        granted = super().begin()
+        if granted:
             self.happens()
-        return taken
+        return granted
 
 
 @pytest.mark.parametrize("deed", ["killed", "suspended", "cut off"])
-def test_a_guest_that_keeps_the_floor_costs_a_bounded_pause(deed: str) -> None:
+def test_a_pause_that_is_not_ended_is_bounded(deed: str) -> None:
     world = World(3)
-    guest = world.process("guest")
+    writer = world.process("writer")
     happened: list[float] = []
 
     def happen() -> None:
         happened.append(world.simulation.now)
         if deed == "killed":
-            world.simulation.kill(guest)
-            world.network.kill(guest)
+            world.simulation.kill(writer)
+            world.network.kill(writer)
         elif deed == "suspended":
-            world.simulation.pause(guest, 30)
+            world.simulation.pause(writer, 30)
         else:
             broker = world.serving()
             assert broker is not None
-            world.network.cut(guest, broker)
+            world.network.cut(writer, broker)
 
     def happens() -> None:
         # From outside: who is killed does nothing any more, and its connections end.
         world.director.spawn(happen, "happen")
-        guest.sleep(0.001)
+        writer.sleep(0.001)
 
     def live() -> None:
-        queue = Frozen(world.store(guest), CONFIG, runtime=guest, network=world.network.of(guest))
-        queue.happens = happens
-        queue.append([world.entry("guest")], guard=lambda before: None)
+        store = world.store(writer)
+        pause = Frozen(store, CONFIG, writer, network=world.network.of(writer))
+        pause.happens = happens
+        queue = Queue(store, CONFIG, runtime=writer, role="producer", open_pause=lambda *_: pause)
+        queue.append([world.entry("writer")], guard=lambda before: None)
 
     def direct() -> None:
-        guest.spawn(live, "guest")
+        writer.spawn(live, "writer")
         world.director.sleep(10)
 
     world.run(direct)
     assert len(happened) == 1
     assert len(world.waits) > 0.4 * (BEGIN_S / 2 + 10) / REQUEST_S
     # A killed one's connection ends with it; of the others nothing is heard.
-    bound = 8 * REQUEST_S if deed == "killed" else FLOOR_S + 8 * REQUEST_S
+    bound = 8 * REQUEST_S if deed == "killed" else PAUSE_S + 8 * REQUEST_S
     assert world.longest_pause() < bound
     if deed != "killed":
-        assert world.longest_pause() > FLOOR_S / 2
+        assert world.longest_pause() > PAUSE_S / 2
 
 
 class Query:
@@ -309,8 +312,8 @@ class Query:
 
     def live(self, runtime: SimRuntime) -> None:
         world = self.world
-        store, network = world.store(runtime), world.network.of(runtime)
-        committer = QueueCommitter(store, OPTIONS, runtime, network)
+        store = world.store(runtime)
+        committer = QueueCommitter(store, OPTIONS, runtime, world.open_pause(runtime))
         while not world.over:
             began, batch = world.simulation.now, self.batch
             txn = Transaction("job", batch)

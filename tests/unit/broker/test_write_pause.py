@@ -1,19 +1,19 @@
-"""A queue whose owner asks a broker for the floor: when it asks, and what it does without."""
+"""A queue that has a broker pause: when it asks, and what it does without."""
 
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 
 from opendata_buffer.broker.client import ChannelClosed, Connection, Lost, Refused, Reply
-from opendata_buffer.broker.election import ListeningPort
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease
-from opendata_buffer.broker.yielding_queue import ASK_S, LOOK_S, PATIENCE_S, YieldingQueue
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.network import ListeningPort
+from opendata_buffer.broker.write_pause import ASK_S, LOOK_S, PATIENCE_S, BrokerPause
 from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
@@ -22,7 +22,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import CONFIG, entries
 
-ANNOUNCEMENT = "ingest/_broker.json"
+DISCOVERY_RECORD = "ingest/_broker.json"
 
 
 class Counting(MemoryStore):
@@ -52,8 +52,8 @@ class Counting(MemoryStore):
 class Broker:
     """A connection to a broker that answers as a test says."""
 
-    def __init__(self, announcement: DiscoveryRecord) -> None:
-        self.announcement = announcement
+    def __init__(self, broker_record: DiscoveryRecord) -> None:
+        self.broker_record = broker_record
         self.is_over = False
         self.ends = False
         """With the next question."""
@@ -78,16 +78,20 @@ class Broker:
 
 
 class World:
-    """A queue with one entry, a guest of it, and the brokers it connects to."""
+    """A queue with one entry, a queue of it, and the brokers it connects to."""
 
-    def __init__(self, *, broker: str = "auto") -> None:
+    def __init__(self, *, asks: bool = True) -> None:
         self.runtime = ManualRuntime()
         self.store = Counting()
         self.brokers: list[Broker] = []
         self.reached = True
         Queue(self.store, CONFIG, runtime=self.runtime, role="test").append(entries("first"))
-        self.guest = YieldingQueue(
-            self.store, CONFIG, runtime=self.runtime, broker=broker, network=self
+        self.queue = Queue(
+            self.store,
+            CONFIG,
+            runtime=self.runtime,
+            role="producer",
+            open_pause=partial(BrokerPause, network=self) if asks else None,
         )
         self.store.read.clear()
 
@@ -96,10 +100,10 @@ class World:
         lease.take(DiscoveryRecord(0, self.runtime.ulid(), "x:1", b"s" * 32), lease.read())
         self.store.read.clear()
 
-    def connect(self, announcement: DiscoveryRecord) -> Connection:
+    def connect(self, broker_record: DiscoveryRecord) -> Connection:
         if not self.reached:
             raise ChannelClosed("no network")
-        self.brokers.append(Broker(announcement))
+        self.brokers.append(Broker(broker_record))
         return self.brokers[-1]  # type: ignore[return-value]
 
     def listen(self) -> ListeningPort:
@@ -107,10 +111,10 @@ class World:
 
     def append(self, name: str, *, faster: int = 0) -> None:
         self.store.faster = faster
-        self.guest.append(entries(name), read_first=bool(faster))
+        self.queue.append(entries(name), read_first=bool(faster))
 
     def looks(self) -> int:
-        return self.store.read.count(ANNOUNCEMENT)
+        return self.store.read.count(DISCOVERY_RECORD)
 
     def queued(self, name: str) -> int:
         manifest = Queue(self.store, CONFIG, runtime=self.runtime, role="test").read()
@@ -118,8 +122,8 @@ class World:
         return [each.location for each in manifest.entries()].count(f"ingest/{name}.batch")
 
 
-def test_who_meets_nobody_reads_nothing_more_than_without_a_broker() -> None:
-    plain, asking = World(broker="off"), World()
+def test_without_a_lost_race_nothing_is_read_for_a_broker() -> None:
+    plain, asking = World(asks=False), World()
     asking.announce()
     for world in (plain, asking):
         for number in range(3):
@@ -128,7 +132,7 @@ def test_who_meets_nobody_reads_nothing_more_than_without_a_broker() -> None:
     assert asking.brokers == []
 
 
-def test_who_lost_a_race_looks_once_where_no_broker_is() -> None:
+def test_after_a_lost_race_a_broker_is_looked_for_once() -> None:
     world = World()
     world.append("a", faster=3)
     assert world.looks() == 1
@@ -140,7 +144,7 @@ def test_who_lost_a_race_looks_once_where_no_broker_is() -> None:
     assert [world.queued(name) for name in "abc"] == [1, 1, 1]
 
 
-def test_who_lost_a_race_asks_for_the_floor_and_gives_it_back() -> None:
+def test_after_a_lost_race_a_pause_is_asked_for_and_ended() -> None:
     world = World()
     world.announce()
     world.append("a", faster=1)
@@ -148,11 +152,11 @@ def test_who_lost_a_race_asks_for_the_floor_and_gives_it_back() -> None:
     assert broker.said == ["floor", "over"]
     assert broker.timeouts == [ASK_S]
     # Known by now: asked before anything is lost, and what is remembered is not believed.
-    attempts = world.guest.attempts
+    attempts = world.queue.attempts
     world.store.rival()
     world.append("b")
     assert broker.said == ["floor", "over"] * 2
-    assert world.guest.attempts == attempts + 1
+    assert world.queue.attempts == attempts + 1
     assert world.looks() == 1
     assert (world.queued("a"), world.queued("b")) == (1, 1)
 
@@ -163,11 +167,11 @@ def test_another_writer_that_is_faster_all_the_same_is_raced_without_asking_agai
     world.append("a", faster=4)
     (broker,) = world.brokers
     assert broker.said == ["floor", "over"]
-    assert world.guest.conflicts == 4
+    assert world.queue.conflicts == 4
     assert world.queued("a") == 1
 
 
-def test_the_floor_is_given_back_after_an_error_too() -> None:
+def test_the_pause_is_ended_after_an_error_too() -> None:
     world = World()
     world.announce()
 
@@ -176,7 +180,7 @@ def test_the_floor_is_given_back_after_an_error_too() -> None:
 
     world.append("a", faster=1)
     with pytest.raises(QueueFull):
-        world.guest.append(entries("b"), guard=full)
+        world.queue.append(entries("b"), guard=full)
     assert world.brokers[0].said == ["floor", "over"] * 2
 
 
@@ -211,7 +215,7 @@ def test_the_successor_of_a_broker_whose_connection_ended_is_found_within_a_seco
     assert [each.said for each in world.brokers] == [["floor", "over"]] * 2
 
 
-def test_a_broker_that_lives_and_does_not_give_the_floor_is_told_that_nobody_waits() -> None:
+def test_a_broker_that_lives_and_grants_no_pause_is_told_that_it_is_over() -> None:
     world = World()
     world.announce()
     world.append("a", faster=1)
@@ -232,24 +236,11 @@ def test_a_broker_that_is_not_reached_is_done_without() -> None:
     assert world.queued("a") == 1
 
 
-def test_off_looks_for_nobody_and_neither_does_a_process_without_the_extra(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = World(broker="off")
-    world.announce()
-    world.append("a", faster=2)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
-    world.guest = YieldingQueue(world.store, CONFIG, runtime=world.runtime)
-    world.append("b", faster=2)
-    assert world.looks() == 0
-    assert (world.queued("a"), world.queued("b")) == (1, 1)
-
-
-def test_who_closes_or_disconnects_ends_the_connection_and_may_go_on() -> None:
+def test_close_and_disconnect_end_the_connection_and_the_queue_may_go_on() -> None:
     world = World()
     world.announce()
-    world.guest.disconnect()
-    for end in (world.guest.disconnect, world.guest.close):
+    world.queue.disconnect()
+    for end in (world.queue.disconnect, world.queue.close):
         world.runtime.advance(PATIENCE_S)
         world.append("x", faster=1)
         end()
@@ -263,7 +254,7 @@ def test_a_queue_that_is_dropped_without_a_word_ends_its_connection() -> None:
     world.append("a", faster=1)
     (broker,) = world.brokers
     assert not broker.is_over
-    del world.guest
+    del world.queue
     gc.collect()
     assert broker.is_over
 
@@ -282,7 +273,7 @@ def test_a_forked_child_leaves_its_parents_connection_alone_and_makes_one_of_its
     world.append("child", faster=1)
     _, own = world.brokers
     assert own.said == ["floor", "over"]
-    world.guest.close()
+    world.queue.close()
     assert own.is_over
     # The thread that reads it, and may have had its locks when the process was forked, is not here.
     assert parents.said == said
@@ -290,7 +281,7 @@ def test_a_forked_child_leaves_its_parents_connection_alone_and_makes_one_of_its
 
 
 @pytest.mark.parametrize("moment", ["after a lost race", "before the first attempt"])
-def test_who_is_interrupted_while_he_waits_for_the_floor_gives_it_back(moment: str) -> None:
+def test_an_interrupt_while_waiting_for_a_pause_ends_it(moment: str) -> None:
     """Otherwise the broker would let nobody write for two seconds."""
     world = World()
     world.announce()

@@ -1,4 +1,4 @@
-"""Requests and answers: there and back, and nothing out of bounds."""
+"""The messages of clients and brokers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opendata_buffer import errors
-from opendata_buffer.broker.channel import ProtocolError
 from opendata_buffer.broker.protocol import (
+    MAX_CLAIMED,
     VALID_MS,
     append_body,
     clock_body,
@@ -19,7 +19,11 @@ from opendata_buffer.broker.protocol import (
     error_of,
     moment_of,
     parse_append,
+    parse_beat,
+    parse_claim,
+    parse_finish,
 )
+from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.errors import CommitStateUnknown, Conflict, OpenDataBufferError, QueueFull
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Moment
@@ -28,6 +32,8 @@ ENTRIES = (
     NewEntry("ingest/a.batch", (Metadata(0, -5, b"\x00\xff"), Metadata(3, 1 << 60, b""))),
     NewEntry("ingest/app=x/batch=1/b.batch"),
 )
+
+
 CLOCK = clock_body(Moment(1_700_000_000_000, 12.5))
 
 
@@ -148,3 +154,23 @@ def test_a_location_that_no_manifest_can_hold_is_refused() -> None:
     body = append_body(1, [NewEntry("ingest/\ud800.batch")], CLOCK, 900, None)
     with pytest.raises(ProtocolError, match="an entry is no location"):
         parse_append(travelled(body), "ingest")
+
+
+def test_requests_out_of_bounds_are_cut_or_refused() -> None:
+    claim = {"n": 1, "max": 10**9, "wait_ms": 10**9, "worker": "w", "timeout_ms": 0}
+    parsed = parse_claim({**claim, "max_deliveries": 0}, 0.0, print)
+    assert (parsed.most, parsed.until, parsed.timeout_ms) == (MAX_CLAIMED, 60.0, 1)
+    finish = {"n": 1, "how": "done", "reason": "", "sequence": 1, "token": 1, "rest_ms": 0}
+    assert parse_finish(finish, 0.0, print).how == "done"
+    assert parse_beat({"tokens": [1, 2]}) == [1, 2]
+    for parse, body in (
+        (parse_claim, {**claim, "max_deliveries": 0, "worker": "w" * 1_000}),
+        (parse_claim, claim),
+        (parse_finish, {**finish, "how": "drop"}),
+        (parse_finish, {**finish, "token": -1}),
+    ):
+        with pytest.raises(ProtocolError):
+            parse(body, 0.0, print)
+    for tokens in (None, ["a"], "12"):
+        with pytest.raises(ProtocolError):
+            parse_beat({"tokens": tokens})

@@ -1,26 +1,39 @@
-"""What a broker does with requests: late ones, doubtful ones, too many."""
+"""A broker: group commit, write pauses, and its queue."""
 
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from opendata_buffer import metrics, outcomes
-from opendata_buffer.broker.broker import MAX_WAITING_BYTES, Service
-from opendata_buffer.broker.channel import ProtocolError
+from opendata_buffer.broker.broker import (
+    FRESH_S,
+    MAX_WAITING_BYTES,
+    PAUSE_S,
+    Landed,
+    PauseRequest,
+    Service,
+    SharedQueue,
+    WritePauses,
+    find_earlier_attempt,
+)
 from opendata_buffer.broker.protocol import VALID_MS, append_body
+from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.errors import CommitStateUnknown
-from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.errors import CommitStateUnknown, Fenced
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.broker.local import CONFIG, queued
+from tests.support.simulation import SimRuntime, Simulation
+from tests.unit.broker.local import CONFIG, eventually, queued
 from tests.unit.broker.wired import Client, made
 
 
@@ -265,7 +278,7 @@ class Stalling(MemoryStore):
 
 
 @pytest.mark.parametrize("lands", [True, False], ids=["landed", "not landed"])
-def test_while_storage_stalls_nobody_is_told_that_nobody_can_know(lands: bool) -> None:
+def test_while_storage_stalls_no_client_is_told_that_the_outcome_is_unknown(lands: bool) -> None:
     """The requests became too old to be tried again; who sent them may look, and try."""
     runtime = ManualRuntime()
     store = Stalling(runtime, lands=lands)
@@ -329,3 +342,238 @@ def test_of_an_append_that_may_have_landed_each_client_is_told_its_own_batches()
         assert answer["error"]["name"] == "CommitStateUnknown"
         assert answer["error"]["values"]["locations"] == [f"ingest/{name}"]
     service.stop(5)
+
+
+ASKED = [NewEntry("ingest/b"), NewEntry("ingest/c")]
+
+
+def manifest(*locations: str) -> Manifest:
+    return Manifest.empty().append([NewEntry(each) for each in locations])
+
+
+def test_it_is_found_by_its_end_when_a_consumer_took_its_beginning() -> None:
+    guard = find_earlier_attempt("m", ASKED, since=0)
+    taken = manifest("ingest/a", "ingest/b", "ingest/c").drop_through(1)
+    assert guard(taken) == Landed(1)
+
+
+def test_what_may_have_been_taken_is_unknown_and_says_what_is_known() -> None:
+    guard = find_earlier_attempt("m", ASKED, since=1)
+    with pytest.raises(CommitStateUnknown, match="may or may not have landed") as caught:
+        guard(manifest("ingest/a", "ingest/x", "ingest/y").drop_through(1))
+    assert caught.value.sequence == 1
+    assert caught.value.next_sequence == 3
+    assert caught.value.locations == ("ingest/b", "ingest/c")
+
+
+class Desk:
+    """A thread that gives a pause, and writers that say when they are through."""
+
+    def __init__(self) -> None:
+        self.simulation = Simulation(0)
+        self.runtime: SimRuntime = self.simulation.process("broker")
+        self.condition = self.runtime.condition()
+        self.floor: WritePauses = WritePauses(self.runtime, self.condition)
+        self.told: list[tuple[str, int, float]] = []
+        self.leaving = False
+
+    def ask(self, client: str, number: int = 1) -> bool:
+        with self.condition:
+            return self.floor.ask(PauseRequest(client, number))
+
+    def end(self, client: str) -> PauseRequest | None:
+        with self.condition:
+            return self.floor.end(client)
+
+    def give(self) -> tuple[bool, float]:
+        """Give it once: whether to somebody, and for how long."""
+        began = self.simulation.now
+        with self.condition:
+            given = self.floor.grant(self.tell, lambda: self.leaving)
+        return given, self.simulation.now - began
+
+    def tell(self, writer: PauseRequest) -> None:
+        self.told.append((writer.client, writer.number, self.simulation.now))
+
+    def later(self, seconds: float, work: Callable[[], object]) -> None:
+        def wait() -> None:
+            self.runtime.sleep(seconds)
+            work()
+
+        self.runtime.spawn(wait, "later")
+
+
+def run(test: Callable[[Desk], None]) -> None:
+    desk = Desk()
+    desk.simulation.run(lambda: test(desk))
+
+
+def test_each_client_has_a_pause_until_it_ends_it_in_the_order_of_requests() -> None:
+    def test(desk: Desk) -> None:
+        assert desk.give() == (False, 0)
+        assert desk.ask("a", 7)
+        assert desk.ask("b", 8)
+        desk.later(0.5, lambda: desk.end("a"))
+        given, seconds = desk.give()
+        assert (given, round(seconds, 3)) == (True, 0.5)
+        desk.later(0.25, lambda: desk.end("b"))
+        given, seconds = desk.give()
+        assert (given, round(seconds, 3)) == (True, 0.25)
+        assert [(client, number) for client, number, _ in desk.told] == [("a", 7), ("b", 8)]
+        assert not desk.floor.is_wanted
+        assert desk.floor.granted == 2
+
+    run(test)
+
+
+def test_a_pause_that_is_not_ended_takes_two_seconds() -> None:
+    def test(desk: Desk) -> None:
+        desk.ask("a")
+        given, seconds = desk.give()
+        assert (given, round(seconds, 3)) == (True, PAUSE_S)
+        # What it says later is about nothing, and it may ask again.
+        assert desk.end("a") is None
+        assert desk.ask("a")
+
+    run(test)
+
+
+def test_a_client_waits_in_line_once_and_not_while_it_has_it() -> None:
+    def test(desk: Desk) -> None:
+        assert desk.ask("a")
+        assert not desk.ask("a")
+        refused: list[bool] = []
+        desk.later(0.1, lambda: refused.append(not desk.ask("a")))
+        desk.later(0.2, lambda: desk.end("a"))
+        assert desk.give()[0]
+        assert refused == [True]
+
+    run(test)
+
+
+def test_a_client_that_waits_no_longer_gets_no_pause_and_the_next_one_does() -> None:
+    def test(desk: Desk) -> None:
+        desk.ask("a", 3)
+        desk.ask("b")
+        gone = desk.end("a")
+        assert gone is not None
+        assert (gone.client, gone.number) == ("a", 3)
+        desk.later(0.1, lambda: desk.end("b"))
+        assert desk.give()[0]
+        assert [client for client, _, _ in desk.told] == ["b"]
+
+    run(test)
+
+
+def test_a_broker_that_leaves_ends_the_pause() -> None:
+    def test(desk: Desk) -> None:
+        def leave() -> None:
+            with desk.condition:
+                desk.leaving = True
+                desk.condition.notify_all()
+
+        desk.ask("a")
+        desk.ask("b")
+        desk.later(0.3, leave)
+        given, seconds = desk.give()
+        assert (given, round(seconds, 3)) == (True, 0.3)
+        with desk.condition:
+            assert [each.client for each in desk.floor.clear()] == ["b"]
+        assert not desk.floor.is_wanted
+
+    run(test)
+
+
+SHARED_CONFIG = ProducerConfig(store="memory://shared")
+
+
+def entry(number: int) -> NewEntry:
+    return NewEntry(f"ingest/{number:06}")
+
+
+class Watched(MemoryStore):
+    """Notes who writes. A write of the thread that appends lasts, when told so, until ``held``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writers: list[str] = []
+        self.reads = 0
+        self.held: Callable[[], object] | None = None
+        self.holds = threading.Event()
+
+    def get(self, key: str, **options: Any) -> Any:
+        self.reads += 1
+        return super().get(key, **options)
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        who = threading.current_thread().name
+        held = self.held
+        if held is not None and who == "appends":
+            self.held, who = None, "held"
+            self.holds.set()
+            eventually(held)
+        self.writers.append(who)
+        return super().put_if(key, data, condition)
+
+
+def test_two_threads_write_in_turns_and_lose_no_race() -> None:
+    store = Watched()
+    queue = SharedQueue(store, SHARED_CONFIG, runtime=ManualRuntime())
+    epoch = queue.claim_epoch(None).epoch
+    over = threading.Event()
+    appended: list[Any] = []
+
+    def append() -> None:
+        while not over.is_set():
+            appended.append(queue.append([entry(len(appended))]))
+
+    thread = threading.Thread(target=append, name="appends")
+    thread.start()
+    try:
+        for _ in range(20):
+            before = len(appended)
+            eventually(lambda before=before: len(appended) > before)  # type: ignore[misc]
+            manifest = queue.read()
+            assert manifest is not None
+            store.holds.clear()
+            # An append is under way when this thread asks for its turn.
+            store.held = lambda: len(queue._lock._waiting) > 1
+            assert store.holds.wait(60)
+            queue.dequeue(manifest.next_sequence - 1, epoch)
+    finally:
+        over.set()
+        thread.join()
+    assert appended == list(range(len(appended)))
+    assert queue.conflicts == 0
+    # Who writes all the time waits behind who came meanwhile.
+    held = [number for number, who in enumerate(store.writers) if who == "held"]
+    assert len(held) == 20
+    assert {store.writers[number + 1] for number in held} == {threading.current_thread().name}
+    # Its own manifest is in memory: what was written needs no reading.
+    assert store.reads <= 3
+
+
+def test_what_was_written_just_now_is_not_read_again_and_later_it_is() -> None:
+    runtime, store = ManualRuntime(), MemoryStore()
+    queue = SharedQueue(store, SHARED_CONFIG, runtime=runtime)
+    queue.append([entry(0)])
+    Queue(store, SHARED_CONFIG, runtime=runtime, role="other").append([entry(1)])
+    manifest = queue.read()
+    assert manifest is not None
+    assert manifest.entry_count == 1
+    runtime.advance(FRESH_S)
+    manifest = queue.read()
+    assert manifest is not None
+    assert manifest.entry_count == 2
+
+
+def test_another_consumer_is_noticed_by_a_write_from_memory() -> None:
+    runtime, store = ManualRuntime(), MemoryStore()
+    queue = SharedQueue(store, SHARED_CONFIG, runtime=runtime)
+    epoch = queue.claim_epoch(None).epoch
+    queue.append([entry(0)])
+    Queue(store, SHARED_CONFIG, runtime=runtime, role="consumer").claim_epoch(None)
+    with pytest.raises(Fenced):
+        queue.dequeue(0, epoch)
+    # Who failed holds nobody up.
+    assert queue.append([entry(1)]) == 1

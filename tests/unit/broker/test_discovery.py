@@ -1,4 +1,4 @@
-"""One connection to the announced broker for all threads, and what becomes of a lost one."""
+"""How the broker of a queue is found."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.discovery import Discovery
-from opendata_buffer.broker.lease import DiscoveryRecord, Lease
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.runtime import SystemRuntime, Task
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import CONFIG, RUNTIME, eventually
@@ -18,8 +18,8 @@ from tests.unit.broker.local import CONFIG, RUNTIME, eventually
 class Made:
     """A connection that only knows whose it is."""
 
-    def __init__(self, announcement: DiscoveryRecord) -> None:
-        self.announcement = announcement
+    def __init__(self, broker_record: DiscoveryRecord) -> None:
+        self.broker_record = broker_record
         self.is_over = False
 
     def close(self) -> None:
@@ -42,11 +42,11 @@ class World:
         assert taken is not None
         return taken
 
-    def connect(self, announcement: DiscoveryRecord) -> Connection:
+    def connect(self, broker_record: DiscoveryRecord) -> Connection:
         assert self.slow.wait(30)
         if self.refuses:
             raise ChannelClosed("no network")
-        self.made.append(Made(announcement))
+        self.made.append(Made(broker_record))
         return self.made[-1]  # type: ignore[return-value]
 
 
@@ -110,7 +110,7 @@ def test_a_silent_brokers_successor_is_asked_at_once_and_itself_after_a_sign_of_
     assert connection is not None
     world.finder.forget(connection, fell_silent=True)
     assert [world.finder.find() for _ in range(2)] == [None, None]
-    assert "no sign of life" in world.finder.reason
+    assert "not renewed" in world.finder.reason
     assert world.lease.beat(announced) is not None
     again = world.finder.find()
     assert again is not None
@@ -196,9 +196,9 @@ def test_who_is_interrupted_as_he_begins_to_look_keeps_nobody_from_looking(begun
 
     looking = threading.Event()
 
-    def connect(announcement: DiscoveryRecord) -> Connection:
+    def connect(broker_record: DiscoveryRecord) -> Connection:
         looking.set()
-        return world.connect(announcement)
+        return world.connect(broker_record)
 
     finder = Discovery(world.store, CONFIG, Interrupted(), connect)
     if begun:

@@ -1,21 +1,23 @@
-"""The foreman: what is handed out, to whom, and what a successor knows."""
+"""The dispatcher: which worker gets which batch, and what a successor knows."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from opendata_buffer import metrics
-from opendata_buffer.broker import dispatch_round as shelf
-from opendata_buffer.broker import dispatcher as foreman
-from opendata_buffer.broker.claims import decode
+from opendata_buffer import metrics, outcomes
+from opendata_buffer.broker import dispatch_round as ready
+from opendata_buffer.broker import dispatcher as dispatcher
+from opendata_buffer.broker import dispatcher as term_dispatcher
+from opendata_buffer.broker.claims import Claims, decode, encode
 from opendata_buffer.broker.dispatch_round import MAX_ANSWER_BYTES
-from opendata_buffer.broker.dispatcher import Dispatcher
+from opendata_buffer.broker.dispatcher import Dispatcher, DispatcherTerm, stored_epoch
 from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.errors import InvalidInput
+from opendata_buffer.errors import Closed, Fenced, InvalidInput
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.quarantine import list_quarantine
@@ -31,7 +33,7 @@ CONFIG = ConsumerConfig(store="memory://unused")
 
 @pytest.fixture(autouse=True)
 def _no_long_quarrel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreman, "QUARREL_S", 0.05)
+    monkeypatch.setattr(dispatcher, "REPLACED_S", 0.05)
 
 
 def filled(store: MemoryStore, count: int) -> MemoryStore:
@@ -44,7 +46,7 @@ def filled(store: MemoryStore, count: int) -> MemoryStore:
 
 
 class Desk:
-    """Asks a foreman and keeps its answers.
+    """Asks a dispatcher and keeps its answers.
 
     With a manual clock, which stands still until the test moves it, no claim lapses while a busy
     machine has the test wait.
@@ -60,8 +62,8 @@ class Desk:
     ) -> None:
         self.store = store
         self.runtime = runtime
-        self.foreman = Dispatcher(
-            store, CONFIG, runtime, Consumer, is_announced=lambda: is_announced, **more
+        self.dispatcher = Dispatcher(
+            store, CONFIG, runtime, is_announced=lambda: is_announced, **more
         )
         self.answers: list[dict[str, Any]] = []
         self.number = 0
@@ -81,7 +83,7 @@ class Desk:
 
     def ask_for(self, most: int = 1, wait_s: float = 60.0, **more: int) -> None:
         self.number += 1
-        self.foreman.submit(
+        self.dispatcher.submit(
             ClaimRequest(
                 self.number,
                 most,
@@ -96,7 +98,7 @@ class Desk:
     def finish(self, how: str, batch: dict[str, Any], rest_ms: int = 0) -> dict[str, Any]:
         self.number += 1
         sequence, token = batch["sequence"], batch["token"]
-        self.foreman.submit(
+        self.dispatcher.submit(
             FinishRequest(self.number, how, sequence, token, "why", rest_ms, self.answers.append)
         )
         return self.answer()
@@ -125,7 +127,7 @@ def test_nothing_is_fenced_before_a_worker_asks() -> None:
     manifest = Queue(store, CONFIG, runtime=RUNTIME, role="test").read()
     assert manifest is not None
     assert manifest.epoch == 1
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_an_answer_comes_after_the_claim_is_stored() -> None:
@@ -135,7 +137,7 @@ def test_an_answer_comes_after_the_claim_is_stored() -> None:
     assert stored(store).holds(batch["sequence"], batch["token"])
     assert desk.finish("done", batch)["op"] == "finished"
     assert stored(store).frontier == 1
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 class Watched(MemoryStore):
@@ -158,7 +160,7 @@ def test_nothing_is_answered_before_what_it_says_is_stored() -> None:
     desk = store.desk = Desk(store)
     (batch,) = desk.claim()["batches"]
     assert desk.finish("done", batch)["op"] == "finished"
-    desk.foreman.stop()
+    desk.dispatcher.stop()
     # Taken over, claimed, and finished once the claim was answered.
     assert store.answered == [0, 0, 1]
 
@@ -167,7 +169,7 @@ def test_who_waits_in_vain_is_told_so_in_time() -> None:
     desk = Desk(filled(MemoryStore(), 1))
     desk.claim()
     assert desk.claim(wait_s=0.2)["batches"] == []
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_a_successor_hands_out_what_nobody_holds_and_keeps_what_is_held() -> None:
@@ -175,25 +177,25 @@ def test_a_successor_hands_out_what_nobody_holds_and_keeps_what_is_held() -> Non
     first = Desk(store)
     held = first.claim(2)["batches"]
     first.finish("done", held[1])
-    first.foreman.stop(5)
+    first.dispatcher.stop(5)
     second = Desk(store)
     assert [each["sequence"] for each in second.claim(5)["batches"]] == [2]
     assert second.finish("done", held[0])["op"] == "finished"
     assert stored(store).frontier == 2
-    second.foreman.stop(5)
+    second.dispatcher.stop(5)
 
 
 def test_a_successor_gives_every_holder_the_whole_time_anew() -> None:
     store, runtime = filled(MemoryStore(), 1), ManualRuntime()
     first = Desk(store, runtime=runtime)
     first.claim(timeout_ms=700)
-    first.foreman.stop(5)
+    first.dispatcher.stop(5)
     runtime.advance(0.5)
     second = Desk(store, runtime=runtime)
     (again,) = second.claim_in_time()["batches"]
     assert runtime.monotonic() >= 0.5 + 0.7
     assert again["deliveries"] == 2
-    second.foreman.stop(5)
+    second.dispatcher.stop(5)
 
 
 def test_a_heartbeat_keeps_a_claim() -> None:
@@ -202,13 +204,13 @@ def test_a_heartbeat_keeps_a_claim() -> None:
     (batch,) = desk.claim(timeout_ms=1_500)["batches"]
     for _ in range(8):
         runtime.advance(0.25)
-        desk.foreman.beat([batch["token"]])
+        desk.dispatcher.beat([batch["token"]])
     assert desk.claim(wait_s=0.0)["batches"] == []
     assert desk.finish("done", batch)["op"] == "finished"
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
-def test_of_two_foremen_the_later_one_is_right_and_the_other_begins_no_quarrel() -> None:
+def test_of_two_dispatchers_the_later_one_is_right_and_the_other_does_not_fence_it() -> None:
     store = filled(MemoryStore(), 4)
     first, second = Desk(store), Desk(store)
     first.claim()
@@ -216,19 +218,17 @@ def test_of_two_foremen_the_later_one_is_right_and_the_other_begins_no_quarrel()
     assert first.claim()["error"]["name"] == "Fenced"
     assert first.claim()["error"]["name"] == "Fenced"
     assert [each["sequence"] for each in second.claim()["batches"]] == [2]
-    first.foreman.stop(5)
-    second.foreman.stop(5)
+    first.dispatcher.stop(5)
+    second.dispatcher.stop(5)
 
 
 def test_a_broker_that_may_have_been_replaced_sends_heartbeats_on() -> None:
     desk = Desk(filled(MemoryStore(), 1))
     current = [True, False]
-    desk.foreman = Dispatcher(
-        desk.store, CONFIG, RUNTIME, Consumer, is_current=lambda: current.pop(0)
-    )
-    assert desk.foreman.beat([1])
-    assert not desk.foreman.beat([1])
-    desk.foreman.stop(5)
+    desk.dispatcher = Dispatcher(desk.store, CONFIG, RUNTIME, is_current=lambda: current.pop(0))
+    assert desk.dispatcher.beat([1])
+    assert not desk.dispatcher.beat([1])
+    desk.dispatcher.stop(5)
 
 
 def test_what_is_held_and_what_lapses_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,15 +236,15 @@ def test_what_is_held_and_what_lapses_is_measured(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(metrics.claims_lapsed, "add", lapsed.append)
     runtime = ManualRuntime()
     desk = Desk(filled(MemoryStore(), 3), runtime=runtime)
-    assert desk.foreman.held_now() is None
+    assert desk.dispatcher.held_now() is None
     desk.claim(2, timeout_ms=300)
-    assert desk.foreman.held_now() == 2
-    assert id(desk.foreman) in metrics.claims_held._owners
+    assert desk.dispatcher.held_now() == 2
+    assert id(desk.dispatcher) in metrics.claims_held._owners
     runtime.advance(0.3)
     eventually(lambda: sum(lapsed) == 2)
-    eventually(lambda: desk.foreman.held_now() == 0)
-    desk.foreman.stop(5)
-    assert id(desk.foreman) not in metrics.claims_held._owners
+    eventually(lambda: desk.dispatcher.held_now() == 0)
+    desk.dispatcher.stop(5)
+    assert id(desk.dispatcher) not in metrics.claims_held._owners
 
 
 def test_a_batch_too_large_for_the_quarantine_stays_and_holds_up_no_other(
@@ -254,7 +254,7 @@ def test_a_batch_too_large_for_the_quarantine_stays_and_holds_up_no_other(
         if entry.sequence < 2:
             raise InvalidInput("its object has more than 1 GiB")
 
-    monkeypatch.setattr(shelf, "quarantine", refuse)
+    monkeypatch.setattr(ready, "quarantine", refuse)
     store = filled(MemoryStore(), 3)
     desk = Desk(store)
     worn, rejected = desk.claim(2)["batches"]
@@ -267,7 +267,7 @@ def test_a_batch_too_large_for_the_quarantine_stays_and_holds_up_no_other(
     assert "opendata-buffer skip memory://" in caplog.text
     # Nothing was finished that nobody finished.
     assert (stored(store).frontier, set(stored(store).done)) == (0, {2})
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_who_asks_again_hears_the_same_and_another_end_of_it_is_lost() -> None:
@@ -275,10 +275,10 @@ def test_who_asks_again_hears_the_same_and_another_end_of_it_is_lost() -> None:
     (batch,) = desk.claim()["batches"]
     assert [desk.finish("done", batch)["op"] for _ in range(2)] == ["finished"] * 2
     assert desk.finish("release", batch)["error"]["name"] == "ClaimLost"
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
-def test_an_announced_brokers_foreman_takes_the_claims_back_from_a_zombies() -> None:
+def test_an_announced_brokers_dispatcher_takes_the_claims_back_from_a_replaced_one() -> None:
     store = filled(MemoryStore(), 4)
     announced, zombie = Desk(store, is_announced=True), Desk(store)
     announced.claim()
@@ -290,8 +290,8 @@ def test_an_announced_brokers_foreman_takes_the_claims_back_from_a_zombies() -> 
     assert zombie.claim()["error"]["name"] == "Fenced"
     assert zombie.claim()["error"]["name"] == "Fenced"
     assert stored(store).epoch == 3
-    announced.foreman.stop(5)
-    zombie.foreman.stop(5)
+    announced.dispatcher.stop(5)
+    zombie.dispatcher.stop(5)
 
 
 def test_from_another_consumer_of_the_queue_not_even_an_announced_one_takes_them_back() -> None:
@@ -302,31 +302,31 @@ def test_from_another_consumer_of_the_queue_not_even_an_announced_one_takes_them
     assert desk.finish("done", batch)["op"] == "finished"
     assert desk.claim()["error"]["name"] == "Fenced"
     assert desk.claim()["error"]["name"] == "Fenced"
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
-def test_who_waits_when_the_foreman_leaves_is_sent_on() -> None:
+def test_requests_that_wait_when_the_dispatcher_stops_are_refused() -> None:
     runtime = ManualRuntime()
     desk = Desk(MemoryStore(), runtime=runtime)
     desk.ask_for()
     runtime.await_waits(1)
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
     assert desk.answer()["why"] == "moved"
     assert desk.claim()["why"] == "moved"
 
 
-def test_a_foreman_that_was_suspended_gives_no_live_workers_claim_away() -> None:
+def test_a_dispatcher_that_was_suspended_gives_no_live_workers_claim_away() -> None:
     store, runtime = filled(MemoryStore(), 1), ManualRuntime()
     desk = Desk(store, runtime=runtime)
     (batch,) = desk.claim(timeout_ms=500)["batches"]
     # Its machine's clock went on while it did not run.
     runtime.advance(30.0)
     # It has looked at the claim since.
-    eventually(lambda: desk.foreman._heartbeats.lapses[batch["sequence"]] == 30.5)
+    eventually(lambda: desk.dispatcher._heartbeats.lapses[batch["sequence"]] == 30.5)
     assert stored(store).holds(batch["sequence"], batch["token"])
-    desk.foreman.beat([batch["token"]])
+    desk.dispatcher.beat([batch["token"]])
     assert desk.finish("done", batch)["op"] == "finished"
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_a_broker_that_may_have_missed_heartbeats_gives_its_workers_the_whole_time_anew() -> None:
@@ -338,21 +338,21 @@ def test_a_broker_that_may_have_missed_heartbeats_gives_its_workers_the_whole_ti
     (again,) = desk.claim_in_time()["batches"]
     assert (again["sequence"], again["deliveries"]) == (first["sequence"], 2)
     assert runtime.monotonic() >= 0.6 + 0.15
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_a_broker_that_is_announced_no_more_takes_no_claims() -> None:
     store = filled(MemoryStore(), 1)
     desk = Desk(store)
     announced = [False]
-    desk.foreman = Dispatcher(store, CONFIG, RUNTIME, Consumer, may_take=lambda: announced[0])
+    desk.dispatcher = Dispatcher(store, CONFIG, RUNTIME, may_take=lambda: announced[0])
     assert desk.claim()["op"] == "failed"
     manifest = Queue(store, CONFIG, runtime=RUNTIME, role="test").read()
     assert manifest is not None
     assert manifest.epoch == 0
     announced[0] = True
     assert desk.claim()["op"] == "claimed"
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_a_heartbeat_makes_a_successor_take_the_claims_over() -> None:
@@ -360,11 +360,11 @@ def test_a_heartbeat_makes_a_successor_take_the_claims_over() -> None:
     first = Desk(store)
     (batch,) = first.claim()["batches"]
     second = Desk(store)
-    second.foreman.beat([batch["token"]])
+    second.dispatcher.beat([batch["token"]])
     eventually(lambda: stored(store).epoch == 2)
     assert first.claim()["error"]["name"] == "Fenced"
-    first.foreman.stop(5)
-    second.foreman.stop(5)
+    first.dispatcher.stop(5)
+    second.dispatcher.stop(5)
 
 
 def test_one_answer_holds_no_more_than_a_message() -> None:
@@ -381,7 +381,7 @@ def test_one_answer_holds_no_more_than_a_message() -> None:
     assert [each["sequence"] for each in desk.claim(5)["batches"]] == [1]
     assert [each["sequence"] for each in desk.claim(5)["batches"]] == [2]
     assert [each.sequence for each in list_quarantine(store, "ingest")] == [0]
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_how_claims_ended_is_forgotten_with_the_claims_that_somebody_deleted() -> None:
@@ -390,21 +390,181 @@ def test_how_claims_ended_is_forgotten_with_the_claims_that_somebody_deleted() -
     first = desk.claim()["batches"][0]
     assert desk.finish("done", first)["op"] == "finished"
     store.delete_many(["ingest/_claims.json"])
-    # The foreman notices at its next write, and begins anew.
+    # The dispatcher notices at its next write, and begins anew.
     assert desk.claim()["op"] == "failed"
     again = desk.claim()["batches"][0]
     assert again["token"] == first["token"]
     assert desk.finish("done", again)["op"] == "finished"
     assert again["sequence"] not in stored(store).held
-    desk.foreman.stop(5)
+    desk.dispatcher.stop(5)
 
 
 def test_a_successor_knows_a_held_batch_before_it_is_asked_for_any() -> None:
     store = filled(MemoryStore(), 2)
     first = Desk(store)
     batch = first.claim()["batches"][0]
-    first.foreman.stop(5)
+    first.dispatcher.stop(5)
     second = Desk(store)
     assert second.finish("reject", batch)["op"] == "finished"
     assert [each.sequence for each in list_quarantine(store, "ingest")] == [batch["sequence"]]
-    second.foreman.stop(5)
+    second.dispatcher.stop(5)
+
+
+TERM_CONFIG = ConsumerConfig(store="memory://unused")
+
+
+CLAIMS = "ingest/_claims.json"
+
+
+class World:
+    """A queue with two batches, and dispatchers that come and go."""
+
+    def __init__(self, store: MemoryStore | None = None) -> None:
+        self.runtime = ManualRuntime()
+        self.store = store if store is not None else MemoryStore()
+        entries = [NewEntry(f"ingest/{number}.batch") for number in range(2)]
+        for each in entries:
+            self.store.put(each.location, encode_batch([b"x"]))
+        Queue(self.store, TERM_CONFIG, runtime=self.runtime, role="test").append(entries)
+
+    def take(self) -> DispatcherTerm:
+        return DispatcherTerm(self.store, TERM_CONFIG, self.runtime)
+
+    @property
+    def stored(self) -> Claims:
+        blob = self.store.get(CLAIMS)
+        assert isinstance(blob, Blob)
+        return decode(blob.data)
+
+
+def test_the_first_one_begins_at_the_front_and_a_successor_has_what_it_wrote() -> None:
+    world = World()
+    assert stored_epoch(world.store, TERM_CONFIG, world.runtime) is None
+    first = world.take()
+    assert (first.first, first.claims.frontier, first.epoch) == (0, 0, 1)
+    first.write(first.claims.claim([0], "w", 1_000))
+    assert world.stored == first.claims
+    second = world.take()
+    assert second.claims.held == first.claims.held
+    assert (second.epoch, world.stored.epoch) == (2, 2)
+    assert stored_epoch(world.store, TERM_CONFIG, world.runtime) == 2
+
+
+def test_a_dispatcher_that_was_succeeded_writes_no_claims() -> None:
+    world = World()
+    first, second = world.take(), world.take()
+    with pytest.raises(Fenced) as caught:
+        first.write(first.claims.claim([0], "w", 1_000))
+    assert (caught.value.epoch, caught.value.current_epoch) == (1, 2)
+    assert world.stored == second.claims
+    assert second.claims.held == {}
+
+
+def test_claims_that_did_not_change_are_not_written() -> None:
+    world = World()
+    term = world.take()
+    world.store.delete_many([CLAIMS])
+    term.write(term.claims)
+    assert stored_epoch(world.store, TERM_CONFIG, world.runtime) is None
+
+
+class AnswerLost(MemoryStore):
+    """Loses the answers of some writes of the claims."""
+
+    lose = 2
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        outcome = super().put_if(key, data, condition)
+        if key == CLAIMS and self.lose:
+            self.lose -= 1
+            return outcomes.Unknown("injected")
+        return outcome
+
+
+def test_a_lost_answer_to_a_write_of_the_claims_is_looked_up() -> None:
+    store = AnswerLost()
+    world = World(store)
+    term = world.take()
+    term.write(term.claims.claim([0], "w", 1_000))
+    assert store.lose == 0
+    assert world.stored.deliveries == {0: 1}
+    assert world.stored == term.claims
+
+
+def test_claims_of_a_queue_that_was_made_again_say_nothing_of_its_batches() -> None:
+    """With the old frontier the new queue's first batches would pass for done."""
+    world = World()
+    old = Claims(epoch=9, frontier=1_000, tokens=77, queue="another queue")
+    world.store.put(CLAIMS, encode(old))
+    claims = world.take().claims
+    assert claims.free(2) == [0, 1]
+    assert claims.tokens == 77
+
+
+class Overtaken(MemoryStore):
+    """An older dispatcher's write arrives between a newer one's read and its write."""
+
+    armed = False
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        if self.armed and key == CLAIMS:
+            self.armed = False
+            found = self.get(key)
+            assert isinstance(found, Blob)
+            super().put(key, encode(replace(decode(found.data), tokens=50)))
+        return super().put_if(key, data, condition)
+
+
+def test_a_newer_dispatcher_takes_over_what_the_older_one_wrote_last() -> None:
+    store = Overtaken()
+    world = World(store)
+    world.take()
+    store.armed = True
+    second = world.take()
+    assert not store.armed
+    assert second.claims.tokens == 50
+    assert world.stored == second.claims
+
+
+class Paused(MemoryStore):
+    """Whoever reads the claims first is paused there, and succeeded."""
+
+    armed = False
+    successor: DispatcherTerm | None = None
+
+    def get(self, key: str, **options: Any) -> Any:
+        if self.armed and key == CLAIMS:
+            self.armed = False
+            self.successor = DispatcherTerm(self, TERM_CONFIG, ManualRuntime(seed=2))
+        return super().get(key, **options)
+
+
+def test_a_dispatcher_that_was_succeeded_while_it_began_takes_nothing_over() -> None:
+    store = Paused()
+    world = World(store)
+    store.armed = True
+    with pytest.raises(Fenced) as caught:
+        world.take()
+    assert (caught.value.epoch, caught.value.current_epoch) == (1, 2)
+    assert store.successor is not None
+    assert world.stored == store.successor.claims
+
+
+def test_a_consumer_whose_claims_cannot_be_taken_over_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Paused()
+    world = World(store)
+    store.armed = True
+    opened: list[Consumer] = []
+
+    def open_consumer(config: ConsumerConfig, **settings: Any) -> Consumer:
+        opened.append(Consumer(config, **settings))
+        return opened[-1]
+
+    monkeypatch.setattr(term_dispatcher, "Consumer", open_consumer)
+    with pytest.raises(Fenced):
+        DispatcherTerm(store, TERM_CONFIG, world.runtime)
+    consumer = opened[0]  # the other one is the successor's
+    with pytest.raises(Closed):
+        consumer.check_fence()
