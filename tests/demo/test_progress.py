@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from datetime import date, timedelta
 
 import pytest
-from rich.console import Console
 
 from notebooks.demo import plot, progress
 from notebooks.demo.findings import Delay, weeks
-from notebooks.demo.progress import Counters, Mark, Screen
+from notebooks.demo.progress import Counters, Mark
 
 
 class Clock:
@@ -50,32 +48,6 @@ def test_lag_is_the_age_of_the_oldest_row_that_is_not_in_parquet(clock: Clock) -
     assert counters.samples[-1].backlog == 150
     counters.on_batch(1, 150)
     assert counters.sample().lag_s == 0.0
-
-
-def test_plain_lines_explain_lag_and_separate_thousands(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    counters = Counters(336_776, {"EWR": 120_000}, {0: 20_000})
-    with Screen(counters, Console(force_terminal=False, width=120)) as screen:
-        screen.show("starting Spark")
-        screen.mark(plot.READY, "the replay starts")
-    said = capsys.readouterr().out
-    assert "lag: for how long the oldest of them has been in the buffer" in said
-    assert " 120,000 durable    20,000 in Parquet  backlog 100,000 rows" in said
-    assert "starting Spark" in said
-    assert "Spark ready: the replay starts" in said
-    assert [mark.name for mark in counters.marks] == [plot.READY]
-
-
-def test_a_terminal_shows_two_bars_with_separated_thousands() -> None:
-    counters = Counters(336_776, {"EWR": 120_000}, {0: 20_000})
-    terminal = io.StringIO()
-    console = Console(force_terminal=True, width=120, color_system=None, file=terminal)
-    with Screen(counters, console) as screen:
-        screen.show("replaying")
-    said = terminal.getvalue()
-    assert "120,000 of 336,776" in said
-    assert " 20,000 of 336,776" in said
 
 
 def test_no_query_ran_before_it_was_ready_and_while_it_was_stopped() -> None:

@@ -7,107 +7,15 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-import pytest
 import yaml
 
 BUNDLE = Path(__file__).parents[2] / "examples" / "databricks"
 FILES = sorted(BUNDLE.rglob("*.yml"))
-TEXT = {"type": "string", "minLength": 1}
-
-
-def closed(required: list[str], **properties: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": required,
-        "additionalProperties": False,
-    }
-
-
-def named(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "minProperties": 1, "additionalProperties": schema}
-
-
-def some(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "minItems": 1, "items": schema}
-
-
-CLUSTER = closed(
-    ["spark_version", "node_type_id", "num_workers"],
-    spark_version=TEXT,
-    node_type_id=TEXT,
-    num_workers={"type": "integer"},
-    data_security_mode={"enum": ["SINGLE_USER", "USER_ISOLATION"]},
-)
-TASK = closed(
-    ["task_key", "spark_python_task"],
-    task_key=TEXT,
-    job_cluster_key=TEXT,
-    spark_python_task=closed(["python_file"], python_file=TEXT, parameters=some(TEXT)),
-    libraries=some(closed(["whl"], whl=TEXT)),
-)
-JOB = closed(
-    ["name", "tasks"],
-    name=TEXT,
-    max_concurrent_runs={"type": "integer"},
-    schedule=closed(
-        ["quartz_cron_expression", "timezone_id"], quartz_cron_expression=TEXT, timezone_id=TEXT
-    ),
-    job_clusters=some(
-        closed(["job_cluster_key", "new_cluster"], job_cluster_key=TEXT, new_cluster=CLUSTER)
-    ),
-    tasks=some(TASK),
-)
-PIPELINE = closed(
-    ["name", "catalog", "schema", "libraries"],
-    name=TEXT,
-    catalog=TEXT,
-    schema=TEXT,
-    serverless={"type": "boolean"},
-    continuous={"type": "boolean"},
-    configuration=named(TEXT),
-    libraries=some(closed(["file"], file=closed(["path"], path=TEXT))),
-    environment=closed(["dependencies"], dependencies=some(TEXT)),
-)
-VOLUME = closed(
-    ["catalog_name", "schema_name", "name", "volume_type"],
-    catalog_name=TEXT,
-    schema_name=TEXT,
-    name=TEXT,
-    volume_type={"enum": ["MANAGED", "EXTERNAL"]},
-    comment=TEXT,
-)
-# What this bundle uses of the schema that `databricks bundle schema` prints, and nothing besides.
-SCHEMA = closed(
-    [],
-    bundle=closed(["name"], name=TEXT),
-    include=some(TEXT),
-    variables=named(closed([], description=TEXT, default=TEXT)),
-    artifacts=named(
-        closed(
-            ["type", "path"],
-            type={"const": "whl"},
-            path=TEXT,
-            build=TEXT,
-            files=some(closed(["source"], source=TEXT)),
-        )
-    ),
-    targets=named(
-        closed(["mode"], mode={"enum": ["development", "production"]}, default={"type": "boolean"})
-    ),
-    resources=closed([], jobs=named(JOB), pipelines=named(PIPELINE), volumes=named(VOLUME)),
-)
 
 
 def load(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return found
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(BUNDLE)))
-def test_its_files_have_the_fields_that_databricks_knows(path: Path) -> None:
-    jsonschema.validate(load(path), SCHEMA)
 
 
 def test_what_it_names_is_there() -> None:

@@ -7,12 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 def run(name: str, *arguments: str) -> str:
@@ -72,11 +69,3 @@ def test_transfers_that_are_cut_off_leave_every_sum_right(tmp_path: Path) -> Non
     assert (cut.returncode, cut.stdout) == (1, "")
     # 19 transfers of the one that was cut off, and 20 of this one.
     assert run("transactions.py", store) == "78 records, sum 0\n"
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_says_how_to_run_it_and_is_tested(example: Path) -> None:
-    text = example.read_text(encoding="utf-8")
-    assert f"    python examples/{example.name} " in text.split('"""')[1]
-    tests = [Path(__file__), ROOT / "tests" / "spark" / "test_examples.py"]
-    assert any(f'"{example.name}"' in test.read_text(encoding="utf-8") for test in tests)

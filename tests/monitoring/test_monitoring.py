@@ -88,24 +88,6 @@ def test_every_metric_of_the_table_is_on_the_dashboard(exported: set[str]) -> No
         assert any(name.startswith(stem) for name in shown & exported), row.name
 
 
-def test_panels_fill_the_grid_and_do_not_overlap() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in dashboard.dashboard()["panels"]:
-        place = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
-        }
-        assert not cells & taken
-        assert max(x for x, _ in cells) < dashboard.WIDTH
-        taken |= cells
-    height = max(y for _, y in taken) + 1
-    assert len(taken) == height * dashboard.WIDTH, "no holes"
-    ids = [panel["id"] for panel in dashboard.dashboard()["panels"]]
-    assert len(set(ids)) == len(ids)
-
-
 def test_grafanas_own_types_know_every_field() -> None:
     sdk = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
     from grafana_foundation_sdk.cog import encoder, plugins

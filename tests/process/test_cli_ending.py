@@ -116,24 +116,31 @@ def test_a_signal_ends_a_command_that_waits_for_a_silent_store(
     assert process.returncode == code
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_during_a_hanging_upload_tells_which_lines_are_durable(
-    tmp_path: Path, number: int, code: int
-) -> None:
+def with_two_durable_lines(tmp_path: Path, *command: str) -> subprocess.Popen[bytes]:
+    """A process that produces, and whose input goes on."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HANGING, "produce", str(tmp_path), "--flush-interval-ms", "1"],
+        [*command, "produce", str(tmp_path), "--flush-interval-ms", "1"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
     assert process.stdin is not None
-    assert process.stderr is not None
     process.stdin.write(b"one\ntwo\n")
     process.stdin.flush()
     deadline = time.monotonic() + READY_S
     while not (tmp_path / "ingest" / "manifest").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    return process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_during_a_hanging_upload_tells_which_lines_are_durable(
+    tmp_path: Path, number: int, code: int
+) -> None:
+    process = with_two_durable_lines(tmp_path, sys.executable, "-c", HANGING)
+    assert process.stdin is not None
+    assert process.stderr is not None
     process.stdin.write(b"hang\n")
     process.stdin.flush()
     assert process.stderr.readline() == b"hanging\n"
@@ -144,19 +151,7 @@ def test_a_signal_during_a_hanging_upload_tells_which_lines_are_durable(
 
 
 def test_an_orderly_end_tells_that_all_lines_are_durable(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, "produce", str(tmp_path), "--flush-interval-ms", "1"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    process.stdin.write(b"one\ntwo\n")
-    process.stdin.flush()
-    deadline = time.monotonic() + READY_S
-    while not (tmp_path / "ingest" / "manifest").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    process = with_two_durable_lines(tmp_path, *COMMAND)
     process.terminate()
     _, err = said(process)
     assert process.returncode == 143

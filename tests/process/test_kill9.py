@@ -16,9 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from opendata_buffer import Producer, ProducerConfig
-from tests.unit.cli import shell
-
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
@@ -140,24 +137,3 @@ def kill_and_count(store: str, home: Path, seed: int, kills: int) -> None:
         expected = [f"{app} {n} {k}" for n in range(end) for k in range(RECORDS_EACH)]
         assert [record for record in records if record.startswith(app)] == expected
     assert len(records) == wanted
-
-
-def test_kill9_keeps_everything_that_was_reported_durable(tmp_path: Path) -> None:
-    """What a producer printed, because it was durable, is in the queue, whole and readable."""
-    store = str(tmp_path / "store")
-    rng = random.Random(3)
-    printed: list[int] = []
-    for _ in range(4):
-        worker = Worker("worker_produce.py", store, "plain", str(len(printed)), "1000000")
-        worker.await_printed(rng.randint(1, 100))
-        worker.kill()
-        printed += worker.printed
-    with Producer(ProducerConfig(store=store)) as producer:
-        producer.produce([b"end"]).watcher.await_durable(30)
-    shell.ok("fsck", store)
-    consumed = shell.ok("consume", store).stdout.splitlines()
-    assert consumed[-1] == "end"
-    seen = set(consumed)
-    assert printed
-    for number in printed:
-        assert f"plain {number} 0" in seen

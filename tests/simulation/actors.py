@@ -63,8 +63,8 @@ def produce(world: World, producer: Producer, records: list[Record]) -> WriteHan
     return producer.produce(entries)
 
 
-class PlainProducer:
-    """Produces numbers without an identity, and never one of them twice."""
+class Counting:
+    """Writes so many records, each of them once at most."""
 
     def __init__(self, world: World, name: str, count: int) -> None:
         self._world = world
@@ -75,6 +75,10 @@ class PlainProducer:
     @property
     def done(self) -> bool:
         return self._next >= self._count
+
+
+class PlainProducer(Counting):
+    """Produces numbers without an identity, and never one of them twice."""
 
     def live(self, node: Node, config: ProducerConfig) -> None:
         """One process's life."""
@@ -244,22 +248,12 @@ class SinkDriver:
                 self._world.model.reported_durable(part, sequence, upload.location)
 
 
-class GoProducer:
+class GoProducer(Counting):
     """OpenData's Go client: plain batches named ``<prefix>/<run ULID>/<16 hex digits>``.
 
     All batches of a run carry its start as their time. What it does not know to be appended it
     leaves; what took so long that the collector may have been faster, it does not call durable.
     """
-
-    def __init__(self, world: World, name: str, batches: int) -> None:
-        self._world = world
-        self.name = name
-        self._batches = batches
-        self._next = 0
-
-    @property
-    def done(self) -> bool:
-        return self._next >= self._batches
 
     def live(self, node: Node, config: ProducerConfig) -> None:
         """One process's life: one run."""
@@ -431,18 +425,17 @@ def watch(
     handle: WriteHandle,
     records: list[Record],
     settled: Callable[[], None] = lambda: None,
-    expected: tuple[type[OpenDataBufferError], ...] = (),
 ) -> None:
     """Tell the model as soon as the handle says that the records are durable.
 
-    A failure must be one of those that storage may cause, or ``expected``.
+    A failure must be one of those that storage may cause.
     """
 
     def done() -> None:
         try:
             durable = handle.watcher.result()
         except OpenDataBufferError as error:
-            if not isinstance(error, (*FAILURES, *expected)):
+            if not isinstance(error, FAILURES):
                 world.fail(f"{records[0]} failed with {error!r}")
             return
         assert durable is not None

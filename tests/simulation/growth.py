@@ -87,11 +87,19 @@ class Growth:
         producers: Processes.
         every_s: Seconds between two batches of a producer.
         brokers: Each partition has one; or producers append for themselves.
+        foreign: So many producers are clients that never wait for others.
         seed: Of everything that is left to chance.
     """
 
     def __init__(
-        self, partitions: int, producers: int, *, every_s: float, brokers: bool, seed: int = 0
+        self,
+        partitions: int,
+        producers: int,
+        *,
+        every_s: float,
+        brokers: bool,
+        seed: int = 0,
+        foreign: int = 0,
     ) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
@@ -102,15 +110,16 @@ class Growth:
         self.attempts = 0
         self.lost = 0
         self.delays: list[float] = []
+        self.durable = [0] * producers
+        """Batches of each producer."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        runtime = ManualRuntime()
-        names = TopicDescription.new(runtime.ulid(), partitions).names
+        self.runtime = ManualRuntime()
+        names = TopicDescription.new(self.runtime.ulid(), partitions).names
         self.partitions = [Partition(name) for name in names]
         keys = [f"device-{number}" for number in range(producers)]
         for number, place in enumerate(modulo(keys, names)):
-            name = tagged_ulid(runtime.ulid(), f"{number:06}")
-            Producer(self, self.partitions[place], batch_key(names[place], name), f"{number:06}")
+            Producer(self, self.partitions[place], number, number < foreign)
 
     def at(self, seconds: float, event: Callable[[], None]) -> None:
         """Have something happen so many seconds from now."""
@@ -131,6 +140,7 @@ class Growth:
         """What happens in so many seconds, after those in which writers get to know each other."""
         self.run(warm_up_s)
         self.delays.clear()
+        self.durable = [0] * self.producers
         self.offered = self.attempts = self.lost = 0
         self.run(seconds)
         cuts = statistics.quantiles(self.delays, n=100)
@@ -148,11 +158,12 @@ class Growth:
 class Producer:
     """A process that writes a batch now and then, all into the partition of its key."""
 
-    def __init__(self, growth: Growth, partition: Partition, location: str, tag: str) -> None:
+    def __init__(self, growth: Growth, partition: Partition, number: int, foreign: bool) -> None:
         self._growth = growth
         self._partition = partition
-        self._location = location
-        self._fairness = WriteFairness(growth.random.random, tag)
+        self._number = number
+        self._foreign = foreign
+        self._fairness = WriteFairness(growth.random.random, f"{number:06}")
         self._ready: list[float] = []
         self._busy = False
         self._known = -1
@@ -186,10 +197,12 @@ class Producer:
     def _go_on(self) -> None:
         self._busy = bool(self._ready)
         if self._busy:
-            self._growth.at(max(0.0, self._fairness.pause(self._growth.now)), self._begin)
+            pause = 0.0 if self._foreign else max(0.0, self._fairness.pause(self._growth.now))
+            self._growth.at(pause, self._begin)
 
     def _begin(self) -> None:
-        if self._fairness.begins(self._growth.now) or self._known < 0:
+        reads_first = self._fairness.begins(self._growth.now) and not self._foreign
+        if reads_first or self._known < 0:
             self._growth.at(self._growth.half(), self._read)
         else:
             self._send()
@@ -210,13 +223,20 @@ class Producer:
         won = self._known == partition.version
         if won:
             partition.version = self._known = partition.version + 1
-            partition.written += [(partition.version, self._location)] * len(group)
+            partition.written += [(partition.version, self._location())] * len(group)
         self._growth.at(self._growth.half(), lambda: self._answer(group, won))
+
+    def _location(self) -> str:
+        ulid = self._growth.runtime.ulid()
+        if not self._foreign:
+            ulid = tagged_ulid(ulid, f"{self._number:06}")
+        return batch_key(self._partition.name, ulid)
 
     def _answer(self, group: list[float], won: bool) -> None:
         growth = self._growth
         if won:
             growth.delays += [growth.now - each for each in group]
+            growth.durable[self._number] += len(group)
             self._fairness.won(growth.now)
             self._go_on()
             return

@@ -36,7 +36,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from opendata_buffer.topic.publisher import AckIntents, Publisher
 from opendata_buffer.topic.topic import Topic
-from tests.support.simulation import SimRuntime, Simulation
+from tests.support.simulation import Dice, SimRuntime, Simulation
 
 T = TypeVar("T")
 
@@ -67,24 +67,6 @@ def faults(dice: Random) -> FaultPlan:
     )
 
 
-class Way:
-    """One process's way to the shared store: it may be killed before and after each access."""
-
-    def __init__(self, world: PublishingWorld, process: SimRuntime) -> None:
-        self._world = world
-        self._process = process
-        self.url = URL
-
-    def __getattr__(self, operation: str) -> Callable[..., Any]:
-        def access(*arguments: Any, **options: Any) -> Any:
-            self._world.at_access(self._process, operation)
-            answer = getattr(self._world.memory, operation)(*arguments, **options)
-            self._world.at_access(self._process, operation)
-            return answer
-
-        return access
-
-
 @dataclass(slots=True)
 class Written:
     """One transaction.
@@ -111,48 +93,68 @@ class Single:
     durable: set[bytes] = field(default_factory=set)
 
 
-class PublishingWorld:
-    """A topic and the processes around it; every choice comes from the seed."""
+class Processes(Dice):
+    """Processes around one store; every choice comes from the seed."""
 
-    def __init__(self, seed: int, plan: FaultPlan | None = None) -> None:
+    def __init__(self, seed: int) -> None:
         self.simulation = Simulation(seed)
         self.memory = MemoryStore("simulation", now_ms=self.simulation.now_ms)
-        self.plan = plan or FaultPlan()
-        self.director = self.simulation.process("director")
-        self.transactions: list[Written] = []
-        self.saved: dict[str, list[str]] = defaultdict(list)
-        """Intents that publishers without a name have saved, by writer."""
-        self.delivered: dict[str, list[bytes]] = defaultdict(list)
+        self.plan = FaultPlan()
         self.on_access: Callable[[SimRuntime, str], None] = lambda process, operation: None
-        self.singles: dict[tuple[str, str], Single] = defaultdict(Single)
-        self.deeds: Counter[str] = Counter()
-        self._nodes = 0
+        self.nodes: list[FaultyStore] = []
 
     def at_access(self, process: SimRuntime, operation: str) -> None:
         self.simulation.checkpoint()
         self.on_access(process, operation)
 
-    def chance(self, probability: float) -> bool:
-        return self.simulation.random.random() < probability
-
-    def draw(self, below: int) -> int:
-        return self.simulation.random.randrange(below)
-
     def node(self, name: str) -> tuple[SimRuntime, FaultyStore]:
         """A new process and its way to the store."""
-        self._nodes += 1
-        process = self.simulation.process(f"{name}#{self._nodes}")
+        process = self.simulation.process(f"{name}#{len(self.nodes)}")
         way: Any = Way(self, process)
         store = FaultyStore(way, process, self.plan, seed=self.draw(2**32))
+        self.nodes.append(store)
         return process, store
 
     def patiently(self, process: SimRuntime, call: Callable[[], T]) -> T:
+        """Try again while storage does not answer."""
         while True:
             try:
                 return call()
             except TROUBLE as error:
                 self.simulation.log(f"{process.name}: {error}")
                 process.sleep(1)
+
+
+class Way:
+    """One process's way to the shared store: it may be killed before and after each access."""
+
+    def __init__(self, world: Processes, process: SimRuntime) -> None:
+        self._world = world
+        self._process = process
+        self.url = URL
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        def access(*arguments: Any, **options: Any) -> Any:
+            self._world.at_access(self._process, operation)
+            answer = getattr(self._world.memory, operation)(*arguments, **options)
+            self._world.at_access(self._process, operation)
+            return answer
+
+        return access
+
+
+class PublishingWorld(Processes):
+    """A topic, its publishers and readers."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.director = self.simulation.process("director")
+        self.transactions: list[Written] = []
+        self.saved: dict[str, list[str]] = defaultdict(list)
+        """Intents that publishers without a name have saved, by writer."""
+        self.delivered: dict[str, list[bytes]] = defaultdict(list)
+        self.singles: dict[tuple[str, str], Single] = defaultdict(Single)
+        self.deeds: Counter[str] = Counter()
 
     def create(self) -> Topic:
         return Topic.create(QueueConfig(store=URL), 4, store=self.memory, runtime=self.director)

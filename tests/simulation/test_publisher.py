@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-
 from opendata_buffer.testing.faults import FaultPlan
 from tests.simulation.publishing import NAMES, PublishingWorld, faults
-from tests.support.simulation import SimRuntime, SimTask, SimulationFailed
+from tests.simulation.scenario import run
+from tests.support.simulation import SimRuntime, SimTask
 
 SHARE = 0.15
 """Of the seeds; see conftest.py."""
@@ -84,11 +83,7 @@ def test_whatever_happens_to_publishers_a_transaction_is_there_whole_or_not_at_a
 ) -> None:
     world = PublishingWorld(seed)
     world.plan = faults(world.simulation.random)
-    try:
-        world.simulation.run(lambda: live(world))
-    except SimulationFailed as error:
-        history = "\n".join(world.simulation.history[-80:])
-        pytest.fail(f"{error}\n\n{history}\n\nOPENDATA_BUFFER_SEED={seed}", pytrace=False)
+    run(world.simulation, lambda: live(world), "test_publisher.py")
     shares = world.shares()
     assert shares.get("committed", 0) >= 5, shares
 

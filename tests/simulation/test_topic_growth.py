@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.simulation.growth import Growth, Measured, table
+from tests.simulation.growth import JITTER, REQUEST_S, Growth, Measured, table
 
 NIGHT = "OPENDATA_BUFFER_SEEDS" in os.environ
 
@@ -28,6 +28,23 @@ def test_sixteen_producers_wait_about_as_long_as_real_ones() -> None:
     assert found.durable == pytest.approx(160, rel=0.1)
     assert 1 < found.p99 < 5
     assert found.wasted < 0.5
+
+
+@pytest.mark.parametrize(("writers", "p99"), [(2, 0.6), (4, 1.0), (16, 4.0), (40, 12.0)])
+def test_writers_that_know_each_other_share_the_manifest(writers: int, p99: float) -> None:
+    growth = Growth(1, writers, every_s=0.1, brokers=False)
+    found = growth.measure(20 if writers < 40 else 40, 60)
+    # Of each batch, besides the append, this includes its upload.
+    assert found.p99 <= p99 + REQUEST_S * (1 + JITTER)
+    assert found.wasted <= 0.4
+    assert min(growth.durable) >= 0.8 * 60 / growth.every_s
+
+
+def test_a_writer_that_never_waits_is_not_shut_out_and_shuts_nobody_out() -> None:
+    growth = Growth(1, 2, every_s=0.1, brokers=False, foreign=1)
+    found = growth.measure(20, 60)
+    assert min(growth.durable) >= 0.5 * 60 / growth.every_s
+    assert found.wasted <= 0.5
 
 
 @pytest.mark.parametrize("brokers", [False, True])

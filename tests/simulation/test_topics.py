@@ -16,31 +16,27 @@ import pytest
 
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
 from opendata_buffer.errors import (
-    CommitStateUnknown,
-    Conflict,
     DataLoss,
     Drained,
     Fenced,
     FlushFailed,
     OpenDataBufferError,
-    StorageError,
 )
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.stores.base import Blob
-from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.faults import FaultPlan, FaultyStore
+from opendata_buffer.testing.faults import FaultPlan
 from opendata_buffer.topic.consumer import TopicConsumer
 from opendata_buffer.topic.partitioner import modulo
 from opendata_buffer.topic.producer import TopicHandle, TopicProducer
 from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
-from tests.simulation.publishing import Way, faults
-from tests.support.simulation import SimRuntime, Simulation, SimulationFailed
+from tests.simulation.publishing import TROUBLE, URL, Processes, faults
+from tests.simulation.scenario import run
+from tests.support.simulation import SimRuntime
 
 SHARE = 0.06
 """Of the seeds; see conftest.py."""
 
-URL = "memory://simulation"
 PRODUCING = ProducerConfig(
     store=URL, broker="off", flush_interval_ms=100, delivery_timeout_ms=30_000,
     cas_deadline_ms=20_000,
@@ -48,7 +44,6 @@ PRODUCING = ProducerConfig(
 CONSUMING = ConsumerConfig(
     store=URL, ack_interval=5, cas_deadline_ms=20_000, gc=GarbageCollectorConfig(enabled=False)
 )
-TROUBLE = (StorageError, Conflict, CommitStateUnknown, FlushFailed)
 CALM = FaultPlan(get_ms=10, put_ms=10, cas_ms=10)
 KEYS = 6
 
@@ -70,12 +65,11 @@ class Target:
         return True
 
 
-class TopicWorld:
+class TopicWorld(Processes):
     """A topic, its producers, its consumer and its operator; every choice comes from the seed."""
 
     def __init__(self, seed: int) -> None:
-        self.simulation = Simulation(seed)
-        self.memory = MemoryStore("simulation", now_ms=self.simulation.now_ms)
+        super().__init__(seed)
         self.plan = faults(self.simulation.random)
         self.target = Target()
         self.durable: list[bytes] = []
@@ -87,40 +81,12 @@ class TopicWorld:
         self.kills = 0
         self.over = False
         self.producers_left = 0
-        self._nodes: list[FaultyStore] = []
-
-    def at_access(self, process: SimRuntime, operation: str) -> None:
-        self.simulation.checkpoint()
-
-    def chance(self, probability: float) -> bool:
-        return self.simulation.random.random() < probability
-
-    def draw(self, below: int) -> int:
-        return self.simulation.random.randrange(below)
-
-    def uniform(self, low: float, high: float) -> float:
-        return self.simulation.random.uniform(low, high)
-
-    def node(self, name: str) -> tuple[SimRuntime, FaultyStore]:
-        process = self.simulation.process(f"{name}#{len(self._nodes)}")
-        way: Any = Way(self, process)  # type: ignore[arg-type]
-        store = FaultyStore(way, process, self.plan, seed=self.draw(2**32))
-        self._nodes.append(store)
-        return process, store
 
     def heal(self) -> None:
         self.plan = CALM
-        for store in self._nodes:
+        for store in self.nodes:
             store.plan = CALM
             store.land_late_puts()
-
-    def patiently(self, process: SimRuntime, call: Callable[[], Any]) -> Any:
-        while True:
-            try:
-                return call()
-            except TROUBLE as error:
-                self.simulation.log(f"{process.name}: {error}")
-                process.sleep(1)
 
     # Producers.
 
@@ -387,11 +353,7 @@ def all_read(world: TopicWorld) -> bool:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_topics_that_grow_and_shrink_lose_nothing_and_repeat_nothing(seed: int) -> None:
     world = TopicWorld(seed)
-    try:
-        world.simulation.run(lambda: live(world))
-    except SimulationFailed as error:
-        history = "\n".join(world.simulation.history[-80:])
-        pytest.fail(f"{error}\n\n{history}\n\nOPENDATA_BUFFER_SEED={seed}", pytrace=False)
+    run(world.simulation, lambda: live(world), "test_topics.py")
     assert len(world.durable) > 100, "hardly anything was produced"
     # How many there are is up to the seed: mostly 8 to 12, and 4 in a rare one.
     assert world.changes["expanded"] + world.changes["drained"] >= 1, "the topic never changed"

@@ -14,7 +14,7 @@ from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from tests.support.model import DeliveryModel, WatchedStore
-from tests.support.simulation import SimRuntime, SimTask, Simulation
+from tests.support.simulation import Dice, SimRuntime, SimTask, Simulation
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Node:
     sleeps: bool
 
 
-class World:
+class World(Dice):
     """A deployment whose every choice comes from the seed.
 
     Attributes:
@@ -104,17 +104,6 @@ class World:
         self.listed: dict[str, float] = {}
         """When each process last listed the store."""
         self._nodes: list[Node] = []
-
-    # Chance.
-
-    def chance(self, probability: float) -> bool:
-        return self.simulation.random.random() < probability
-
-    def draw(self, below: int) -> int:
-        return self.simulation.random.randrange(below)
-
-    def uniform(self, low: float, high: float) -> float:
-        return self.simulation.random.uniform(low, high)
 
     # Processes.
 

@@ -27,8 +27,6 @@ from opendata_buffer.stores.base import (
 )
 from tests.support.simulation import Simulation
 
-__all__ = ["DeliveryModel", "Record", "Sink", "WatchedStore"]
-
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -304,9 +302,6 @@ class DeliveryModel:
         return None if parsed is None else parsed.txn
 
 
-# ---- One process's way to a simulation's store, with scheduling points, watched by the model. ----
-
-
 class WatchedStore:
     """One process's way to the shared store: a scheduling point before and after each access,
     and every change told to the model.
@@ -340,7 +335,6 @@ class WatchedStore:
 
     @property
     def url(self) -> str:
-        """See :class:`opendata_buffer.stores.base.Store`."""
         return self._inner.url
 
     def get(
@@ -351,7 +345,6 @@ class WatchedStore:
         byte_range: tuple[int, int] | None = None,
         max_bytes: int | None = None,
     ) -> Blob | NotModified:
-        """See :class:`opendata_buffer.stores.base.Get`."""
         self._begin("get", key)
         found = self._inner.get(
             key, if_changed=if_changed, byte_range=byte_range, max_bytes=max_bytes
@@ -360,14 +353,12 @@ class WatchedStore:
         return found
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        """See :class:`opendata_buffer.stores.base.Put`."""
         self._begin("put", key)
         self._inner.put(key, data)
         self._model.object_written(key, bytes(data))
         self._simulation.checkpoint()
 
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        """See :class:`opendata_buffer.stores.base.ConditionalPut`."""
         self._begin("put_if", key)
         outcome = self._inner.put_if(key, data, condition)
         self._simulation.log(f"  {type(outcome).__name__}")
@@ -378,18 +369,15 @@ class WatchedStore:
         return outcome
 
     def check_conditional_writes(self, near: str) -> None:
-        """See :class:`opendata_buffer.stores.base.ConditionalPut`."""
         self._inner.check_conditional_writes(near)
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
-        """See :class:`opendata_buffer.stores.base.List`."""
         self._begin("list", prefix)
         listing = self._inner.list(prefix, start_after=start_after, limit=limit)
         self._simulation.checkpoint()
         return listing
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
-        """See :class:`opendata_buffer.stores.base.Delete`; one object at a time, as S3 may."""
         failed: list[DeleteFailure] = []
         for key in keys:
             self._begin("delete", key)

@@ -16,9 +16,6 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
-__all__ = ["MotoServer", "CallLock"]
-
-
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 

@@ -26,8 +26,6 @@ from opendata_buffer.broker.secure_channel import NONCE_BYTES, BrokerEnd, Protoc
 from opendata_buffer.broker.server import Session
 from tests.support.simulation import SimRuntime, SimTask, Simulation
 
-__all__ = ["ProcessNetwork", "SimChannel", "SimNetwork", "SimPort"]
-
 
 class SimNetwork:
     """Connects the processes of one simulation.
@@ -124,7 +122,6 @@ class ProcessNetwork:
         self.connect = network.connect(process)
 
     def listen(self) -> SimPort:
-        """See :class:`~opendata_buffer.broker.network.Network`."""
         return self._network.listen(self._process)
 
 
@@ -141,7 +138,6 @@ class SimChannel:
         self._inbox: deque[tuple[float, bytes]] = deque()
 
     def send(self, message: bytes) -> None:
-        """See :class:`~opendata_buffer.broker.client.Channel`."""
         network, peer = self._network, self.peer
         if self.closed:
             raise ChannelClosed("the connection was reset")
@@ -151,7 +147,6 @@ class SimChannel:
             peer._wake(arrives_at)
 
     def receive(self, timeout: float | None) -> bytes | None:
-        """See :class:`~opendata_buffer.broker.client.Channel`."""
         simulation = self._network.simulation
         deadline = None if timeout is None else self.process.monotonic() + timeout
         while True:
@@ -202,18 +197,15 @@ class SimPort:
         self._clients: list[SimChannel] = []
 
     def open(self, service: Service, broker_record: DiscoveryRecord) -> None:
-        """See :class:`~opendata_buffer.broker.election.ListeningPort`."""
         self._active = (service, broker_record)
 
     def shut(self) -> None:
-        """See :class:`~opendata_buffer.broker.election.ListeningPort`."""
         self._active = None
         clients, self._clients = self._clients, []
         for client in clients:
             client.close()
 
     def close(self) -> None:
-        """See :class:`~opendata_buffer.broker.election.ListeningPort`."""
         self.shut()
         self._network.forget(self)
 

@@ -32,9 +32,6 @@ from xml.sax.saxutils import escape
 
 from opendata_buffer.runtime import SystemRuntime
 
-__all__ = ["Answer", "Fault", "Request", "S3Server"]
-
-
 _XML = '<?xml version="1.0" encoding="UTF-8"?>'
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _HANG_S = 60.0

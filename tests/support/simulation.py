@@ -30,27 +30,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Protocol
 
 from opendata_buffer.runtime import SystemRuntime, ulid_of
-
-__all__ = [
-    "Scheduler",
-    "SimCondition",
-    "SimRuntime",
-    "SimTask",
-    "Simulation",
-    "SimulationFailed",
-    "TICK_S",
-    "baton",
-    "later",
-    "no_collections",
-    "on_one_processor",
-    "up_to_tick",
-]
-
-
-# ---- When garbage is collected. ----
 
 
 @contextmanager
@@ -69,9 +50,6 @@ def no_collections() -> Iterator[None]:
     finally:
         if before:
             gc.enable()
-
-
-# ---- Threads that take turns stay on one processor. ----
 
 
 @contextmanager
@@ -102,13 +80,10 @@ def _here() -> int:
         return int(stat.read().rpartition(")")[2].split()[36])
 
 
-# ---- Times of a simulation: whole ticks, so that sums and differences of them are exact. Pure ----
-#
 # With rounding errors, the time left until a deadline can be so short that adding it does not move
 # the clock, and a loop that waits for the deadline never ends.
-
-
 TICK_S = 2**-20
+"""Times of a simulation are whole ticks, so that sums and differences of them are exact."""
 
 
 def up_to_tick(seconds: float) -> float:
@@ -125,43 +100,8 @@ def later(now: float, seconds: float) -> float:
     return max(now + seconds, now + TICK_S) if seconds > 0 else now
 
 
-# ---- What code sees of a simulation: a process with its clock, its threads and its locks. ----
-#
-# Every class here hands the processor over where a real one could lose it, and tells the scheduler
-# until when it waits; who goes on is chosen there.
-
-
 PREEMPTION = 0.1
 """Chance that a thread loses the processor where it would not have to: at a free lock."""
-
-
-class Scheduler(Protocol):
-    """What processes, threads and locks need of a simulation: :class:`.Simulation`."""
-
-    random: random.Random
-    """The only source of randomness."""
-    now: float
-    """Virtual seconds since the start."""
-    current: SimTask
-    """The thread that runs."""
-    timed: dict[SimTask, float]
-    """When each of those may go on that may at some time."""
-
-    def now_ms(self) -> int:
-        """The true wall clock, milliseconds since the Unix epoch."""
-        ...
-
-    def checkpoint(self) -> None:
-        """A point where another thread may go on, and where a kill or a pause takes effect."""
-        ...
-
-    def block(self, wake_at: float | None, waits_for: str, *, interruptible: bool = True) -> None:
-        """Let others run until ``wake_at``, or until somebody sets the running task's."""
-        ...
-
-    def start(self, process: SimRuntime, target: Callable[[], None], name: str) -> SimTask:
-        """Start a thread."""
-        ...
 
 
 def baton() -> threading.Lock:
@@ -174,7 +114,7 @@ def baton() -> threading.Lock:
 class SimTask:
     """A simulated thread; a :class:`~opendata_buffer.runtime.Task`."""
 
-    def __init__(self, simulation: Scheduler, process: SimRuntime, name: str) -> None:
+    def __init__(self, simulation: Simulation, process: SimRuntime, name: str) -> None:
         self._simulation = simulation
         self.process = process
         self.name = name
@@ -231,7 +171,7 @@ class SimTask:
 class SimCondition:
     """A reentrant lock with a waiting room, on virtual time."""
 
-    def __init__(self, simulation: Scheduler) -> None:
+    def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._owner: SimTask | None = None
         self._depth = 0
@@ -331,7 +271,7 @@ class SimRuntime:
         alive: False once killed.
     """
 
-    def __init__(self, simulation: Scheduler, name: str, clock_skew_ms: int) -> None:
+    def __init__(self, simulation: Simulation, name: str, clock_skew_ms: int) -> None:
         self._simulation = simulation
         self.name = name
         self.clock_skew_ms = clock_skew_ms
@@ -527,8 +467,6 @@ class Simulation:
         """A point where another thread may go on, and where a kill or a pause takes effect."""
         self.block(self.now, "its turn")
 
-    # What follows is for processes, threads and locks: the rest of their Scheduler.
-
     def start(self, process: SimRuntime, target: Callable[[], None], name: str) -> SimTask:
         """Start a simulated thread."""
         if self._main is not None and self.current.doomed:
@@ -634,3 +572,18 @@ class Simulation:
             self.current = task
             task.baton.release()
             self._main_baton.acquire()
+
+
+class Dice:
+    """What a scenario leaves to chance, all of it from the seed of its simulation."""
+
+    simulation: Simulation
+
+    def chance(self, probability: float) -> bool:
+        return self.simulation.random.random() < probability
+
+    def draw(self, below: int) -> int:
+        return self.simulation.random.randrange(below)
+
+    def uniform(self, low: float, high: float) -> float:
+        return self.simulation.random.uniform(low, high)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,13 +11,11 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
-from benchmarks import oncall
 from benchmarks.__main__ import measure
 from benchmarks.ceiling import sizes_read
 from benchmarks.cost import Requests
 from benchmarks.peers import Turns
 from benchmarks.prices import KAFKA, S3, SECONDS_A_MONTH
-from benchmarks.queries import started
 from benchmarks.queues import fill, records_of
 from benchmarks.table import Row
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, StoreOptions
@@ -51,20 +48,6 @@ def suite(monkeypatch: pytest.MonkeyPatch, rows: Iterator[Row]) -> None:
     module = ModuleType("benchmarks.pretended")
     module.run = lambda: rows  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "benchmarks.pretended", module)
-
-
-def test_a_line_is_printed_before_the_next_one_is_measured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    printed = io.StringIO()
-
-    def rows() -> Iterator[Row]:
-        yield Row("first", "1.2 x", "<= 1.3 x", True, "12 against 10 ms")
-        assert "first: 1.2 x  ·  goal <= 1.3 x  ·  yes  ·  12 against 10 ms" in printed.getvalue()
-        yield Row("second", "5 s")
-
-    suite(monkeypatch, rows())
-    assert [row.name for row in measure("pretended", Console(file=printed))] == ["first", "second"]
 
 
 def test_a_suite_that_breaks_keeps_the_lines_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,41 +126,3 @@ def test_every_request_that_leaves_a_process_is_counted(s3_server: S3Server) -> 
     assert counted.sent == {"PutObject": 2, "GetObject": 3}
     assert counted.bytes_out == 7
     assert s3_server.count("GET") == 3
-
-
-def test_a_query_that_spark_failed_to_start_is_started_again() -> None:
-    tries: list[int] = []
-
-    def query(number: int) -> str:
-        tries.append(number)
-        if number < 2:
-            raise RuntimeError("Task 0 failed: Python worker failed to connect back.")
-        return "done"
-
-    assert started(query) == "done"
-    assert tries == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("said", "tries"), [("Python worker failed to connect back", 3), ("column a is missing", 1)]
-)
-def test_a_query_that_fails_each_time_or_by_itself_fails(said: str, tries: int) -> None:
-    numbers: list[int] = []
-
-    def query(number: int) -> None:
-        numbers.append(number)
-        raise RuntimeError(said)
-
-    with pytest.raises(RuntimeError, match=said):
-        started(query)
-    assert len(numbers) == tries
-
-
-def test_what_who_is_on_call_waits_for_is_measured_as_a_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(oncall, "TRIES", 0)
-    oncall.written(str(tmp_path), 3)
-    assert 0 < oncall.took("status", str(tmp_path), "--max-backlog", "3") < 60
-    with pytest.raises(subprocess.CalledProcessError):
-        oncall.took("status", str(tmp_path), "--max-backlog", "2")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import json
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -154,10 +152,6 @@ def test_the_python_api_shows_every_public_name() -> None:
 # ---- pages and links
 
 
-def test_the_readme_is_read_in_a_minute() -> None:
-    assert len(text_of("README.md").splitlines()) <= 200
-
-
 def slug_of(heading: str) -> str:
     """A heading's anchor, as GitHub and the site make it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
@@ -177,68 +171,13 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in [slug_of(heading) for heading in headings], link
 
 
-def test_every_page_of_the_site_is_in_its_navigation() -> None:
-    navigation = text_of("mkdocs.yml").split("\nnav:\n")[1]
-    for page in (ROOT / "docs").rglob("*.md"):
-        name = page.relative_to(ROOT / "docs").as_posix()
-        assert re.search(rf"[ :]{re.escape(name)}$", navigation, re.MULTILINE), name
-
-
-def loaded(path: str) -> Any:
-    spec = importlib.util.spec_from_file_location("loaded", ROOT / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_figure_is_what_its_script_draws() -> None:
-    drawing = loaded("docs/figures/data_flow.py").drawing()
-    assert text_of("docs/figures/data-flow.svg") == drawing, "run docs/figures/data_flow.py"
-
-
-def test_links_of_the_site_lead_to_pages_of_the_site() -> None:
-    hook = loaded("docs/hooks/repository.py")
-    text = "[failures](../../core/failures.md#lanes), [`x`](../../pyproject.toml), [b](costs.md)"
-    found = hook.relinked(text, "docs/explanation/guarantees.md", "explanation/guarantees.md")
-    assert found == "[failures](failures.md#lanes), `x`, [b](costs.md)"
-    decision = "[0001](0001-one-place-writes-the-manifest.md)"
-    text = f"{decision}, [options](../../docs/reference/options.md)"
-    found = hook.relinked(
-        text,
-        "core/decisions/README.md",
-        "explanation/decisions/index.md",
-    )
-    assert found == f"{decision}, [options](../../reference/options.md)"
-
-
-DECISIONS = sorted((ROOT / "core" / "decisions").glob("0*.md"))
-
-
-def test_decisions_are_numbered_and_listed() -> None:
-    numbers = [page.name[:4] for page in DECISIONS]
-    assert numbers == [f"{number:04}" for number in range(1, len(numbers) + 1)]
-    index = text_of("core/decisions/README.md")
-    listed = re.findall(r"^\| \[(\d{4})\]\(([^)]+)\) \| (.*?) \|", index, re.MULTILINE)
-    titles = [page.read_text(encoding="utf-8").split("\n")[0] for page in DECISIONS]
-    assert [(number, name) for number, name, _ in listed] == [
-        (page.name[:4], page.name) for page in DECISIONS
-    ]
-    assert [f"# {number} {title}" for number, _, title in listed] == titles
-
-
-PARTS = ["Context", "Decision", "Alternatives considered", "Consequences", "Tested by"]
-
-
-@pytest.mark.parametrize("page", DECISIONS, ids=id_of)
-def test_a_decision_has_its_parts_and_names_tests_that_exist(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == PARTS
-    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", text.split("## Tested by")[1])
-    assert named
-    for path, test in named:
-        assert f"def {test}(" in text_of(path), f"{path}::{test}"
+def test_decisions_name_tests_that_exist() -> None:
+    for page in (ROOT / "core" / "decisions").glob("0*.md"):
+        tested = page.read_text(encoding="utf-8").split("## Tested by")[1]
+        named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", tested)
+        assert named, page
+        for path, test in named:
+            assert f"def {test}(" in text_of(path), f"{path}::{test}"
 
 
 # ---- programs in the text
@@ -359,11 +298,6 @@ def test_a_stream_is_split_as_the_page_about_framings_says(
     (block,) = blocks("docs/reference/framing.md", "python")
     exec(block, {})
     assert capsys.readouterr().out == "b'a'\nb'bc'\n"
-
-
-def test_the_policy_is_json() -> None:
-    (block,) = blocks("docs/operations/permissions.md", "json")
-    assert len(json.loads(block)["Statement"]) == 2
 
 
 def shell_lines() -> Iterator[tuple[Path, str]]:

@@ -60,10 +60,6 @@ def test_all_is_exactly_what_is_documented() -> None:
     assert set(opendata_buffer.__all__) == set(documented())
 
 
-def test_all_is_sorted_and_unique() -> None:
-    assert list(opendata_buffer.__all__) == sorted(set(opendata_buffer.__all__))
-
-
 @pytest.mark.parametrize("name", opendata_buffer.__all__)
 def test_a_public_name_is_the_object_of_its_module_and_has_a_docstring(name: str) -> None:
     value = getattr(opendata_buffer, name)

@@ -28,12 +28,6 @@ Read the [options](docs/reference/options.md#sink), [below](#speed), [S3](https:
 """
 
 
-def test_without_a_repository_relative_links_are_text() -> None:
-    assert hatch_build.for_index(TEXT, None) == (
-        "Read the options, below, [S3](https://example.com/s3).\n"
-    )
-
-
 def test_with_a_repository_relative_links_are_absolute() -> None:
     assert hatch_build.for_index(TEXT, "https://example.com/buffer/") == (
         "![Data flow](https://example.com/buffer/raw/HEAD/docs/figures/data-flow.svg)\n"

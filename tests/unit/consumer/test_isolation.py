@@ -115,25 +115,6 @@ def test_messages_with_an_app_go_by_the_message_and_not_by_the_number() -> None:
     assert reader.read(con(B, 2, txn=txn), ack(B, 1, final=True, txn=txn)) == []
 
 
-@pytest.mark.parametrize("restart", [False, True])
-@pytest.mark.parametrize("final", [False, True])
-def test_a_rolled_back_transaction_is_never_delivered(final: bool, restart: bool) -> None:
-    reader = Reader()
-    assert reader.read(con(A, 2), con(A, 3)) == []
-    if restart:
-        reader.restart()
-    assert reader.read(ack(A, 1, final=final)) == []
-    assert reader.floor == 3
-    assert reader.read(con(A, 4), ack(A, 5)) == [3]
-
-
-def test_duplicates_are_dropped_inside_and_behind_a_transaction() -> None:
-    reader = Reader()
-    assert reader.read(con(A, 2), con(A, 2), con(A, 3), con(A, 2), ack(A, 4)) == [0, 2]
-    assert reader.read(con(A, 3), ack(A, 4), message(A, 5, OUTSIDE_TXN)) == [7]
-    assert reader.read(message(A, 5, OUTSIDE_TXN)) == []
-
-
 @pytest.mark.parametrize("at", range(1, 5))
 def test_f38_after_a_restart_what_was_read_before_is_read_again_from_the_manifest(at: int) -> None:
     log = [con(A, 2), plain(), con(A, 3), con(A, 3), ack(A, 4)]
@@ -142,12 +123,6 @@ def test_f38_after_a_restart_what_was_read_before_is_read_again_from_the_manifes
     reader.restart()
     assert sorted(delivered + reader.read(*log[at:])) == [0, 1, 2]
     assert reader.replays == [(0, at if at != 1 else 2)]
-
-
-def test_what_fell_out_of_the_buffer_is_read_again_from_the_manifest() -> None:
-    reader = Reader(buffer=2)
-    assert reader.read(*(con(A, clock) for clock in range(2, 12)), ack(A, 12)) == list(range(10))
-    assert reader.replays == [(0, 9)]
 
 
 def test_a_replay_that_fails_changes_nothing_and_the_call_can_be_made_again() -> None:
@@ -171,14 +146,6 @@ def test_a_message_without_a_clock_counts_once_when_it_is_read() -> None:
     assert reader.read(con(A, 2), message(A, 0, CONTINUE_TXN)) == [1]
     reader.restart()
     assert reader.read(ack(A, 3)) == [0]
-
-
-def test_a_producer_is_forgotten_at_its_final_acknowledgement() -> None:
-    reader = Reader()
-    for number in range(20):
-        producer = b"\1PROD" + bytes([number])
-        assert reader.read(con(producer, 2), ack(producer, 3, final=True)) == [2 * number]
-    assert "producers" not in reader.rule.to_dict()
 
 
 def test_the_state_names_producers_with_their_last_word_and_what_they_have_open() -> None:
@@ -304,7 +271,8 @@ def test_what_is_an_acknowledgement() -> None:
 
 
 _ulids = ManualRuntime()
-TODAY = 20_454  # of ManualRuntime, since the Unix epoch
+
+
 Entry = tuple[str, int] | None
 
 
@@ -318,24 +286,10 @@ def _passed(entries: list[Entry], made: TransactionFilter | None = None) -> list
     return [i for i, entry in enumerate(entries) if made.offer(i, _location(entry))]
 
 
-def test_an_entry_without_a_transaction_leaves_nothing_to_continue() -> None:
-    made = TransactionFilter("ingest")
-    assert _passed([("a", 5), None], made) == [0, 1]
-    assert made.to_dict() == {"v": 1, "apps": {"a": 5}, "tail": None, "seen": {"a": TODAY}}
-
-
 def test_batches_of_other_prefixes_have_no_transaction() -> None:
     made = TransactionFilter("ingest")
     foreign = batch_key("other", _ulids.ulid(), Transaction("a", 1))
     assert [made.offer(sequence, foreign) for sequence in (0, 5)] == [True, True]
-
-
-def test_a_transaction_may_straddle_two_calls() -> None:
-    first = TransactionFilter("ingest")
-    assert first.offer(10, _location(("a", 5)))
-    second = TransactionFilter.from_json(first.to_json(), "ingest")
-    assert second.offer(11, _location(("a", 5)))
-    assert not second.offer(13, _location(("a", 5)))
 
 
 def test_an_adjacent_repeat_needs_an_entry_between() -> None:

@@ -149,31 +149,14 @@ def test_a_batch_beyond_the_limit_is_fetched_alone() -> None:
     assert [len(each) for each in results] == [100, 100]
 
 
-def test_unknown_sizes_begin_with_one_and_then_count_as_the_largest_so_far() -> None:
-    fetches = Fetches()
-    results = fetch_many(
-        fetches,
-        [*_descriptors(1, None), *_descriptors(9, None)[1:]],
-        concurrency=9,
-        max_in_flight_bytes=30,
-        size_of=lambda _: 10,
-        adaptive=Far(),
-    )
-    fetches.allow(0)
-    next(results)
-    fetches.await_begun(4)
-    assert sorted(fetches.begun) == [0, 1, 2, 3], "three of ten bytes fit beside each other"
-    fetches.allow(*range(9))
-    assert len(list(results)) == 8
-
-
-def test_an_earlier_read_tells_how_large_results_are() -> None:
+@pytest.mark.parametrize("known", [None, 10], ids=["none has ended", "an earlier read tells"])
+def test_unknown_sizes_count_as_the_largest_so_far_and_begin_with_one(known: int | None) -> None:
     adaptive = Far()
-    adaptive.largest = 10
+    adaptive.largest = known
     fetches = Fetches()
     results = fetch_many(
         fetches,
-        [*_descriptors(1, None), *_descriptors(9, None)[1:]],
+        _descriptors(9, None),
         concurrency=9,
         max_in_flight_bytes=30,
         size_of=lambda _: 10,
@@ -182,8 +165,11 @@ def test_an_earlier_read_tells_how_large_results_are() -> None:
     taken: list[bytes] = []
     reader = threading.Thread(target=lambda: taken.extend(results))
     reader.start()
-    fetches.await_begun(3)
-    assert sorted(fetches.begun) == [0, 1, 2], "three of ten bytes, although none has ended"
+    fetches.await_begun(3 if known else 1)
+    assert sorted(fetches.begun) == list(range(3 if known else 1)), "three of ten bytes fit"
+    fetches.allow(0)
+    fetches.await_begun(4)
+    assert sorted(fetches.begun) == [0, 1, 2, 3]
     fetches.allow(*range(9))
     reader.join()
     assert len(taken) == 9

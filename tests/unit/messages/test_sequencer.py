@@ -84,16 +84,6 @@ def test_unknown_flags_are_read_as_outside_of_a_transaction() -> None:
     assert drained(sequencer) == [0]
 
 
-def test_an_undecided_transaction_delays_no_other_producer() -> None:
-    sequencer = Sequencer(buffer=2)
-    sequencer.queue_uncommitted(message(5, CONTINUE_TXN, 0, "hangs"))
-    seen = []
-    for number in range(100):
-        sequencer.queue_uncommitted(message(9 + number, OUTSIDE_TXN, 10 + 10 * number, "runs"))
-        seen += drained(sequencer)
-    assert seen == [10 + 10 * number for number in range(100)]
-
-
 def test_nothing_is_queued_while_committed_messages_wait() -> None:
     sequencer = Sequencer()
     sequencer.queue_uncommitted(message(5, OUTSIDE_TXN, 0))
@@ -169,21 +159,6 @@ def test_what_was_continued_and_never_acknowledged_is_undecided() -> None:
     found = of(None, (A, 2, CONTINUE_TXN), (B, 7, CONTINUE_TXN), (A, 5, CONTINUE_TXN), txn=TXN)
     assert found == {A: Undecided(101, 2, 5, 2, TXN), B: Undecided(102, 7, 7, 1, TXN)}
     assert list(found) == [A, B]
-
-
-@pytest.mark.parametrize("clock", [1, 4, 9])
-@pytest.mark.parametrize("flags", [ACK_TXN, ACK_TXN | FINAL])
-def test_any_acknowledgement_decides_what_its_producer_wrote(clock: int, flags: int) -> None:
-    assert of((A, 2, CONTINUE_TXN), (A, 5, CONTINUE_TXN), (A, clock, flags)) == {}
-
-
-def test_an_acknowledgement_decides_for_its_own_producer_alone() -> None:
-    assert list(of((A, 2, CONTINUE_TXN), (B, 2, CONTINUE_TXN), (A, 3, ACK_TXN))) == [B]
-
-
-def test_what_comes_after_an_acknowledgement_is_another_transaction() -> None:
-    found = of((A, 2, CONTINUE_TXN), (A, 3, ACK_TXN), (A, 4, CONTINUE_TXN))
-    assert found == {A: Undecided(102, 4, 4, 1)}
 
 
 def test_a_duplicate_is_neither_counted_nor_a_new_transaction() -> None:

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, InvalidInput
-from opendata_buffer.formats.batch import decode_batch, encode_block, split_records
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.batch import encode_block, split_records
 from opendata_buffer.producer.append_buffer import (
     BUFFER_HELD,
     PIECE_HELD,
@@ -26,12 +24,10 @@ from opendata_buffer.producer.append_buffer import (
 from opendata_buffer.producer.handle import DurabilityWatcher, WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.interrupts import interrupted
-
-WAIT_S = 60.0
+from tests.unit.producer.world import WAIT_S, batches, config, entries, held_config
 
 
 class Still(SystemRuntime):
@@ -48,21 +44,7 @@ def opened_with(first: Item = b"first") -> AppendBuffer:
 
 
 def producer_of(store: MemoryStore, **settings: Any) -> Producer:
-    settings = {"flush_interval_ms": 60_000, **settings}
-    return Producer(
-        ProducerConfig(store="memory://unused", **settings), store=store, runtime=Still()
-    )
-
-
-def batches(store: MemoryStore) -> list[list[bytes]]:
-    blob = store.get("ingest/manifest")
-    assert not isinstance(blob, NotModified)
-    found = []
-    for entry in Manifest.parse(blob.data).entries():
-        blob = store.get(entry.location)
-        assert not isinstance(blob, NotModified)
-        found.append(decode_batch(blob.data))
-    return found
+    return Producer(held_config(**settings), store=store, runtime=Still())
 
 
 def test_a_buffer_counts_records_calls_and_bytes() -> None:
@@ -169,10 +151,7 @@ def test_an_interrupt_at_any_instruction_loses_and_doubles_nothing(how: str) -> 
 
 def test_threads_that_send_beside_many_flushes_lose_and_double_nothing() -> None:
     store = MemoryStore()
-    producer = Producer(
-        ProducerConfig(store="memory://unused", flush_interval_ms=1, flush_size_bytes=2_000),
-        store=store,
-    )
+    producer = Producer(config(flush_interval_ms=1, flush_size_bytes=2_000), store=store)
     each, threads = 3_000, 3
     handles: list[list[WriteHandle]] = [[] for _ in range(threads)]
 
@@ -216,15 +195,12 @@ def test_threads_that_send_beside_many_flushes_lose_and_double_nothing() -> None
 
 def test_a_handle_says_the_time_that_is_queued_for_its_record() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
-    config = ProducerConfig(store="memory://unused", flush_interval_ms=60_000)
-    with Producer(config, store=store, runtime=runtime) as producer:
+    with Producer(held_config(), store=store, runtime=runtime) as producer:
         times = []
         for _ in range(4):
             times += [producer.send(b"x").ingestion_time_ms, producer.send(b"y").ingestion_time_ms]
             runtime.advance(0.0015)
-    blob = store.get("ingest/manifest")
-    assert not isinstance(blob, NotModified)
-    (entry,) = Manifest.parse(blob.data).entries()
+    (entry,) = entries(store)
     ranges = [(each.start_index, each.ingestion_time_ms) for each in entry.metadata]
     assert ranges == [(2 * n, times[2 * n]) for n in range(4)]
     assert times[0::2] == times[1::2]
@@ -353,3 +329,11 @@ def test_neighbouring_buffers_are_joined_in_one_go_and_many_records_in_several()
     assert encoder.count == len(records)
     assert len(encoder.pieces()) == 2
     assert split(encoder) == records
+
+
+def test_items_of_a_closed_buffer_are_those_it_counted_though_a_late_thread_adds_one() -> None:
+    buffer = opened_with(b"first")
+    buffer.close()
+    items = buffer.items()
+    buffer.append(b"late")
+    assert items == [b"first"]

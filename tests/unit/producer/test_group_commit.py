@@ -15,15 +15,15 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.producer.group_commit import GroupCommitter, shared_committer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, IfVersion, NotModified, PutOutcome
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.producer.world import WAIT_S, entries
 
 CONFIG = QueueConfig(store="memory://unused")
-WAIT_S = 60.0
 
 
 def entry(n: int, prefix: str = "ingest") -> NewEntry:
@@ -31,9 +31,7 @@ def entry(n: int, prefix: str = "ingest") -> NewEntry:
 
 
 def queued(store: MemoryStore) -> list[str]:
-    blob = store.get("ingest/manifest")
-    assert not isinstance(blob, NotModified)
-    return [each.location for each in Manifest.parse(blob.data).entries()]
+    return [each.location for each in entries(store)]
 
 
 class Held(MemoryStore):
@@ -57,6 +55,7 @@ class Callers:
     """Threads that append, and what comes of it."""
 
     def __init__(self, store: MemoryStore, config: QueueConfig = CONFIG) -> None:
+        self.store = store
         self.runtime = SystemRuntime()
         self.committer = shared_committer(store, config, self.runtime)
         self.outcomes: dict[int, int | BaseException] = {}
@@ -64,10 +63,10 @@ class Callers:
 
     def append(self, n: int, count: int = 1, within: float = 1e6, prefix: str = "ingest") -> None:
         def call() -> None:
-            entries = [entry(n + i, prefix) for i in range(count)]
+            new = [entry(n + i, prefix) for i in range(count)]
             try:
                 self.outcomes[n] = self.committer.append(
-                    entries, begin_by=self.runtime.monotonic() + within
+                    new, begin_by=self.runtime.monotonic() + within
                 )
             except BaseException as error:
                 self.outcomes[n] = error
@@ -75,6 +74,15 @@ class Callers:
         thread = threading.Thread(target=call)
         thread.start()
         self._threads.append(thread)
+
+    def hold(self, *numbers: int) -> None:
+        """One append is on its way until :attr:`Held.go_on`, and the others wait behind it."""
+        assert isinstance(self.store, Held)
+        self.append(0)
+        assert self.store.begun.wait(WAIT_S)
+        for n in numbers:
+            self.append(n)
+        self.await_waiting(len(numbers))
 
     def await_waiting(self, count: int) -> None:
         while len(self.committer._waiting) < count:
@@ -90,8 +98,7 @@ class Callers:
 def test_appends_that_come_while_one_is_on_its_way_share_the_next_write() -> None:
     store = Held()
     callers = Callers(store)
-    callers.append(0)
-    assert store.begun.wait(WAIT_S)
+    callers.hold()
     for n in range(1, 9):
         callers.append(10 * n, count=2)
     callers.await_waiting(8)
@@ -122,10 +129,7 @@ def test_f2_nobody_joins_a_write_whose_answer_was_lost() -> None:
 
     store = Lossy()
     callers = Callers(store)
-    callers.append(0)
-    assert store.begun.wait(WAIT_S)
-    callers.append(1)
-    callers.await_waiting(1)
+    callers.hold(1)
     store.go_on.set()
     callers.join()
     # It may have landed alone: with the other one in it, nobody could tell any more.
@@ -136,8 +140,7 @@ def test_f2_nobody_joins_a_write_whose_answer_was_lost() -> None:
 def test_what_waits_for_its_turn_for_too_long_is_refused_and_never_written() -> None:
     store = Held()
     callers = Callers(store)
-    callers.append(0)
-    assert store.begun.wait(WAIT_S)
+    callers.hold()
     callers.append(1, within=0.05)
     while 1 not in callers.outcomes:
         threading.Event().wait(0.001)
@@ -161,8 +164,7 @@ def test_f35_of_what_does_not_fit_together_each_append_gets_in_that_fits() -> No
     store = Held()
     # 22 bytes and 59 for each: six fit.
     callers = Callers(store, QueueConfig(store="memory://unused", max_manifest_bytes=400))
-    callers.append(0)
-    assert store.begun.wait(WAIT_S)
+    callers.hold()
     for n in range(1, 9):
         callers.append(n)
         callers.await_waiting(n)
@@ -176,8 +178,7 @@ def test_f35_of_what_does_not_fit_together_each_append_gets_in_that_fits() -> No
 def test_an_entry_that_no_manifest_can_hold_fails_its_own_caller_and_no_other() -> None:
     store = Held()
     callers = Callers(store)
-    callers.append(0)
-    assert store.begun.wait(WAIT_S)
+    callers.hold()
     # Half a surrogate pair: what a broker is sent as JSON may have one.
     callers.append(7, prefix="ingest/\ud800")
     callers.await_waiting(1)
@@ -201,11 +202,7 @@ def test_an_error_of_the_store_reaches_every_caller_and_the_next_append_goes_on(
 
     store = Buggy()
     callers = Callers(store)
-    callers.append(0)
-    assert store.begun.wait(WAIT_S)
-    callers.append(1)
-    callers.append(2)
-    callers.await_waiting(2)
+    callers.hold(1, 2)
     store.go_on.set()
     while len(callers.outcomes) < 3:
         threading.Event().wait(0.001)
@@ -226,11 +223,7 @@ def test_a_thread_that_is_interrupted_while_it_writes_leaves_nobody_waiting() ->
 
     store = Interrupted()
     callers = Callers(store)
-    callers.append(0)
-    assert store.begun.wait(WAIT_S)
-    callers.append(1)
-    callers.append(2)
-    callers.await_waiting(2)
+    callers.hold(1, 2)
     store.go_on.set()
     while len(callers.outcomes) < 3:
         threading.Event().wait(0.001)

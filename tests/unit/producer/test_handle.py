@@ -36,19 +36,6 @@ def test_a_timeout_says_that_the_producer_goes_on(watcher: DurabilityWatcher) ->
         watcher.await_durable(timeout=0.01)
 
 
-def test_many_threads_wait_for_one_outcome(watcher: DurabilityWatcher) -> None:
-    got: list[Durable] = []
-    threads = [
-        threading.Thread(target=lambda: got.append(watcher.await_durable(20))) for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    watcher.complete(DURABLE)
-    for thread in threads:
-        thread.join()
-    assert got == [DURABLE] * 8
-
-
 def test_a_callback_that_raises_stops_neither_the_others_nor_the_producer(
     watcher: DurabilityWatcher, caplog: pytest.LogCaptureFixture
 ) -> None:

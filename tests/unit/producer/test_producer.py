@@ -11,8 +11,6 @@ import pyarrow as pa
 import pytest
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import ProducerConfig
-from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import (
     Closed,
     CommitStateUnknown,
@@ -27,40 +25,14 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.batch import Compression, decode_batch
 from opendata_buffer.formats.keys import Transaction, parse_location
-from opendata_buffer.formats.manifest import Manifest, QueueEntry
-from opendata_buffer.messages.message_ids import CONTINUE_TXN, OUTSIDE_TXN, build_uuid
+from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
 from opendata_buffer.producer import producer as producer_module
-from opendata_buffer.producer.batching import Stage
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime, Task
 from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.broker.local import eventually
-
-WAIT_S = 60.0
-"""Far beyond what any of these takes; reached only by a failure."""
-
-
-def config(**settings: Any) -> ProducerConfig:
-    settings.setdefault("flush_interval_ms", 5)
-    settings.setdefault("backoff_max_ms", 20)
-    return ProducerConfig(store="memory://unused", **settings)
-
-
-def entries(store: MemoryStore, key: str = "ingest/manifest") -> tuple[QueueEntry, ...]:
-    blob = store.get(key)
-    assert not isinstance(blob, NotModified)
-    return Manifest.parse(blob.data).entries()
-
-
-def records(store: MemoryStore) -> list[bytes]:
-    found: list[bytes] = []
-    for entry in entries(store):
-        blob = store.get(entry.location)
-        assert not isinstance(blob, NotModified)
-        found += decode_batch(blob.data)
-    return found
+from tests.unit.producer.world import WAIT_S, bytes_of, config, entries, held_config, records
 
 
 class Gate(MemoryStore):
@@ -72,6 +44,15 @@ class Gate(MemoryStore):
         self.open.set()
         self.fail: Callable[[str, bytes], None] = lambda key, data: None
         self.uploads: list[str] = []
+
+    def deny(self, part: bytes = b"") -> None:
+        """Uploads that have this part are refused for good."""
+
+        def fail(key: str, data: bytes) -> None:
+            if part in data:
+                raise PermanentStorageError("access denied")
+
+        self.fail = fail
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         self.uploads.append(key)
@@ -103,52 +84,6 @@ def test_close_flushes_and_keeps_produce_order() -> None:
     assert records(store) == [b"%d" % n for n in range(500)]
     with pytest.raises(Closed):
         producer.produce([b"late"])
-
-
-def test_uploads_run_at_once_and_commit_in_produce_order() -> None:
-    store = Gate()
-    store.open.clear()
-    first_done = threading.Event()
-
-    def first_is_slow(key: str, data: bytes) -> None:
-        if b"first" in data:
-            assert first_done.wait(WAIT_S)
-
-    store.fail = first_is_slow
-    producer = Producer(config(flush_size_bytes=1), store=store)
-    first = producer.produce([b"first"])
-    second = producer.produce([b"second"])
-    store.open.set()
-    with pytest.raises(TimeoutError):
-        second.watcher.await_durable(0.1)
-    first_done.set()
-    assert first.watcher.await_durable(WAIT_S).sequence == 0
-    assert second.watcher.await_durable(WAIT_S).sequence == 1
-    producer.close()
-
-
-def test_group_commit_takes_all_finished_uploads_in_one_write() -> None:
-    class Slow(Gate):
-        """A write of the manifest lasts until all the other batches are uploaded."""
-
-        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-            if key == "ingest/manifest":
-                line = producer._accumulator._ordered._queue
-                eventually(lambda: all(each.stage is Stage.UPLOADED for each in tuple(line)))
-                groups.append(Manifest.parse(data).entry_count)
-            return super().put_if(key, data, condition)
-
-    groups: list[int] = []
-    store = Slow()
-    store.open.clear()
-    producer = Producer(config(flush_size_bytes=1, upload_concurrency=32), store=store)
-    handles = [producer.produce([b"%d" % n]) for n in range(32)]
-    store.open.set()
-    sequences = [handle.watcher.await_durable(WAIT_S).sequence for handle in handles]
-    assert sequences == list(range(32))
-    assert groups[-1] == 32
-    assert len(groups) <= 2
-    producer.close()
 
 
 def test_producers_of_one_process_share_the_committer() -> None:
@@ -229,18 +164,6 @@ def test_f4_a_producer_of_a_queue_that_was_started_over_needs_no_other_one_close
     assert records(store) == [b"new"]
     with pytest.raises(FlushFailed):
         old.close()
-
-
-def test_await_in_asyncio() -> None:
-    store = MemoryStore()
-
-    async def main(producer: Producer) -> int:
-        handles = [producer.produce([b"%d" % n]) for n in range(3)]
-        results = await asyncio.gather(*handles)
-        return len(results)
-
-    with Producer(config(), store=store) as producer:
-        assert asyncio.run(main(producer)) == 3
 
 
 def test_in_asyncio_a_full_buffer_holds_the_call_back_and_not_the_loop() -> None:
@@ -373,34 +296,11 @@ def test_f29_f30_a_batch_given_up_fails_its_handles_flush_and_close() -> None:
 
 def test_a_permanent_failure_is_not_waited_for() -> None:
     store = Gate()
-
-    def fail(key: str, data: bytes) -> None:
-        raise PermanentStorageError("access denied")
-
-    store.fail = fail
+    store.deny()
     producer = Producer(config(), store=store)
     with pytest.raises(PermanentStorageError):
         producer.produce([b"a"]).watcher.await_durable(WAIT_S)
     with pytest.raises(FlushFailed, match="access denied"):
-        producer.close()
-
-
-def test_an_unknown_commit_is_told_by_the_handle() -> None:
-    class Silent(MemoryStore):
-        silent = False
-
-        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-            if self.silent:
-                return outcomes.Unknown("read timed out")
-            return super().put_if(key, data, condition)
-
-    store = Silent()
-    settings = config(cas_deadline_ms=50, delivery_timeout_ms=50, flush_size_bytes=1)
-    producer = Producer(settings, store=store, runtime=ManualRuntime())
-    store.silent = True
-    with pytest.raises(CommitStateUnknown):
-        producer.produce([b"a"]).watcher.await_durable(WAIT_S)
-    with pytest.raises(FlushFailed):
         producer.close()
 
 
@@ -443,33 +343,6 @@ def test_f35_a_full_queue_pushes_back_until_the_delivery_timeout() -> None:
     assert records(store) == [b"a"]
 
 
-def test_f5_a_batch_older_than_half_the_grace_period_is_uploaded_anew() -> None:
-    store, runtime = Gate(), ManualRuntime()
-    settings = config(gc_grace_period_ms=200, flush_size_bytes=1)
-    producer = Producer(settings, store=store, runtime=runtime)
-    first_waits = threading.Event()
-
-    def hold_first(key: str, data: bytes) -> None:
-        if b"first" in data and len(store.uploads) <= 2:
-            assert first_waits.wait(WAIT_S)
-
-    store.fail = hold_first
-    first = producer.produce([b"first"])
-    second = producer.produce([b"second"])
-    # The second is uploaded and waits behind the first, for longer than half the grace period.
-    eventually(lambda: len(store.uploads) == 2)
-    runtime.advance(0.3)
-    first_waits.set()
-    first.watcher.await_durable(WAIT_S)
-    location = second.watcher.await_durable(WAIT_S).location
-    producer.close()
-    assert records(store) == [b"first", b"second"]
-    second_uploads = [k for k in store.uploads if decode_batch(_data(store, k)) == [b"second"]]
-    # Under a new name: the collector takes the age of the old one from its ULID.
-    assert len(set(second_uploads)) == len(second_uploads) == 2
-    assert location == second_uploads[-1]
-
-
 def test_f5_an_object_that_was_collected_before_its_entry_landed_is_written_again() -> None:
     class Late(MemoryStore):
         """The append takes longer than the grace period, and the collector comes by."""
@@ -490,12 +363,6 @@ def test_f5_an_object_that_was_collected_before_its_entry_landed_is_written_agai
     assert records(store) == [b"a"]
 
 
-def _data(store: MemoryStore, key: str) -> bytes:
-    blob = store.get(key)
-    assert not isinstance(blob, NotModified)
-    return blob.data
-
-
 def test_transactions_have_their_identity_in_the_location() -> None:
     store = MemoryStore()
     with Producer(config(), store=store) as producer:
@@ -503,7 +370,7 @@ def test_transactions_have_their_identity_in_the_location() -> None:
         producer.produce([b"b"])
     separator, first, second = entries(store)
     assert separator.metadata == ()
-    assert decode_batch(_data(store, separator.location)) == []
+    assert decode_batch(bytes_of(store, separator.location)) == []
     assert first.location.startswith("ingest/app=app-1/batch=7/")
     assert second.location.count("/") == 1
 
@@ -518,33 +385,10 @@ def test_only_the_first_transaction_of_each_app_has_a_separator_in_front() -> No
     assert transactions == [None, ("a", 1), ("a", 2), None, ("b", 1), ("a", 3), ("b", 2)]
 
 
-def test_a_repeat_right_behind_its_original_is_dropped_by_the_reader() -> None:
-    """Killed after the append, restarted after the consumer emptied the queue."""
-    store = MemoryStore()
-    passed = TransactionFilter("ingest")
-    delivered: list[bytes] = []
-    for _ in range(2):
-        with Producer(config(), store=store) as producer:
-            producer.produce([b"once"], transaction=Transaction("a", 1))
-        for entry in entries(store):
-            if passed.offer(entry.sequence, entry.location):
-                delivered += decode_batch(_data(store, entry.location))
-        blob = store.get("ingest/manifest")
-        assert not isinstance(blob, NotModified)
-        manifest = Manifest.parse(blob.data)
-        store.put("ingest/manifest", manifest.drop_through(manifest.next_sequence - 1).raw)
-    assert delivered == [b"once"]
-
-
 def test_a_failed_transaction_is_not_overtaken_by_later_ones() -> None:
     store = Gate()
     store.open.clear()
-
-    def fail(key: str, data: bytes) -> None:
-        if b"one" in data:
-            raise PermanentStorageError("access denied")
-
-    store.fail = fail
+    store.deny(b"one")
     producer = Producer(config(), store=store)
     one = producer.produce([b"one"], transaction=Transaction("a", 1))
     two = producer.produce([b"two"], transaction=Transaction("a", 2))
@@ -572,32 +416,6 @@ def test_messages_have_a_batch_each_and_enter_the_queue_in_produce_order() -> No
     assert [each and each.message for each in found] == [None, *messages, None]
     assert [each and each.txn for each in found[1:-1]] == [None, txn] * 10
     assert records(store) == [b"before", *(b"%d" % at for at in range(20)), b"behind"]
-
-
-def test_a_failed_message_holds_up_no_other() -> None:
-    """Clocks tell them apart, so none would be taken for a repeat of the one that failed."""
-    store = Gate()
-
-    def fail(key: str, data: bytes) -> None:
-        if b"one" in data:
-            raise PermanentStorageError("access denied")
-
-    store.fail = fail
-    producer = Producer(config(), store=store)
-    one, two = (
-        producer.produce([entry], message=build_uuid(b"\1AAAAA", clock, OUTSIDE_TXN))
-        for entry, clock in ((b"one", 2), (b"two", 3))
-    )
-    with pytest.raises(PermanentStorageError):
-        one.watcher.await_durable(WAIT_S)
-    two.watcher.await_durable(WAIT_S)
-    three = producer.produce(
-        [b"three"], message=build_uuid(b"\1AAAAA", 4, OUTSIDE_TXN), transaction=Transaction("a", 1)
-    )
-    three.watcher.await_durable(WAIT_S)
-    with pytest.raises(FlushFailed):
-        producer.close()
-    assert records(store) == [b"two", b"three"]
 
 
 def test_a_message_of_another_uuid_version_is_refused_and_nothing_is_accepted() -> None:
@@ -634,29 +452,7 @@ def test_f24_prefixes_that_stores_escape_keep_their_name(prefix: str) -> None:
         location = producer.produce([b"a"]).watcher.await_durable(WAIT_S).location
     assert location.startswith(prefix + "/")
     assert entries(store, prefix + "/manifest")[0].location == location
-    assert decode_batch(_data(store, location)) == [b"a"]
-
-
-def test_f29_a_with_block_whose_batches_failed_raises() -> None:
-    store = Gate()
-
-    def fail(key: str, data: bytes) -> None:
-        raise PermanentStorageError("access denied")
-
-    store.fail = fail
-    with pytest.raises(FlushFailed, match="access denied"), Producer(config(), store=store) as p:
-        p.produce([b"a"])
-
-
-def held_config(**settings: Any) -> ProducerConfig:
-    """Nothing is flushed by its age."""
-    return config(**{"flush_interval_ms": 60_000, **settings})
-
-
-def queued(store: MemoryStore) -> int:
-    blob = store.get("ingest/manifest")
-    assert not isinstance(blob, NotModified)
-    return Manifest.parse(blob.data).entry_count
+    assert decode_batch(bytes_of(store, location)) == [b"a"]
 
 
 def test_threads_may_close_one_producer_at_once() -> None:
@@ -681,27 +477,6 @@ def test_threads_may_close_one_producer_at_once() -> None:
     assert failures == []
 
 
-def test_an_interrupted_close_leaves_no_handle_without_an_outcome(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    store = MemoryStore()
-    producer = Producer(held_config(), store=store)
-    handle = producer.produce([b"a"])
-
-    def interrupted(seconds: float) -> bool:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(producer._accumulator, "await_end", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            producer.close()
-    with pytest.raises(Closed):
-        producer.produce([b"b"])
-    producer.close()
-    assert handle.watcher.result() is not None
-    assert queued(store) == 1
-
-
 class FewThreads(SystemRuntime):
     """Starts so many threads and no more, as at the end of the interpreter."""
 
@@ -721,7 +496,7 @@ def test_one_worker_is_enough_when_no_more_threads_start() -> None:
     with Producer(held_config(flush_size_bytes=1), store=store, runtime=runtime) as producer:
         for n in range(50):
             producer.produce([b"%d" % n])
-    assert queued(store) == 50
+    assert len(entries(store)) == 50
 
 
 @pytest.mark.parametrize("threads", [0, 1])
@@ -733,7 +508,7 @@ def test_a_producer_is_not_made_when_no_thread_would_flush_it(threads: int) -> N
     runtime.left = 10
     with Producer(held_config(), store=store, runtime=runtime) as producer:
         producer.produce([b"a"])
-    assert queued(store) == 1
+    assert len(entries(store)) == 1
 
 
 def test_f30_exit_closes_every_forgotten_producer(
@@ -748,7 +523,7 @@ def test_f30_exit_closes_every_forgotten_producer(
         patch.setattr(senders[0].accumulator, "begin_closing", lambda: 1 / 0)
         producer_module._close_forgotten()
     producers[0].close()
-    assert queued(store) == 1
+    assert len(entries(store)) == 1
     assert "closing the producer failed" in caplog.text
 
 

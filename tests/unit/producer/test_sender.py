@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 import time
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import (
     Closed,
     CommitStateUnknown,
@@ -25,37 +23,18 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest, Metadata
-from opendata_buffer.producer.append_buffer import RECORD_HELD, ProduceRequest
+from opendata_buffer.producer.append_buffer import ProduceRequest
 from opendata_buffer.producer.batching import Batch, Stage
 from opendata_buffer.producer.handle import DurabilityWatcher, WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.producer.sender import Uploader
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome, Store
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import eventually
-from tests.unit.interrupts import interrupted, no_collections
-
-WAIT_S = 60.0
-"""Far beyond what any of these takes; reached only by a failure."""
-
-
-def config(**settings: Any) -> ProducerConfig:
-    settings.setdefault("flush_interval_ms", 5)
-    settings.setdefault("backoff_max_ms", 20)
-    return ProducerConfig(store="memory://unused", **settings)
-
-
-def records(store: MemoryStore) -> list[bytes]:
-    blob = MemoryStore.get(store, "ingest/manifest")
-    assert not isinstance(blob, NotModified)
-    found: list[bytes] = []
-    for entry in Manifest.parse(blob.data).entries():
-        data = MemoryStore.get(store, entry.location)
-        assert not isinstance(data, NotModified)
-        found += decode_batch(data.data)
-    return found
+from tests.unit.interrupts import interrupted
+from tests.unit.producer.world import WAIT_S, bytes_of, config, held_config, records
 
 
 def within(seconds: float, call: Callable[[], object]) -> BaseException | None:
@@ -154,7 +133,7 @@ def test_an_interrupt_anywhere_in_flush_and_close_lets_a_second_close_end(method
     while more:
         step += 1
         store = MemoryStore()
-        producer = Producer(config(flush_interval_ms=60_000), store=store)
+        producer = Producer(held_config(), store=store)
         handle = producer.produce([b"a"])
         more = interrupted(getattr(producer, method), step)
         producer.close(WAIT_S)
@@ -167,7 +146,7 @@ def test_an_interrupt_anywhere_in_await_durable_stops_nobody_else() -> None:
     step, more = 0, True
     while more:
         step += 1
-        with Producer(config(flush_interval_ms=60_000), store=MemoryStore()) as producer:
+        with Producer(held_config(), store=MemoryStore()) as producer:
             handle = producer.produce([b"a"])
             more = interrupted(partial(waits, handle), step)
         assert handle.watcher.result() is not None
@@ -177,44 +156,6 @@ def test_an_interrupt_anywhere_in_await_durable_stops_nobody_else() -> None:
 def waits(handle: WriteHandle) -> None:
     with suppress(TimeoutError):
         handle.watcher.await_durable(0.001)
-
-
-def test_threads_that_are_interrupted_while_they_produce_leave_nothing_stuck() -> None:
-    """By the interpreter itself, at whatever it is at that moment."""
-    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    interruptions = 0
-    for _ in range(30):
-        store = MemoryStore()
-        producer = Producer(config(flush_size_bytes=100), store=store)
-        handles: list[WriteHandle] = []
-        begun = threading.Event()
-
-        def produce(
-            producer: Producer = producer,
-            handles: list[WriteHandle] = handles,
-            begun: threading.Event = begun,
-        ) -> None:
-            try:
-                while True:
-                    handles.append(producer.produce([b"x"]))
-                    begun.set()
-            except KeyboardInterrupt:
-                pass
-
-        thread = threading.Thread(target=produce)
-        with no_collections():
-            thread.start()
-            assert begun.wait(WAIT_S)
-            assert thread.ident is not None
-            interrupt = ctypes.py_object(KeyboardInterrupt)
-            while thread.is_alive():
-                # Again, if it came out of a finalizer, where the interpreter only reports it.
-                interruptions += raise_in(ctypes.c_ulong(thread.ident), interrupt)
-                thread.join(1.0)
-        assert within(WAIT_S, producer.close) is None
-        assert all(handle.watcher.result() is not None for handle in handles)
-        assert len(handles) <= len(records(store)) <= len(handles) + 1
-    assert interruptions >= 30
 
 
 def test_a_signal_handler_that_calls_a_producer_inside_its_call_is_told() -> None:
@@ -243,7 +184,7 @@ def test_a_signal_handler_that_calls_a_producer_inside_its_call_is_told() -> Non
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
 def test_a_callback_that_ends_its_thread_stops_no_other_handle(error: BaseException) -> None:
     store = MemoryStore()
-    with Producer(config(flush_interval_ms=60_000), store=store) as producer:
+    with Producer(held_config(), store=store) as producer:
 
         def callback() -> None:
             if isinstance(error, SystemExit):
@@ -331,9 +272,8 @@ def test_f35_a_line_that_does_not_fit_at_once_goes_in_by_parts(silent: Silent) -
     handles[4].watcher.await_durable(WAIT_S)
     assert records(silent) == [b"%d" % n for n in range(5)]
     assert handles[5].watcher.result() is None
-    blob = silent.get("ingest/manifest")
-    assert not isinstance(blob, NotModified)
-    silent.put("ingest/manifest", Manifest.parse(blob.data).drop_through(4).raw)
+    manifest = Manifest.parse(bytes_of(silent, "ingest/manifest"))
+    silent.put("ingest/manifest", manifest.drop_through(4).raw)
     for n, handle in enumerate(handles):
         assert handle.watcher.await_durable(WAIT_S).sequence == n
     producer.close(WAIT_S)
@@ -397,29 +337,6 @@ def test_delivery_times_out_while_every_upload_hangs(
 # The buffer limit.
 
 
-def test_f33_each_call_takes_room_however_small_it_is(silent: Silent) -> None:
-    producer = Producer(config(max_buffered_bytes=10_000), store=silent)
-    silent.answers.clear()
-    calls = 0
-
-    def produce() -> None:
-        nonlocal calls
-        while True:
-            producer.produce([b""])
-            calls += 1
-
-    thread = threading.Thread(target=lambda: within(WAIT_S, produce), daemon=True)
-    thread.start()
-    assert silent.asked.wait(WAIT_S)
-    while producer.buffered_bytes <= 10_000 - 300:
-        threading.Event().wait(0.001)
-    assert calls < 10_000 // RECORD_HELD
-    assert producer.buffered_bytes <= 10_000
-    with pytest.raises(FlushFailed):
-        producer.close(0.01)
-    eventually(lambda: producer.buffered_bytes == 0)
-
-
 # Uploads.
 
 RECORD = b"\x01\0\0\0a"
@@ -447,10 +364,8 @@ def prepared(runtime: ManualRuntime, transaction: Transaction | None = None) -> 
     return batch
 
 
-def stored(store: MemoryStore | LocalStore, key: str) -> list[bytes]:
-    blob = store.get(key)
-    assert not isinstance(blob, NotModified)
-    return decode_batch(blob.data)
+def stored(store: Store, key: str) -> list[bytes]:
+    return decode_batch(bytes_of(store, key))
 
 
 def test_an_upload_gets_its_object_its_name_and_what_was_counted() -> None:
@@ -518,13 +433,3 @@ def test_an_upload_that_was_completed_meanwhile_is_not_written() -> None:
     uploader.upload(batch, TAG)
     uploader.repair(batch)
     assert store.puts == []
-
-
-def test_f5_an_object_is_repaired_under_the_name_that_its_entry_has() -> None:
-    runtime, store = ManualRuntime(), Scripted()
-    uploader = Uploader(store, config(), runtime)
-    batch = prepared(runtime)
-    uploader.upload(batch, TAG)
-    store.delete_many([batch.location])
-    uploader.repair(batch)
-    assert stored(store, batch.location) == [b"a"]

@@ -11,16 +11,6 @@ from tests.support.simulation import SimRuntime, Simulation
 from tests.unit.testing.simulated import simulate
 
 
-def test_sleep_takes_virtual_time_only() -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
-        before = runtime.now_ms()
-        runtime.sleep(86_400)
-        assert runtime.monotonic() == 86_400
-        assert runtime.now_ms() - before == 86_400_000
-
-    simulate(main)
-
-
 @pytest.mark.parametrize("how", ["sleep", "wait"])
 def test_waiting_for_the_last_moment_ends(how: str) -> None:
     def main(simulation: Simulation, runtime: SimRuntime) -> None:
@@ -33,17 +23,6 @@ def test_waiting_for_the_last_moment_ends(how: str) -> None:
             else:
                 with condition:
                     condition.wait(left)
-
-    simulate(main)
-
-
-def test_clock_skew_moves_the_wall_clock_only() -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
-        slow = simulation.process("slow", clock_skew_ms=-900_000)
-        assert slow.now_ms() == runtime.now_ms() - 900_000
-        assert slow.monotonic() == runtime.monotonic()
-        slow.clock_skew_ms = 1_000
-        assert slow.now_ms() == runtime.now_ms() + 1_000
 
     simulate(main)
 
@@ -86,28 +65,6 @@ def test_lock_is_exclusive_and_reentrant() -> None:
         for task in [runtime.spawn(body, "t") for _ in range(5)]:
             task.join()
         assert runtime.monotonic() == pytest.approx(0.5, abs=1e-3)
-
-    simulate(main)
-
-
-def test_notify_without_the_lock_is_refused() -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
-        with pytest.raises(RuntimeError, match="without holding its lock"):
-            runtime.condition().notify_all()
-
-    simulate(main)
-
-
-def test_join_with_timeout_gives_up_and_is_forgotten() -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
-        task = runtime.spawn(lambda: runtime.sleep(10), "t")
-        task.join(1)
-        assert task.is_alive()
-        assert runtime.monotonic() == 1
-        # The task ends during this sleep and must not cut it short.
-        runtime.sleep(20)
-        assert runtime.monotonic() == 21
-        assert not task.is_alive()
 
     simulate(main)
 

@@ -12,12 +12,10 @@ import pytest
 
 from opendata_buffer.consumer.fetch import ConsumedBatch
 from opendata_buffer.errors import Drained, InvalidInput, QueueReset
-from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.partition_consumer import (
@@ -26,7 +24,7 @@ from opendata_buffer.topic.partition_consumer import (
     PartitionReader,
 )
 from opendata_buffer.topic.topic import Topic
-from tests.unit.topic.world import consuming
+from tests.unit.topic.world import append, consuming, manifest_of
 
 EXAMPLES = [
     PartitionPosition("01J5T4R3KXBMZ7QV9N2WG8Y000", 41),
@@ -256,18 +254,13 @@ class World:
         self.runtime = ManualRuntime()
         self.store = MemoryStore(now_ms=self.runtime.now_ms)
         self.config = Topic.config_of(NAME, consuming())
-        self._queue = Queue(self.store, self.config, runtime=self.runtime, role="test")
 
     def append(self, *records: bytes, message: tuple[int, int] | None = None) -> None:
         identity = None if message is None else build_uuid(ME, *message)
-        location = batch_key(NAME, self.runtime.ulid(), message=identity)
-        self.store.put(location, encode_batch(list(records)))
-        self._queue.append([NewEntry(location)], read_first=True)
+        append(self.store, self.runtime, NAME, *records, message=identity)
 
     def manifest(self) -> Manifest:
-        got = self.store.get(f"{NAME}/manifest")
-        assert isinstance(got, Blob)
-        return Manifest.parse(got.data)
+        return manifest_of(self.store, NAME)
 
     def reader(
         self, position: Any = None, *, allow_data_loss: bool = False, **settings: Any

@@ -218,16 +218,6 @@ def test_a_full_partition_does_not_delay_the_others() -> None:
     store.full = False  # or its thread would go on beside the tests that follow
 
 
-def test_the_partitions_share_the_buffer() -> None:
-    store = MemoryStore()
-    topic_in(store, 4)
-    producer = opened(store, max_buffered_bytes=4_000, max_buffered_inputs=2)
-    with producer:
-        one = producer._open("p-00000-04pn")
-        assert (one._config.max_buffered_bytes, one._config.max_buffered_inputs) == (1_000, 1)
-        one.close()
-
-
 def test_it_needs_a_topic_and_no_data_prefix() -> None:
     with pytest.raises(InvalidInput, match="topic create"):
         opened(MemoryStore())
@@ -472,13 +462,19 @@ def test_a_caller_with_an_old_list_gets_the_producer_that_is_about_to_leave(
     assert factory.of("b").closed.wait(WAIT_S)
 
 
-def test_no_other_producer_of_a_partition_is_opened_while_one_is_closing(
-    pool: ProducerPool, factory: Factory
-) -> None:
+def closing_b(pool: ProducerPool, factory: Factory) -> threading.Event:
+    """The producer of ``b`` leaves, and closes until the event is set."""
     with pool.using(["b"]):
         factory.of("b").gate = gate = threading.Event()
     pool.keep(["a"])
     assert factory.of("b").closing.wait(WAIT_S)
+    return gate
+
+
+def test_no_other_producer_of_a_partition_is_opened_while_one_is_closing(
+    pool: ProducerPool, factory: Factory
+) -> None:
+    gate = closing_b(pool, factory)
     opened = threading.Thread(target=pool.open_all, args=[["b"]])
     opened.start()
     opened.join(0.1)
@@ -504,10 +500,7 @@ def test_a_producer_that_leaves_by_an_older_list_stays_by_a_newer_one(
 def test_a_call_that_waits_while_the_pool_closes_opens_nothing(
     pool: ProducerPool, factory: Factory
 ) -> None:
-    with pool.using(["b"]):
-        factory.of("b").gate = gate = threading.Event()
-    pool.keep(["a"])
-    assert factory.of("b").closing.wait(WAIT_S)
+    gate = closing_b(pool, factory)
     refused = threading.Event()
 
     def use() -> None:

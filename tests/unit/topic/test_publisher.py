@@ -20,17 +20,22 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import Transaction, parse_location
-from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.messages.message_ids import CONTINUE_TXN, MessageId, parse_uuid
 from opendata_buffer.producer.append_buffer import ProduceRequest
-from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.publisher import AckIntents, CallLock, Publisher, PublisherTransaction
 from opendata_buffer.topic.topic import Topic
 from tests.support.simulation import SimRuntime, SimTask, Simulation
-from tests.unit.topic.world import URL, WAIT_S, delivered, producing, records, topic_in
+from tests.unit.topic.world import (
+    URL,
+    WAIT_S,
+    delivered,
+    manifest_of,
+    producing,
+    records,
+    topic_in,
+)
 
 NAMES = ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
 ENTRIES = [b"%d" % number for number in range(60)]
@@ -101,9 +106,7 @@ def test_a_publisher_that_closes_is_forgotten_by_readers(store: Faulty) -> None:
     with opened(store) as publisher:
         publisher.publish_committed(ENTRIES, keys=KEYS)
     for name in NAMES:
-        manifest = store.get(f"{name}/manifest")
-        assert isinstance(manifest, Blob)
-        last = parse_location(Manifest.parse(manifest.data).locations()[-1], name)
+        last = parse_location(manifest_of(store, name).locations()[-1], name)
         assert last is not None
         assert last.message is not None
         assert last.message.clock_seq & 0x3FF == 6
@@ -135,7 +138,7 @@ def test_transactions_follow_each_other_beside_committed_messages(store: Faulty)
     assert seen(store) == [b"%d" % (10 * n + k) for n in range(4) for k in range(3)]
     numbers = [
         parsed.txn.batch
-        for location in Manifest.parse(store.get("p-00001-05mv/manifest").data).locations()  # type: ignore[union-attr]
+        for location in manifest_of(store, "p-00001-05mv").locations()
         if (parsed := parse_location(location, "p-00001-05mv")) and parsed.txn
     ]
     assert numbers == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -427,23 +430,6 @@ def test_a_publisher_is_not_used_in_a_forked_process(
     assert seen(store) == ENTRIES
 
 
-def test_a_short_outage_of_the_store_ends_no_publisher(store: Faulty) -> None:
-    with opened(store, "billing") as publisher:
-        all_published(publisher)
-        publisher.build_ack_intents(WAIT_S)
-        failures = ["p-00001-05mv/"] * 3
-
-        def fail(operation: str, key: str) -> None:
-            if operation == "put" and failures and key.startswith(failures[-1]):
-                failures.pop()
-                raise TransientStorageError("503 SlowDown")
-
-        store.before = fail
-        publisher.commit(WAIT_S)
-        assert failures == []
-    assert seen(store) == ENTRIES
-
-
 class Calls:
     """Three that want the lock at once, each for a second."""
 
@@ -505,29 +491,6 @@ def test_a_caller_that_is_interrupted_while_it_waits_does_not_keep_the_lock(seed
 
 
 A = b"\1AAAAA"
-TXN = Transaction("publisher.x", 3)
-
-
-def test_batches_get_rising_clocks_over_all_partitions_and_intents_lie_beyond() -> None:
-    store, runtime = MemoryStore(), SystemRuntime()
-    current = PublisherTransaction(A, TXN, runtime)
-    handles = []
-    for name in ("p-00000", "p-00001"):
-        with Producer(Topic.config_of(name, producing()), store=store) as producer:
-            handles += [current.accept(name, producer, producer.prepare([b"x"])) for _ in range(2)]
-    assert current.wait(WAIT_S) is None
-    found = []
-    for handle in handles:
-        location = handle.watcher.await_durable(WAIT_S).location
-        parsed = parse_location(location, location.split("/")[0])
-        assert parsed is not None
-        assert parsed.message is not None
-        assert parsed.txn == TXN
-        found.append(parse_uuid(parsed.message))
-    assert found == [MessageId(A, clock, CONTINUE_TXN) for clock in (2, 3, 4, 5)]
-    assert current.since == {"p-00000": 0, "p-00001": 0}
-    wanted = AckIntents("T", A, {"p-00000": 4, "p-00001": 6}, TXN)
-    assert current.build("T") == wanted == current.intents
 
 
 class Refuses:

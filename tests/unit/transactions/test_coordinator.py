@@ -135,6 +135,12 @@ class Driver:
         producer = self.world.producer()
         return Attempt(Transaction("q", batch), producer, dict.fromkeys(partitions, 3), query)
 
+    def begun(self, batch: int) -> Attempt:
+        """An attempt that may be appended."""
+        attempt = self.attempt(batch)
+        assert self.coordinator.begin(attempt.txn, "q", PARTITIONS)
+        return attempt
+
     def append(self, attempt: Attempt) -> dict[str, int]:
         since = {}
         for name in attempt.intents:
@@ -263,27 +269,13 @@ def test_what_was_prepared_is_appended_and_nothing_is_stored_again() -> None:
 def test_a_roll_back_never_appends_the_acknowledgement_that_was_prepared() -> None:
     world = World()
     driver = Driver(world)
-    attempt = driver.attempt(0)
-    assert driver.coordinator.begin(attempt.txn, "q", PARTITIONS)
+    attempt = driver.begun(0)
     driver.append(attempt)
     driver.coordinator.abandon(attempt)
     world.consume()
     assert world.read == {}
     assert world.undecided() == {}
     assert driver.write(0)
-    world.check(1)
-
-
-def test_nothing_is_visible_before_the_record_is_written() -> None:
-    world = World()
-    driver = Driver(world)
-    attempt = driver.attempt(0)
-    assert driver.coordinator.begin(attempt.txn, "q", PARTITIONS)
-    since = driver.append(attempt)
-    world.consume()
-    assert world.read == {}
-    assert driver.coordinator.decide(attempt)
-    driver.coordinator.complete(attempt, since)
     world.check(1)
 
 
@@ -433,8 +425,7 @@ def test_a_run_that_rolls_back_leaves_the_batches_of_a_later_run_alone(at: int) 
 def test_a_zombie_that_appends_late_and_dies_is_cleaned_up_by_the_next_batch() -> None:
     world = World()
     driver, zombie = Driver(world), Driver(world)
-    attempt = zombie.attempt(0)
-    assert zombie.coordinator.begin(attempt.txn, "q", PARTITIONS)
+    attempt = zombie.begun(0)
     driver.write(0)
     driver.write(1)
     zombie.append(attempt)
@@ -446,8 +437,7 @@ def test_a_zombie_that_appends_late_and_dies_is_cleaned_up_by_the_next_batch() -
 def test_recover_ends_what_an_abandoned_run_left() -> None:
     world = World()
     driver = Driver(world)
-    attempt = driver.attempt(0)
-    assert driver.coordinator.begin(attempt.txn, "q", PARTITIONS)
+    attempt = driver.begun(0)
     driver.append(attempt)
     assert Driver(world).coordinator.recover("q", None, PARTITIONS) == 3
     assert world.undecided() == {}
@@ -460,25 +450,13 @@ def test_recover_ends_what_an_abandoned_run_left() -> None:
 def test_recover_completes_what_was_committed() -> None:
     world = World()
     driver = Driver(world)
-    attempt = driver.attempt(0)
-    assert driver.coordinator.begin(attempt.txn, "q", PARTITIONS)
+    attempt = driver.begun(0)
     driver.append(attempt)
     assert driver.coordinator.decide(attempt)
     recovered = Driver(world).coordinator
     assert recovered.recover("q", None, PARTITIONS) == 3
     assert recovered.recover("q", None, PARTITIONS) == 0
     world.check(1)
-
-
-def test_a_decided_batch_without_markers_is_completed_before_the_next_one() -> None:
-    world = World()
-    driver = Driver(world)
-    attempt = driver.attempt(0)
-    assert driver.coordinator.begin(attempt.txn, "q", PARTITIONS)
-    driver.append(attempt)
-    assert driver.coordinator.decide(attempt)
-    assert driver.write(1), "it looks afresh, and completes batch 0 first"
-    world.check(2)
 
 
 class LosesAnswers(Wire):

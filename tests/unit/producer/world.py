@@ -1,0 +1,43 @@
+"""Settings of producers in tests, and what they left in a store in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.manifest import Manifest, QueueEntry
+from opendata_buffer.stores.base import Blob, Store
+from opendata_buffer.stores.memory import MemoryStore
+
+WAIT_S = 60.0
+"""Far beyond what any of these takes; reached only by a failure."""
+
+
+def config(**settings: Any) -> ProducerConfig:
+    settings = {"flush_interval_ms": 5, "backoff_max_ms": 20} | settings
+    return ProducerConfig(store="memory://unused", **settings)
+
+
+def held_config(**settings: Any) -> ProducerConfig:
+    """Nothing is flushed by its age."""
+    return config(**{"flush_interval_ms": 60_000, **settings})
+
+
+def bytes_of(store: Store, key: str) -> bytes:
+    # Not the answers of a store that hangs on purpose.
+    blob = MemoryStore.get(store, key) if isinstance(store, MemoryStore) else store.get(key)
+    assert isinstance(blob, Blob)
+    return blob.data
+
+
+def entries(store: Store, key: str = "ingest/manifest") -> tuple[QueueEntry, ...]:
+    return Manifest.parse(bytes_of(store, key)).entries()
+
+
+def batches(store: Store) -> list[list[bytes]]:
+    return [decode_batch(bytes_of(store, entry.location)) for entry in entries(store)]
+
+
+def records(store: Store) -> list[bytes]:
+    return [record for batch in batches(store) for record in batch]
