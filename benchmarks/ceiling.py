@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["TASKS", "Ceiling", "CeilingReader"]
-
 TASKS = 2
 RECORD_LENGTH = 4  # bytes of a record's length in an object
 
@@ -40,7 +38,7 @@ def prebuilt(schema: StructType, size: int, rows: int) -> pa.RecordBatch:
     from opendata_buffer.consumer.fetch import Records
     from opendata_buffer.formats.arrow import decode_arrow
     from opendata_buffer.formats.batch import encode_batch
-    from opendata_buffer.formats.manifest import Metadata
+    from opendata_buffer.formats.entries import Metadata
 
     values = decode_arrow(encode_batch(records_of(size, rows)))
     metadata = (Metadata(0, 1_700_000_000_000, b"bench"),)

@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CONNECTOR", "KAFKA", "client", "jars", "running", "why_not"]
-
 CACHE = (
     Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opendata-buffer" / "peers"
 )

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-__all__ = ["latency_rows", "rows", "spark_latency_rows"]
-
 RECORDS_S = 500
 SECONDS = 4.0
 WARM_S = 1.0

@@ -29,8 +29,6 @@ from opendata_buffer import (
 )
 from opendata_buffer.stores.local import LocalStore
 
-__all__ = ["Turns", "spread"]
-
 RECORDS = 500_000
 BATCHES = 10
 PARTITIONS = 8

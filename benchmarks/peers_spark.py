@@ -38,8 +38,6 @@ from opendata_buffer.stores.local import LocalStore
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["spark_rows"]
-
 MIB = 1024 * 1024
 OBJECT_BYTES = 8 * MIB
 MICRO_BATCHES = 2  # of a query of bytes; the second one counts

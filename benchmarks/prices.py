@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DELETES", "KAFKA", "S3", "Kafka", "S3Prices", "WRITES"]
-
 SECONDS_A_MONTH = 365.25 * 24 * 3600 / 12
 
 WRITES = frozenset({"PutObject", "ListObjectsV2", "CopyObject"})

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["started"]
-
 TRIES = 3
 FAILED = ("Python worker failed to connect back", "PYTHON_WORKER_FAILED_TO_CONNECT_BACK")
 

@@ -25,8 +25,6 @@ from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.stores.local import LocalStore
 
-__all__ = ["apart", "floor_row", "limit_row", "peak_mib", "rows"]
-
 MIB = 1024 * 1024
 OBJECT_BYTES = 8 * MIB
 OBJECTS = 32

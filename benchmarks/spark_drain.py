@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
     from pyspark.sql.types import StructType
 
-__all__ = ["drain_row"]
-
 DIRECTORY = "slow-store"
 
 

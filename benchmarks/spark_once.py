@@ -25,8 +25,6 @@ from opendata_buffer.stores.open import open_store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["once_rows"]
-
 MIB = 1024 * 1024
 OBJECT_BYTES = 8 * MIB
 OBJECTS = 40

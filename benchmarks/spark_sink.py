@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["seconds_of", "sink_rows"]
-
 ROWS = 800_000
 WARM_UP = 1  # rounds that do not count: the JVM compiles what both of them run
 ROUNDS = 5

@@ -33,8 +33,6 @@ from opendata_buffer.stores.open import open_store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["micro_batch_seconds", "source_rows"]
-
 MIB = 1024 * 1024
 WARM_UP = 2  # rounds that do not count
 ROUNDS = 7

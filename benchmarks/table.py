@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Row", "line", "show"]
-
 
 @dataclass(frozen=True, slots=True)
 class Row:

@@ -16,8 +16,6 @@ from benchmarks.table import Row
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["sink_rows"]
-
 PARTITIONS = 16
 ROWS = 800_000
 RECORD_BYTES = 100

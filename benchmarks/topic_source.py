@@ -31,8 +31,6 @@ from opendata_buffer.topic.topic import Topic
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["idle_row", "speed_row"]
-
 PARTITIONS = 16
 TASKS = 2
 WARM_UP = 1  # rounds that do not count

@@ -34,7 +34,7 @@ from buffer_source.rows import RowBuilder
 from opendata_buffer.consumer.fetch import Records
 from opendata_buffer.formats.arrow import decode_arrow
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.values import ValueOptions
 
@@ -44,11 +44,6 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamReader
     from pyspark.sql.streaming import DataStreamReader
     from pyspark.sql.types import StructType
-
-__all__ = [
-    "MICRO_BATCHES", "OBJECTS", "SCHEMA", "json_files", "json_lines", "typed_queue",
-    "typed_records", "typed_rows",
-]  # fmt: skip
 
 MIB = 1024 * 1024
 SCHEMA = "ts BIGINT, user STRING, kind STRING, url STRING, ip STRING, agent STRING, session STRING"

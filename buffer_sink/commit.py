@@ -19,14 +19,13 @@ from buffer_sink.options import SinkOptions
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, TransientStorageError
+from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import Transaction, location_timestamp_ms
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
 from opendata_buffer.runtime import Moment, Runtime
 from opendata_buffer.stores.base import List, Store
-
-__all__ = ["Expiry", "UploadAges", "UploadCommitter"]
 
 log = logging.getLogger(__name__)
 

@@ -28,8 +28,6 @@ from opendata_buffer.topic.topic import CachedTopic, Topic
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ForeachBatchWriter", "foreach_batch_writer", "serve_broker"]
-
 log = logging.getLogger(__name__)
 
 REFRESH_S = 60.0

@@ -23,8 +23,6 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StructFi
 
 from opendata_buffer.errors import InvalidInput
 
-__all__ = ["OWN", "Fields"]
-
 _TEXT = pa.large_string()
 _ESCAPES = {ord("\\"): r"\\", ord('"'): r"\""} | {
     code: {8: r"\b", 9: r"\t", 10: r"\n", 12: r"\f", 13: r"\r"}.get(code, f"\\u{code:04X}")

@@ -17,18 +17,13 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import WriterCommitMessage
 
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid, new_producer_id
 from opendata_buffer.runtime import Moment, Runtime
 
 if TYPE_CHECKING:
     from opendata_buffer.topic.description import TopicDescription
-
-__all__ = [
-    "FIRST_CLOCK", "Group", "SmallBatch", "TaskUploads", "TopicWrite", "UploadedBatch", "WriteTask",
-    "collect",
-]  # fmt: skip
 
 FIRST_CLOCK = 2
 """Clock of a write's first message. An acknowledgement with clock 1 rolls the write back."""

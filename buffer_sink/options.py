@@ -13,9 +13,6 @@ from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.option_reader import STORAGE_OPTIONS, OptionReader, storage_settings
 from opendata_buffer.stores.open import open_store
 
-__all__ = ["PARTITIONERS", "SINK_OPTIONS", "SinkOptions"]
-
-
 _LONGEST_MS = 10**12
 """31 years, as elsewhere."""
 

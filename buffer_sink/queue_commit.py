@@ -43,18 +43,14 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.queue.queue import OpenPause, broker_pause
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.transactions.commit_record import RECORD, CommitRecord, claimed, record_key
-
-__all__ = [
-    "AlreadyDone", "Append", "CommitRecords", "Decision", "QueueCommitter", "Separate", "decide",
-    "is_queued", "transaction_prefix",
-]  # fmt: skip
 
 log = logging.getLogger(__name__)
 

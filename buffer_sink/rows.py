@@ -19,7 +19,7 @@ from buffer_sink.messages import TopicWrite
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.arrow import encode_arrow_block
-from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.topic import partitioner as mapping
 from opendata_buffer.topic.partitioner import split
@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from opendata_buffer.topic.partitioner import Partitioner
-
-__all__ = [
-    "COALESCED_BYTES", "Block", "BlockBuilder", "Columns", "PartitionRouter", "check_one_queue",
-    "check_schema", "check_topic", "coalesced",
-]  # fmt: skip
 
 
 _FIX = (

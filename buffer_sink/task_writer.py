@@ -15,8 +15,6 @@ from buffer_sink.uploads import BatchObjects, UploadWindow
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Put
 
-__all__ = ["OPEN_BLOCKS", "TaskWriter"]
-
 OPEN_BLOCKS = 4
 """Most bytes of rows in blocks that are not full, as a number of full blocks."""
 

@@ -28,8 +28,6 @@ from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
 
-__all__ = ["TopicCommitter"]
-
 log = logging.getLogger(__name__)
 
 

@@ -47,11 +47,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = [
-    "BufferBatchWriter", "BufferStreamWriter", "WritePlan", "batch_writer", "find_topic",
-    "stream_writer",
-]  # fmt: skip
-
 _RUNTIME = SystemRuntime()
 
 QUEUE_KNOWN_S = 60.0

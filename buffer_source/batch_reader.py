@@ -18,7 +18,8 @@ from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import DataLoss, InvalidInput
-from opendata_buffer.formats.manifest import Manifest, QueueEntry
+from opendata_buffer.formats.entries import QueueEntry
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
@@ -27,8 +28,6 @@ from opendata_buffer.stores.open import open_store
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
-
-__all__ = ["BufferBatchReader", "select"]
 
 
 class BufferBatchReader(DataSourceReader):

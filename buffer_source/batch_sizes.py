@@ -14,8 +14,6 @@ from opendata_buffer.formats.keys import is_confined
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Blob, Get, List
 
-__all__ = ["BatchSizes", "SizedStore"]
-
 LIST_INTERVAL_S = 30.0
 """Least time between two listings that are made for estimates only."""
 

@@ -23,8 +23,6 @@ from enum import Enum
 
 from buffer_source.offsets import SourceOffset
 
-__all__ = ["FIRST_BATCH_SETTLES_S", "CommitLog", "Tracking"]
-
 FIRST_BATCH_SETTLES_S = 60.0
 """Idle seconds after which the first batch of a run counts as being on record."""
 

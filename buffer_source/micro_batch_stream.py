@@ -42,8 +42,6 @@ from opendata_buffer.stores.base import Get, Store
 from opendata_buffer.topic.description import is_topic
 from opendata_buffer.topic.topic import Topic
 
-__all__ = ["MicroBatchStream", "Progress", "SourcePartitions", "reads_topic"]
-
 log = logging.getLogger(__name__)
 
 

@@ -18,8 +18,6 @@ from typing import Any
 
 from opendata_buffer.errors import InvalidInput
 
-__all__ = ["INITIAL", "ONLY", "Position", "SourceOffset"]
-
 VERSION = 2
 _READABLE = (1, 2)
 

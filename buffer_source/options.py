@@ -43,16 +43,6 @@ from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import is_abbreviated, number_meant
 from opendata_buffer.values import ValueOptions
 
-__all__ = [
-    "EARLIEST",
-    "LATEST",
-    "PROGRAM",
-    "QUARANTINE",
-    "SOURCE_OPTIONS",
-    "Offsets",
-    "SourceOptions",
-]
-
 log = logging.getLogger(__name__)
 
 _ADVICE = {

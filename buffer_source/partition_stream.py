@@ -29,11 +29,6 @@ from opendata_buffer.quarantine import count_quarantine
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-__all__ = [
-    "READ_AHEAD", "IsolationFilter", "PartitionPlan", "PartitionStream", "PollResult",
-    "check_remembered", "stable_end_of", "rule_behind", "writer_will_retry",
-]  # fmt: skip
-
 log = logging.getLogger(__name__)
 
 READ_AHEAD = 10_000

@@ -21,11 +21,6 @@ from buffer_source.options import SourceOptions
 from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.formats import MIB
 
-__all__ = [
-    "MIN_PART_BYTES", "PartitionBatch", "ReadLimits", "TaskBatches", "interleave", "pack",
-    "plan_tasks", "rate_limit", "tasks_per_batch",
-]  # fmt: skip
-
 OPEN_COST_BYTES = 256 * 1024
 """Cost of opening one more batch in a task, in bytes it could have read instead."""
 

@@ -40,8 +40,6 @@ from opendata_buffer.queue.rollback_checks import ends_before
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-__all__ = ["EVERYTHING", "QueueCursor", "first_since", "no_queue", "oldest_ms", "read_only"]
-
 log = logging.getLogger(__name__)
 
 EVERYTHING = 1 << 64
@@ -51,7 +49,7 @@ Retrying = Callable[..., Any]
 """Calls a function again while the store is unavailable for a time."""
 
 
-class EntryReader(Protocol):
+class _EntryReader(Protocol):
     """A :class:`~opendata_buffer.consumer.consumer.Consumer`, or a reader beside one."""
 
     @property
@@ -80,10 +78,10 @@ class QueueCursor:
 
     def __init__(
         self,
-        reader: EntryReader,
+        reader: _EntryReader,
         queue_id: str,
         options: SourceOptions,
-        read_beside: Callable[[int | None], EntryReader],
+        read_beside: Callable[[int | None], _EntryReader],
     ) -> None:
         self._reader = reader
         self._read_beside = read_beside
@@ -127,12 +125,12 @@ class QueueCursor:
         if start is None and not is_replay and not options.create_if_missing:
             _check_exists(options, store, runtime)
 
-        def read_beside(last_acked: int | None) -> EntryReader:
+        def read_beside(last_acked: int | None) -> _EntryReader:
             reader = read_only(options, store, runtime)
             reader.seek(None if last_acked is None else last_acked + 1)
             return reader
 
-        def read_behind(last_acked: int | None) -> EntryReader:
+        def read_behind(last_acked: int | None) -> _EntryReader:
             if not options.acknowledge:
                 return read_beside(last_acked)
             try:

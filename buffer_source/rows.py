@@ -24,18 +24,13 @@ from buffer_source.schema import OWN, arrow_schema, record_schema
 from opendata_buffer import metrics
 from opendata_buffer.errors import InvalidInput, MalformedRecord
 from opendata_buffer.formats import MIB
-from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.values import DROPMALFORMED, FAILFAST, Columns, Decoder, ValueOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from opendata_buffer.consumer.fetch import Records
-
-__all__ = [
-    "ARRAY_BYTES", "COLUMN_BUILDERS", "PIECE_BYTES", "TYPED_PIECE_BYTES", "Piece", "RowBuilder",
-    "Runs",
-]  # fmt: skip
 
 log = logging.getLogger(__name__)
 

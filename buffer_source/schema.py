@@ -33,11 +33,6 @@ from pyspark.sql.types import (
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.values import Decoder, ValueOptions
 
-__all__ = [
-    "COLUMNS", "INFERRED", "OWN", "Column", "arrow_schema", "check_not_inferred", "check_schema",
-    "default_schema", "meant_as_own", "record_schema",
-]  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class Column:

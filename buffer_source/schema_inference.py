@@ -21,8 +21,6 @@ from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.values import CSV, ValueOptions, infer
 
-__all__ = ["infer_schema"]
-
 log = logging.getLogger(__name__)
 
 BATCHES = 8

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["BufferStreamReader"]
-
 
 class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Streams a buffer, each batch once.

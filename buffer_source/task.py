@@ -22,13 +22,8 @@ from buffer_source.planner import PartitionBatch
 from buffer_source.rows import ARRAY_BYTES, RowBuilder
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.fetch import (
-    AdaptiveConcurrency,
-    BatchDescriptor,
-    FetchHandle,
-    PooledBatch,
-    Records,
-)
+from opendata_buffer.consumer.cursors import BatchDescriptor
+from opendata_buffer.consumer.fetch import AdaptiveConcurrency, FetchHandle, PooledBatch, Records
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import BatchMissing, OpenDataBufferError, PoisonBatch
 from opendata_buffer.quarantine import quarantine
@@ -41,8 +36,6 @@ from opendata_buffer.stores.open import open_store
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
-
-__all__ = ["QueryNotes", "add_query_id", "read_batches"]
 
 
 log = logging.getLogger(__name__)

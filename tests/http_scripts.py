@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
-__all__ = ["Asked", "FaultProxy", "RateProxy", "Reply", "ScriptedServer"]
-
 
 @dataclass(frozen=True)
 class Reply:

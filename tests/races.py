@@ -19,8 +19,6 @@ from opendata_buffer.stores.base import (
     PutOutcome,
 )
 
-__all__ = ["ROUNDS", "WRITERS", "increment", "race"]
-
 WRITERS = 8
 ROUNDS = int(os.environ.get("OPENDATA_BUFFER_RACE_ROUNDS", "3"))
 """Rounds on create and on replace; 200 at night."""

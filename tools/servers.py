@@ -25,8 +25,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["AZURITE", "FAKE_GCS", "PROMETHEUS", "SERVERS", "VERSITYGW", "Server"]
-
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "opendata-buffer/servers")
 NO_GO = "needs Go 1.24 or later (apt-get install golang, brew install go)"
 NO_NPM = "needs Node 20 or later with npm (apt-get install npm, brew install node)"

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from opendata_buffer.config import StoreOptions as StoreOptions
     from opendata_buffer.config import WorkerConfig as WorkerConfig
     from opendata_buffer.consumer.consumer import Consumer as Consumer
+    from opendata_buffer.consumer.cursors import BatchDescriptor as BatchDescriptor
     from opendata_buffer.consumer.cursors import Position as Position
     from opendata_buffer.consumer.fetch import ArrowBatch as ArrowBatch
-    from opendata_buffer.consumer.fetch import BatchDescriptor as BatchDescriptor
     from opendata_buffer.consumer.fetch import ConsumedBatch as ConsumedBatch
     from opendata_buffer.consumer.fetch import FetchHandle as FetchHandle
     from opendata_buffer.consumer.fetch import RawBatch as RawBatch
@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     from opendata_buffer.errors import TransientStorageError as TransientStorageError
     from opendata_buffer.errors import UnsafeStore as UnsafeStore
     from opendata_buffer.formats.batch import Compression as Compression
+    from opendata_buffer.formats.entries import Metadata as Metadata
     from opendata_buffer.formats.keys import Transaction as Transaction
-    from opendata_buffer.formats.manifest import Metadata as Metadata
     from opendata_buffer.gc import GarbageCollector as GarbageCollector
     from opendata_buffer.gc import GcPlan as GcPlan
     from opendata_buffer.gc import GcReport as GcReport
@@ -139,7 +139,7 @@ _NAMES = {
     ],
     "formats.batch": ["Compression"],
     "formats.keys": ["Transaction"],
-    "formats.manifest": ["Metadata"],
+    "formats.entries": ["Metadata"],
     "gc": ["GarbageCollector", "GcPlan", "GcReport"],
     "producer.handle": ["DurabilityWatcher", "Durable", "WriteHandle"],
     "producer.producer": ["Producer"],

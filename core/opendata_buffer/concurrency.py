@@ -20,9 +20,6 @@ from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.runtime import Condition, Runtime
 
-__all__ = ["Closeable", "MAX_PARALLEL", "locked", "in_parallel"]
-
-
 log = logging.getLogger(__name__)
 
 

@@ -16,16 +16,6 @@ from opendata_buffer.formats.keys import MAX_PREFIX_BYTES, check_key
 from opendata_buffer.formats.manifest import FOOTER_SIZE, MAX_MANIFEST_BYTES
 from opendata_buffer.redaction import check_no_secrets
 
-__all__ = [
-    "DEFAULT_DATA_PATH_PREFIX",
-    "ConsumerConfig",
-    "GarbageCollectorConfig",
-    "ProducerConfig",
-    "QueueConfig",
-    "StoreOptions",
-    "WorkerConfig",
-]
-
 DEFAULT_DATA_PATH_PREFIX = "ingest"
 _MOST_MS = 10**12
 """Thirty years. Beyond some three hundred, waiting overflows in the thread that waits."""

@@ -70,8 +70,6 @@ from opendata_buffer.stores.base import (
     ObjectInfo,
 )
 
-__all__ = ["GarbageCollector", "GcCursor", "GcPlan", "GcReport", "Queued", "plan"]
-
 log = logging.getLogger(__name__)
 
 _CURSOR = Sidecar(

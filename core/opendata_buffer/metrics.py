@@ -24,8 +24,6 @@ from weakref import ref
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Observation, get_meter
 from opentelemetry.metrics import _Gauge as Gauge  # the API's own name is still provisional
 
-__all__ = ["TABLE", "Metric", "WatchedGauge", "queue_label"]
-
 METER_NAME = "opendata_buffer"
 PREFIX = "buffer."
 

@@ -15,8 +15,6 @@ from typing import Any
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig, StoreOptions
 from opendata_buffer.errors import InvalidInput
 
-__all__ = ["STORAGE_OPTIONS", "OptionReader", "queue_fields", "storage_settings"]
-
 _ALIAS = "databricks.serviceCredential"
 """The name of ``serviceCredential`` in the Kafka connector on Databricks."""
 

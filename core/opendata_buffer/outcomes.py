@@ -42,8 +42,6 @@ from typing import Generic, TypeVar
 
 from opendata_buffer.errors import OpenDataBufferError
 
-__all__ = ["Applied", "Conflict", "Outcome", "Unknown", "Vanished"]
-
 T = TypeVar("T", covariant=True)
 
 

@@ -30,18 +30,6 @@ from opendata_buffer.formats.sidecar import Fields, Sidecar
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Blob, Get, List, Put, Store, read_sidecar
 
-__all__ = [
-    "FOLDER",
-    "QuarantineReport",
-    "count_quarantine",
-    "list_quarantine",
-    "metadata_json",
-    "quarantine",
-    "read_copy",
-    "read_report",
-    "write_report",
-]
-
 FOLDER = "_quarantine"
 MAX_OBJECT_BYTES = 1 << 30
 """Largest object that is copied: the copy goes through this process's memory."""
@@ -57,11 +45,19 @@ class Entry(Protocol):
     """The batch to copy: a queue entry or a descriptor of one."""
 
     @property
-    def sequence(self) -> int: ...
+    def sequence(self) -> int:
+        """Its place in the queue."""
+        ...
+
     @property
-    def location(self) -> str: ...
+    def location(self) -> str:
+        """Key of its object."""
+        ...
+
     @property
-    def metadata(self) -> tuple[Metadata, ...]: ...
+    def metadata(self) -> tuple[Metadata, ...]:
+        """Its ranges of metadata."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

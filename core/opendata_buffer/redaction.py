@@ -10,8 +10,6 @@ import re
 
 from opendata_buffer.errors import InvalidInput
 
-__all__ = ["check_no_secrets", "redacted"]
-
 # The second form is a password with slashes, as AWS secret keys have them. It takes too much of a
 # URL with a port and an @ in its path; hiding a path is the lesser harm.
 # A container before the host of an abfss:// URL is a name and no secret.

@@ -10,8 +10,6 @@ import tenacity
 from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.runtime import Runtime, remaining
 
-__all__ = ["Retries", "full_jitter", "queue_retry"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -20,11 +18,19 @@ class BackoffSettings(Protocol):
     """The retry settings of a ``QueueConfig``."""
 
     @property
-    def backoff_base_ms(self) -> int: ...
+    def backoff_base_ms(self) -> int:
+        """First backoff step, milliseconds."""
+        ...
+
     @property
-    def backoff_max_ms(self) -> int: ...
+    def backoff_max_ms(self) -> int:
+        """Largest backoff step, milliseconds."""
+        ...
+
     @property
-    def cas_deadline_ms(self) -> int: ...
+    def cas_deadline_ms(self) -> int:
+        """Milliseconds after which no further attempt begins."""
+        ...
 
 
 class Retries:

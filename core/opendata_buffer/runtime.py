@@ -18,18 +18,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
 
-__all__ = [
-    "Condition",
-    "Moment",
-    "Runtime",
-    "SystemRuntime",
-    "Task",
-    "deadline",
-    "remaining",
-    "ulid_of",
-]
-
-
 _BASE32 = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 """Crockford's digits, which ULIDs are written in: 26 of them hold 128 bits."""
 

@@ -28,11 +28,6 @@ import pyarrow.json
 
 from opendata_buffer.errors import InvalidInput
 
-__all__ = [
-    "CSV", "DROPMALFORMED", "FAILFAST", "JSON", "PERMISSIVE", "Columns", "Decoder", "ValueOptions",
-    "infer",
-]  # fmt: skip
-
 JSON, CSV = "json", "csv"
 PERMISSIVE, DROPMALFORMED, FAILFAST = "PERMISSIVE", "DROPMALFORMED", "FAILFAST"
 

@@ -19,8 +19,9 @@ from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
+from opendata_buffer.topic.description import is_topic
 from opendata_buffer.topic.partitioner import modulo
-from opendata_buffer.topic.topic import Topic, is_topic
+from opendata_buffer.topic.topic import Topic
 
 PARTITIONS = 4
 

@@ -27,7 +27,7 @@ from opendata_buffer import (
 )
 from opendata_buffer.producer.append_buffer import Call
 from opendata_buffer.stores.open import open_store
-from opendata_buffer.topic.topic import is_topic
+from opendata_buffer.topic.description import is_topic
 
 Handle = WriteHandle | TopicHandle
 

@@ -22,7 +22,8 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
-from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.formats.entries import Metadata, NewEntry
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.group_commit import Committer, GroupCommitter, shared_committer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome

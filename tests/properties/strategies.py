@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.formats.entries import Metadata, NewEntry
 
 records = st.lists(st.binary(max_size=40) | st.just(b"x" * 5000), max_size=12)
 

@@ -19,8 +19,9 @@ from opendata_buffer.formats.batch import (
     seal_block,
     split_records,
 )
+from opendata_buffer.formats.entries import NewEntry, QueueEntry
 from opendata_buffer.formats.keys import batch_key, is_confined, parse_location
-from opendata_buffer.formats.manifest import Manifest, NewEntry, QueueEntry, check_transition
+from opendata_buffer.formats.manifest import Manifest, check_transition
 from tests.properties.strategies import locations, many_records, new_entries, records
 
 compressions = st.sampled_from(Compression)

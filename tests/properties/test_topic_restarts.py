@@ -18,8 +18,8 @@ from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.options import SourceOptions
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.messages.message_ids import (
     ACK_TXN,
     CONTINUE_TXN,

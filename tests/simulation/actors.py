@@ -14,7 +14,8 @@ from buffer_sink.options import SinkOptions
 from buffer_sink.queue_commit import QueueCommitter
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.fetch import BatchDescriptor, ConsumedBatch, FetchHandle
+from opendata_buffer.consumer.cursors import BatchDescriptor
+from opendata_buffer.consumer.fetch import ConsumedBatch, FetchHandle
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import (
@@ -30,8 +31,8 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
-from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer.handle import WriteHandle
 from opendata_buffer.producer.producer import Producer

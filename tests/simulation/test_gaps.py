@@ -11,7 +11,7 @@ from opendata_buffer.broker.broker import Service, SharedQueue
 from opendata_buffer.broker.protocol import VALID_MS, AppendRequest
 from opendata_buffer.broker.server import Session
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.producer.group_commit import shared_committer
 from opendata_buffer.producer.write_fairness import ALONE_S, BESIDE_S
 from opendata_buffer.queue.queue import Queue

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from opendata_buffer.consumer.fetch import BatchDescriptor
+from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound, TransientStorageError
 from opendata_buffer.formats.entries import Metadata, QueueEntry
 from opendata_buffer.formats.keys import batch_key

@@ -11,8 +11,6 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-__all__ = ["CSV", "CSV_DDL", "CSV_SCHEMA", "JSON", "JSON_DDL", "JSON_SCHEMA", "table"]
-
 Case: TypeAlias = "tuple[bytes, dict[str, Any] | None]"
 
 JSON_DDL = (

@@ -26,9 +26,6 @@ from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-__all__ = ["REPAIRED_BY", "Finding", "Report", "check_queue", "plan_repair", "repair"]
-
-
 CONCURRENCY = 8
 """Batches that are decoded in memory at once."""
 

@@ -34,8 +34,6 @@ from opendata_buffer.queue.rollback_checks import Watermark
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Blob, Listing, Store
 
-__all__ = ["GRACE_MS", "RebuildPlan", "plan_rebuild", "read_raw", "rebuild"]
-
 SEQUENCES_AHEAD = 1_000_000
 EPOCHS_AHEAD = 1_000
 GRACE_MS = 600_000

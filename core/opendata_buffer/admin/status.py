@@ -30,16 +30,6 @@ from opendata_buffer.stores.base import Listing, Store, read_sidecar
 from opendata_buffer.topic.description import Partition
 from opendata_buffer.topic.topic import Topic
 
-__all__ = [
-    "BrokerStatus",
-    "ClaimsStatus",
-    "Status",
-    "TopicStatus",
-    "read_backlog",
-    "read_status",
-    "read_topic",
-]
-
 T = TypeVar("T")
 
 STATS_S = 1.0

@@ -35,8 +35,6 @@ from opendata_buffer.transactions.commit_record import (
 from opendata_buffer.transactions.coordinator import TransactionCoordinator
 from opendata_buffer.transactions.markers import ROLL_BACK, MarkerWriter, TransactionMarker
 
-__all__ = ["STALE_AFTER_S", "OpenTransaction", "TransactionScope", "abort", "list_open", "open_in"]
-
 STALE_AFTER_S = 900.0
 """Age from which ``status`` warns about a transaction, and ``abort`` ends it without ``force``: no
 writer that runs takes so long."""

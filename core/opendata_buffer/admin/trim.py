@@ -49,18 +49,6 @@ from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.topic import Topic
 
-__all__ = [
-    "EARLIEST",
-    "SeekPlan",
-    "SeekResult",
-    "Start",
-    "collect",
-    "plan_seek",
-    "restore_batch",
-    "seek",
-    "skip_batch",
-]
-
 
 def skip_batch(
     store: Store, config: ConsumerConfig, sequence: int, runtime: Runtime, *, force: bool = False

@@ -19,24 +19,13 @@ from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.protocol import AppendRequest, clock_body, error_body
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.entries import NewEntry
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.write_fairness import WriteFairness
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Condition, Moment, Runtime, Task
 from opendata_buffer.stores.base import Store
-
-__all__ = [
-    "SharedQueue",
-    "PAUSE_S",
-    "Client",
-    "Landed",
-    "PauseRequest",
-    "Service",
-    "PendingAppend",
-    "WritePauses",
-    "find_earlier_attempt",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,18 +26,6 @@ from dataclasses import dataclass, field, replace
 from opendata_buffer.formats.sidecar import Fields, Sidecar, is_number
 from opendata_buffer.runtime import Condition
 
-__all__ = [
-    "CLAIMS",
-    "Claims",
-    "FILE_NAME",
-    "Heartbeats",
-    "ClaimHolder",
-    "claims_key",
-    "decode",
-    "encode",
-]
-
-
 FILE_NAME = "_claims.json"
 
 CLAIMS = Sidecar(

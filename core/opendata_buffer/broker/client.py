@@ -17,24 +17,8 @@ from opendata_buffer.broker.protocol import (
 )
 from opendata_buffer.broker.secure_channel import ClientEnd, ProtocolError
 from opendata_buffer.errors import OpenDataBufferError
-from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.runtime import Runtime
-
-__all__ = [
-    "Answer",
-    "Appended",
-    "Channel",
-    "ChannelClosed",
-    "ChannelRefused",
-    "Connection",
-    "Dial",
-    "Lost",
-    "PendingRequest",
-    "PendingRequests",
-    "Refused",
-    "Reply",
-]
-
 
 RENEW_S = 0.5
 """An append is renewed when the broker was heard so long after the clock it holds by."""

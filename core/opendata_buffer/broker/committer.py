@@ -31,15 +31,12 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
-from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.producer.group_commit import Committer, shared_committer
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
-
-__all__ = ["BrokeredCommitter", "open_brokered_committer"]
-
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,6 @@ from opendata_buffer.errors import CorruptData, StorageError
 from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.runtime import Runtime
 
-__all__ = ["Discovery"]
-
-
 log = logging.getLogger(__name__)
 
 

@@ -23,18 +23,6 @@ from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.runtime import Runtime
 
-__all__ = [
-    "DISCOVERY_RECORD",
-    "DiscoveryRecord",
-    "FILE_NAME",
-    "Lease",
-    "Watch",
-    "discovery_record_key",
-    "decode",
-    "encode",
-]
-
-
 FILE_NAME = "_broker.json"
 SECRET_BYTES = 32
 

@@ -28,9 +28,6 @@ from opendata_buffer.quarantine import Entry, quarantine
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-__all__ = ["MAX_ANSWER_BYTES", "ReadyBatches", "DispatchRound"]
-
-
 log = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES // 2

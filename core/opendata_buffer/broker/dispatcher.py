@@ -26,9 +26,6 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, Task
 from opendata_buffer.stores.base import Store
 
-__all__ = ["Dispatcher", "DispatcherTerm", "stored_epoch"]
-
-
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25

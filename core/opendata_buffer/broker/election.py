@@ -35,9 +35,6 @@ from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.runtime import Runtime, Task
 from opendata_buffer.stores.base import Store
 
-__all__ = ["LeaderElection", "consumer_settings"]
-
-
 log = logging.getLogger(__name__)
 
 BEAT_S = 2.0

@@ -25,8 +25,6 @@ from opendata_buffer.broker.server import Listen, WebSocketPort, close_in_childr
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-__all__ = ["ListeningPort", "Network", "WebSocketNetwork", "connect", "dial", "listen_for"]
-
 _ONE_MACHINE = ("file", "memory")
 
 

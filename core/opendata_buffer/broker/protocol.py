@@ -30,30 +30,8 @@ from typing import Any, TypeAlias
 from opendata_buffer import errors
 from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.errors import OpenDataBufferError
-from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.runtime import Moment
-
-__all__ = [
-    "AppendRequest",
-    "ClaimRequest",
-    "FinishRequest",
-    "Responder",
-    "VALID_MS",
-    "append_body",
-    "clock_body",
-    "error_body",
-    "error_of",
-    "metadata_body",
-    "moment_of",
-    "parse_append",
-    "parse_beat",
-    "parse_claim",
-    "parse_finish",
-    "parse_metadata",
-    "parse_renewal",
-    "whole",
-]
-
 
 VALID_MS = 2_000
 """How long a request holds, at most: the longest a client waits before it asks another broker."""

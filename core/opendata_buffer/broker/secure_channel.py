@@ -25,9 +25,6 @@ from typing import Any
 
 from opendata_buffer.errors import OpenDataBufferError
 
-__all__ = ["BrokerEnd", "ClientEnd", "MAX_MESSAGE_BYTES", "ProtocolError"]
-
-
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """Largest message, either way. A client appends by itself what does not fit."""
 

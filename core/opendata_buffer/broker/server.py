@@ -45,8 +45,6 @@ from opendata_buffer.broker.secure_channel import (
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
 from opendata_buffer.runtime import Moment, Runtime, Task
 
-__all__ = ["Listen", "Session", "SocketOwner", "WebSocketPort", "close_in_children", "own_address"]
-
 
 class Session:
     """One client's connection, without the network: does what each message asks for.

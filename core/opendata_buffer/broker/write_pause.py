@@ -24,8 +24,6 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.runtime import Runtime, remaining
 
-__all__ = ["BrokerPause"]
-
 log = logging.getLogger(__name__)
 
 FIND_S = 1.0

@@ -7,8 +7,6 @@ import os
 import signal
 from typing import NoReturn
 
-__all__ = ["main"]
-
 _INTERRUPTED = 130
 
 

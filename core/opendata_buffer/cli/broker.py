@@ -15,8 +15,6 @@ from opendata_buffer.cli.target import one_queue, require_queue
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.runtime import Runtime
 
-__all__ = ["broker"]
-
 POLL_S = 0.25
 """Between two checks whether it still serves."""
 

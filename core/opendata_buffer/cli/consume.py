@@ -53,8 +53,6 @@ from opendata_buffer.runtime import Runtime
 from opendata_buffer.topic.consumer import REFRESH_S, TopicArrowBatch, TopicConsumer
 from opendata_buffer.topic.topic import CachedTopic
 
-__all__ = ["consume"]
-
 PROGRAM = "opendata-buffer consume"
 
 GROUP_BATCHES = 100

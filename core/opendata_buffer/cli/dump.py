@@ -24,8 +24,6 @@ from opendata_buffer.quarantine import metadata_json
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.open import open_store
 
-__all__ = ["batch", "manifest"]
-
 
 @click.group()
 def manifest() -> None:

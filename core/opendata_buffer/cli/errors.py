@@ -29,8 +29,6 @@ from opendata_buffer.cli.options import with_flags
 from opendata_buffer.cli.signals import INTERRUPTED, handle_signals, ignore_signals, signalled
 from opendata_buffer.errors import OpenDataBufferError
 
-__all__ = ["Exceeded", "Failure", "FailureGroup", "one_line", "run_group"]
-
 READER_GONE = 141
 
 log = logging.getLogger("opendata_buffer.cli")

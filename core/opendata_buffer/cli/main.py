@@ -14,8 +14,6 @@ import click
 from opendata_buffer.cli.errors import FailureGroup, run_group
 from opendata_buffer.runtime import SystemRuntime
 
-__all__ = ["COMMANDS", "cli", "run"]
-
 COMMANDS = {
     "produce": ("produce", "Put the records of stdin into the queue."),
     "consume": ("consume", "Write the records of the queue to stdout."),

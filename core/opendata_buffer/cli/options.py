@@ -16,29 +16,6 @@ from click.shell_completion import CompletionItem
 
 from opendata_buffer.formats import MIB
 
-__all__ = [
-    "NAMES_ONE_QUEUE",
-    "NATURAL",
-    "POSITIVE",
-    "SOON_MS",
-    "allow_foreign_option",
-    "create_if_missing_option",
-    "framing_option",
-    "json_option",
-    "max_batch_bytes_option",
-    "patient_queue_options",
-    "queue_options",
-    "queue_words",
-    "recreate_option",
-    "refuse_together",
-    "remember_flags",
-    "remember_queue",
-    "store_argument",
-    "store_options",
-    "with_flags",
-    "yes_option",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 SOON_MS = 5_000

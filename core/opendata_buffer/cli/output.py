@@ -10,8 +10,6 @@ from rich import filesize
 
 from opendata_buffer.cli.errors import Failure
 
-__all__ = ["confirm", "format_age", "format_bytes", "plural", "waiting"]
-
 
 def plural(count: int, noun: str) -> str:
     """``1 batch``, ``2 batches``, ``1,000 copies``."""

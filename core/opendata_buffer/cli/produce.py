@@ -38,8 +38,6 @@ from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.partitioner import Partitioner
 from opendata_buffer.topic.producer import TopicProducer
 
-__all__ = ["produce"]
-
 READ_BYTES = MIB
 MAX_METADATA_BYTES = 1024 * 1024
 """Longest metadata of a record: it goes into the manifest, which every append writes whole."""

@@ -39,8 +39,6 @@ from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import CorruptData
 from opendata_buffer.quarantine import list_quarantine
 
-__all__ = ["fsck", "gc", "quarantine", "rebuild", "seek", "skip"]
-
 
 @click.command()
 @queue_options

@@ -20,8 +20,6 @@ from types import FrameType
 
 from opendata_buffer.runtime import Runtime, SystemRuntime
 
-__all__ = ["INTERRUPTED", "handle_signals", "ignore_signals", "print_summary", "signalled"]
-
 INTERRUPTED = 130
 TERMINATED = 143
 ORDERLY_S = 4.0

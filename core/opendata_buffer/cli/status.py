@@ -25,8 +25,6 @@ from opendata_buffer.cli.target import Target, target_of
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.runtime import Runtime
 
-__all__ = ["status"]
-
 
 @click.command()
 @queue_options

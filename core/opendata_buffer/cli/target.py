@@ -29,8 +29,6 @@ from opendata_buffer.topic.topic import Topic
 if TYPE_CHECKING:  # It imports Arrow, and a probe that runs every few seconds does not need it.
     from opendata_buffer.admin.trim import Start
 
-__all__ = ["Target", "one_queue", "require_queue", "soon", "store_options_of", "target_of"]
-
 Config = TypeVar("Config", bound=QueueConfig)
 
 

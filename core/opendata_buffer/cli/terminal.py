@@ -25,8 +25,6 @@ from opendata_buffer.admin.status import BrokerStatus, ClaimsStatus, Status, Top
 from opendata_buffer.cli.output import format_age, format_bytes, plural, waiting
 from opendata_buffer.queue.consumer_info import ConsumerInfo
 
-__all__ = ["count_progress", "status_table", "topic_table", "track"]
-
 
 def topic_table(status: TopicStatus) -> Table:
     """A topic for a person: a line for each partition."""

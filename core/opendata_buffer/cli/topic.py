@@ -24,8 +24,6 @@ from opendata_buffer.runtime import Runtime
 from opendata_buffer.topic.description import is_topic
 from opendata_buffer.topic.topic import Topic
 
-__all__ = ["topic", "transactions"]
-
 
 @click.group()
 def topic() -> None:

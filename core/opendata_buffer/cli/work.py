@@ -31,8 +31,6 @@ from opendata_buffer.errors import ClaimLost, Closed, InvalidInput, OpenDataBuff
 from opendata_buffer.framing import FRAMINGS
 from opendata_buffer.runtime import Runtime
 
-__all__ = ["work"]
-
 CLAIM_S = 1.0
 """Longest wait of one claim, so that a signal is noticed."""
 

@@ -38,9 +38,6 @@ from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 
-__all__ = ["Consumer"]
-
-
 log = logging.getLogger(__name__)
 
 

@@ -21,9 +21,6 @@ from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.entries import Metadata, QueueEntry
 from opendata_buffer.formats.manifest import Manifest
 
-__all__ = ["BatchDescriptor", "Cursors", "Position", "check_data_loss", "warn_data_loss"]
-
-
 log = logging.getLogger(__name__)
 
 _FORM = re.compile(r"(?:([^\s:]+):)?([0-9]{1,20})", re.ASCII)

@@ -37,18 +37,6 @@ from opendata_buffer.stores.base import Blob, Get, GetInto, Near
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.values import DROPMALFORMED, FAILFAST, Decoder, ValueOptions, infer
 
-__all__ = [
-    "AdaptiveConcurrency",
-    "ArrowBatch",
-    "BatchDescriptor",
-    "ConsumedBatch",
-    "FetchHandle",
-    "PooledBatch",
-    "RawBatch",
-    "Records",
-]
-
-
 NEAR_S, NEAR_BYTES_PER_S = 0.001, 1e9
 """A fetch that waited no longer than this came from a page cache, and not over a network."""
 

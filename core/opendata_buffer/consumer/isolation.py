@@ -30,17 +30,6 @@ from opendata_buffer.formats.keys import BatchLocation, Transaction, parse_locat
 from opendata_buffer.messages.message_ids import ACK_TXN, CLOCK_MAX, FINAL, parse_uuid
 from opendata_buffer.messages.sequencer import Message, ProducerState, Sequencer
 
-__all__ = [
-    "HORIZON_DAYS",
-    "ISOLATION_LEVELS",
-    "READ_COMMITTED",
-    "READ_UNCOMMITTED",
-    "ReadCommitted",
-    "Replay",
-    "TransactionFilter",
-    "is_acknowledgement",
-]
-
 HORIZON_DAYS = 30
 """Days without a batch after which an app is forgotten."""
 

@@ -22,9 +22,6 @@ from opendata_buffer.consumer.fetch import AdaptiveConcurrency, Fetch
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 
-__all__ = ["fetch_many", "read_ahead"]
-
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -24,8 +24,6 @@ from opendata_buffer.queue.rollback_checks import ends_before
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-__all__ = ["ReadOnlyReader", "no_such_queue"]
-
 
 class ReadOnlyReader:
     """The manifest of one queue, and a position in it that only this reader knows.

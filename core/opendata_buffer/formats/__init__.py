@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-__all__ = ["MIB", "BytesLike"]
-
 MIB = 1024 * 1024
 """Bytes in a mebibyte."""
 

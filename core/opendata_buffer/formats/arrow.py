@@ -42,22 +42,6 @@ from opendata_buffer.formats.batch import (
     split_records,
 )
 
-__all__ = [
-    "ArrowBlock",
-    "HEAD_SIZE",
-    "MAX_BLOCK_BYTES",
-    "ReadBuffer",
-    "TAIL_SIZE",
-    "decode_arrow",
-    "decode_records",
-    "encode_arrow_block",
-    "encode_bytes",
-    "head",
-    "open_arrow",
-    "tail",
-]
-
-
 HEAD_SIZE = 64
 """Bytes :func:`head` makes; room to leave before a block."""
 

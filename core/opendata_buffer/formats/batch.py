@@ -19,26 +19,6 @@ from enum import IntEnum
 from opendata_buffer.errors import CorruptBatch, InvalidInput
 from opendata_buffer.formats import BytesLike, zstd
 
-__all__ = [
-    "DEFAULT_MAX_BYTES",
-    "FOOTER_SIZE",
-    "U32_MAX",
-    "VERSION",
-    "BatchFooter",
-    "Compression",
-    "check_block",
-    "decode_batch",
-    "encode_batch",
-    "encode_block",
-    "join_records",
-    "largest_object",
-    "open_batch",
-    "parse_footer",
-    "seal_block",
-    "seal_pieces",
-    "split_records",
-]
-
 VERSION = 1
 _FOOTER = struct.Struct("<BIH")  # compression, record count, version
 FOOTER_SIZE = _FOOTER.size

@@ -18,21 +18,6 @@ from opendata_buffer.errors import CorruptManifest, InvalidInput
 from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats.keys import MAX_LOCATION_BYTES, location_timestamp_ms
 
-__all__ = [
-    "FIXED_SIZE",
-    "LEAST_SIZE",
-    "REMEDY",
-    "Metadata",
-    "NewEntry",
-    "QueueEntry",
-    "decode_entry",
-    "encode_entry",
-    "entry_starts",
-    "find_location",
-    "salvage_entries",
-    "whole_locations",
-]
-
 FIXED_SIZE = 8 + 2 + 4
 """``entry_len`` of an entry with an empty location and no metadata."""
 

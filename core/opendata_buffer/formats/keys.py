@@ -12,25 +12,6 @@ from dataclasses import dataclass
 
 from opendata_buffer.errors import InvalidInput
 
-__all__ = [
-    "MAX_KEY_BYTES",
-    "MAX_LOCATION_BYTES",
-    "MAX_PREFIX_BYTES",
-    "BatchLocation",
-    "Transaction",
-    "batch_key",
-    "check_key",
-    "is_confined",
-    "is_ulid",
-    "later_ulid",
-    "location_tag",
-    "location_timestamp_ms",
-    "parse_location",
-    "tagged_ulid",
-    "ulid_tag",
-    "ulid_timestamp_ms",
-]
-
 MAX_KEY_BYTES = 1024
 """Longest object key, UTF-8 bytes: the limit of S3."""
 

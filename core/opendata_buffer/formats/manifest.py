@@ -23,7 +23,6 @@ from opendata_buffer.formats.entries import (
     FIXED_SIZE,
     LEAST_SIZE,
     REMEDY,
-    Metadata,
     NewEntry,
     QueueEntry,
     decode_entry,
@@ -32,21 +31,6 @@ from opendata_buffer.formats.entries import (
     find_location,
     whole_locations,
 )
-
-__all__ = [
-    "FOOTER_SIZE",
-    "Footer",
-    "MAX_MANIFEST_BYTES",
-    "Manifest",
-    "Metadata",
-    "NewEntry",
-    "QueueEntry",
-    "SEALED_EPOCH",
-    "VERSION",
-    "check_transition",
-    "with_queue_in_hint",
-]
-
 
 VERSION = 1
 FOOTER_SIZE = 22

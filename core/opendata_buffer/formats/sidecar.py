@@ -19,8 +19,6 @@ from typing import Any, Final, TypeVar, overload
 
 from opendata_buffer.errors import CorruptData
 
-__all__ = ["LARGEST", "Fields", "Sidecar", "is_number"]
-
 LARGEST = 2**64 - 1
 """Largest number that is read: sequences, epochs and clocks have 64 bits."""
 

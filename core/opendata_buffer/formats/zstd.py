@@ -15,8 +15,6 @@ import zstandard
 
 from opendata_buffer.errors import CorruptBatch
 
-__all__ = ["MOST_FRAMES", "Frame", "compress", "decompress", "decompress_into", "plan_frames"]
-
 _FRAME_MAGIC = 0xFD2FB528
 _SKIPPABLE_MAGIC = 0x184D2A50  # the lowest four bits are free
 _MAX_BLOCK = 128 * 1024

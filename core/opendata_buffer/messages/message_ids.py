@@ -20,20 +20,6 @@ from dataclasses import dataclass
 
 from opendata_buffer.errors import InvalidInput
 
-__all__ = [
-    "ACK_TXN",
-    "CLOCK_MAX",
-    "CONTINUE_TXN",
-    "Clock",
-    "FINAL",
-    "MessageId",
-    "OUTSIDE_TXN",
-    "PRODUCER_BYTES",
-    "build_uuid",
-    "new_producer_id",
-    "parse_uuid",
-]
-
 OUTSIDE_TXN = 0
 """The message is no part of a transaction: it is committed when it is written."""
 

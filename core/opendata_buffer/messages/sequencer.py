@@ -34,8 +34,6 @@ from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, FINAL, parse_uuid
 
-__all__ = ["Message", "Outcome", "ProducerState", "Sequencer", "Undecided", "undecided"]
-
 
 @dataclass(frozen=True, slots=True)
 class Undecided:

@@ -27,8 +27,6 @@ from opendata_buffer.producer.handle import DurabilityWatcher, WriteHandle
 from opendata_buffer.producer.ordered_uploads import LateUpload, OrderedUploads
 from opendata_buffer.runtime import Moment, Runtime
 
-__all__ = ["Accumulator", "Work"]
-
 
 @dataclass(slots=True, eq=False)
 class Work:

@@ -36,8 +36,6 @@ from opendata_buffer.formats.batch import encode_block
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.producer.handle import WriteHandle
 
-__all__ = ["AppendBuffer", "CurrentBuffer", "Item", "ProduceRequest", "RecordEncoder"]
-
 BUFFER_S = 0.001
 """How long a buffer is open: metadata has times in milliseconds."""
 

@@ -17,8 +17,8 @@ from uuid import UUID
 
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats.batch import Compression, seal_pieces
+from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.producer.append_buffer import (
     BUFFER_S,
     CLOSED,
@@ -33,8 +33,6 @@ from opendata_buffer.producer.append_buffer import (
 )
 from opendata_buffer.producer.handle import DurabilityWatcher, Durable, WriteHandle
 from opendata_buffer.runtime import Moment
-
-__all__ = ["Batch", "Batcher", "Stage"]
 
 RANGE_BYTES = 16
 """What a metadata range takes in the manifest beside its payload."""

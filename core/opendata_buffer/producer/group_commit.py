@@ -26,22 +26,14 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
+from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import ulid_tag
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.write_fairness import WriteFairness
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import RateLimited, Store
-
-__all__ = [
-    "Committer",
-    "GroupCommitter",
-    "OpenCommitter",
-    "open_committer",
-    "shared_committer",
-]
-
 
 MOST_LOOKED_AT = 1_000
 """Of the entries that others appended, the newest so many are looked at for their tags."""

@@ -15,9 +15,6 @@ from dataclasses import dataclass
 from opendata_buffer.concurrency import locked
 from opendata_buffer.runtime import Runtime
 
-__all__ = ["DurabilityWatcher", "Durable", "WriteHandle", "wakeable"]
-
-
 log = logging.getLogger(__name__)
 
 

@@ -33,8 +33,6 @@ from opendata_buffer.producer.batching import Batch, Stage
 from opendata_buffer.producer.handle import Durable
 from opendata_buffer.runtime import Moment
 
-__all__ = ["LateUpload", "OrderedUploads"]
-
 
 @dataclass(frozen=True, slots=True)
 class LateUpload:

@@ -40,8 +40,6 @@ from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 
-__all__ = ["Producer"]
-
 log = logging.getLogger(__name__)
 
 MAX_METADATA_BYTES = 1024 * 1024

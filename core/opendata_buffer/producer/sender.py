@@ -38,8 +38,6 @@ from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Moment, Runtime, Task, deadline
 from opendata_buffer.stores.base import Put, PutPieces, Store
 
-__all__ = ["Sender", "Uploader"]
-
 
 class Uploader:
     """Writes batch objects; called by several threads at once, with a batch each."""

@@ -31,8 +31,6 @@ from collections.abc import Callable, Iterable
 
 from opendata_buffer.formats.keys import location_tag
 
-__all__ = ["ALONE_S", "BESIDE_S", "WriteFairness"]
-
 CYCLES_EACH = 1.5
 JITTER = 0.05
 WINDOW_S = 10.0

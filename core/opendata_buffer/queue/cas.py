@@ -39,8 +39,6 @@ from opendata_buffer.retry import BackoffSettings, queue_retry
 from opendata_buffer.runtime import Runtime, deadline, remaining
 from opendata_buffer.stores.base import ABSENT, ConditionalPut, Get, IfVersion, NotModified
 
-__all__ = ["LAST_LOOK_S", "CasObject", "CasStore", "OutcomeUnknown", "Proof"]
-
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 

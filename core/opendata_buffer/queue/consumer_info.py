@@ -26,8 +26,6 @@ from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.runtime import Runtime, deadline
 
-__all__ = ["ConsumerInfo", "add_query_id", "read_consumer_info", "write_consumer_info"]
-
 log = logging.getLogger(__name__)
 
 _NAME = "_consumer.json"

@@ -54,20 +54,6 @@ from opendata_buffer.queue.rollback_checks import Watermark, check_reached, pars
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Blob, Get, List
 
-__all__ = [
-    "OWNER_NAME",
-    "PARTITION_NAME",
-    "TOPIC_KEY",
-    "PrefixOwner",
-    "QueueClaim",
-    "check_owner",
-    "claim_for_writing",
-    "claim_queue",
-    "exists",
-    "missing_topic_hint",
-    "owner_key",
-]
-
 log = logging.getLogger(__name__)
 
 OWNER_NAME = "_owner.json"

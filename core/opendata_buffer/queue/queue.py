@@ -24,11 +24,11 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
+from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.manifest import (
     MAX_MANIFEST_BYTES,
     SEALED_EPOCH,
     Manifest,
-    NewEntry,
     check_transition,
 )
 from opendata_buffer.queue.cas import CasObject, CasStore, OutcomeUnknown
@@ -40,8 +40,6 @@ from opendata_buffer.queue.rollback_checks import (
     vanished,
 )
 from opendata_buffer.runtime import Runtime
-
-__all__ = ["OpenPause", "Queue", "WritePause", "broker_pause"]
 
 T = TypeVar("T")
 

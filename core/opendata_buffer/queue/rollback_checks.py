@@ -15,17 +15,6 @@ from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
 from opendata_buffer.errors import CorruptManifest, DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.manifest import Manifest, with_queue_in_hint
 
-__all__ = [
-    "Watermark",
-    "check_follows",
-    "check_reached",
-    "check_resume",
-    "ends_before",
-    "parse_manifest",
-    "queue_hint",
-    "vanished",
-]
-
 
 def queue_hint(url: str, config: QueueConfig) -> str:
     """A queue as the command line takes it: store, and the options that are not at their default.

@@ -51,8 +51,6 @@ from opendata_buffer.stores.http import (
     with_retry_after,
 )
 
-__all__ = ["AzureStore", "blob_host", "connect"]
-
 _PAGE = 5_000
 """Most blobs of one page of a listing."""
 _CONTINUATIONS = 16

@@ -14,33 +14,6 @@ from opendata_buffer import outcomes
 from opendata_buffer.errors import CorruptData, InvalidInput
 from opendata_buffer.formats.sidecar import Sidecar
 
-__all__ = [
-    "ABSENT",
-    "Absent",
-    "Blob",
-    "ConditionalPut",
-    "Delete",
-    "DeleteFailure",
-    "Get",
-    "GetInto",
-    "IfVersion",
-    "List",
-    "Listing",
-    "Near",
-    "NotModified",
-    "ObjectInfo",
-    "RateLimited",
-    "Put",
-    "PutOutcome",
-    "PutPieces",
-    "Store",
-    "check_limit",
-    "check_range",
-    "check_size",
-    "cut",
-    "read_sidecar",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Blob:

@@ -13,17 +13,6 @@ from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
 from opendata_buffer.redaction import redacted
 
-__all__ = [
-    "AWS_ENVIRONMENT",
-    "AZURE_ENVIRONMENT",
-    "GCS_ENVIRONMENT",
-    "ProcessClient",
-    "environment_of",
-    "load",
-    "service_credential",
-]
-
-
 _IDENTITIES = {
     "s3": "an instance profile",
     "az": "a service principal by AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET",

@@ -59,20 +59,6 @@ from opendata_buffer.stores.http import (
 )
 from opendata_buffer.stores.probe import RACES
 
-__all__ = [
-    "GcsClient",
-    "GcsStore",
-    "PUBLIC",
-    "Response",
-    "WriteRate",
-    "connect",
-    "expected_generation",
-    "page_of",
-    "read_object",
-    "sent_md5",
-    "upload",
-]
-
 PUBLIC = "https://storage.googleapis.com"
 """Google's own endpoint."""
 

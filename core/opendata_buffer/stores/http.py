@@ -50,26 +50,6 @@ from opendata_buffer.stores.base import (
 )
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, RACES, SAFE, probe_conditional_writes
 
-__all__ = [
-    "CHUNK_BYTES",
-    "CloudStore",
-    "DeadlinePassed",
-    "MAX_ERROR_BYTES",
-    "Page",
-    "as_base64",
-    "check_md5",
-    "check_part",
-    "crc32",
-    "md5",
-    "not_modified",
-    "read_part",
-    "repeat_transient",
-    "strong_etag",
-    "verify_write",
-    "with_retry_after",
-    "within_deadline",
-]
-
 MAX_ERROR_BYTES = 64 * 1024
 CHUNK_BYTES = 64 * 1024
 

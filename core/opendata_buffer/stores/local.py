@@ -54,16 +54,6 @@ from opendata_buffer.stores.local_files import (
     write_pieces,
 )
 
-__all__ = [
-    "LocalPaths",
-    "LocalStore",
-    "RESERVED",
-    "TemporaryFiles",
-    "directory_of",
-    "files_below",
-]
-
-
 _DAY_NS = 24 * 3600 * 10**9
 
 

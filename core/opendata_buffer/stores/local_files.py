@@ -20,24 +20,6 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.runtime import Runtime, remaining
 
-__all__ = [
-    "FileLock",
-    "LockTimeout",
-    "MISSING",
-    "make_directories",
-    "read_into",
-    "read_range",
-    "stamp_later",
-    "stat_file",
-    "storage_error",
-    "sync_directory",
-    "unlink_quietly",
-    "version_of",
-    "write_all",
-    "write_pieces",
-]
-
-
 _STRIPES = 64
 _thread_locks: list[threading.Lock] = []
 

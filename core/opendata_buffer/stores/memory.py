@@ -26,8 +26,6 @@ from opendata_buffer.stores.base import (
     cut,
 )
 
-__all__ = ["MemoryStore"]
-
 # Never repeats in this process, not even over two stores: equal versions mean equal bytes.
 _versions = itertools.count(1)
 _registry: dict[str, MemoryStore] = {}

@@ -19,9 +19,6 @@ from opendata_buffer.stores.clients import (
     environment_of,
 )
 
-__all__ = ["open_store"]
-
-
 _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfss", "memory")
 # A name with a colon in it is a path unless it looks like a URL or starts like one of ours.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?=/)|(?i:(file|s3|s3a|gs|az|abfss|memory):)")

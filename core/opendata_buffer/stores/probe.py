@@ -28,8 +28,6 @@ from opendata_buffer.stores.base import (
     PutOutcome,
 )
 
-__all__ = ["PROBE_DEADLINE_MS", "RACES", "SAFE", "probe_conditional_writes"]
-
 log = logging.getLogger(__name__)
 
 PROBE_DEADLINE_MS = 10_000

@@ -62,8 +62,6 @@ from opendata_buffer.stores.s3_direct_get import DirectGet
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
-__all__ = ["S3Store", "connect", "page_of", "session_of"]
-
 _PAGE = 1_000
 """Most keys of one page of a listing."""
 

@@ -32,8 +32,6 @@ from opendata_buffer.stores.http import MAX_ERROR_BYTES, DeadlinePassed, as_base
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
-__all__ = ["DirectGet"]
-
 _EVENT = "before-sign.s3.GetObject"
 _SIGNATURES = {"s3v4", "v4", botocore.UNSIGNED}
 _CONTEXT = ("auth_type", "client_config", "client_region", "signing")

@@ -1,5 +1,3 @@
 """Topics: many queues as one stream. Each partition is an ordinary queue."""
 
 from __future__ import annotations
-
-__all__: list[str] = []

@@ -21,15 +21,13 @@ from opendata_buffer.consumer.fetch import (
 from opendata_buffer.consumer.isolation import READ_COMMITTED
 from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.errors import Closed, DataLoss, Drained, InvalidInput, OpenDataBufferError
-from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.queue.queue import OpenPause, broker_pause
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.partition_consumer import PartitionPosition, PartitionReader
 from opendata_buffer.topic.topic import CachedTopic, Topic
-
-__all__ = ["Delivered", "TopicArrowBatch", "TopicBatch", "TopicConsumer", "round_robin"]
 
 log = logging.getLogger(__name__)
 

@@ -43,20 +43,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = [
-    "DESCRIPTION",
-    "DRAIN_S",
-    "Partition",
-    "State",
-    "TopicDescription",
-    "has_letters",
-    "is_abbreviated",
-    "is_topic",
-    "name_of",
-    "number_meant",
-    "number_of",
-]
-
 DESCRIPTION = Sidecar(
     "the topic's description",
     "Restore its latest version (bucket versioning): it alone says which partitions there are.",

@@ -17,15 +17,13 @@ from typing import Any
 
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.cursors import Position, warn_data_loss
-from opendata_buffer.consumer.fetch import ArrowBatch, BatchDescriptor, ConsumedBatch, PooledBatch
+from opendata_buffer.consumer.cursors import BatchDescriptor, Position, warn_data_loss
+from opendata_buffer.consumer.fetch import ArrowBatch, ConsumedBatch, PooledBatch
 from opendata_buffer.consumer.isolation import ReadCommitted, Replay
 from opendata_buffer.errors import DataLoss, Drained, InvalidInput, PoisonBatch, QueueReset
 from opendata_buffer.queue.queue import OpenPause, broker_pause
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
-
-__all__ = ["PartitionPosition", "PartitionProgress", "PartitionReader"]
 
 _MAX_SEQUENCE = 2**64 - 1
 

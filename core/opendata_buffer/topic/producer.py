@@ -27,8 +27,6 @@ from opendata_buffer.topic.topic import CachedTopic, Topic
 if TYPE_CHECKING:
     from opendata_buffer.topic.partitioner import Entries
 
-__all__ = ["ProducerPool", "TopicHandle", "TopicProducer", "TopicWatcher"]
-
 log = logging.getLogger(__name__)
 
 

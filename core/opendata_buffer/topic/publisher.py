@@ -61,8 +61,6 @@ from opendata_buffer.transactions.markers import ROLL_BACK, MarkerWriter, Transa
 if TYPE_CHECKING:
     from opendata_buffer.topic.partitioner import Entries, Keys, Partitioner
 
-__all__ = ["AckIntents", "CallLock", "Publisher", "PublisherTransaction"]
-
 
 log = logging.getLogger(__name__)
 

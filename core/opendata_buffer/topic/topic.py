@@ -23,9 +23,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
-from opendata_buffer.topic.description import DESCRIPTION, DRAIN_S, TopicDescription, is_topic
-
-__all__ = ["CachedTopic", "Topic", "is_topic"]
+from opendata_buffer.topic.description import DESCRIPTION, DRAIN_S, TopicDescription
 
 log = logging.getLogger(__name__)
 

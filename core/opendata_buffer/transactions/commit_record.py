@@ -27,16 +27,6 @@ from opendata_buffer.formats.sidecar import LARGEST, Sidecar, is_number
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker, undecided_of_app
 
-__all__ = [
-    "CommitRecord",
-    "OwnedRecord",
-    "RECORD",
-    "TOPIC_FOLDER",
-    "Verdict",
-    "claimed",
-    "record_key",
-]
-
 TOPIC_FOLDER = "_topic"
 """Folder of the records of a topic's writers; no partition has such a name."""
 

@@ -50,8 +50,6 @@ from opendata_buffer.transactions.markers import (
     undecided_markers,
 )
 
-__all__ = ["Attempt", "TransactionCoordinator"]
-
 log = logging.getLogger(__name__)
 
 _DEADLINE_MS = 10_000  # of one change of a record; a micro-batch waits for it

@@ -15,22 +15,15 @@ from dataclasses import dataclass
 
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, build_uuid
 from opendata_buffer.messages.sequencer import Undecided, undecided
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.retry import BackoffSettings, queue_retry
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Put
-
-__all__ = [
-    "MarkerWriter",
-    "ROLL_BACK",
-    "TransactionMarker",
-    "undecided_markers",
-    "undecided_of_app",
-]
 
 ROLL_BACK = 1
 """Clock of a marker that rolls back; clocks of transactions begin beyond it."""

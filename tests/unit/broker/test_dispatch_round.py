@@ -8,8 +8,8 @@ from opendata_buffer.broker.claims import Claims, Heartbeats
 from opendata_buffer.broker.dispatch_round import MAX_ANSWER_BYTES, DispatchRound, ReadyBatches
 from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.fetch import BatchDescriptor
-from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.consumer.cursors import BatchDescriptor
+from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.quarantine import list_quarantine
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -26,7 +26,8 @@ from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, ClientEnd, 
 from opendata_buffer.broker.server import MAX_OPEN_REQUESTS, QUEUED_ANSWERS, Listen, WebSocketPort
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.entries import NewEntry
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome

@@ -23,8 +23,8 @@ from opendata_buffer.errors import (
     PermanentStorageError,
     TransientStorageError,
 )
+from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, parse_location
-from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, parse_uuid
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore

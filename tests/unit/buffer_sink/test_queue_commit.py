@@ -35,8 +35,9 @@ from opendata_buffer.errors import (
     UnsafeStore,
 )
 from opendata_buffer.formats.batch import decode_batch, encode_batch
+from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid, parse_location
-from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.ownership import check_owner, claim_queue
 from opendata_buffer.queue.queue import Queue

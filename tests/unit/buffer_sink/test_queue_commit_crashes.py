@@ -17,8 +17,8 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import CommitStateUnknown
 from opendata_buffer.formats.batch import decode_batch, encode_batch
+from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome

@@ -12,8 +12,9 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import Drained, InvalidInput, Superseded, TransientStorageError
 from opendata_buffer.formats.batch import decode_batch, encode_batch
+from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction, later_ulid
-from opendata_buffer.formats.manifest import Manifest, Metadata
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages.sequencer import undecided
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment

@@ -16,8 +16,8 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.formats.arrow import encode_arrow_block
 from opendata_buffer.formats.batch import Compression, decode_batch, parse_footer
+from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction, location_timestamp_ms, parse_location
-from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.messages.message_ids import parse_uuid
 from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.base import Blob

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pyspark.sql.types import DayTimeIntervalType, StructType
 
-__all__ = ["struct"]
-
 
 def struct(*columns: str) -> StructType:
     """A schema of columns such as ``id bigint``."""

@@ -14,8 +14,8 @@ from opendata_buffer import outcomes
 from opendata_buffer.broker.write_pause import BrokerPause
 from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.errors import DataLoss, InvalidInput
+from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import batch_key
-from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.world import World
 

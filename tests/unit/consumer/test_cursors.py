@@ -9,7 +9,8 @@ import pytest
 import opendata_buffer
 from opendata_buffer.consumer.cursors import BatchDescriptor, Cursors, Position, check_data_loss
 from opendata_buffer.errors import DataLoss, InvalidInput
-from opendata_buffer.formats.manifest import Manifest, Metadata, QueueEntry
+from opendata_buffer.formats.entries import Metadata, QueueEntry
+from opendata_buffer.formats.manifest import Manifest
 
 
 def test_a_new_consumer_has_nothing_before_its_cursor() -> None:

@@ -28,7 +28,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.arrow import ReadBuffer
 from opendata_buffer.formats.batch import Compression, encode_batch
-from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.stores.base import Blob, Store
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore

@@ -13,16 +13,8 @@ import pytest
 from opendata_buffer.errors import CorruptManifest, InvalidInput
 from opendata_buffer.formats import entries as entries_module
 from opendata_buffer.formats import manifest as module
-from opendata_buffer.formats.entries import LEAST_SIZE
-from opendata_buffer.formats.manifest import (
-    FOOTER_SIZE,
-    Footer,
-    Manifest,
-    Metadata,
-    NewEntry,
-    QueueEntry,
-    check_transition,
-)
+from opendata_buffer.formats.entries import LEAST_SIZE, Metadata, NewEntry, QueueEntry
+from opendata_buffer.formats.manifest import FOOTER_SIZE, Footer, Manifest, check_transition
 
 # Entry 7 "p/a" without metadata, entry 8 "é" with two items: every byte of the format.
 ENTRY_7 = (

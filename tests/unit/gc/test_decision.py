@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opendata_buffer.errors import CorruptManifest
+from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import (
     GcPlan,
     Queued,

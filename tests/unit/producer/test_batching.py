@@ -5,8 +5,8 @@ from uuid import UUID
 import pytest
 
 from opendata_buffer.formats.batch import Compression, decode_batch
+from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.producer.append_buffer import (
     RECORD_HELD,
     REQUEST_HELD,

@@ -21,8 +21,9 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.formats.manifest import Manifest, Metadata
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.append_buffer import ProduceRequest
 from opendata_buffer.producer.batching import Batch, Stage
 from opendata_buffer.producer.handle import DurabilityWatcher, WriteHandle

@@ -28,7 +28,8 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.entries import NewEntry
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import (

@@ -8,7 +8,8 @@ import pytest
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptManifest, DataLoss, InvalidInput, QueueReset
-from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry
+from opendata_buffer.formats.entries import NewEntry
+from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest
 from opendata_buffer.queue.rollback_checks import (
     Watermark,
     check_follows,

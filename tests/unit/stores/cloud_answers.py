@@ -13,8 +13,6 @@ from opendata_buffer.stores.gcs import GcsStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.http_scripts import Reply, ScriptedServer
 
-__all__ = ["AZURE", "CLOUDS", "GCS", "LOST", "Cloud", "Script", "azure_error", "scripted"]
-
 LOST = Reply(0)
 AZURE_DATE = "Thu, 01 Jan 2026 00:00:10 GMT"
 

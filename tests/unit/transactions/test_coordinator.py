@@ -13,8 +13,9 @@ import pytest
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, Superseded, TransientStorageError
+from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages.message_ids import (
     ACK_TXN,
     CONTINUE_TXN,
