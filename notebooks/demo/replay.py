@@ -25,7 +25,7 @@ from opendata_buffer import (
     Transaction,
     WriteHandle,
 )
-from opendata_buffer.producer.append_buffer import Call
+from opendata_buffer.producer.append_buffer import ProduceRequest
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import is_topic
 
@@ -38,7 +38,7 @@ def produce(producer: Producer | TopicProducer, share: Share, chunk: int) -> Han
     if isinstance(producer, Producer):
         return producer.produce(records, transaction=identity)
 
-    def accept(_: str, part: Producer, call: Call) -> WriteHandle:
+    def accept(_: str, part: Producer, call: ProduceRequest) -> WriteHandle:
         call.transaction = identity
         return part.accept(call)
 
