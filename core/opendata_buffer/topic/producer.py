@@ -500,10 +500,9 @@ class TopicProducer(Closeable):
     ) -> TopicHandle:
         """As :meth:`produce`, with a function that accepts each part.
 
-        Args:
-            accept: Called for each part with its partition, the partition's producer and the
-                prepared call, which it passes to :meth:`.Producer.accept`.
-            entries, keys, partitioner, partition, metadata: As for :meth:`produce`.
+        ``accept`` is called for each part with its partition, the partition's producer and the
+        prepared call, which it passes to :meth:`.Producer.accept`. The other arguments are those
+        of :meth:`produce`.
 
         Raises:
             OpenDataBufferError: As :meth:`produce`.

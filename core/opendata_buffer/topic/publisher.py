@@ -338,9 +338,7 @@ class Publisher(Closeable):
     ) -> TopicHandle:
         """Publish entries outside of any transaction: they are committed once they are durable.
 
-        Args:
-            entries, keys, partitioner, partition, metadata: As for
-                :meth:`.TopicProducer.produce`. Each part is a batch of its own.
+        The arguments are those of :meth:`.TopicProducer.produce`. Each part is a batch of its own.
 
         Returns:
             One handle, durable when all parts are.
@@ -371,9 +369,7 @@ class Publisher(Closeable):
     ) -> TopicHandle:
         """Publish entries as part of the open transaction; the first ones begin it.
 
-        Args:
-            entries, keys, partitioner, partition, metadata: As for
-                :meth:`.TopicProducer.produce`. Each part is a batch of its own.
+        The arguments are those of :meth:`.TopicProducer.produce`. Each part is a batch of its own.
 
         Returns:
             One handle, durable when all parts are. They are delivered once the transaction is
