@@ -5,8 +5,9 @@ from __future__ import annotations
 import builtins
 import os
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,6 +41,7 @@ from opendata_buffer.stores.clients import (
     service_credential,
 )
 from opendata_buffer.stores.http import (
+    MAX_PAGE_BYTES,
     CloudStore,
     DeadlinePassed,
     Page,
@@ -412,6 +414,7 @@ def _settings(options: StoreOptions) -> dict[str, Any]:
     for scheme in ("https://", "http://"):
         # The SDK's own keeps ten connections, and logs a warning for each one more.
         adapter = adapters.HTTPAdapter(pool_maxsize=options.max_connections, max_retries=0)
+        adapter.build_response = partial(_build_bounded, adapter.build_response)
         session.mount(scheme, adapter)
     timeouts = {
         "connection_timeout": options.connect_timeout_ms / 1000,
@@ -428,6 +431,25 @@ def _settings(options: StoreOptions) -> dict[str, Any]:
         "max_chunk_get_size": _CHUNK,
         "transport": transport.RequestsTransport(session=session, **timeouts),
     }
+
+
+def _build_bounded(build: Callable[[Any, Any], Any], request: Any, raw: Any) -> Any:
+    """A response of requests that ends in an error after ``MAX_PAGE_BYTES``: the SDK reads every
+    body to its end. Objects are read in smaller ranges."""
+    stream = raw.stream
+
+    def bounded(*args: Any, **kwargs: Any) -> Iterator[bytes]:
+        left = MAX_PAGE_BYTES
+        for part in stream(*args, **kwargs):
+            left -= len(part)
+            if left < 0:
+                raise load("urllib3.exceptions", scheme="az", extra="azure").ProtocolError(
+                    f"the response has more than {MAX_PAGE_BYTES} bytes"
+                )
+            yield part
+
+    raw.stream = bounded
+    return build(request, raw)
 
 
 def _endpoint(host: str, options: StoreOptions) -> str:

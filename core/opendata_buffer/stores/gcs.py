@@ -46,6 +46,7 @@ from opendata_buffer.stores.clients import GCS_ENVIRONMENT, ProcessClient, load,
 from opendata_buffer.stores.http import (
     CHUNK_BYTES,
     MAX_ERROR_BYTES,
+    MAX_PAGE_BYTES,
     CloudStore,
     DeadlinePassed,
     Page,
@@ -546,7 +547,8 @@ class GcsClient:
         """The response to one request, also where it is an HTTP error; the connection's and the
         credentials' errors are raised as they are.
 
-        ``read`` reads the body of a success. Default: all of it.
+        ``read`` reads the body of a success. Default: all of it, at most
+        ``MAX_PAGE_BYTES``.
         """
         left = remaining()
         if left is not None and left <= 0:
@@ -573,7 +575,11 @@ class GcsClient:
             elif read is not None:
                 content = read(response)
             else:
-                content = response.read()
+                content = response.read(MAX_PAGE_BYTES + 1)
+                if len(content) > MAX_PAGE_BYTES:
+                    raise urllib3.exceptions.ProtocolError(
+                        f"the response has more than {MAX_PAGE_BYTES} bytes"
+                    )
                 _check_whole(response.headers, content)
         except BaseException:
             response.close()  # the rest of the body is on its way

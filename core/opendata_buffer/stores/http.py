@@ -51,6 +51,9 @@ from opendata_buffer.stores.base import (
 from opendata_buffer.stores.probe import PROBE_DEADLINE_MS, RACES, SAFE, probe_conditional_writes
 
 MAX_ERROR_BYTES = 64 * 1024
+MAX_PAGE_BYTES = 64 * 1024**2
+"""Largest response that is read besides an object. The largest are pages of Azure's listings:
+5,000 blobs, each with up to 8 KiB of metadata."""
 CHUNK_BYTES = 64 * 1024
 
 _MALFORMED = (AttributeError, HTTPException, LookupError, TypeError, ValueError)

@@ -354,3 +354,12 @@ def test_no_account_at_all_says_what_to_set() -> None:
         connect("", StoreOptions())
     with pytest.raises(InvalidInput, match="is no URL of a server"):
         connect("", StoreOptions(endpoint_url="ftp://x"))
+
+
+def test_a_listing_is_read_only_up_to_a_limit(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opendata_buffer.stores.azure.MAX_PAGE_BYTES", 100)
+    store, _ = script(Reply(200, b" " * 1_000_000))
+    with pytest.raises(TransientStorageError, match="more than 100 bytes"):
+        store.list("")

@@ -482,3 +482,12 @@ def test_what_is_no_generation_is_no_condition_of_a_read(script: Script) -> None
     store.get("k", if_changed='"etag"')
     store.get("k", if_changed="5")
     assert ["ifGenerationNotMatch=5" in each.path for each in server.asked] == [False, True]
+
+
+def test_a_listing_is_read_only_up_to_a_limit(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opendata_buffer.stores.gcs.MAX_PAGE_BYTES", 100)
+    store, _ = script(Reply(200, b" " * 1_000_000))
+    with pytest.raises(TransientStorageError, match="more than 100 bytes"):
+        store.list("")
