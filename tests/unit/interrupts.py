@@ -40,6 +40,8 @@ def interrupted(call: Callable[[], object], step: int, *, opcodes: bool = False)
     """
     before = sys.gettrace()
     interrupt = _InterruptAt(step, "opcode" if opcodes else "line")
+    # Python 3.12 traces no instructions but those of frames that ask for it before settrace().
+    sys._getframe().f_trace_opcodes = opcodes
     with no_collections():
         sys.settrace(interrupt)
         try:
