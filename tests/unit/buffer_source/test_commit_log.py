@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from buffer_source.commit_log import FIRST_BATCH_SETTLES_S, CommitLog, Tracking
+from buffer_source.micro_batch_stream import FIRST_BATCH_LOGGED_S, CommitLog, Tracking
 from buffer_source.offsets import Position
 
 A, B, C, D = (Position(each, 0) for each in (1, 2, 3, 4))
@@ -59,7 +59,7 @@ def test_two_scans_do_not_hide_that_the_first_batch_is_on_record_after_a_while()
     log.planned(None)
     log.planned(None)
     assert not log.handed(A, 5.0)
-    assert log.handed(A, 5.0 + FIRST_BATCH_SETTLES_S)
+    assert log.handed(A, 5.0 + FIRST_BATCH_LOGGED_S)
 
 
 def test_a_restart_hands_over_what_the_log_holds() -> None:
@@ -73,7 +73,7 @@ def test_time_proves_the_first_batch_of_a_run_and_no_later_one() -> None:
     log.planned(B)
     assert log.tracking is Tracking.UNKNOWN
     assert not log.handed(C, 0.0)
-    assert not log.handed(C, FIRST_BATCH_SETTLES_S)
+    assert not log.handed(C, FIRST_BATCH_LOGGED_S)
 
 
 def test_a_second_batch_without_a_commit_means_that_the_log_lags() -> None:
@@ -113,7 +113,7 @@ def test_a_replay_after_a_crash_has_no_commit_and_tells_nothing() -> None:
 
 def test_available_now_is_never_asynchronous() -> None:
     log = CommitLog()
-    log.available_now()
+    log.tracking = Tracking.SYNCHRONOUS
     log.handed(None, 0.0)
     log.planned(None)
     assert log.handed(A, 0.0)

@@ -415,7 +415,7 @@ def test_a_sequence_means_nothing_in_a_topic(topic: TopicWorld, option: str) -> 
 def test_a_checkpoint_is_of_a_topic_or_of_a_queue(
     topic: TopicWorld, runtime: ManualRuntime
 ) -> None:
-    queue, many = SourceOffset.of(Position(1, 0)), SourceOffset({"p-00001-05mv": Position(1, 0)})
+    queue, many = (SourceOffset({name: Position(1, 0)}) for name in ("0", "p-00001-05mv"))
     partitions(topic).check(many)
     partitions(World(runtime)).check(queue)
     with pytest.raises(InvalidInput, match=r"about one queue, and .* is a topic with 3 partitions"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 
 import pytest
@@ -66,7 +65,6 @@ def test_keys_arrive_lower_cased_from_spark() -> None:
     assert options.starting_offsets == "latest"
     assert (options.max_batches, options.max_bytes, options.max_records) == (7, 1000, 50)
     assert options.min_partitions == 3
-    assert options.parallelism == 3
     assert options.fail_on_data_loss is False
     assert options.poll_interval_ms == 0
     assert (options.fetch_concurrency, options.max_in_flight_bytes) == (2, 4096)
@@ -77,16 +75,6 @@ def test_keys_arrive_lower_cased_from_spark() -> None:
     assert consumer.max_batch_bytes == 8192
     assert consumer.allow_foreign_locations is True
     assert consumer.gc == options.gc
-
-
-def test_the_cores_of_the_cluster_go_before_anything_else() -> None:
-    known = SourceOptions.from_spark({"path": "/d"}, 48)
-    assert (known.parallelism, known.parallelism_asked) == (48, 48)
-    said = SourceOptions.from_spark({"path": "/d", "parallelism": "16", "minPartitions": "20"}, 48)
-    assert (said.parallelism, said.parallelism_asked) == (16, 20)
-    assert parse(minPartitions="3").parallelism_asked == 3
-    unknown = parse()
-    assert (unknown.parallelism, unknown.parallelism_asked) == (os.cpu_count(), None)
 
 
 def test_a_sequence_is_a_starting_position() -> None:

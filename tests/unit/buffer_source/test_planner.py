@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -124,6 +125,15 @@ def tasks(sizes: list[int], **options: Any) -> list[tuple[PartitionBatch, ...]]:
     batches = [PartitionBatch(number, f"{number}") for number in range(len(sizes))]
     settings = SourceOptions(queue=QueueConfig(store="/d"), **options)
     return [each.batches for each in plan_tasks(batches, sizes, settings)]
+
+
+def test_the_cores_of_the_cluster_go_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    batches = [2 * MIB] * 100
+    assert len(tasks(batches, cores=48)) == 48
+    assert len(tasks(batches, cores=16, min_partitions=20)) == 20
+    assert len(tasks(batches, min_partitions=30)) == 30
+    assert len(tasks(batches)) == 4
 
 
 def test_one_very_large_batch_is_shared_by_the_tasks_of_the_cluster() -> None:
