@@ -33,7 +33,7 @@ KILLS = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16"))
 and an eighth are suspended first."""
 
 BACKLOG = 40
-"""Batches that wait in a queue before the producer takes a rest."""
+"""Batches that wait in a queue before a writer takes a rest."""
 
 
 def wait_for(condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
@@ -83,14 +83,8 @@ class Stream:
             "gcIntervalMs": "200",
             "gcGracePeriodMs": str(GRACE_MS),
         }
-        made = cls(
-            str(store),
-            kind,
-            str(out or home / f"{name}.out"),
-            str(home / f"{name}.checkpoint"),
-            options,
-            pause,
-        )
+        target, checkpoint = out or home / f"{name}.out", home / f"{name}.checkpoint"
+        made = cls(str(store), kind, str(target), str(checkpoint), options, pause)
         if kind == "sqlite":
             with closing(sqlite3.connect(made.out)) as database:
                 database.execute("pragma journal_mode = wal")
@@ -184,7 +178,7 @@ class Driver:
         assert self.process.stdout is not None
         if self.process.stdout.readline() != "ready\n":
             self.kill()
-            raise AssertionError(f"the driver did not start: {self.said()}")
+            raise AssertionError(f"the driver did not start: {self.errors()}")
         self.process.stdin.write(f"{word}\n")
         self.process.stdin.flush()
 
@@ -213,8 +207,8 @@ class Driver:
         try:
             out, _ = self.process.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the driver hangs: {self.said()}") from None
-        assert self.process.returncode == 0, self.said()
+            raise AssertionError(f"the driver hangs: {self.errors()}") from None
+        assert self.process.returncode == 0, self.errors()
         return out.splitlines()
 
     def show(self) -> list[str]:
@@ -222,7 +216,7 @@ class Driver:
         self.go("drain")
         return values_in(self.finish())
 
-    def said(self) -> str:
+    def errors(self) -> str:
         """Its log, without the lines of stack traces of the JVM."""
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(line for line in lines if not line.startswith("\tat "))
@@ -266,23 +260,29 @@ class Fleet:
 
 
 class Writer:
-    """The producer over its lives: what was not seen durable is produced again."""
+    """A writer over its lives: what was not seen durable is written again.
 
-    def __init__(self, *stores: str) -> None:
-        self.stores = stores
+    Args:
+        stores: What it writes into.
+        script: ``worker_produce.py``, or ``worker_publish.py`` for a topic.
+        backlog: Batches that wait there before the writer takes a rest.
+    """
+
+    def __init__(
+        self, *stores: str, script: str = "worker_produce.py", backlog: int = BACKLOG
+    ) -> None:
+        self._stores = stores
+        self._script = script
+        self._backlog = backlog
         self.durable = -1
         self.kills = 0
         self._process = self._start(FOREVER)
 
     def _start(self, end: int) -> subprocess.Popen[str]:
         # The last one finishes, also where nobody reads any more.
-        arguments = (self.durable + 1, end, BACKLOG if end == FOREVER else FOREVER)
+        arguments = (self.durable + 1, end, self._backlog if end == FOREVER else FOREVER)
         process = subprocess.Popen(
-            [
-                *(sys.executable, str(HERE / "worker_produce.py")),
-                *map(str, arguments),
-                *self.stores,
-            ],
+            [sys.executable, str(HERE / self._script), *map(str, arguments), *self._stores],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -298,13 +298,13 @@ class Writer:
                     self.durable = int(line)
 
     def kill(self) -> None:
-        assert self._process.poll() is None, "the producer ended by itself"
+        assert self._process.poll() is None, "the writer ended by itself"
         self.end()
         self.kills += 1
         self._process = self._start(FOREVER)
 
     def finish(self) -> int:
-        """Kill it a last time and produce what it left open; returns how many there are."""
+        """Kill it a last time and write what it left open; returns how many there are."""
         self.end()
         end = self.durable + 3
         self._process = self._start(end)
@@ -358,7 +358,7 @@ class Moment:
             while not driver.ended() and sees(stream) < goal and time.monotonic() < until:
                 time.sleep(0.002)
         time.sleep(rng.random() * self.late)
-        assert not driver.ended(), f"the driver ended by itself: {driver.said()}"
+        assert not driver.ended(), f"the driver ended by itself: {driver.errors()}"
 
 
 MOMENTS = (

@@ -76,7 +76,7 @@ def strike(driver: Driver, rng: random.Random) -> int:
     while kills < MAX_KILLS and not driver.ended():
         if kills >= ENOUGH_KILLS and lost_tasks(driver) >= ENOUGH_LOST:
             break
-        assert time.monotonic() < until, driver.said()
+        assert time.monotonic() < until, driver.errors()
         time.sleep(rng.uniform(0.1, 0.5))
         with suppress(psutil.NoSuchProcess):
             for victim in choose(arguments_below(driver.process.pid), rng):

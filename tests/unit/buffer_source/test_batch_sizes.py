@@ -134,22 +134,6 @@ def test_sizes_that_nobody_asks_for_are_not_kept_for_ever(
     assert store.lists == 1
 
 
-def test_a_total_is_known_only_when_each_size_is(store: Counted, batch_sizes: BatchSizes) -> None:
-    batches = [put(store, index, b"x" * 7) for index in range(3)]
-    assert batch_sizes.total(batches) is None
-    batch_sizes.sizes(batches[:2])
-    assert batch_sizes.total(batches[:2]) == 14
-    store.delete_many([batches[0].location])
-    assert store.lists == 1
-
-
-def test_which_objects_are_missing(store: Counted, batch_sizes: BatchSizes) -> None:
-    batches = [put(store, index, b"x" * index) for index in range(5)]
-    store.delete_many([batches[1].location, batches[4].location])
-    assert batch_sizes.missing(batches) == [batches[1], batches[4]]
-    assert batch_sizes.missing([]) == []
-
-
 def test_estimates_list_only_when_it_pays(
     store: Counted, batch_sizes: BatchSizes, runtime: ManualRuntime
 ) -> None:

@@ -199,17 +199,6 @@ def test_with_asynchronous_progress_tracking_only_commit_acknowledges(world: Wor
 # Restarts
 
 
-def test_a_clean_restart_continues_and_acknowledges_what_the_log_holds(world: World) -> None:
-    world.produce(2)
-    end, _ = batch(world.run(), None)
-    world.produce(1)
-    again = world.run()
-    after, read = batch(again, end)
-    assert read == [2]
-    assert world.queued == [2]
-    assert (after.only.next, after.only.base) == (3, 0)
-
-
 def test_a_replay_needs_no_memory(world: World) -> None:
     world.produce(2)
     driver = world.run()
@@ -468,29 +457,6 @@ def test_f4_a_queue_that_went_backwards_names_both_positions(world: World) -> No
     assert world.queued == [0, 1]
 
 
-def test_f4_a_replaced_queue_can_be_read_from_its_start(world: World) -> None:
-    world.produce(5)
-    old, _ = batch(world.run(), None)
-    world.replace_queue()
-    world.produce(2)
-    driver = world.run(failOnDataLoss="false")
-    # First a micro-batch without rows: what follows it has a start in the new queue.
-    start, read = batch(driver, old)
-    assert ((start.only.next, start.only.base), read) == ((0, 0), [])
-    # The old position must not acknowledge batches of the new queue that nobody read.
-    assert world.queued == [0, 1]
-    end, read = batch(driver, start)
-    assert ((end.only.next, end.only.base), read) == ((2, 0), [0, 1])
-    again = world.run(failOnDataLoss="false")
-    assert planned(again, start, end) == [0, 1]
-    assert world.queued == [0, 1]
-    world.produce(9)
-    after, read = batch(again, end)
-    assert read == list(range(2, 11))
-    assert world.queued == read
-    assert after.only.next == 11
-
-
 def test_f4_a_commit_that_lags_lets_nothing_of_a_restored_queue_go(world: World) -> None:
     """The copy is younger than what the marker remembers, so that the queue keeps its id."""
     world.produce(4)
@@ -535,6 +501,7 @@ def test_f4_a_queue_that_replaced_another_is_read_whole(
             if restarts:
                 driver = world.run(failOnDataLoss="false")
                 assert planned(driver, position, end) == read
+            assert step > 0 or not read, "first a micro-batch without rows"
             taken += read
             position = end
         # Nothing that was not read has left the queue.

@@ -10,7 +10,7 @@ import pytest
 from buffer_source.micro_batch_stream import MicroBatchStream, SourcePartitions, reads_topic
 from buffer_source.offsets import Position, SourceOffset
 from buffer_source.options import SourceOptions
-from opendata_buffer.errors import DataLoss, Fenced, InvalidInput, PermanentStorageError, QueueReset
+from opendata_buffer.errors import DataLoss, InvalidInput, PermanentStorageError, QueueReset
 from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.stores.base import NotModified
 from opendata_buffer.stores.memory import MemoryStore
@@ -80,15 +80,6 @@ def test_what_is_committed_leaves_every_partition(world: TopicWorld) -> None:
     end, _ = batch(driver, None)
     driver.commit(end)
     assert [world.queued_in(name) for name in (P0, P1, P2)] == [[1], [1], [1]]
-
-
-def test_a_second_query_fences_the_first_in_every_partition(world: TopicWorld) -> None:
-    world.append(P1, b"x")
-    first = world.run()
-    end, _ = batch(first, None)
-    batch(world.run(), None)
-    with pytest.raises(Fenced):
-        first.latest_offset(end)
 
 
 def test_a_limit_is_shared_by_backlog_and_leaves_nobody_waiting(world: TopicWorld) -> None:
@@ -380,13 +371,6 @@ def topic(runtime: ManualRuntime) -> TopicWorld:
     return TopicWorld(runtime, 3)
 
 
-def test_a_topic_is_found_by_itself_and_seen_to_grow(topic: TopicWorld) -> None:
-    found = partitions(topic)
-    assert found.names() == ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
-    topic.topic.expand(4)
-    assert found.names()[-1] == "p-00003-04vf"
-
-
 @pytest.mark.parametrize("option", ["dataPathPrefix", "manifestPath"])
 def test_naming_a_queue_leads_to_that_queue_also_in_a_topic(topic: TopicWorld, option: str) -> None:
     assert not reads_topic(options(**{option: "p-00001-05mv"}), topic.store, topic.runtime)
@@ -441,11 +425,6 @@ def test_a_topic_that_vanishes_is_not_taken_for_a_queue(topic: TopicWorld) -> No
     topic.store.delete_many(["_topic.json"])
     with pytest.raises(QueueReset, match="vanished"):
         found.names()
-
-
-def test_a_partition_that_nobody_wrote_to_is_made_when_it_is_read(topic: TopicWorld) -> None:
-    assert partitions(topic).options_of("p-00002-0bvb").create_if_missing
-    assert not options().create_if_missing
 
 
 def test_sequences_by_partition_are_for_a_topic_and_its_partitions(

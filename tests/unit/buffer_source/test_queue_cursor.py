@@ -37,22 +37,6 @@ def claim(
     return QueueCursor.open(given, world.store, world.runtime, once, start, stable_end, queue_id)
 
 
-def sequences(cursor: QueueCursor, begin: int, stop: int) -> list[int]:
-    return [each.sequence for each in cursor.entries(begin, stop)]
-
-
-def test_entries_are_handed_out_once_and_stay_until_they_are_acknowledged(world: World) -> None:
-    world.produce(4)
-    cursor = claim(world)
-    assert sequences(cursor, 0, 3) == [0, 1, 2]
-    assert sequences(cursor, 1, 4) == [1, 2, 3]
-    assert cursor.acknowledge(Position(2, 0), 2)
-    assert [each.sequence for each in cursor.pending(0)] == [2, 3]
-    assert world.queued == [2, 3]
-    assert not cursor.acknowledge(Position(2, 0), 2)
-    assert not cursor.acknowledge(Position(9, 0), 9)
-
-
 def test_a_query_that_loses_a_race_for_its_queue_asks_the_broker_beside_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,15 +59,6 @@ def test_a_query_that_loses_a_race_for_its_queue_asks_the_broker_beside_it(
     monkeypatch.setattr(world.store, "put_if", lost)
     assert cursor.acknowledge(Position(1, 0), 1)
     assert asked == ["ingest/manifest"]
-
-
-def test_a_position_of_another_queue_acknowledges_nothing(world: World) -> None:
-    world.produce(2)
-    cursor = claim(world)
-    cursor.read_until(2)
-    assert not cursor.owns(Position(1, 0, {}, "another"))
-    assert not cursor.acknowledge(Position(1, 0, {}, "another"), 1)
-    assert world.queued == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from buffer_source.planner import PartitionBatch
-from buffer_source.rows import COLUMN_BUILDERS, MAX_TIME_MS, MIN_TIME_MS, Piece, RowBuilder, Runs
+from buffer_source.rows import MAX_TIME_MS, MIN_TIME_MS, RowBuilder
 from buffer_source.schema import check_schema, default_schema
 from opendata_buffer.consumer.fetch import Records
 from opendata_buffer.errors import InvalidInput, MalformedRecord
@@ -52,13 +52,6 @@ def rows(of: Records, wanted: StructType | None = None, **limits: int) -> list[d
     return pa.Table.from_batches(builder.pieces(of), schema=builder.schema).to_pylist()
 
 
-def test_the_default_schema_is_the_documented_one() -> None:
-    assert default_schema().simpleString() == (
-        "struct<value:binary,metadata:binary,sequence:bigint,index:int,ingestion_time:timestamp>"
-    )
-    assert default_schema(include_location=True).fieldNames()[-1] == "location"
-
-
 def test_one_batch_as_rows() -> None:
     got = rows(batch([b"a", b"", b"c"], Metadata(0, 1_000, b"m"), Metadata(2, 2_001, b"")))
     first = datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=datetime.UTC)
@@ -77,18 +70,22 @@ def test_the_arrow_schema_is_exactly_sparks() -> None:
     assert piece.schema.equals(to_arrow_schema(wanted, timezone="UTC"))
 
 
-def test_any_subset_in_any_order() -> None:
-    got = rows(batch([b"a", b"b"]), schema("index INTEGER,value STRING,location STRING"))
+def test_any_subset_in_any_order_and_any_case() -> None:
+    wanted = schema(
+        "index INTEGER,Value STRING,location STRING,partition STRING,record_index INTEGER"
+    )
+    pieces = RowBuilder(wanted).pieces(batch([b"a", b"b"]), "p-00001")
+    got = pa.Table.from_batches(pieces).to_pylist()
     assert [list(row.items()) for row in got] == [
-        [("index", 0), ("value", "a"), ("location", LOCATION)],
-        [("index", 1), ("value", "b"), ("location", LOCATION)],
+        [
+            ("index", number),
+            ("Value", value),
+            ("location", LOCATION),
+            ("partition", "p-00001"),
+            ("record_index", number),
+        ]
+        for number, value in enumerate("ab")
     ]
-
-
-def test_the_index_has_a_name_that_python_rows_do_not_shadow() -> None:
-    got = rows(batch([b"a", b"b"]), schema("record_index INTEGER,index INTEGER"))
-    assert got == [{"record_index": 0, "index": 0}, {"record_index": 1, "index": 1}]
-    assert "record_index" not in default_schema(include_location=True).fieldNames()
 
 
 def test_metadata_as_text() -> None:
@@ -104,11 +101,6 @@ def test_a_record_that_is_not_utf8_is_named_by_sequence_and_row() -> None:
         rows(batch(records), schema("value STRING"))
     with pytest.raises(InvalidInput, match="record 7 of batch 5"):
         rows(batch(records), schema("value STRING"), piece_rows=3)
-
-
-def test_without_metadata_there_is_no_time_either() -> None:
-    got = rows(batch([b"a"]))
-    assert (got[0]["metadata"], got[0]["ingestion_time"]) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -131,18 +123,22 @@ def test_ranges_out_of_order_or_out_of_range_do_not_crash(
     assert [row["metadata"] for row in got] == expected
 
 
-@pytest.mark.parametrize("time_ms", [-(1 << 63), (1 << 63) - 1, MIN_TIME_MS - 1, MAX_TIME_MS + 1])
-def test_times_that_spark_cannot_hold_are_null(time_ms: int) -> None:
+@pytest.mark.parametrize(
+    ("time_ms", "expected"),
+    [
+        (-(1 << 63), None),
+        (MIN_TIME_MS - 1, None),
+        (MIN_TIME_MS, datetime.datetime(1, 1, 2, tzinfo=datetime.UTC)),
+        (MAX_TIME_MS, datetime.datetime(9999, 12, 30, 23, 59, 59, 999000, tzinfo=datetime.UTC)),
+        (MAX_TIME_MS + 1, None),
+        ((1 << 63) - 1, None),
+    ],
+)
+def test_times_that_spark_cannot_hold_are_null(
+    time_ms: int, expected: datetime.datetime | None
+) -> None:
     got = rows(batch([b"a"], Metadata(0, time_ms, b"")))
-    assert got[0]["ingestion_time"] is None
-
-
-def test_the_oldest_and_newest_times_are_kept() -> None:
-    got = rows(batch([b"a", b"b"], Metadata(0, MIN_TIME_MS, b""), Metadata(1, MAX_TIME_MS, b"")))
-    assert got[0]["ingestion_time"] == datetime.datetime(1, 1, 2, tzinfo=datetime.UTC)
-    assert got[1]["ingestion_time"] == datetime.datetime(
-        9999, 12, 30, 23, 59, 59, 999000, tzinfo=datetime.UTC
-    )
+    assert got[0]["ingestion_time"] == expected
 
 
 def test_pieces_are_cut_by_bytes_and_never_within_a_record() -> None:
@@ -255,59 +251,13 @@ def test_a_schema_without_columns_is_refused() -> None:
         check_schema(StructType())
 
 
-def test_column_names_keep_the_case_the_user_wrote() -> None:
-    assert rows(batch([b"a"]), schema("Value BINARY")) == [{"Value": b"a"}]
-
-
-def piece(count: int, begin: int = 0, sequence: int = 5) -> Piece:
-    metadata = (Metadata(0, 1_000, b"m"),)
-    batch = Records(begin + count, iter(()), sequence, "ingest/a", metadata)
-    values = pa.array([b"x"] * count, pa.binary())
-    return Piece(batch, values, Runs.of(metadata, count), begin, "p-00001")
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "expected"),
-    [
-        ("value", pa.binary(), b"x"),
-        ("value", pa.string(), "x"),
-        ("metadata", pa.binary(), b"m"),
-        ("metadata", pa.string(), "m"),
-        ("sequence", pa.int64(), 5),
-        ("index", pa.int32(), 7),
-        ("record_index", pa.int32(), 7),
-        ("ingestion_time", pa.int64(), 1_000_000),
-        ("location", pa.string(), "ingest/a"),
-        ("partition", pa.string(), "p-00001"),
-    ],
-)
-def test_each_column_has_one_value_for_each_row(
-    name: str, dtype: pa.DataType, expected: object
-) -> None:
-    array = COLUMN_BUILDERS[name](dtype).build(piece(2, begin=7))
-    assert (len(array), array.type, array[0].as_py()) == (2, dtype, expected)
-
-
-def test_arrays_that_are_kept_between_pieces_are_not_mixed_up() -> None:
-    sequences = COLUMN_BUILDERS["sequence"](pa.int64())
-    got = [sequences.build(piece(count, sequence=of)).to_pylist() for count, of in [(3, 1), (2, 1)]]
-    got.append(sequences.build(piece(3, sequence=2)).to_pylist())
-    assert got == [[1, 1, 1], [1, 1], [2, 2, 2]]
-    indexes = COLUMN_BUILDERS["index"](pa.int32())
-    assert indexes.build(piece(2, begin=5000)).to_pylist() == [5000, 5001]
-    assert indexes.build(piece(2, begin=1)).to_pylist() == [1, 2]
-
-
-A, B = Metadata(0, 1, b"a"), Metadata(3, 2, b"bbbb")
-
-
-def test_rows_fit_while_their_payloads_do() -> None:
-    runs = Runs.of([A, B], 9)
-    assert runs.fit(0, 9, 3) == 3
-    assert runs.fit(0, 9, 3 + 8) == 5
-    assert runs.fit(0, 2, 100) == 2
-    # At least one row, else a large payload would stop the task.
-    assert runs.fit(3, 9, 1) == 4
+def test_arrays_that_are_kept_between_batches_are_not_mixed_up() -> None:
+    builder = RowBuilder(schema("sequence LONG,index INTEGER"), piece_rows=3)
+    for sequence, count in ((1, 3), (1, 2), (2, 5000)):
+        made = builder.pieces(batch([b"x"] * count, sequence=sequence))
+        assert pa.Table.from_batches(made).to_pylist() == [
+            {"sequence": sequence, "index": index} for index in range(count)
+        ]
 
 
 RECORDS = [b'{"a":1}', b'{"a":', b'{"a":3}', b'{"a":"x","b":"y"}']

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from buffer_source import task
@@ -145,16 +144,6 @@ def test_a_foreign_batch_is_neither_read_nor_copied(
     with pytest.raises(ForeignLocation):
         sequences(given, foreign)
     assert list_quarantine(store, "ingest") == []
-
-
-def test_a_batch_without_rows_is_no_record_batch(
-    tmp_path: Path, store: Store, runtime: ManualRuntime
-) -> None:
-    descriptors = put(store, runtime, encode_batch([]))
-    pieces: list[pa.RecordBatch] = list(
-        read_batches(options(tmp_path), default_schema(), descriptors)
-    )
-    assert pieces == []
 
 
 def test_a_task_of_a_query_that_owns_the_queue_records_its_id(
