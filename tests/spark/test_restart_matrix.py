@@ -41,18 +41,6 @@ def test_clean_restarts_without_and_with_new_data(query: Query, store: str) -> N
     assert queued(store) == []
 
 
-def test_clean_restart_of_a_running_query(query: Query, store: str) -> None:
-    produce(store, numbered(0, 2))
-    with query.running() as run:
-        run.processAllAvailable()
-    produce(store, numbered(2, 4))
-    with query.running() as run:
-        run.processAllAvailable()
-        # All that was committed has left, whoever committed it.
-        assert not set(queued(store)) & {0, 1}
-    assert query.sink.values == [0, 1, 2, 3]
-
-
 def test_uncommitted_batch_in_the_middle_is_replayed_as_it_was(query: Query, store: str) -> None:
     produce(store, numbered(0, 2))
     query.available_now()
@@ -129,14 +117,3 @@ def test_a_query_started_before_there_is_a_queue(query: Query, store: str) -> No
         produce(store, numbered(2, 3))
         run.processAllAvailable()
     assert query.sink.values == [0, 1, 2]
-
-
-def test_latest_reads_what_comes_after_the_start(query: Query, store: str) -> None:
-    produce(store, numbered(0, 2))
-    with query.running(startingOffsets="latest") as run:
-        run.processAllAvailable()
-        produce(store, numbered(2, 3))
-        run.processAllAvailable()
-    assert query.sink.values == [2]
-    query.available_now(startingOffsets="latest")
-    assert query.sink.values == [2]

@@ -97,16 +97,6 @@ def test_rows_columns_and_order(spark: SparkSession, store: str, checkpoint: str
     assert_df_equality(got, expected)
 
 
-def test_a_user_schema_picks_columns_in_any_order(
-    spark: SparkSession, store: str, checkpoint: str
-) -> None:
-    produce(store, [["ä".encode()], [b"b"]])
-    frame = stream(spark, store).schema("index INT, value STRING, location STRING").load(store)
-    got = table_of(spark, frame, checkpoint, "picked").collect()
-    assert [(row[0], row[1]) for row in got] == [(0, "ä"), (0, "b")]
-    assert all(row["location"].startswith("ingest/") for row in got)
-
-
 def test_bad_options_fail_at_load(spark: SparkSession, store: str) -> None:
     with pytest.raises(Exception, match="Did you mean 'maxBytesPerTrigger'"):
         stream(spark, store, maxBytePerTrigger="5").load(store)
@@ -123,14 +113,6 @@ def test_available_now_with_limits_reads_all_in_several_batches_and_empties_the_
     query.available_now(maxBatchesPerTrigger="3")
     assert query.sink.batches[3:] == [(3, [7, 8])]
     assert queued(store) == []
-
-
-def test_available_now_on_an_empty_queue_ends(query: Query, store: str) -> None:
-    query.available_now(createIfMissing="true")
-    assert query.sink.values == []
-    produce(store, numbered(0, 1))
-    query.available_now()
-    assert query.sink.values == [0]
 
 
 def test_process_all_available_never_answers_too_early(query: Query, store: str) -> None:

@@ -45,24 +45,14 @@ def wait_for(condition: Callable[[], bool], what: str, patience_s: float = PATIE
 
 @dataclass(frozen=True)
 class Stream:
-    """A streaming query over all its lives.
+    """A streaming query over all its lives."""
 
-    Attributes:
-        store: The queue it reads, or the directory of text files.
-        kind: Sink: ``parquet``, ``sqlite``, ``buffer`` or ``topic``; or ``lines``, which are read
-            from text files in ``store`` and written into a buffer.
-        out: Directory, database or store it writes.
-        checkpoint: Its checkpoint.
-        options: Of the source.
-        pause: Seconds that a Python function spends on each row on the way.
-    """
-
-    store: str
-    kind: str
-    out: str
+    store: str  # The queue it reads, or the directory of text files.
+    kind: str  # Its sink: parquet, sqlite, buffer, topic; or lines of text files into a buffer.
+    out: str  # Directory, database or store it writes.
     checkpoint: str
-    options: dict[str, str] = field(default_factory=dict, hash=False)
-    pause: float = 0.0
+    options: dict[str, str] = field(default_factory=dict, hash=False)  # Of the source.
+    pause: float = 0.0  # Seconds that a Python function spends on each row on the way.
 
     @classmethod
     def make(
@@ -138,21 +128,13 @@ def _last(directory: Path) -> int:
 
 @dataclass(frozen=True)
 class Job:
-    """What a driver process does; see worker_drive.py.
-
-    Attributes:
-        queries: Its queries.
-        java: Options of its JVM.
-        master: Where tasks run.
-        restarts: How often a query that fails while it drains is started again.
-        shows: Print what the Parquet sinks have when all is drained, as Spark reads it.
-    """
+    """What a driver process does; see worker_drive.py."""
 
     queries: list[Stream]
-    java: str = SMALL_JVM
+    java: str = SMALL_JVM  # Options of its JVM.
     master: str = "local[2]"
-    restarts: int = 0
-    shows: bool = False
+    restarts: int = 0  # How often a query that fails while it drains is started again.
+    shows: bool = False  # Print what the Parquet sinks have at the end, as Spark reads it.
 
 
 class Driver:

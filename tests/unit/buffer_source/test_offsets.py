@@ -95,14 +95,9 @@ def test_a_foreign_offset_is_refused(offset: Any, message: str) -> None:
         SourceOffset.from_json(offset)
 
 
-def test_a_batch_begins_at_the_base_of_its_end_when_the_start_is_the_sentinel() -> None:
+def test_where_a_micro_batch_begins() -> None:
     assert Position(9, 4).begin_of(None) == 4
-
-
-def test_a_batch_begins_where_the_one_before_ended() -> None:
     assert Position(9, 4).begin_of(Position(7, 4)) == 7
-
-
-def test_a_new_base_is_where_reading_continued_after_a_loss() -> None:
+    # A new base is where reading continued behind a loss.
     assert Position(20, 15).begin_of(Position(7, 4)) == 15
     assert Position(3, 0).begin_of(Position(7, 0)) == 0

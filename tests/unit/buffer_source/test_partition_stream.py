@@ -11,7 +11,6 @@ from buffer_source.options import SourceOptions
 from buffer_source.partition_stream import PartitionStream
 from buffer_source.queue_cursor import EVERYTHING
 from opendata_buffer.errors import InvalidInput, QueueReset
-from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.world import TopicWorld
@@ -149,22 +148,6 @@ def test_f5_the_repeat_of_a_message_that_was_gone_is_read_wherever_micro_batches
     assert replayed.missing == (0 if 4 in cuts else 1)
 
 
-def test_plans_are_the_same_in_every_run(world: TopicWorld) -> None:
-    write(world, A, 2, b"one")
-    world.append(P, b"x")
-    reader = stream(world)
-    first, _ = step(reader, None)
-    write(world, B, 2, b"other")
-    write(world, A, 3)
-    second, read = step(reader, first)
-    assert read == [b"one"]
-    write(world, B, 3)  # later, and not in these positions
-    for _ in range(2):
-        part = stream(world).plan(first, second)
-        assert [each.metadata[0].payload for each in part.batches] == read
-    assert step(stream(world), second)[1] == [b"other"]
-
-
 def test_a_queue_that_ends_before_the_position_and_behind_an_open_transaction_went_backwards(
     world: TopicWorld,
 ) -> None:
@@ -216,18 +199,6 @@ def test_available_now_waits_for_no_decision(world: TopicWorld) -> None:
     assert (end.next, read) == (0, [])
     assert step(reader, end) == (end, [])
     assert step(stream(world), end)[1] == [b"1"]
-
-
-def test_only_a_repeat_of_a_transaction_counts_as_a_repeat(world: TopicWorld) -> None:
-    for _ in range(2):
-        world.append(P, b"batch", txn=Transaction("app", 1))
-        world.append(P, b"plain")
-    write(world, A, 2, b"message")
-    write(world, A, 3)
-    reader = stream(world)
-    end, read = step(reader, None)
-    assert read == [b"batch", b"plain", b"plain", b"message"]
-    assert [each.sequence for each in reader.plan(None, end).repeats] == [2]
 
 
 def test_a_query_that_holds_nothing_back_goes_on_when_all_is_decided(world: TopicWorld) -> None:

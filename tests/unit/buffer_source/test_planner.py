@@ -115,7 +115,7 @@ def test_a_short_queue_does_not_wait_for_long_ones() -> None:
     assert len(order) == 1001
 
 
-def test_equal_queues_take_turns_in_the_order_they_are_given() -> None:
+def test_equal_queues_alternate_in_the_order_they_are_given() -> None:
     assert list(interleave([3, 3], [3, 3])) == [0, 1, 0, 1, 0, 1]
     assert list(interleave([], [])) == []
 
@@ -162,15 +162,9 @@ def test_every_row_of_every_batch_is_read_once_and_in_order(
     assert read == [(number, row) for number in range(len(sizes)) for row in range(100)]
 
 
-def test_a_partition_says_what_is_in_it_and_pickles() -> None:
-    partition = TaskBatches((PartitionBatch(3, "a"), PartitionBatch(4, "b")))
-    assert repr(partition) == "TaskBatches(2 batches, 3 to 4)"
+def test_a_task_says_what_is_in_it_and_pickles() -> None:
+    part = PartitionBatch(4, "b").shared_by(3)[1]
+    task = TaskBatches((PartitionBatch(3, "a"), part))
+    assert repr(task) == "TaskBatches(2 batches, 3 to 4 (part 2 of 3))"
     assert repr(TaskBatches(())) == "TaskBatches()"
-    assert pickle.loads(pickle.dumps(partition)).batches == partition.batches
-
-
-def test_a_partition_says_which_part_of_a_batch_is_in_it() -> None:
-    parts = PartitionBatch(1, "b").shared_by(3)
-    assert repr(TaskBatches((PartitionBatch(0, "a"), parts[1]))) == (
-        "TaskBatches(2 batches, 0 to 1 (part 2 of 3))"
-    )
+    assert pickle.loads(pickle.dumps(task)).batches == task.batches
