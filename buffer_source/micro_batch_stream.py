@@ -64,16 +64,16 @@ class CommitLog:
     """What Spark's commit log certainly holds, by the order of Spark's calls in one run.
 
     A batch may leave the queue only when no restart can ask for it again, that is when its end
-    offset is in the commit log. ``commit(end)`` says so, but comes only with the next batch that
-    has data: an idle query would never acknowledge its last one. In a normal query
-    ``latestOffset(start)`` says so too. With asynchronous progress tracking it does not, and a
-    source does not learn which of the two it serves, except by these signs:
+    offset is in the commit log. ``commit(end)`` proves that, but comes only with the next batch
+    that has data: an idle query would never acknowledge its last one. In a normal query
+    ``latestOffset(start)`` proves it too. With asynchronous progress tracking it does not, and a
+    source learns which of the two it serves only by these signs:
 
     - a normal query calls ``commit(start)`` between ``latestOffset(start)`` and
       ``partitions(start, end)``, always;
     - with asynchronous tracking ``commit`` follows the log's writes, some batches later; but a
-      write that is done before Spark's main thread looks for it comes in the place a normal
-      query's would, so one commit in its place proves nothing yet;
+      write that ends before Spark's main thread checks for it is committed in the place a normal
+      query's would be, so one commit in its place proves nothing yet;
     - ``Trigger.AvailableNow`` refuses asynchronous tracking;
     - what the first call of a run hands over was read from the log;
     - with asynchronous tracking the log is always written for the first batch of a run, in the
@@ -194,7 +194,7 @@ def reads_topic(options: SourceOptions, store: Get, runtime: Runtime) -> bool:
             return is_topic(store)
     except PermanentStorageError as error:
         # A reader that may only read below one prefix has a queue there.
-        log.warning("not looking for a topic, reading a queue: %s", error)
+        log.warning("reading a queue, as a topic's description may not be read: %s", error)
         return False
 
 
@@ -531,7 +531,7 @@ class MicroBatchStream:
         measure: Callable[[BatchSizes, Sequence[PartitionBatch]], Sequence[int]],
         batches: Sequence[PartitionBatch],
     ) -> Sequence[int]:
-        """Sizes or records of batches, looked up in all their partitions at the same time."""
+        """Sizes or records of batches, measured in all their partitions at the same time."""
         groups: dict[str, list[PartitionBatch]] = {}
         for batch in batches:
             groups.setdefault(batch.partition, []).append(batch)

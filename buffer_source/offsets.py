@@ -25,7 +25,7 @@ ONLY = "0"
 """The partition of a source that reads one queue."""
 
 INITIAL: dict[str, Any] = {"v": VERSION, "at": "start"}
-"""The offset of a query that has read nothing; means whatever ``startingOffsets`` says."""
+"""The offset of a query that has read nothing: ``startingOffsets`` decides where it begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Position:
             that was deleted and made anew, means nothing in this one.
         missing: Sequences of the micro-batch that ends here whose objects were found to be gone
             when it was planned, and which it passes by (``failOnDataLoss`` is false). On
-            record, because a replay must not look again and find otherwise. Those of earlier ones
+            record, because a replay that asked again might find otherwise. Those of earlier ones
             stay while an open transaction begins in front of them.
     """
 

@@ -57,7 +57,7 @@ LATEST = "latest"
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 Offsets = str | int | tuple[tuple[str, int], ...]
-"""A word, a sequence, or of a topic a sequence for each of some partitions."""
+"""``earliest``, ``latest``, a sequence, or of a topic a sequence for each of some partitions."""
 
 PROGRAM = "Spark"
 """The program in the consumer info of a queue that the source claimed."""
@@ -169,7 +169,7 @@ class SourceOptions:
     def from_spark(cls, options: Mapping[str, str], cores: int | None = None) -> SourceOptions:
         """Parse the options of ``readStream`` or ``read``, whose keys Spark lower-cases.
 
-        ``cores`` are the tasks that run at the same time, unless an option says it.
+        ``cores`` are the tasks that run at the same time, unless ``parallelism`` is given.
 
         Raises:
             InvalidInput: An unknown name, or a value that is not accepted.
@@ -264,14 +264,14 @@ class SourceOptions:
             raise loss
         log.warning("data loss allowed: %s", loss)
 
-    def goes_on_without(self, error: PoisonBatch) -> bool:
+    def tolerates(self, error: PoisonBatch) -> bool:
         """Whether a query goes on behind a batch that cannot be delivered.
 
         If it does not, the error gets the advice which option would let it.
         """
         if isinstance(error, BatchMissing) and not self.fail_on_data_loss:
             return True
-        if isinstance(error, BatchUnreadable) and self.checks_first:
+        if isinstance(error, BatchUnreadable) and self.checks_whole_batch:
             return True
         advice = _ADVICE.get(type(error), "")
         if advice not in str(error):
@@ -279,7 +279,7 @@ class SourceOptions:
         return False
 
     @property
-    def checks_first(self) -> bool:
+    def checks_whole_batch(self) -> bool:
         """Whether a batch is checked to its end before its first row is handed to Spark.
 
         The repaired copy of a batch that was read in part would repeat those rows.
@@ -346,8 +346,8 @@ def _starting_timestamp(read: OptionReader) -> int | None:
 def _offset_of(partition: str, offsets: Offsets, default: str) -> Offsets:
     if not isinstance(offsets, tuple):
         return offsets
-    meant = (at for name, at in offsets if name == partition or is_abbreviated(name, partition))
-    return next(meant, default)
+    found = (at for name, at in offsets if name == partition or is_abbreviated(name, partition))
+    return next(found, default)
 
 
 def _position(read: OptionReader, name: str, default: str) -> Offsets:

@@ -196,8 +196,8 @@ class PartitionStream:
     ) -> PollResult:
         """What waits behind ``start``; reads the manifest once, if it needs more than it knows.
 
-        ``most`` entries may be read by one trigger. With ``earliest`` a new partition begins with
-        the oldest, whatever ``startingOffsets`` says: the query has begun before it.
+        One trigger may read ``most`` entries. With ``earliest`` a partition without a start begins
+        with its oldest entry and not at ``startingOffsets``: it is new to a query that has begun.
         """
         cursor = self._opened(start, "" if start is None else start.queue)
         self._is_fresh = False
@@ -363,7 +363,7 @@ class PartitionStream:
             if not self._is_fresh or cursor.read_end < cursor.end:
                 cursor.read_until(stop)
                 self._is_fresh = True
-            taken = _in_a_row(cursor.pending(behind, stop), behind)
+            taken = _contiguous(cursor.pending(behind, stop), behind)
 
     def _wait_for(self, cursor: QueueCursor, begin: int, most: int) -> list[BatchDescriptor]:
         """Entries in a row from ``begin`` on that this trigger may read."""
@@ -376,14 +376,14 @@ class PartitionStream:
         stop = min(self._run_end, cursor.next_available(begin) + most)
         waiting = cursor.pending(begin, stop)
         # A loss that was allowed, in the middle: a micro-batch ends at it.
-        return _in_a_row(waiting, waiting[0].sequence) if waiting else []
+        return _contiguous(waiting, waiting[0].sequence) if waiting else []
 
     def _missing(self, batches: Sequence[BatchDescriptor]) -> frozenset[int]:
         """Sequences of batches that are passed by because their objects are gone.
 
-        Only looked for where a loss is allowed, and only among batches whose writer repeats one
-        that it finds to be gone: the rule lets the repeat through only when it knows of the loss.
-        Of other batches the task finds out by itself.
+        Asked only where a loss is allowed, and only of batches whose writer repeats one that it
+        finds to be gone: the rule delivers the repeat only when it knows of the loss. Other
+        missing batches are found by their tasks.
         """
         if self._options.fail_on_data_loss:
             return frozenset()
@@ -416,7 +416,7 @@ class PartitionStream:
             )
 
 
-def _in_a_row(batches: Sequence[BatchDescriptor], begin: int) -> list[BatchDescriptor]:
+def _contiguous(batches: Sequence[BatchDescriptor], begin: int) -> list[BatchDescriptor]:
     """The batches from the front on that follow each other, if the first is ``begin``."""
     end = len(batches)
     if batches and batches[-1].sequence - begin >= end:

@@ -254,7 +254,7 @@ class BatchSizes:
     def _footer(self, batch: BatchDescriptor) -> int:
         size = self._sizes.get(batch.location)
         if size is None or size < FOOTER_SIZE:
-            return 0  # The task that reads it says what is wrong, and what to do about it.
+            return 0  # The task that reads it raises the error, with its advice.
         try:
             got = self._store.get(batch.location, byte_range=(size - FOOTER_SIZE, size))
             return parse_footer(got.data).record_count if isinstance(got, Blob) else 0
@@ -267,7 +267,7 @@ class BatchSizes:
         except ObjectNotFound:
             return False
         except (InvalidInput, CorruptData):
-            pass  # Foreign or damaged: the task that reads it says what is wrong.
+            pass  # Foreign or damaged: the task that reads it raises the error.
         return True
 
 
@@ -308,7 +308,8 @@ def interleave(lengths: Sequence[int], backlogs: Sequence[int]) -> Iterator[int]
 
     Wherever the order is cut, each queue has a share in proportion to its backlog, and the first
     round takes one batch of each: long queues do not keep a short one waiting. Equal queues are
-    taken in the order they are given. Of each, ``lengths`` may be taken, and ``backlogs`` wait.
+    taken in the order they are given. ``lengths`` are the batches that may be taken of each queue,
+    ``backlogs`` those that wait, which may be more.
     """
     heap = [(0.0, index, 0) for index, length in enumerate(lengths) if length]
     while heap:
@@ -328,7 +329,7 @@ def plan_tasks(
 
     ``sizes`` are the stored bytes of each; estimates will do.
     """
-    # A source is not told how large the cluster is.
+    # Spark does not tell a source how large the cluster is.
     parallelism = options.cores or options.min_partitions or os.cpu_count() or 1
     wanted = max(parallelism, options.min_partitions or 1)
     share = min(MAX_TASK_BYTES, max(MIN_PART_BYTES, -(-sum(sizes) // wanted)))
@@ -347,8 +348,8 @@ def pack(
 ) -> list[tuple[T, ...]]:
     """Divide batches among tasks: contiguous, in order, of about equal cost.
 
-    ``parallelism`` is how many tasks run at the same time; ``at_least`` so many are made while
-    there are batches.
+    ``parallelism`` tasks run at the same time; ``at_least`` tasks are made while there are batches
+    for them.
     """
     if not batches:
         return []

@@ -134,7 +134,7 @@ class QueueCursor:
         return position.queue in ("", self.queue_id) or not self.queue_id
 
     def continue_behind(self, start: Position) -> tuple[int, int]:
-        """Where reading continues behind ``start``, and its base: in a new queue elsewhere."""
+        """Where reading continues behind ``start``, and its base; in a new queue that differs."""
         if start.next > self.end:
             # A loss was allowed: this queue ends before `start`, and all of it was read.
             self._rebase(start)
@@ -232,7 +232,7 @@ class QueueCursor:
             return False
         if end == self._beyond:
             # With asynchronous progress tracking it is committed when reading has continued, and
-            # may have come as far as it says: with batches that are not yet on record.
+            # the new queue may have grown to it, by batches that are not yet on record.
             return False
         try:
             self._reader.ack_through(stable_end - 1)

@@ -65,7 +65,7 @@ MAX_TIME_MS = (datetime.date(9999, 12, 31) - _EPOCH).days * _DAY_MS - 1
 class Runs:
     """Metadata ranges of a batch as runs of rows.
 
-    A range says something about every record from its start to the next range's. ``values[i]``
+    A range holds for every record from its start to the next range's. ``values[i]``
     holds up to row ``ends[i]``, exclusive, and from where the run before ends.
     """
 
@@ -145,8 +145,8 @@ class ColumnBuilder(Protocol):
 class RowBuilder:
     """Builds record batches of one schema; made once in a task.
 
-    ``values`` says how records are read into columns; None: not at all. A piece has at most
-    ``piece_rows``, and ``piece_bytes`` of values or metadata unless a single row has more.
+    Without ``values`` records are not read into columns. A piece has at most ``piece_rows``, and
+    ``piece_bytes`` of values or metadata unless a single row has more.
     """
 
     def __init__(

@@ -127,7 +127,7 @@ def record_schema(arrow: pa.Schema) -> pa.Schema:
     return pa.schema([each for each in arrow if each.name not in OWN])
 
 
-def meant_as_own(name: str) -> str | None:
+def own_column_like(name: str) -> str | None:
     """The buffer's column that a name stands for, or nearly; None for a field of records."""
     if not name.startswith("_"):
         return None
@@ -163,7 +163,7 @@ def _check_typed_schema(schema: StructType, options: ValueOptions) -> None:
         own = OWN.get(field.name)
         if own is None:
             _check_field(field.name, field.dataType, field.nullable)
-            near = meant_as_own(field.name)
+            near = own_column_like(field.name)
             if near is not None and field.name != options.corrupt_column:
                 raise InvalidInput(
                     f"schema has the column {field.name!r}: did you mean {near!r}? The columns of "

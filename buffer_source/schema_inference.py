@@ -11,7 +11,7 @@ from pyspark.sql.types import StructField, StructType
 from buffer_source.micro_batch_stream import SourcePartitions
 from buffer_source.options import SourceOptions
 from buffer_source.queue_cursor import manifest_of
-from buffer_source.schema import INFERRED, meant_as_own
+from buffer_source.schema import INFERRED, own_column_like
 from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.errors import InvalidInput, PoisonBatch
@@ -68,7 +68,7 @@ def _without_own(schema: pa.Schema, values: ValueOptions) -> pa.Schema:
     left_out = {
         each: own
         for each in schema.names
-        if each != values.corrupt_column and (own := meant_as_own(each)) is not None
+        if each != values.corrupt_column and (own := own_column_like(each)) is not None
     }
     if left_out and values.format == CSV:  # Its fields are known by their places only.
         name = next(iter(left_out))

@@ -77,12 +77,12 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read what is queued now and stop."""
-        with _explained():
+        with _with_advice():
             self._stream().prepare_available_now()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next micro-batch; ``start`` itself when nothing waits."""
-        with _explained():
+        with _with_advice():
             position = SourceOffset.from_json(start)
             # Given back only where no limit is set, or by Trigger.Once, which has none.
             unlimited = isinstance(limit, ReadAllAvailable)
@@ -95,7 +95,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch; a replay gets the same ones."""
-        with _explained():
+        with _with_advice():
             until = SourceOffset.from_json(end)
             if until is None:
                 return []
@@ -110,7 +110,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """The batches before ``end`` may leave the queue."""
-        with _explained():
+        with _with_advice():
             position = SourceOffset.from_json(end)
             if position is not None:
                 self._stream().commit(position)
@@ -129,7 +129,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _with_advice() -> Iterator[None]:
     """Add to an error of the library what it means in a query."""
     try:
         yield

@@ -92,7 +92,7 @@ def read_batches(
         try:
             yield from builder.pieces(records, batch.partition, batch.rows(records.count))
         except PoisonBatch as error:
-            options.goes_on_without(error)  # Most faults show here: the error names the option.
+            options.tolerates(error)  # Most faults show here: the error names the option.
             raise
         del records  # or its memory is not free while the next one is decoded
 
@@ -115,7 +115,7 @@ def _readable(
         try:
             return retrying(handles[descriptor.partition].fetch_pooled, descriptor)
         except PoisonBatch as error:
-            if not options.goes_on_without(error):
+            if not options.tolerates(error):
                 raise
             return error
 
@@ -155,10 +155,10 @@ def _readable(
                 continue
             try:
                 records = handles[batch.partition].records(
-                    fetched, ARRAY_BYTES, check_first=options.checks_first
+                    fetched, ARRAY_BYTES, check_first=options.checks_whole_batch
                 )
             except PoisonBatch as error:
-                if not options.goes_on_without(error):
+                if not options.tolerates(error):
                     raise
                 pass_by(batch, fetched, error)
                 continue

@@ -1,4 +1,4 @@
-"""``spark.read``: a snapshot that disturbs nobody."""
+"""``spark.read``: a snapshot that fences no consumer and acknowledges nothing."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ class Writer:
         self._process = self._start(FOREVER)
 
     def _start(self, end: int) -> subprocess.Popen[str]:
-        # The last one finishes, also where nobody reads any more.
+        # The last one finishes, also where no query reads any more.
         arguments = (self.durable + 1, end, self._backlog if end == FOREVER else FOREVER)
         process = subprocess.Popen(
             [sys.executable, str(HERE / self._script), *map(str, arguments), *self._stores],
@@ -325,7 +325,7 @@ def await_first_commits(driver: Driver, streams: list[Stream]) -> None:
 
 @dataclass(frozen=True)
 class Moment:
-    """When to strike: up to ``late`` seconds after something about a query grew."""
+    """When to kill: up to ``late`` seconds after something about a query grew."""
 
     name: str
     sees: Callable[[Stream], int] | None
@@ -335,7 +335,7 @@ class Moment:
         if self.sees is not None:
             sees = self.sees
             goal = sees(stream) + rng.randint(1, 3)
-            # A machine that is too busy to get there is struck just where it is.
+            # On a machine that is too busy to get there the kill comes anyway.
             until = time.monotonic() + SOON_S
             while not driver.ended() and sees(stream) < goal and time.monotonic() < until:
                 time.sleep(0.002)

@@ -1,8 +1,8 @@
 """Publishes numbered transactions into a topic until killed; prints each that it committed.
 
-A record is ``<number>/<attempt>/<k>``: who is killed between a commit and its line publishes the
-number again, as another attempt. It waits while the topic is long. Arguments: first number, end
-(exclusive), how many batches make the topic long, store.
+A record is ``<number>/<attempt>/<k>``: a writer that is killed between a commit and its line
+publishes the number again, as another attempt. It waits while the topic is long.
+Arguments: first number, end (exclusive), how many batches make the topic long, store.
 """
 
 from __future__ import annotations

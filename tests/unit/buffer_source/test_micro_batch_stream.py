@@ -1,4 +1,4 @@
-"""The driver's side against a queue in memory, on a clock that only moves when told."""
+"""The driver's side of the source against a queue in memory, on a manual clock."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_a_micro_batch_ends_at_a_loss_that_is_passed_by(world: World) -> None:
     driver = world.run(failOnDataLoss="false")
     assert driver.latest_offset(None).only.next == 2
     world.produce(4)
-    # Somebody takes entries without becoming the consumer.
+    # Another program takes entries without becoming the consumer.
     world.store.put("ingest/manifest", world.manifest().drop_through(3).raw)
     first = driver.latest_offset(None)
     assert (first.only.next, planned(driver, None, first)) == (2, [0, 1])
@@ -430,7 +430,7 @@ def test_a_transaction_cut_by_a_limit_is_not_taken_for_a_repeat(world: World) ->
 
 
 def gone(world: World, sequence: int) -> None:
-    """Somebody deletes a batch's object; its entry stays."""
+    """A batch's object is deleted; its entry stays."""
     (entry,) = world.manifest().entries(start=sequence, limit=1)
     world.store.delete_many([entry.location])
 

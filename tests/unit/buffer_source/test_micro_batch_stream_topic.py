@@ -85,10 +85,10 @@ def test_a_limit_below_the_number_of_partitions_starves_none(world: TopicWorld, 
     driver = world.run(**{limit: "1"})
     position: SourceOffset | None = None
     read: list[bytes] = []
-    for turn in range(30):
-        if turn < 20:  # the first partition gets more than a trigger may read
+    for trigger in range(30):
+        if trigger < 20:  # the first partition gets more than a trigger may read
             world.append(P0, b"busy", b"busy")
-        if turn == 5:
+        if trigger == 5:
             world.append(P1, b"one")
             world.append(P2, b"two")
         world.runtime.advance(1)

@@ -183,7 +183,7 @@ def test_each_fault_has_an_option_of_its_own_and_a_foreign_batch_always_fails(
         (ForeignLocation(3, "other/a", "outside"), False, "outside"),
     ):
         for _ in range(2):
-            assert options.goes_on_without(error) is goes_on
+            assert options.tolerates(error) is goes_on
         assert goes_on or str(error).count(advice) == 1
 
 

@@ -54,7 +54,7 @@ def test_a_query_that_loses_a_race_for_its_queue_asks_the_broker_beside_it(
 
     monkeypatch.setattr(BrokerPause, "begin", begin)
     cursor = claim(world)
-    assert asked == [], "nobody was faster"
+    assert asked == [], "no race was lost"
     cursor.read_until(1)
     monkeypatch.setattr(world.store, "put_if", lost)
     assert cursor.acknowledge(Position(1, 0), 1)

@@ -81,12 +81,12 @@ class World:
         self._queue.append(entries)
 
     def replace_queue(self) -> None:
-        """Somebody deletes the manifest and the queue starts again at sequence 0."""
+        """The manifest is deleted and the queue starts again at sequence 0."""
         self.store.delete_many(["ingest/manifest"])
         self._queue = self._new_queue()
 
     def restore(self, manifest: bytes) -> None:
-        """Somebody puts an old copy of the manifest back."""
+        """An old copy of the manifest is put back."""
         self.store.put("ingest/manifest", manifest)
         self._queue = self._new_queue()
 
