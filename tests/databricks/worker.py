@@ -67,11 +67,13 @@ def main(port: str, package: str, program: str) -> None:
     _prepare(package)
     with socket.create_connection(("127.0.0.1", int(port))) as connection:
         stream = connection.makefile("rwb", 65536)
-        if program == "call":
-            _call(package, stream)
-        else:
-            importlib.import_module(f"{package}.{program}").main(stream, stream)
-        stream.flush()
+        try:
+            if program == "call":
+                _call(package, stream)
+            else:
+                importlib.import_module(f"{package}.{program}").main(stream, stream)
+        finally:
+            stream.flush()  # An error is the last that a program writes before it exits.
 
 
 if __name__ == "__main__":
