@@ -128,21 +128,13 @@ class PollResult:
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """What one micro-batch reads of one partition.
+    """What one micro-batch reads of one partition."""
 
-    Attributes:
-        batches: In the order they are read.
-        sizes: Stored bytes of each, estimated.
-        total: Stored bytes of all together, where each is known.
-        missing: How many are passed by because their objects are gone.
-        repeats: Left out, because their writer had repeated a transaction.
-    """
-
-    batches: list[PartitionBatch]
-    sizes: list[int]
-    total: int | None
-    missing: int
-    repeats: list[BatchDescriptor]
+    batches: list[PartitionBatch]  # In the order they are read.
+    sizes: list[int]  # Stored bytes of each, estimated.
+    total: int | None  # Stored bytes of all together, where each is known.
+    missing: int  # How many are passed by because their objects are gone.
+    repeats: list[BatchDescriptor]  # Left out: their writer had repeated a transaction.
 
 
 class PartitionStream:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -22,7 +23,13 @@ from buffer_source.offsets import ONLY
 from buffer_source.options import SourceOptions
 from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.read_ahead import fetch_many
-from opendata_buffer.errors import CorruptBatch, CorruptData, InvalidInput, ObjectNotFound
+from opendata_buffer.errors import (
+    CorruptBatch,
+    CorruptData,
+    InvalidInput,
+    ObjectNotFound,
+    TransientStorageError,
+)
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import FOOTER_SIZE, parse_footer
 from opendata_buffer.formats.keys import is_confined
@@ -166,7 +173,8 @@ class BatchSizes:
             self._listed_at is None or now - self._listed_at >= LIST_INTERVAL_S
         ):
             self._listed_at = now
-            self._measure(batches)
+            with suppress(TransientStorageError):  # The average will do: do not end the query.
+                self._measure(batches)
         return self._known(batches)
 
     def records(self, batches: Sequence[BatchDescriptor]) -> list[int]:

@@ -126,7 +126,7 @@ def test_process_all_available_never_answers_too_early(query: Query, store: str)
 
 
 def test_an_idle_query_acknowledges_its_last_batch(query: Query, store: str) -> None:
-    with query.running() as run:
+    with query.running(createIfMissing="true") as run:  # The query may be faster than the producer.
         for number in range(3):
             produce(store, numbered(number, number + 1))
             run.processAllAvailable()

@@ -63,9 +63,7 @@ def test_what_is_before_and_behind_the_batches_is_not_listed(
     assert len(store.lists) == 1
 
 
-def test_a_batch_that_is_gone_is_looked_for_once(
-    store: WatchedStore, batch_sizes: BatchSizes
-) -> None:
+def test_a_batch_that_is_gone_is_listed_once(store: WatchedStore, batch_sizes: BatchSizes) -> None:
     batches = [put(store, index, b"xy") for index in range(3)]
     store.delete_many([batches[1].location])
     for _ in range(3):
@@ -117,15 +115,18 @@ def test_estimates_list_only_when_it_pays(
     batches = [put(store, index, b"x" * 50) for index in range(2 * WORTH_LISTING)]
     few, many = batches[: WORTH_LISTING - 1], batches[:WORTH_LISTING]
     assert batch_sizes.estimates(few) == [UNKNOWN_SIZE] * len(few)
-    assert len(store.lists) == 0
     assert batch_sizes.estimates(many) == [50] * len(many)
     assert len(store.lists) == 1
     newer = [put(store, 100 + index, b"x" * 70) for index in range(WORTH_LISTING)]
     assert batch_sizes.estimates(newer) == [50] * len(newer)
-    assert len(store.lists) == 1
     runtime.advance(LIST_INTERVAL_S)
     assert batch_sizes.estimates(newer) == [70] * len(newer)
     assert len(store.lists) == 2
+    # A listing that fails leaves the average.
+    runtime.advance(LIST_INTERVAL_S)
+    store.fail("list", 1_000_000)
+    last = [put(store, 200 + index, b"x") for index in range(WORTH_LISTING)]
+    assert batch_sizes.estimates(last) == [56] * len(last)
 
 
 def test_a_few_batches_are_measured_where_tasks_would_be_idle(

@@ -99,7 +99,7 @@ def test_a_limit_below_the_number_of_partitions_starves_none(world: TopicWorld, 
     assert len(read) == 30
 
 
-def test_limits_in_bytes_are_looked_up_in_all_partitions(world: TopicWorld) -> None:
+def test_limits_in_bytes_are_measured_in_all_partitions(world: TopicWorld) -> None:
     for name in (P0, P1, P2):
         world.append(name, *(b"x" * 89 for _ in range(4)))  # 4 + 89 + 7 bytes each
     driver = world.run(maxBytesPerTrigger="650")
