@@ -39,10 +39,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _checkpointing() -> str:
-    """The package of the manager below that of streaming; Spark 4.0 and 4.1 have none."""
+    """The package of the manager below that of streaming; Spark 4.0 has none."""
     import pyspark
 
-    return "" if pyspark.__version__ < "4.2" else "checkpointing."
+    return "" if pyspark.__version__ < "4.1" else "checkpointing."
 
 
 @pytest.fixture(scope="session")
