@@ -57,10 +57,8 @@ def _address(context: click.Context, option: click.Parameter, text: str | None) 
     help="The address that clients are told, if not the one above. Each broker needs its own "
     "address: do not use a load balancer's.",
 )
-@click.option(
-    "--tls-cert", metavar="FILE", default="", help="Certificate, PEM. Clients need no certificate."
-)
-@click.option("--tls-key", metavar="FILE", default="", help="Its private key, PEM.")
+@click.option("--tls-cert", metavar="FILE", help="Certificate, PEM. Clients need no certificate.")
+@click.option("--tls-key", metavar="FILE", help="Its private key, PEM.")
 @create_if_missing_option
 @click.pass_obj
 def broker(
@@ -68,8 +66,8 @@ def broker(
     /,
     listen: str | None,
     advertise: str | None,
-    tls_cert: str,
-    tls_key: str,
+    tls_cert: str | None,
+    tls_key: str | None,
     create_if_missing: bool,
     **queue: Any,
 ) -> None:
@@ -85,13 +83,13 @@ def broker(
     store = target.store
     if not create_if_missing:
         require_queue(target, runtime)
-    where = listen_for(store)
+    where = replace(listen_for(store), certificate=tls_cert or "", key=tls_key or "")
     if listen is not None:
         host_name, port = split_address(listen)
         where = replace(where, host=host_name, port=port)
     if advertise is not None:
         where = replace(where, advertise=advertise)
-    network = WebSocketNetwork(runtime, replace(where, certificate=tls_cert, key=tls_key))
+    network = WebSocketNetwork(runtime, where)
     # A standby listens only while it serves: clients of a dead broker must find its address
     # refused, also when it is started again. Listening once reports a wrong address now.
     network.listen().close()
@@ -106,14 +104,12 @@ def _report(election: LeaderElection, url: str, runtime: Runtime) -> None:
     """Print which broker serves, whenever that changes, until it cannot serve."""
     printed = ""
     while election.failure is None:
+        line = printed
         if mine := election.serving:
             line = f"serving {url} at {mine.address} (term {mine.term}, broker {mine.id})"
         elif other := election.stands_by_for:
-            line = (
-                f"standing by: {other.address} is announced (term {other.term}, broker {other.id})"
-            )
-        else:
-            line = printed
+            term = f"(term {other.term}, broker {other.id})"
+            line = f"standing by: {other.address} is announced {term}"
         if line != printed:
             click.echo(line)
             printed = line

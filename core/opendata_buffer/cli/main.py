@@ -56,9 +56,14 @@ class LazyGroup(FailureGroup):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
 @click.version_option(package_name="opendata-buffer", message="opendata-buffer %(version)s")
-@click.option("-v", "--verbose", count=True, help="Log more; twice for everything.")
+@click.option(
+    "-v", "--verbose", count=True, show_default=False, help="Log more; twice for everything."
+)
 @click.pass_context
 def cli(context: click.Context, verbose: int) -> None:
     """Read, write, inspect and repair a queue in object storage.

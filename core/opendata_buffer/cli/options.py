@@ -1,7 +1,8 @@
 """Options that commands share, and the library's errors in terms of options.
 
-The library's errors name settings and calls, such as ``max_batch_bytes`` and ``skip(3)``. In a
-shell :func:`with_flags` shows the option and the command instead.
+An option with the name of a setting is handed to the configuration as it is. The library's errors
+name settings and calls, such as ``max_batch_bytes`` and ``skip(3)``; :func:`with_flags` shows the
+option and the command instead.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ def _timeout(default_ms: int) -> Callable[[Any], Any]:
         "--timeout-ms",
         type=POSITIVE,
         default=default_ms,
-        show_default=True,
         help="How long one operation of the store may fail, retries included.",
     )
 
@@ -84,17 +84,26 @@ _reach_store = _options(
     ),
 )
 
+REACH_STORE = (
+    "endpoint_url",
+    "region",
+    "profile",
+    "role_arn",
+    "external_id",
+    "session_name",
+    "anonymous",
+    "timeout_ms",
+)
+"""Names of the options that say how to reach a store."""
+NAMES_ONE_QUEUE = ("partition", "data_path_prefix", "manifest_path")
+"""Names of the options that choose one queue of a store."""
+
 store_options = _options(_reach_store, _timeout(SOON_MS))
 
-
-def _directories(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Let the shell complete directories."""
-    return [CompletionItem(incomplete, type="dir")]
-
-
-store_argument = click.argument("store", shell_complete=_directories)
+store_argument = click.argument(
+    "store",
+    shell_complete=lambda context, argument, text: [CompletionItem(text, type="dir")],
+)
 
 _queue = _options(
     store_argument,
@@ -137,7 +146,6 @@ framing_option = click.option(
     "--framing",
     type=click.Choice(["lines", "ndjson", "csv", "protobuf-fixed", "length"]),
     default="lines",
-    show_default=True,
     help="How records are separated in the stream; length and protobuf-fixed take any bytes.",
 )
 
@@ -145,7 +153,6 @@ max_batch_bytes_option = click.option(
     "--max-batch-bytes",
     type=POSITIVE,
     default=256 * MIB,
-    show_default=True,
     help="Largest batch, decoded. Larger ones are neither decoded nor written.",
 )
 
@@ -160,9 +167,6 @@ def refuse_together(**given: Any) -> None:
     if len(names) > 1:
         raise click.UsageError(f"{' and '.join(names)} cannot be used together")
 
-
-NAMES_ONE_QUEUE = ("partition", "data_path_prefix", "manifest_path")
-"""Names of the options that choose one queue of a store."""
 
 _FLAGS, _QUEUE = f"{__name__}.flags", f"{__name__}.queue"
 _ENVIRONMENT = click.core.ParameterSource.ENVIRONMENT
@@ -187,9 +191,10 @@ def remember_queue(options: dict[str, Any]) -> None:
     context = click.get_current_context()
     words = [str(options["store"])]
     for name, value in options.items():
+        if name not in (*REACH_STORE, *NAMES_ONE_QUEUE) or name == "timeout_ms":
+            continue
         # The next command reads the same environment.
-        is_known = context.get_parameter_source(name) is _ENVIRONMENT
-        if name in ("store", "timeout_ms") or value in (None, False) or is_known:
+        if value in (None, False) or context.get_parameter_source(name) is _ENVIRONMENT:
             continue
         flag = "--" + name.replace("_", "-")
         words += [flag] if value is True else [flag, str(value)]
@@ -213,21 +218,17 @@ def with_flags(context: click.Context, message: str) -> str:
     if flags is None:
         return message
     if queue is not None:
-        message = _with_skip_command(message, queue)
+        message = re.sub(
+            r"skip\((?:'([^']*)', )?(\d+)\); its records are then lost",
+            lambda found: (
+                f"'opendata-buffer skip {queue} {found[2]}"
+                f"{'' if found[1] is None else f' --partition {found[1]}'}', which copies it to "
+                "the quarantine first"
+            ),
+            message,
+        )
     message = re.sub(
         r"(?<!in Python )\b(\w+)=True\b", lambda name: flags.get(name[1], name[0]), message
     )
     # A setting of one word may be an ordinary word of the message.
     return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda name: flags.get(name[0], name[0]), message)
-
-
-def _with_skip_command(message: str, queue: str) -> str:
-    return re.sub(
-        r"skip\((?:'([^']*)', )?(\d+)\); its records are then lost",
-        lambda found: (
-            f"'opendata-buffer skip {queue} {found[2]}"
-            f"{'' if found[1] is None else f' --partition {found[1]}'}', which copies it to the "
-            "quarantine first"
-        ),
-        message,
-    )

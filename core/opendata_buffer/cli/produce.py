@@ -32,7 +32,7 @@ from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import Compression
-from opendata_buffer.framing import FRAMINGS, Framing
+from opendata_buffer.framing import FRAMINGS, Splitter
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.partitioner import Partitioner
@@ -52,7 +52,6 @@ _JSON_FACTOR = 6
     "--compression",
     type=click.Choice(["none", "zstd"], case_sensitive=False),
     default="none",
-    show_default=True,
     help="Compression of stored batches.",
 )
 @framing_option
@@ -70,7 +69,7 @@ _JSON_FACTOR = 6
     metavar="PATH",
     help="Produce this file as one record, instead of stdin. May be repeated.",
 )
-@click.option("--metadata", default="", metavar="TEXT", help="Metadata of every record.")
+@click.option("--metadata", metavar="TEXT", help="Metadata of every record.")
 @click.option("--key", metavar="TEXT", help="For a topic: the key of every record.")
 @click.option(
     "--key-is-metadata", is_flag=True, help="For a topic: a record's metadata is also its key."
@@ -79,28 +78,24 @@ _JSON_FACTOR = 6
     "--partitioner",
     type=click.Choice(["modulo", "rendezvous"]),
     default="modulo",
-    show_default=True,
     help="For a topic: how keys are mapped to partitions; the same for all its producers.",
 )
 @click.option(
     "--flush-interval-ms",
     type=POSITIVE,
     default=100,
-    show_default=True,
     help="Age of its oldest record at which a batch is written.",
 )
 @click.option(
     "--flush-size-bytes",
     type=POSITIVE,
     default=64 * MIB,
-    show_default=True,
     help="Size at which a batch is written sooner.",
 )
 @click.option(
     "--broker",
     type=click.Choice(["auto", "host", "off"]),
     default="auto",
-    show_default=True,
     help="auto: append through the queue's broker if there is one; host: be the broker while there "
     "is none; off: append without a broker.",
 )
@@ -114,15 +109,10 @@ def produce(
     compression: str,
     as_json: bool,
     files: tuple[str, ...],
-    metadata: str,
+    metadata: str | None,
     key: str | None,
     key_is_metadata: bool,
     partitioner: str,
-    flush_interval_ms: int,
-    flush_size_bytes: int,
-    broker: str,
-    recreate: bool,
-    max_batch_bytes: int,
     **queue: Any,
 ) -> None:
     r"""Put the records of stdin into the queue, by default one for each line.
@@ -149,20 +139,23 @@ def produce(
         ProducerConfig,
         delivery_timeout_ms=queue["timeout_ms"],
         compression=Compression[compression.upper()],
-        flush_interval_ms=flush_interval_ms,
-        flush_size_bytes=flush_size_bytes,
-        broker=broker,
-        recreate=recreate,
-        max_batch_bytes=max_batch_bytes,
     )
     is_topic = target.topic is not None
-    if not is_topic:
-        _refuse_keys(key_options, target.store.url)
-    label = os.fsencode(metadata)
+    for name, value in key_options.items():
+        if value and not is_topic:
+            raise click.UsageError(
+                f"{name} chooses a partition, and records go to one queue of {target.store.url}: "
+                "leave it out; a queue stores metadata with a record (--metadata, --json)"
+            )
+    label = os.fsencode(metadata or "")
     fixed_key = None if key is None else os.fsencode(key)
     runs = same_label(label, label if key_is_metadata else fixed_key)
     if as_json:
         runs = JsonRecords(is_topic, fixed_key, key_is_metadata=key_is_metadata).runs
+    input_format = FRAMINGS[framing]
+    # A batch stores four more bytes for each record, its length.
+    max_record_bytes = target.config.max_batch_bytes - 4
+    max_input_bytes = _JSON_FACTOR * target.config.max_batch_bytes if as_json else max_record_bytes
     with count_progress("producing") as advance:
         producer: Producer | TopicProducer
         if is_topic:
@@ -172,22 +165,16 @@ def produce(
             producer = Producer(target.config, store=target.store, runtime=runtime)
             put = into_queue(producer)
         records = InputProducer(
-            put,
-            target.config,
-            runs,
-            advance,
-            FRAMINGS[framing],
-            max_record_bytes=_JSON_FACTOR * max_batch_bytes if as_json else None,
-            many_queues=is_topic,
+            put, target.config, runs, advance, unit=input_format.unit, many_queues=is_topic
         )
         try:
             with print_summary(records.summary), producer:
                 if files:
-                    for content in _contents(files, max_batch_bytes - 4):
+                    for content in _contents(files, max_record_bytes):
                         records.produce([content])
                 else:
                     stdin: Any = sys.stdin.buffer
-                    records.produce_stream(stdin.read1)
+                    records.produce_stream(stdin.read1, input_format.splitter(max_input_bytes))
             records.count_durable()
         except OpenDataBufferError as error:
             with suppress(OpenDataBufferError):
@@ -195,15 +182,6 @@ def produce(
             reason = str(error).removesuffix(".")
             raise Failure(f"{reason}. Of the input, {records.durable_part()}.") from error
     click.echo(json.dumps(asdict(records.durable)))
-
-
-def _refuse_keys(given: dict[str, Any], url: str) -> None:
-    for name, value in given.items():
-        if value:
-            raise click.UsageError(
-                f"{name} chooses a partition, and records go to one queue of {url}: leave it out; "
-                "a queue stores metadata with a record (--metadata, --json)"
-            )
 
 
 def _contents(paths: Sequence[str], limit: int) -> Iterator[bytes]:
@@ -247,10 +225,7 @@ def same_label(metadata: bytes, key: bytes | None) -> Runs:
 class JsonRecords:
     """Records as lines of JSON, as ``consume --json`` prints them.
 
-    Args:
-        with_keys: Take keys, too: ``key`` or ``key_base64``.
-        key: Of all records, in place of their own.
-        key_is_metadata: The metadata of a record is also its key.
+    ``with_keys`` also reads ``key`` or ``key_base64``. ``key`` or the metadata replaces it.
     """
 
     def __init__(
@@ -262,7 +237,7 @@ class JsonRecords:
         self._lines = 0
 
     def runs(self, lines: Sequence[bytes]) -> Iterable[Run]:
-        """The records of some lines; see :data:`Runs`. Lines of white space are none."""
+        """The records of some lines; see :data:`Runs`. Lines of white space are skipped."""
         decoded: list[tuple[bytes, bytes, bytes | None]] = []
         fault = None
         try:
@@ -359,8 +334,7 @@ class InputProducer:
 
     Args:
         advance: Called with the bytes of each call.
-        max_record_bytes: Bytes that a record may have in the stream, if it is encoded there; by
-            default what fits into a batch.
+        unit: The word for records in messages, in the plural.
         many_queues: Records go to several queues, so records behind a lost one may be durable.
     """
 
@@ -369,19 +343,16 @@ class InputProducer:
         put: Put,
         config: ProducerConfig,
         runs: Runs,
-        advance: Callable[[int], None] = lambda size: None,
-        framing: Framing = FRAMINGS["lines"],
-        max_record_bytes: int | None = None,
-        many_queues: bool = False,
+        advance: Callable[[int], None],
+        *,
+        unit: str,
+        many_queues: bool,
     ) -> None:
         self._put = put
         self._many_queues = many_queues
-        self._framing = framing
+        self._unit = unit
         self._flush_size = config.flush_size_bytes
         self._max_call = config.max_batch_bytes
-        self._max_record = (
-            config.max_batch_bytes - 4 if max_record_bytes is None else max_record_bytes
-        )
         self._runs = runs
         self._advance = advance
         self._pending: deque[tuple[Any, int, int]] = deque()
@@ -389,7 +360,7 @@ class InputProducer:
         self._counting = threading.Lock()
         self.durable = Produced()
 
-    def produce_stream(self, read: Callable[[int], bytes]) -> None:
+    def produce_stream(self, read: Callable[[int], bytes], splitter: Splitter) -> None:
         """Produce until the stream ends; ``read`` returns available bytes, up to a number.
 
         Raises:
@@ -397,7 +368,6 @@ class InputProducer:
                 before it are produced.
             OpenDataBufferError: A batch was given up; the rest of the input was not read.
         """
-        splitter = self._framing.splitter(self._max_record)
         while chunk := read(READ_BYTES):
             self.produce(splitter.feed(chunk))
         self.produce(splitter.finish())
@@ -446,11 +416,10 @@ class InputProducer:
 
     def durable_part(self) -> str:
         """Which records of the input are durable, in words."""
-        done, unit = self.durable.records, self._framing.unit
-        if done:
-            others = "; of those behind some may be" if self._many_queues else ""
-            return f"{unit} 1 to {done} are durable{others}"
-        return f"not one {unit.removesuffix('s')} is known to be durable"
+        if not self.durable.records:
+            return f"not one {self._unit.removesuffix('s')} is known to be durable"
+        others = "; of those behind some may be" if self._many_queues else ""
+        return f"{self._unit} 1 to {self.durable.records} are durable{others}"
 
 
 def _calls(records: Sequence[bytes], full: int, limit: int) -> Iterator[list[bytes]]:
@@ -458,7 +427,6 @@ def _calls(records: Sequence[bytes], full: int, limit: int) -> Iterator[list[byt
     group: list[bytes] = []
     size = 0
     for record in records:
-        # A batch stores four more bytes for each record, its length.
         if group and (size > full or size + len(record) + 4 > limit):
             yield group
             group, size = [], 0

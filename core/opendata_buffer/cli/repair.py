@@ -56,15 +56,7 @@ from opendata_buffer.quarantine import list_quarantine
 @json_option
 @click.pass_obj
 def fsck(
-    runtime: Any,
-    /,
-    max_batch_bytes: int,
-    allow_foreign_locations: bool,
-    repair_found: bool,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-    **queue: Any,
+    runtime: Any, /, repair_found: bool, dry_run: bool, yes: bool, as_json: bool, **queue: Any
 ) -> None:
     """Check that every queued batch exists and decodes; exits 1 with a list if not.
 
@@ -75,13 +67,7 @@ def fsck(
     """
     if (dry_run or yes) and not repair_found:
         raise click.UsageError("--dry-run and --yes are about --repair: give that, too")
-    target = target_of(
-        runtime,
-        queue,
-        ConsumerConfig,
-        max_batch_bytes=max_batch_bytes,
-        allow_foreign_locations=allow_foreign_locations,
-    )
+    target = target_of(runtime, queue, ConsumerConfig)
 
     def check(config: ConsumerConfig) -> Report:
         with track("checking") as advance:
@@ -155,28 +141,14 @@ def _print_report(
 @allow_foreign_option
 @json_option
 @click.pass_obj
-def skip(
-    runtime: Any,
-    /,
-    sequence: int,
-    force: bool,
-    max_batch_bytes: int,
-    allow_foreign_locations: bool,
-    as_json: bool,
-    **queue: Any,
-) -> None:
+def skip(runtime: Any, /, sequence: int, force: bool, as_json: bool, **queue: Any) -> None:
     """Skip the one batch that stops a queue.
 
     SEQUENCE is the batch's, as fsck and errors show it. The batch is copied to the quarantine
     first, and an empty one takes its place; all others are kept. Stop the queue's consumer or
     Spark query before, and start it again afterwards: one that still runs is fenced.
     """
-    target = one_queue(
-        queue,
-        ConsumerConfig,
-        max_batch_bytes=max_batch_bytes,
-        allow_foreign_locations=allow_foreign_locations,
-    )
+    target = one_queue(queue, ConsumerConfig)
     report, epoch = trim.skip_batch(target.store, target.config, sequence, runtime, force=force)
     if as_json:
         click.echo(json.dumps({**report.as_json(), "epoch": epoch}))
@@ -228,16 +200,14 @@ def quarantine_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @max_batch_bytes_option
 @click.pass_obj
-def quarantine_restore(
-    runtime: Any, /, ids: tuple[str, ...], max_batch_bytes: int, **queue: Any
-) -> None:
+def quarantine_restore(runtime: Any, /, ids: tuple[str, ...], **queue: Any) -> None:
     """Produce batches from the quarantine again, at the end of the queue.
 
     ID is as 'quarantine list' shows it. The copy must be readable; if it is not, repair the
     object <data-path-prefix>/_quarantine/<ID>.object first. Copy and report stay. Restoring a
     batch again does nothing.
     """
-    target = one_queue(queue, ConsumerConfig, max_batch_bytes=max_batch_bytes)
+    target = one_queue(queue, ConsumerConfig)
     for each in ids:
         report = trim.restore_batch(target.store, target.config, each, runtime)
         click.echo(f"restored batch {report.id} as sequence {report.restored_sequence}")
@@ -259,18 +229,9 @@ def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None
     plan, saved = rebuild_manifest(target.store, target.config, runtime, dry_run=dry_run)
     first = plan.manifest.first_sequence
     if as_json:
-        found = {
-            "dry_run": dry_run,
-            "fault": plan.fault,
-            "kept": plan.kept,
-            "found": plan.found,
-            "missing": plan.missing,
-            "read": plan.read,
-            "first_sequence": first,
-            "epoch": plan.manifest.epoch,
-            "saved": saved,
-        }
-        click.echo(json.dumps(found))
+        fields = vars(plan) | {"dry_run": dry_run, "first_sequence": first, "saved": saved}
+        fields["epoch"] = fields.pop("manifest").epoch
+        click.echo(json.dumps(fields))
         return
     if plan.fault is None:
         click.echo("nothing to do: the manifest is sound, and not behind what its marker has seen")
@@ -306,7 +267,6 @@ def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None
 @click.option(
     "--copy/--no-copy",
     default=True,
-    show_default=True,
     help="Copy what is dropped to the quarantine first. Without a copy nothing restores it.",
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be dropped.")
@@ -315,15 +275,7 @@ def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None
 @json_option
 @click.pass_obj
 def seek(
-    runtime: Any,
-    /,
-    to: str,
-    copy: bool,
-    dry_run: bool,
-    allow_foreign_locations: bool,
-    yes: bool,
-    as_json: bool,
-    **queue: Any,
+    runtime: Any, /, to: str, copy: bool, dry_run: bool, yes: bool, as_json: bool, **queue: Any
 ) -> None:
     """Drop the batches before a sequence or a time.
 
@@ -333,9 +285,7 @@ def seek(
     With --json a line for each queue.
     """
     start = Start.parse(to)
-    target = target_of(
-        runtime, queue, ConsumerConfig, allow_foreign_locations=allow_foreign_locations
-    )
+    target = target_of(runtime, queue, ConsumerConfig)
     target.check_start(start, "--to")
     plans: list[tuple[Any, SeekPlan]] = [
         (config, trim.plan_seek(target.store, config, start, runtime))
@@ -392,7 +342,6 @@ def seek(
     "--grace-period-ms",
     type=NATURAL,
     default=600_000,
-    show_default=True,
     help="Least age of what is deleted. Below that of the producers, it deletes batches that are "
     "being uploaded: then only while no producer runs.",
 )
@@ -405,12 +354,8 @@ def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **qu
     partitions that have left the topic. Refuses a data prefix of another queue, and a queue
     without a manifest.
     """
-    target = target_of(
-        runtime,
-        queue,
-        ConsumerConfig,
-        gc=GarbageCollectorConfig(grace_period_ms=grace_period_ms),
-    )
+    settings = GarbageCollectorConfig(grace_period_ms=grace_period_ms)
+    target = target_of(runtime, queue, ConsumerConfig, gc=settings)
     report = trim.collect(target.store, target.config, target.topic, runtime, dry_run=dry_run)
     plan = report.plan
     if as_json:

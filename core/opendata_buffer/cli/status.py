@@ -34,7 +34,6 @@ from opendata_buffer.runtime import Runtime
     "--interval-ms",
     type=POSITIVE,
     default=1000,
-    show_default=True,
     help="With --watch: between two reads.",
 )
 @click.option(

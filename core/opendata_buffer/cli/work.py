@@ -54,26 +54,23 @@ def rest_ms(delivery_count: int) -> int:
 
 @click.command()
 @patient_queue_options
-@click.option("--parallel", type=POSITIVE, default=1, show_default=True, help="Batches at once.")
+@click.option("--parallel", type=POSITIVE, default=1, help="Batches at once.")
 @click.option(
     "--claim-timeout-ms",
     type=POSITIVE,
     default=60_000,
-    show_default=True,
     help="After so long without a heartbeat of this process, other workers get its batches.",
 )
 @click.option(
     "--max-deliveries",
     type=NATURAL,
     default=5,
-    show_default=True,
     help="A batch that failed so often goes to the quarantine; 0 retries for ever.",
 )
 @click.option(
     "--broker",
     type=click.Choice(["auto", "host"]),
     default="host",
-    show_default=True,
     help="host: be the queue's broker while there is none; auto: wait for one.",
 )
 @framing_option
@@ -85,11 +82,7 @@ def work(
     runtime: Any,
     /,
     parallel: int,
-    claim_timeout_ms: int,
-    max_deliveries: int,
-    broker: str,
     framing: str,
-    max_batch_bytes: int,
     create_if_missing: bool,
     command: tuple[str, ...],
     **queue: Any,
@@ -104,14 +97,7 @@ def work(
     """
     if shutil.which(command[0]) is None:
         raise Failure(f"there is no command {command[0]!r}: check its name and PATH")
-    target = one_queue(
-        queue,
-        WorkerConfig,
-        broker=broker,
-        claim_timeout_ms=claim_timeout_ms,
-        max_deliveries=max_deliveries,
-        max_batch_bytes=max_batch_bytes,
-    )
+    target = one_queue(queue, WorkerConfig)
     if not create_if_missing:
         require_queue(target, runtime)
     worker = Worker(target.config, store=target.store, runtime=runtime)
@@ -121,7 +107,7 @@ def work(
         parallel,
         runtime,
         lambda line: click.echo(one_line(line), err=True),
-        max_deliveries,
+        target.config.max_deliveries,
         framing,
     )
     with print_summary(pool.summary), worker:

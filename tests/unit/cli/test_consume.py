@@ -15,7 +15,6 @@ from click.testing import CliRunner
 
 from opendata_buffer.admin.trim import Start
 from opendata_buffer.cli.consume import (
-    ReadOnlyPartition,
     ReadOnlyTopic,
     RecordWriter,
     Written,
@@ -24,10 +23,10 @@ from opendata_buffer.cli.consume import (
     write_out,
 )
 from opendata_buffer.cli.main import cli
+from opendata_buffer.cli.target import Target
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.fetch import ArrowBatch, FetchHandle
-from opendata_buffer.consumer.read_only import ReadOnlyReader
+from opendata_buffer.consumer.fetch import ArrowBatch
 from opendata_buffer.errors import DataLoss
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import Metadata, NewEntry
@@ -354,17 +353,9 @@ def test_following_a_topic_goes_on_until_it_is_interrupted(
 
 
 def looking_at(url: str, start: str = "earliest") -> ReadOnlyTopic:
-    store, runtime = MemoryStore.named(url.removeprefix("memory://")), SystemRuntime()
-    topic = Topic.open(url)
-
-    def opened(name: str, added: bool) -> ReadOnlyPartition:
-        config = Topic.config_of(name, ConsumerConfig(store=url))
-        one = ReadOnlyReader(config, store=store, runtime=runtime, advice="Look again.")
-        return ReadOnlyPartition(
-            one, FetchHandle.of(config), Start.parse("earliest" if added else start)
-        )
-
-    return ReadOnlyTopic(lambda: topic.read().names, opened, runtime)
+    topic, config = Topic.open(url), ConsumerConfig(store=url)
+    target = Target(MemoryStore.named(url.removeprefix("memory://")), config, topic)
+    return ReadOnlyTopic(target, SystemRuntime(), Start.parse(start))
 
 
 def seen(reader: ReadOnlyTopic, limit: int = 100) -> list[tuple[str, int]]:
@@ -386,7 +377,10 @@ def test_partitions_are_looked_at_in_turn_each_in_its_order(url: str) -> None:
     assert seen(reader) == []
 
 
-def test_a_partition_that_is_added_or_first_written_is_looked_at(url: str) -> None:
+def test_a_partition_that_is_added_or_first_written_is_looked_at(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opendata_buffer.cli.consume.REFRESH_S", 0.0)
     first, second = topic_of(url, 2)
     reader = looking_at(url, "latest")
     assert seen(reader) == []
@@ -408,7 +402,7 @@ def test_f28_batches_of_a_topic_that_were_taken_meanwhile_are_not_passed_by_in_s
     assert seen(reader) == [(first, 0)]
     fill(url, [b"b"], [b"c"], data_path_prefix=first)
     ok("consume", url, "--no-gc")
-    with pytest.raises(DataLoss, match="Look again"):
+    with pytest.raises(DataLoss, match="look at what is left"):
         seen(reader)
 
 
