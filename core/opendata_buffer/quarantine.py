@@ -47,48 +47,31 @@ class Entry(Protocol):
     @property
     def sequence(self) -> int:
         """Its place in the queue."""
-        ...
 
     @property
     def location(self) -> str:
         """Key of its object."""
-        ...
 
     @property
     def metadata(self) -> tuple[Metadata, ...]:
         """Its ranges of metadata."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuarantineReport:
-    """The report of one batch in quarantine.
+    """The report of one batch in quarantine."""
 
-    Attributes:
-        id: Names the batch in the quarantine: ``<sequence>-<12 hex digits of its location>``.
-        sequence: Its position in the queue.
-        location: Key of the batch object that the queue named.
-        copied_bytes: Size of the copy; None when there was no object, or none that may be read.
-        error: Why the batch could not be delivered.
-        query: What found it, such as a Spark query's id; empty for a command.
-        time: When it was found, ISO 8601 in UTC, by the clock of the process that found it.
-        metadata: Ranges of records with their ingestion time and payload, from the queue entry.
-        restored_location: The batch object that a restore made of the copy; None before.
-        restored_after: The queue's next sequence before that restore; None before.
-        restored_sequence: Sequence of the restored batch; None until the append is confirmed.
-    """
-
-    id: str
+    id: str  # <sequence>-<12 hex digits of its location>
     sequence: int
-    location: str
-    copied_bytes: int | None
-    error: str
-    query: str
-    time: str
-    metadata: tuple[Metadata, ...] = ()
-    restored_location: str | None = None
-    restored_after: int | None = None
-    restored_sequence: int | None = None
+    location: str  # key of the batch object that the queue named
+    copied_bytes: int | None  # None when there was no object, or none that may be read
+    error: str  # why the batch could not be delivered
+    query: str  # what found it, such as a Spark query's id; empty for a command
+    time: str  # when it was found, ISO 8601 in UTC, by the clock of the process that found it
+    metadata: tuple[Metadata, ...] = ()  # from the queue entry
+    restored_location: str | None = None  # the batch object that a restore made of the copy
+    restored_after: int | None = None  # the queue's next sequence before that restore
+    restored_sequence: int | None = None  # None until the append is confirmed
 
     def as_json(self) -> dict[str, Any]:
         """All fields; payloads of metadata in base64."""
@@ -123,10 +106,9 @@ def quarantine(
     The batch stays queued, and its object where it is. A batch that is already in quarantine keeps
     its first report and copy.
 
-    Args:
-        allow_foreign_locations: Copy an object outside the data prefix, too. Without it only the
-            report is written: a forged manifest could otherwise have any object of the bucket
-            copied to where more people may read (failure F23).
+    Of an object outside the data prefix only the report is written, unless
+    ``allow_foreign_locations`` is true: a forged manifest could otherwise have any object of the
+    bucket copied to where more people may read (failure F23).
 
     Raises:
         InvalidInput: The object has more than 1 GiB; nothing was written.
@@ -166,8 +148,7 @@ def list_quarantine(
 ) -> list[QuarantineReport]:
     """All reports below a data prefix, by sequence.
 
-    Args:
-        unreadable: Called with the error of each report that cannot be read; None raises it.
+    ``unreadable`` is called with the error of each report that cannot be read; None raises it.
     """
 
     def read(name: str) -> QuarantineReport | CorruptData | None:
@@ -226,13 +207,9 @@ def read_copy(store: Get, data_path_prefix: str, report: QuarantineReport) -> by
 
 def _report(fields: Fields) -> QuarantineReport:
     return QuarantineReport(
-        id=fields.text("id"),
+        **{name: fields.text(name) for name in ("id", "location", "error", "query", "time")},
         sequence=fields.number("sequence"),
-        location=fields.text("location"),
         copied_bytes=fields.number("copied_bytes", None),
-        error=fields.text("error"),
-        query=fields.text("query"),
-        time=fields.text("time"),
         metadata=tuple(map(_metadata, fields.objects("metadata"))),
         restored_location=fields.text("restored_location", None),
         restored_after=fields.number("restored_after", None),

@@ -42,23 +42,14 @@ GRACE_MS = 600_000
 
 @dataclass(frozen=True)
 class RebuildPlan:
-    """What is wrong with a manifest, and the one to put in its place.
+    """What is wrong with a manifest, and the one to put in its place."""
 
-    Attributes:
-        fault: What is wrong; None when the manifest is sound.
-        manifest: The manifest to write.
-        kept: Entries taken from the old manifest, with their metadata.
-        found: Locations of batches that no entry named, in the order they are enqueued.
-        missing: Locations of old entries whose object is gone.
-        read: Batch objects left out because a consumer has surely read them.
-    """
-
-    fault: str | None
-    manifest: Manifest
-    kept: int = 0
-    found: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    read: int = 0
+    fault: str | None  # None when the manifest is sound
+    manifest: Manifest  # to be written
+    kept: int = 0  # entries taken from the old manifest, with their metadata
+    found: tuple[str, ...] = ()  # batches that no entry named, in the order they are enqueued
+    missing: tuple[str, ...] = ()  # locations of old entries whose object is gone
+    read: int = 0  # batch objects left out because a consumer has surely read them
 
 
 def plan_rebuild(
@@ -66,9 +57,7 @@ def plan_rebuild(
 ) -> RebuildPlan:
     """Compare a manifest's bytes with the objects below the data prefix; pure.
 
-    Args:
-        raw: The manifest's bytes; None when there is no such object.
-        seen: What the owner marker remembers.
+    ``raw`` is None where there is no manifest. ``seen`` is what the owner marker remembers.
     """
     fault, entries, reached = _examine(raw, seen)
     if fault is None:
@@ -105,9 +94,6 @@ def read_before_ms(listing: Listing, seen: Watermark | None, data_path_prefix: s
     whose name is that much older than a read batch's object was before that one in the queue. The
     name of the read batch alone proves nothing: the Spark sink and acknowledgements make names
     ahead of time, the sink by hours, so the object's time of storage counts, too.
-
-    Args:
-        seen: What the owner marker remembers: the last batch that is known to have been read.
     """
     if seen is None or not seen.acked_location:
         return 0
@@ -294,10 +280,7 @@ def rebuild(
     """Replace a manifest that is gone, damaged or restored by a sound one.
 
     Stop producers, consumers and collectors first: a batch that a producer uploads right now would
-    be enqueued twice. The bytes of the old manifest are kept next to it.
-
-    Args:
-        dry_run: Only read and plan.
+    be enqueued twice. ``dry_run`` only reads and plans.
 
     Returns:
         The plan, and where the old manifest's bytes were saved; None when nothing was.
@@ -322,16 +305,7 @@ def rebuild(
     if raw is not None:
         saved = f"{config.manifest_path}.broken-{runtime.ulid()}"
         store.put(saved, raw)
-    _replace(store, config, runtime, raw, plan.manifest.raw)
-    claim_for_writing(store, config, runtime=runtime).note(plan.manifest, now=True)
-    return plan, saved
-
-
-def _replace(
-    store: Store, config: QueueConfig, runtime: Runtime, old: bytes | None, new: bytes
-) -> None:
-    """Write the new bytes if the object still has the old ones."""
-    register = CasObject(
+    cas_object = CasObject(
         store,
         config.manifest_path,
         decode=bytes,
@@ -340,20 +314,22 @@ def _replace(
         settings=config,
         max_bytes=MAX_MANIFEST_BYTES,
     )
+    new = plan.manifest.raw
 
     def decide(before: bytes | None) -> bytes | None:
         if before == new:  # an attempt of this call whose answer was lost
             return before
-        if before != old:
+        if before != raw:
             raise Conflict(config.manifest_path, 1, 0.0)
         return new
 
-    outcome = register.update(decide)
-    if isinstance(outcome, outcomes.Applied):
-        return
+    outcome = cas_object.update(decide)
     if isinstance(outcome, outcomes.Conflict):
         raise Conflict(config.manifest_path, outcome.attempts, outcome.waited_s)
-    raise TransientStorageError(
-        f"manifest {config.manifest_path!r} in {store.url} may or may not have been rebuilt: "
-        f"{outcome}. Run it again."
-    )
+    if not isinstance(outcome, outcomes.Applied):
+        raise TransientStorageError(
+            f"manifest {config.manifest_path!r} in {store.url} may or may not have been rebuilt: "
+            f"{outcome}. Run it again."
+        )
+    claim_for_writing(store, config, runtime=runtime).note(plan.manifest, now=True)
+    return plan, saved

@@ -44,29 +44,19 @@ writer that runs takes so long."""
 class OpenTransaction:
     """The part of a transaction that is in one queue, at one moment.
 
-    Attributes:
-        partition: The queue's data prefix.
-        producer: The producer's id, 12 hexadecimal digits.
-        app: The app id; None for a publisher without a name.
-        batch: The app's number of the transaction.
-        first_sequence: Of its first batch: nothing from there on leaves the queue.
-        last_clock: The producer's clock at its last batch.
-        batches: How many it has.
-        behind: Queued batches from its first one on, of all producers.
-        age_seconds: Since the first one was produced; None where its name does not tell.
-        committed: Whether it is decided and only lacks its acknowledgement in this queue: the
-            app's commit record names it or, without an app, another queue has acknowledged it.
+    It is ``committed`` when it is decided and only lacks its acknowledgement in this queue: the
+    app's commit record names it or, without an app, another queue has acknowledged it.
     """
 
-    partition: str
-    producer: str
-    app: str | None
-    batch: int | None
-    first_sequence: int
-    last_clock: int
+    partition: str  # the queue's data prefix
+    producer: str  # its id, 12 hexadecimal digits
+    app: str | None  # None for a publisher without a name
+    batch: int | None  # the app's number of the transaction
+    first_sequence: int  # of its first batch: nothing from there on leaves the queue
+    last_clock: int  # the producer's, at its last batch
     batches: int
-    behind: int
-    age_seconds: float | None
+    behind: int  # queued batches from its first one on, of all producers
+    age_seconds: float | None  # since the first was produced; None where its name does not tell
     committed: bool = False
 
 
@@ -181,8 +171,7 @@ def abort(scope: TransactionScope, producer: str, *, force: bool = False) -> lis
             intents may be saved elsewhere. Make sure first that no process applies them.
 
     Returns:
-        The parts of transactions that were ended: those that are committed are delivered now, the
-        others never.
+        The parts that were ended: committed ones are delivered now, the others never.
 
     Raises:
         InvalidInput: No such transaction is undecided; it is young; or ``scope`` is one
@@ -256,8 +245,8 @@ def _end(scope: TransactionScope, chosen: list[OpenTransaction]) -> None:
             txn = Transaction(each.app, each.batch)
         clock = each.last_clock + 1 if each.committed else ROLL_BACK
         markers[each.partition] = [TransactionMarker(bytes.fromhex(each.producer), clock, txn)]
-    parts = (scope.store, scope.config, scope.queue, scope.runtime)
-    MarkerWriter(*parts, ahead_ms=GRACE_MS).write(markers)
+    writer = MarkerWriter(scope.store, scope.config, scope.queue, scope.runtime, ahead_ms=GRACE_MS)
+    writer.write(markers)
 
 
 def _record(store: Get, app: str) -> CommitRecord | None:

@@ -56,10 +56,7 @@ def skip_batch(
     """Copy a queued batch to the quarantine, then put an empty batch in its place.
 
     Stop the queue's consumer first; one that still runs is fenced. After an error call it again.
-
-    Args:
-        sequence: The batch, anywhere in the queue.
-        force: Also when the batch can be read.
+    ``force`` also skips a batch that can be read.
 
     Returns:
         The batch's report in the quarantine, and the epoch that the queue was claimed with.
@@ -118,19 +115,11 @@ def _range_of(manifest: Manifest) -> str:
 def restore_batch(
     store: Store, config: ConsumerConfig, name: str, runtime: Runtime
 ) -> QuarantineReport:
-    """Produce a batch from the quarantine again, at the end of the queue. Idempotent.
+    """Produce the batch of a report again, at the end of the queue. Idempotent.
 
-    The copy must be readable: if it is not, replace ``<prefix>/_quarantine/<id>.object`` by a
-    repaired one first. The copy and its report stay.
-
-    The restored batch has no transaction or message in its name: readers counted that identity as
-    delivered when they passed the batch by, and would drop it as a repeat.
-
-    Args:
-        name: The id of the report.
-
-    Returns:
-        The report, with ``restored_sequence``.
+    The copy and its report, which is returned with ``restored_sequence``, stay. The restored batch
+    has no transaction or message in its name: readers counted that identity as delivered when they
+    passed the batch by, and would drop it as a repeat.
 
     Raises:
         InvalidInput: There is no such report or no copy, the copy cannot be read, or the batch
@@ -220,16 +209,11 @@ class Start:
 
     ``earliest`` is the oldest queued batch and ``latest`` the end. A time is the first batch with
     a record of then or later, as in the Spark source's ``startingTimestamp``.
-
-    Attributes:
-        text: As it was given.
-        sequence: The batch to begin with; None for the others.
-        since_ms: Milliseconds since the Unix epoch; None for the others.
     """
 
-    text: str
+    text: str  # as it was given
     sequence: int | None = None
-    since_ms: int | None = None
+    since_ms: int | None = None  # since the Unix epoch
 
     @classmethod
     def parse(cls, text: str) -> Start:
@@ -252,11 +236,8 @@ class Start:
     def sequence_in(self, manifest: Manifest, key: str) -> int:
         """The sequence it means in a queue; ``manifest.next_sequence`` is the end.
 
-        Args:
-            key: The manifest's name, for messages.
-
-        Raises:
-            InvalidInput: A sequence that has left the queue, or that it has not reached.
+        Raises InvalidInput, which names the manifest's ``key``, for a sequence that has left the
+        queue, or that it has not reached.
         """
         if self.since_ms is not None:
             return _first_since(manifest, self.since_ms)
@@ -295,29 +276,18 @@ GROUP = 64
 
 
 class SeekPlan(NamedTuple):
-    """What a seek would do.
+    """What a seek would do."""
 
-    Attributes:
-        target: Where the queue shall begin.
-        dropped: The entries before it.
-    """
-
-    target: int
+    target: int  # where the queue shall begin
     dropped: Sequence[QueueEntry]
 
 
 class SeekResult(NamedTuple):
-    """What a seek did.
+    """What a seek did."""
 
-    Attributes:
-        first: Where the queue begins now.
-        epoch: The epoch that the queue was claimed with; its consumer is fenced.
-        copies: Ids in the quarantine of the dropped batches; empty when nothing was copied.
-    """
-
-    first: int
-    epoch: int
-    copies: list[str]
+    first: int  # where the queue begins now
+    epoch: int  # that the queue was claimed with; its consumer is fenced
+    copies: list[str]  # ids in the quarantine of the dropped batches
 
 
 def plan_seek(store: Store, config: ConsumerConfig, start: Start, runtime: Runtime) -> SeekPlan:
@@ -349,12 +319,8 @@ def seek(
     """Copy what a plan drops, then drop it and claim the queue. Idempotent.
 
     Entries that the consumer took since the plan are gone. Entries that were appended since stay.
-
-    Args:
-        plan: Of :func:`plan_seek`.
-        copy: Copy what is dropped to the quarantine. Without a copy nothing restores it once the
-            collector has deleted it.
-        advance: Called with the number of batches copied, and of all.
+    Without a ``copy`` nothing restores a batch once the collector has deleted it. ``advance`` is
+    called with the number of batches copied, and of all.
 
     Raises:
         InvalidInput: A batch is too large to be copied; nothing was dropped.
@@ -409,14 +375,7 @@ def collect(
     """One cycle of the garbage collector in a queue, or in each partition of a topic.
 
     A partition that has left its topic has no consumer whose collector would run. When nothing of
-    it is left to collect, it is removed from the topic's description.
-
-    Args:
-        topic: The topic; None for one queue.
-        dry_run: Only read and plan; nothing is written.
-
-    Returns:
-        The sum over all queues.
+    it is left to collect, it is removed from the topic's description. ``dry_run`` writes nothing.
     """
     if topic is None:
         # The collector would claim the prefix, also for a mistyped manifest.

@@ -10,7 +10,7 @@ import click
 
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork, listen_for
-from opendata_buffer.cli.options import create_if_missing_option, patient_queue_options
+from opendata_buffer.cli import options
 from opendata_buffer.cli.target import one_queue, require_queue
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.runtime import Runtime
@@ -42,7 +42,7 @@ def _address(context: click.Context, option: click.Parameter, text: str | None) 
 
 
 @click.command()
-@patient_queue_options
+@options.patient_queue
 @click.option(
     "--listen",
     callback=_address,
@@ -59,7 +59,7 @@ def _address(context: click.Context, option: click.Parameter, text: str | None) 
 )
 @click.option("--tls-cert", metavar="FILE", help="Certificate, PEM. Clients need no certificate.")
 @click.option("--tls-key", metavar="FILE", help="Its private key, PEM.")
-@create_if_missing_option
+@options.create_if_missing
 @click.pass_obj
 def broker(
     runtime: Any,

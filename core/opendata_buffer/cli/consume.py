@@ -18,20 +18,8 @@ import click
 import pyarrow.compute as pc
 
 from opendata_buffer.admin.trim import EARLIEST, Start
+from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.options import (
-    NATURAL,
-    POSITIVE,
-    SOON_MS,
-    allow_foreign_option,
-    create_if_missing_option,
-    framing_option,
-    max_batch_bytes_option,
-    patient_queue_options,
-    queue_words,
-    recreate_option,
-    refuse_together,
-)
 from opendata_buffer.cli.output import plural
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import Target, require_queue, soon, target_of
@@ -69,8 +57,8 @@ _GAP_ADVICE = "Start with --from earliest to look at what is left."
 
 
 @click.command()
-@patient_queue_options
-@framing_option
+@options.patient_queue
+@options.framing
 @click.option(
     "--json",
     "as_json",
@@ -85,20 +73,20 @@ _GAP_ADVICE = "Start with --from earliest to look at what is left."
     help="Begin at 'earliest', 'latest', a sequence, or a time such as 2026-01-31T03:00:00Z, UTC "
     "without a zone. Only --no-ack may begin behind the oldest batch. Default: earliest.",
 )
-@click.option("--max-batches", type=NATURAL, metavar="N", help="Stop after N batches.")
+@click.option("--max-batches", type=options.NATURAL, metavar="N", help="Stop after N batches.")
 @click.option("--follow", is_flag=True, help="Wait for more when the queue is empty.")
-@create_if_missing_option
+@options.create_if_missing
 @click.option("--no-ack", is_flag=True, help="Only read: claim nothing, acknowledge nothing.")
 @click.option("--gc/--no-gc", default=True, help="Collect garbage meanwhile.")
 @click.option(
     "--poll-interval-ms",
-    type=POSITIVE,
+    type=options.POSITIVE,
     default=500,
     help="With --follow: between two reads of an empty queue.",
 )
-@recreate_option
-@max_batch_bytes_option
-@allow_foreign_option
+@options.recreate
+@options.max_batch_bytes
+@options.allow_foreign
 @click.pass_obj
 def consume(
     runtime: Any,
@@ -125,13 +113,13 @@ def consume(
     Of a topic all partitions are read, each in its order, and only committed transactions.
     "last_sequences" is by partition then, and --json shows the partition.
     """
-    refuse_together(**{"--json": as_json, "--framing": framing != "lines"})
+    options.refuse_together(**{"--json": as_json, "--framing": framing != "lines"})
     start = Start.parse(EARLIEST if from_ is None else from_)
     target = target_of(
         runtime,
         queue,
         ConsumerConfig,
-        topic_deadline_ms=SOON_MS,
+        topic_deadline_ms=options.SOON_MS,
         gc=GarbageCollectorConfig(enabled=gc),
     )
     config, store, is_topic = target.config, target.store, target.topic is not None
@@ -192,7 +180,7 @@ def _check_start(target: Target, runtime: Runtime, start: Start, no_ack: bool) -
         raise Failure(
             f"--from {start.text} would drop {plural(before, 'batch')} unread{until}: look at what "
             "is behind with --no-ack, or drop them with 'opendata-buffer seek "
-            f"{queue_words()} --to {shlex.quote(start.text)}', which keeps a copy"
+            f"{options.queue_words()} --to {shlex.quote(start.text)}', which keeps a copy"
         )
 
 

@@ -10,8 +10,8 @@ from urllib.parse import unquote
 
 import click
 
+from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.options import max_batch_bytes_option, store_options
 from opendata_buffer.cli.repair import rebuild
 from opendata_buffer.cli.target import store_options_of
 from opendata_buffer.config import StoreOptions
@@ -35,7 +35,7 @@ manifest.add_command(rebuild)
 
 @manifest.command("dump")
 @click.argument("object_", metavar="PATH_OR_URL")
-@store_options
+@options.store
 def manifest_dump(object_: str, **store: Any) -> None:
     """Print a manifest as JSON.
 
@@ -57,16 +57,16 @@ def batch() -> None:
 
 @batch.command("dump")
 @click.argument("object_", metavar="PATH_OR_URL")
-@max_batch_bytes_option
-@store_options
+@options.max_batch_bytes
+@options.store
 def batch_dump(object_: str, max_batch_bytes: int, **store: Any) -> None:
     """Print a batch object as JSON, records in base64.
 
     PATH_OR_URL names the object itself: a file, or s3://bucket/ingest/<ULID>.batch.
     """
-    options, largest = store_options_of(store), largest_object(max_batch_bytes)
+    largest = largest_object(max_batch_bytes)
     try:
-        raw = read_object(object_, options, max_bytes=largest)
+        raw = read_object(object_, store_options_of(store), max_bytes=largest)
         document = batch_document(raw, max_batch_bytes)
     except CorruptData as error:
         raise Failure(f"{object_!r} is no sound batch: {error}") from error

@@ -98,7 +98,7 @@ REACH_STORE = (
 NAMES_ONE_QUEUE = ("partition", "data_path_prefix", "manifest_path")
 """Names of the options that choose one queue of a store."""
 
-store_options = _options(_reach_store, _timeout(SOON_MS))
+store = _options(_reach_store, _timeout(SOON_MS))
 
 store_argument = click.argument(
     "store",
@@ -120,45 +120,45 @@ _queue = _options(
     ),
     _reach_store,
 )
-queue_options = _options(_queue, _timeout(SOON_MS))
-patient_queue_options = _options(_queue, _timeout(LONG_MS))
+queue = _options(_queue, _timeout(SOON_MS))
+patient_queue = _options(_queue, _timeout(LONG_MS))
 """Options of commands that move records."""
 
-allow_foreign_option = click.option(
+allow_foreign = click.option(
     "--allow-foreign-locations",
     is_flag=True,
     help="Also read batches that lie outside the data prefix.",
 )
 
-create_if_missing_option = click.option(
+create_if_missing = click.option(
     "--create-if-missing",
     is_flag=True,
     help="Create the queue if there is none: to start before its producers.",
 )
 
-recreate_option = click.option(
+recreate = click.option(
     "--recreate",
     is_flag=True,
     help="Start the queue over if its manifest is gone or was restored. Its batches are not read.",
 )
 
-framing_option = click.option(
+framing = click.option(
     "--framing",
     type=click.Choice(["lines", "ndjson", "csv", "protobuf-fixed", "length"]),
     default="lines",
     help="How records are separated in the stream; length and protobuf-fixed take any bytes.",
 )
 
-max_batch_bytes_option = click.option(
+max_batch_bytes = click.option(
     "--max-batch-bytes",
     type=POSITIVE,
     default=256 * MIB,
     help="Largest batch, decoded. Larger ones are neither decoded nor written.",
 )
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do it without asking.")
+yes = click.option("-y", "--yes", is_flag=True, help="Do it without asking.")
 
 
 def refuse_together(**given: Any) -> None:

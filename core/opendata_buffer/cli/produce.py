@@ -16,15 +16,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.options import (
-    POSITIVE,
-    framing_option,
-    max_batch_bytes_option,
-    patient_queue_options,
-    recreate_option,
-    refuse_together,
-)
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import target_of
 from opendata_buffer.cli.terminal import count_progress
@@ -47,14 +40,14 @@ _JSON_FACTOR = 6
 
 
 @click.command()
-@patient_queue_options
+@options.patient_queue
 @click.option(
     "--compression",
     type=click.Choice(["none", "zstd"], case_sensitive=False),
     default="none",
     help="Compression of stored batches.",
 )
-@framing_option
+@options.framing
 @click.option(
     "--json",
     "as_json",
@@ -82,13 +75,13 @@ _JSON_FACTOR = 6
 )
 @click.option(
     "--flush-interval-ms",
-    type=POSITIVE,
+    type=options.POSITIVE,
     default=100,
     help="Age of its oldest record at which a batch is written.",
 )
 @click.option(
     "--flush-size-bytes",
-    type=POSITIVE,
+    type=options.POSITIVE,
     default=64 * MIB,
     help="Size at which a batch is written sooner.",
 )
@@ -99,8 +92,8 @@ _JSON_FACTOR = 6
     help="auto: append through the queue's broker if there is one; host: be the broker while there "
     "is none; off: append without a broker.",
 )
-@recreate_option
-@max_batch_bytes_option
+@options.recreate
+@options.max_batch_bytes
 @click.pass_obj
 def produce(
     runtime: Any,
@@ -127,10 +120,11 @@ def produce(
     record may have a "key" or "key_base64". Records without a key go to the partitions round-robin.
     Keys are not stored: put what readers need into the metadata or the record.
     """
-    refuse_together(**{"--json": as_json, "--file": bool(files), "--framing": framing != "lines"})
-    refuse_together(**{"--json": as_json, "--metadata": bool(metadata)})
+    is_framed = framing != "lines"
+    options.refuse_together(**{"--json": as_json, "--file": files, "--framing": is_framed})
+    options.refuse_together(**{"--json": as_json, "--metadata": metadata})
     key_options = {"--key": key is not None, "--key-is-metadata": key_is_metadata}
-    refuse_together(**key_options)
+    options.refuse_together(**key_options)
     if sys.stdin is None and not files:
         raise Failure("standard input is closed: pipe the records into the command")
     target = target_of(

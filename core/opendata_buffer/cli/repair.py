@@ -19,17 +19,8 @@ from opendata_buffer.admin.fsck import (
 )
 from opendata_buffer.admin.rebuild import rebuild as rebuild_manifest
 from opendata_buffer.admin.trim import SeekPlan, Start
+from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.options import (
-    NATURAL,
-    allow_foreign_option,
-    json_option,
-    max_batch_bytes_option,
-    patient_queue_options,
-    queue_options,
-    queue_words,
-    yes_option,
-)
 from opendata_buffer.cli.output import confirm, format_bytes, plural
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import Target, one_queue, target_of
@@ -41,9 +32,9 @@ from opendata_buffer.quarantine import list_quarantine
 
 
 @click.command()
-@queue_options
-@max_batch_bytes_option
-@allow_foreign_option
+@options.queue
+@options.max_batch_bytes
+@options.allow_foreign
 @click.option(
     "--repair",
     "repair_found",
@@ -52,8 +43,8 @@ from opendata_buffer.quarantine import list_quarantine
     "Everything that is replaced is copied first.",
 )
 @click.option("--dry-run", is_flag=True, help="With --repair: only print what would be done.")
-@yes_option
-@json_option
+@options.yes
+@options.as_json
 @click.pass_obj
 def fsck(
     runtime: Any, /, repair_found: bool, dry_run: bool, yes: bool, as_json: bool, **queue: Any
@@ -102,7 +93,8 @@ def fsck(
         raise Failure(
             f"{plural(sum(problems.values()), 'problem')} in the {noun} with manifest "
             f"{', '.join(map(repr, problems))}: restore the objects if there are copies, or repair "
-            f"with 'opendata-buffer fsck {queue_words()} --repair', which copies what it skips"
+            f"with 'opendata-buffer fsck {options.queue_words()} --repair', which copies what it "
+            "skips"
         )
 
 
@@ -134,12 +126,12 @@ def _print_report(
 
 
 @click.command()
-@queue_options
-@click.argument("sequence", type=NATURAL)
+@options.queue
+@click.argument("sequence", type=options.NATURAL)
 @click.option("--force", is_flag=True, help="Skip the batch although it can be read.")
-@max_batch_bytes_option
-@allow_foreign_option
-@json_option
+@options.max_batch_bytes
+@options.allow_foreign
+@options.as_json
 @click.pass_obj
 def skip(runtime: Any, /, sequence: int, force: bool, as_json: bool, **queue: Any) -> None:
     """Skip the one batch that stops a queue.
@@ -166,8 +158,8 @@ def quarantine() -> None:
 
 
 @quarantine.command("list")
-@queue_options
-@json_option
+@options.queue
+@options.as_json
 @click.pass_obj
 def quarantine_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
     """Show the batches in a queue's quarantine, changing nothing.
@@ -196,9 +188,9 @@ def quarantine_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
 
 
 @quarantine.command("restore")
-@queue_options
+@options.queue
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@max_batch_bytes_option
+@options.max_batch_bytes
 @click.pass_obj
 def quarantine_restore(runtime: Any, /, ids: tuple[str, ...], **queue: Any) -> None:
     """Produce batches from the quarantine again, at the end of the queue.
@@ -214,9 +206,9 @@ def quarantine_restore(runtime: Any, /, ids: tuple[str, ...], **queue: Any) -> N
 
 
 @click.command()
-@queue_options
+@options.queue
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
-@json_option
+@options.as_json
 @click.pass_obj
 def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None:
     """Rebuild a manifest that is gone, damaged or restored from an old copy.
@@ -256,7 +248,7 @@ def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None
 
 
 @click.command()
-@patient_queue_options
+@options.patient_queue
 @click.option(
     "--to",
     required=True,
@@ -270,9 +262,9 @@ def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None
     help="Copy what is dropped to the quarantine first. Without a copy nothing restores it.",
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be dropped.")
-@allow_foreign_option
-@yes_option
-@json_option
+@options.allow_foreign
+@options.yes
+@options.as_json
 @click.pass_obj
 def seek(
     runtime: Any, /, to: str, copy: bool, dry_run: bool, yes: bool, as_json: bool, **queue: Any
@@ -297,8 +289,8 @@ def seek(
         confirm(f"{plural(dropped, 'batch')} of {target.store.url} will be dropped, {kept}", yes)
     # Made here: the thread that prints it when the command hangs has no click context.
     summary = (
-        f"ended by a signal: 'opendata-buffer status {queue_words()}' shows what still waits. "
-        "Copies alone drop nothing: run it again, and no batch is copied twice"
+        f"ended by a signal: 'opendata-buffer status {options.queue_words()}' shows what still "
+        "waits. Copies alone drop nothing: run it again, and no batch is copied twice"
     )
     for config, plan in plans:
         done = None
@@ -326,7 +318,7 @@ def seek(
             click.echo(
                 f"{prefix}: copies are {done.copies[0]} to {done.copies[-1]} below "
                 f"{prefix}/_quarantine/; bring one back with 'opendata-buffer quarantine restore "
-                f"{queue_words()}{partition} {done.copies[0]}'"
+                f"{options.queue_words()}{partition} {done.copies[0]}'"
             )
     if dropped and not dry_run and not as_json:
         click.echo(
@@ -336,16 +328,16 @@ def seek(
 
 
 @click.command()
-@queue_options
+@options.queue
 @click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
 @click.option(
     "--grace-period-ms",
-    type=NATURAL,
+    type=options.NATURAL,
     default=600_000,
     help="Least age of what is deleted. Below that of the producers, it deletes batches that are "
     "being uploaded: then only while no producer runs.",
 )
-@json_option
+@options.as_json
 @click.pass_obj
 def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **queue: Any) -> None:
     """Delete the objects of consumed batches, once.

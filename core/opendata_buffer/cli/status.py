@@ -18,8 +18,8 @@ from opendata_buffer.admin.status import (
 )
 from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Exceeded
-from opendata_buffer.cli.options import NATURAL, POSITIVE, json_option, queue_options, queue_words
 from opendata_buffer.cli.output import waiting
 from opendata_buffer.cli.target import Target, target_of
 from opendata_buffer.consumer.read_only import ReadOnlyReader
@@ -27,12 +27,12 @@ from opendata_buffer.runtime import Runtime
 
 
 @click.command()
-@queue_options
-@json_option
+@options.queue
+@options.as_json
 @click.option("--watch", is_flag=True, help="Show it again and again until interrupted.")
 @click.option(
     "--interval-ms",
-    type=POSITIVE,
+    type=options.POSITIVE,
     default=1000,
     help="With --watch: between two reads.",
 )
@@ -44,7 +44,7 @@ from opendata_buffer.runtime import Runtime
 )
 @click.option(
     "--max-backlog",
-    type=NATURAL,
+    type=options.NATURAL,
     metavar="N",
     help="Only check that no more than N batches wait; exit code 3 if more do.",
 )
@@ -129,7 +129,7 @@ def _probe(
     if excess:
         raise Exceeded(
             f"too much waits in {target.store.url}: of the batches {' and '.join(excess)}. "
-            f"'opendata-buffer status {queue_words()}' shows which consumer should read it"
+            f"'opendata-buffer status {options.queue_words()}' shows which consumer should read it"
         )
     if not as_json:
         click.echo(f"ok: {waiting(batches)}, the oldest for {lag_s:.1f} s")

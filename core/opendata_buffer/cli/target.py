@@ -104,7 +104,7 @@ def one_queue(
     """Open the store that a command's options name, for a command about a single queue.
 
     Args:
-        options: Values of ``queue_options``, and of options that have the name of a setting.
+        options: Values of :data:`.options.queue`, and of options that have the name of a setting.
         make: The class of the settings.
         settings: Other settings.
     """
@@ -150,7 +150,7 @@ def require_queue(target: Target, runtime: Runtime) -> None:
 
 
 def store_options_of(options: dict[str, Any]) -> StoreOptions:
-    """StoreOptions from the values of ``store_options``; takes ``timeout_ms`` out of them.
+    """StoreOptions from the values of :data:`.options.store`; takes ``timeout_ms`` out of them.
 
     The attempts of one request share the deadline, so a store that accepts connections and never
     answers is given up at the deadline, and not after five times 30 seconds.

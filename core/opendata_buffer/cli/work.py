@@ -14,15 +14,8 @@ import click
 import pyarrow as pa
 
 from opendata_buffer.broker.worker import ClaimedBatch, Worker
+from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure, one_line
-from opendata_buffer.cli.options import (
-    NATURAL,
-    POSITIVE,
-    create_if_missing_option,
-    framing_option,
-    max_batch_bytes_option,
-    patient_queue_options,
-)
 from opendata_buffer.cli.output import plural
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import one_queue, require_queue
@@ -53,17 +46,17 @@ def rest_ms(delivery_count: int) -> int:
 
 
 @click.command()
-@patient_queue_options
-@click.option("--parallel", type=POSITIVE, default=1, help="Batches at once.")
+@options.patient_queue
+@click.option("--parallel", type=options.POSITIVE, default=1, help="Batches at once.")
 @click.option(
     "--claim-timeout-ms",
-    type=POSITIVE,
+    type=options.POSITIVE,
     default=60_000,
     help="After so long without a heartbeat of this process, other workers get its batches.",
 )
 @click.option(
     "--max-deliveries",
-    type=NATURAL,
+    type=options.NATURAL,
     default=5,
     help="A batch that failed so often goes to the quarantine; 0 retries for ever.",
 )
@@ -73,9 +66,9 @@ def rest_ms(delivery_count: int) -> int:
     default="host",
     help="host: be the queue's broker while there is none; auto: wait for one.",
 )
-@framing_option
-@max_batch_bytes_option
-@create_if_missing_option
+@options.framing
+@options.max_batch_bytes
+@options.create_if_missing
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj
 def work(

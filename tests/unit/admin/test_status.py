@@ -52,9 +52,7 @@ def listing(*sizes: tuple[str, int]) -> Listing:
 def status_of(
     before: Manifest, found: Listing, after: Manifest | None = None, now_ms: int = NOW
 ) -> Status:
-    return summarise(
-        before, after or before, found, store="memory://status", config=CONFIG, now_ms=now_ms
-    )
+    return summarise(before, after or before, found, CONFIG.store, CONFIG, now_ms)
 
 
 def test_queued_consumed_and_missing_batches() -> None:

@@ -9,10 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from opendata_buffer.cli.options import (
-    queue_options,
-    queue_words,
-)
+from opendata_buffer.cli import options
 from opendata_buffer.cli.target import one_queue, target_of
 from opendata_buffer.config import ConsumerConfig, QueueConfig, StoreOptions
 from opendata_buffer.errors import PermanentStorageError
@@ -26,7 +23,7 @@ def config_of(*arguments: str, env: dict[str, str] | None = None) -> QueueConfig
     made: list[QueueConfig] = []
 
     @click.command()
-    @queue_options
+    @options.queue
     def command(**queue: Any) -> None:
         made.append(one_queue(queue).config)
 
@@ -38,10 +35,10 @@ def config_of(*arguments: str, env: dict[str, str] | None = None) -> QueueConfig
 def test_the_attempts_of_a_request_share_the_timeout(timeout_ms: int) -> None:
     config = config_of("memory://x", "--timeout-ms", str(timeout_ms))
     assert config.cas_deadline_ms == timeout_ms
-    options = config.store_options
-    assert options.max_attempts >= 2
-    for each in (options.connect_timeout_ms, options.read_timeout_ms):
-        assert 1 <= each * options.max_attempts <= max(timeout_ms, options.max_attempts)
+    store = config.store_options
+    assert store.max_attempts >= 2
+    for each in (store.connect_timeout_ms, store.read_timeout_ms):
+        assert 1 <= each * store.max_attempts <= max(timeout_ms, store.max_attempts)
 
 
 def test_every_option_has_its_field() -> None:
@@ -65,11 +62,11 @@ ARN = "arn:aws:iam::123456789012:role/buffer"
 
 def test_a_role_comes_from_options_or_from_the_environment() -> None:
     named = ("--role-arn", ARN, "--external-id", "x", "--session-name", "me")
-    options = config_of("s3://bucket", *named).store_options
-    assert (options.role_arn, options.external_id, options.session_name) == (ARN, "x", "me")
+    given = config_of("s3://bucket", *named).store_options
+    assert (given.role_arn, given.external_id, given.session_name) == (ARN, "x", "me")
     environment = {"OPENDATA_BUFFER_ROLE_ARN": ARN, "OPENDATA_BUFFER_EXTERNAL_ID": "x"}
     found = config_of("s3://bucket", "--session-name", "me", env=environment).store_options
-    assert found == options
+    assert found == given
 
 
 def test_no_option_takes_a_key() -> None:
@@ -94,10 +91,10 @@ def test_a_hint_reaches_the_same_queue() -> None:
     words: list[str] = []
 
     @click.command()
-    @queue_options
+    @options.queue
     def command(**queue: Any) -> None:
         one_queue(queue)
-        words.append(queue_words())
+        words.append(options.queue_words())
 
     arguments = ["s3://b", "--anonymous", "--region", "r", "--data-path-prefix", "a b"]
     CliRunner().invoke(command, arguments, catch_exceptions=False)
