@@ -18,18 +18,14 @@ from dataclasses import dataclass
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import no_such_queue
-from opendata_buffer.errors import (
-    Conflict,
-    CorruptManifest,
-    ObjectNotFound,
-    TransientStorageError,
-)
+from opendata_buffer.errors import Conflict, CorruptManifest, ObjectNotFound, TransientStorageError
 from opendata_buffer.formats.entries import NewEntry, QueueEntry, salvage_entries
 from opendata_buffer.formats.keys import BatchLocation, Transaction, is_confined, parse_location
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, MessageId, parse_uuid
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.ownership import OWNER_NAME, check_owner, claim_for_writing
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.rollback_checks import Watermark
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Blob, Listing, Store
@@ -272,6 +268,12 @@ def read_raw(store: Store, key: str) -> bytes | None:
         return None
     assert isinstance(got, Blob)
     return got.data
+
+
+def open_for_repair(store: Store, config: QueueConfig, runtime: Runtime) -> Queue:
+    """The queue, to be written by an operator's command; raises as claim_for_writing does."""
+    claim = claim_for_writing(store, config, runtime=runtime)
+    return Queue(store, config, runtime=runtime, role="operator", claim=claim)
 
 
 def rebuild(

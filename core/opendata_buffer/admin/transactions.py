@@ -9,9 +9,9 @@ with :func:`abort`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from opendata_buffer.admin.rebuild import GRACE_MS
+from opendata_buffer.admin.rebuild import GRACE_MS, open_for_repair
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
@@ -20,7 +20,6 @@ from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, parse_uuid
 from opendata_buffer.messages.sequencer import undecided
-from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Get, Store, read_sidecar
@@ -60,17 +59,15 @@ class OpenTransaction:
     committed: bool = False
 
 
+@dataclass
 class TransactionScope:
     """The queues whose transactions are listed or ended: those of a topic, or one."""
 
-    def __init__(
-        self, config: QueueConfig, store: Store, runtime: Runtime, topic: Topic | None = None
-    ) -> None:
-        self.store = store
-        self.runtime = runtime
-        self.topic = topic
-        self.config = config
-        self._queues: dict[str, Queue] = {}
+    config: QueueConfig
+    store: Store
+    runtime: Runtime
+    topic: Topic | None = None
+    _queues: dict[str, Queue] = field(default_factory=dict)
 
     def names(self) -> list[str]:
         """Data prefixes of the queues."""
@@ -82,11 +79,7 @@ class TransactionScope:
     def queue(self, name: str) -> Queue:
         """One of the queues, to be written."""
         if name not in self._queues:
-            own = self._config_of(name)
-            claim = claim_for_writing(self.store, own, runtime=self.runtime)
-            self._queues[name] = Queue(
-                self.store, own, runtime=self.runtime, role="operator", claim=claim
-            )
+            self._queues[name] = open_for_repair(self.store, self._config_of(name), self.runtime)
         return self._queues[name]
 
     def manifest(self, name: str) -> Manifest | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from opendata_buffer.admin.rebuild import open_for_repair
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.cursors import BatchDescriptor
@@ -43,8 +44,6 @@ from opendata_buffer.quarantine import (
     write_report,
 )
 from opendata_buffer.queue.consumer_info import write_consumer_info
-from opendata_buffer.queue.ownership import claim_for_writing
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.topic import Topic
@@ -84,7 +83,7 @@ def skip_batch(
             f"batch {sequence} at {entry.location!r} can be read: a consumer delivers it. To skip "
             "it all the same, pass force=True"
         )
-    claim = claim_for_writing(store, config, runtime=runtime)
+    queue = open_for_repair(store, config, runtime)
     report = quarantine(
         store,
         config.data_path_prefix,
@@ -100,7 +99,6 @@ def skip_batch(
     txn, message = (parsed.txn, parsed.message) if parsed else (None, None)
     location = batch_key(config.data_path_prefix, runtime.ulid(), txn, message)
     store.put(location, encode_batch([]))
-    queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
     after = queue.replace(sequence, entry.location, NewEntry(location))
     queue.close()
     return report, after.epoch
@@ -139,8 +137,7 @@ def restore_batch(
         return report
     _refuse_queued(report, manifest)
     data = _readable_copy(store, config, report)
-    claim = claim_for_writing(store, config, runtime=runtime)
-    queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
+    queue = open_for_repair(store, config, runtime)
     if report.restored_location is None:
         # Written before the append, so that the next call finds out whether this one appended.
         location = batch_key(prefix, runtime.ulid())
@@ -326,7 +323,7 @@ def seek(
         InvalidInput: A batch is too large to be copied; nothing was dropped.
         Conflict, CorruptManifest, StorageError: Nothing was dropped; call it again.
     """
-    claim = claim_for_writing(store, config, runtime=runtime)
+    queue = open_for_repair(store, config, runtime)
 
     def save(entry: QueueEntry) -> str:
         report = quarantine(
@@ -343,7 +340,6 @@ def seek(
     for at in range(0, len(plan.dropped) if copy else 0, GROUP):
         copies += in_parallel(runtime, save, plan.dropped[at : at + GROUP], most=CONCURRENCY)
         advance(len(copies), len(plan.dropped))
-    queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
     # A consumer may have read past the target meanwhile: then nothing is left to drop.
     last = plan.target - 1 if plan.target else None
     after = queue.claim_epoch(last, allow_data_loss=True)

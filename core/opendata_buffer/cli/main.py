@@ -57,8 +57,7 @@ class LazyGroup(FailureGroup):
 
 
 @click.group(
-    cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
 )
 @click.version_option(package_name="opendata-buffer", message="opendata-buffer %(version)s")
 @click.option(

@@ -101,8 +101,7 @@ NAMES_ONE_QUEUE = ("partition", "data_path_prefix", "manifest_path")
 store = _options(_reach_store, _timeout(SOON_MS))
 
 store_argument = click.argument(
-    "store",
-    shell_complete=lambda context, argument, text: [CompletionItem(text, type="dir")],
+    "store", shell_complete=lambda context, argument, text: [CompletionItem(text, type="dir")]
 )
 
 _queue = _options(

@@ -10,7 +10,7 @@ from base64 import b64decode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -159,7 +159,7 @@ def produce(
             producer = Producer(target.config, store=target.store, runtime=runtime)
             put = into_queue(producer)
         records = InputProducer(
-            put, target.config, runs, advance, unit=input_format.unit, many_queues=is_topic
+            put, runs, target.config, advance, unit=input_format.unit, many_queues=is_topic
         )
         try:
             with print_summary(records.summary), producer:
@@ -216,19 +216,14 @@ def same_label(metadata: bytes, key: bytes | None) -> Runs:
     return runs
 
 
+@dataclass
 class JsonRecords:
-    """Records as lines of JSON, as ``consume --json`` prints them.
+    """Records as lines of JSON, as ``consume --json`` prints them."""
 
-    ``with_keys`` also reads ``key`` or ``key_base64``. ``key`` or the metadata replaces it.
-    """
-
-    def __init__(
-        self, with_keys: bool = False, key: bytes | None = None, *, key_is_metadata: bool = False
-    ) -> None:
-        self._with_keys = with_keys
-        self._key = key
-        self._key_is_metadata = key_is_metadata
-        self._lines = 0
+    with_keys: bool = False  # read 'key' or 'key_base64', too
+    key: bytes | None = None  # of all records, in place of their own
+    key_is_metadata: bool = False
+    lines: int = 0  # read so far
 
     def runs(self, lines: Sequence[bytes]) -> Iterable[Run]:
         """The records of some lines; see :data:`Runs`. Lines of white space are skipped."""
@@ -236,7 +231,7 @@ class JsonRecords:
         fault = None
         try:
             for line in lines:
-                self._lines += 1
+                self.lines += 1
                 if line.strip():
                     decoded.append(self._decode(line))
         except InvalidInput as error:
@@ -262,12 +257,10 @@ class JsonRecords:
         metadata = self._bytes(fields, "metadata") or b""
         if len(metadata) > MAX_METADATA_BYTES:
             raise self._invalid(f"its metadata has more than {MAX_METADATA_BYTES} bytes")
-        key = self._bytes(fields, "key") if self._with_keys else None
-        if self._key_is_metadata:
-            key = metadata
-        elif self._key is not None:
-            key = self._key
-        return value, metadata, key
+        own_key = self._bytes(fields, "key") if self.with_keys else None
+        if self.key_is_metadata:
+            return value, metadata, metadata
+        return value, metadata, own_key if self.key is None else self.key
 
     def _bytes(self, fields: dict[str, Any], name: str) -> bytes | None:
         encoded = fields.get(f"{name}_base64")
@@ -284,7 +277,7 @@ class JsonRecords:
 
     def _invalid(self, reason: str) -> InvalidInput:
         return InvalidInput(
-            f"line {self._lines} is no record as 'consume --json' prints it: {reason}. Use "
+            f"line {self.lines} is no record as 'consume --json' prints it: {reason}. Use "
             '{"value": "text"} or {"value_base64": "..."}, with "metadata" if you like; records '
             "that are JSON themselves go through --framing ndjson."
         )
@@ -320,39 +313,24 @@ class Produced:
     bytes: int = 0
 
 
+@dataclass
 class InputProducer:
     """Produces the records of an input, and counts those that are durable.
 
     The producer's buffers bound the memory. Each piece of the input is a ``produce()`` call, so
     slow input is flushed by age and fast input by size.
-
-    Args:
-        advance: Called with the bytes of each call.
-        unit: The word for records in messages, in the plural.
-        many_queues: Records go to several queues, so records behind a lost one may be durable.
     """
 
-    def __init__(
-        self,
-        put: Put,
-        config: ProducerConfig,
-        runs: Runs,
-        advance: Callable[[int], None],
-        *,
-        unit: str,
-        many_queues: bool,
-    ) -> None:
-        self._put = put
-        self._many_queues = many_queues
-        self._unit = unit
-        self._flush_size = config.flush_size_bytes
-        self._max_call = config.max_batch_bytes
-        self._runs = runs
-        self._advance = advance
-        self._pending: deque[tuple[Any, int, int]] = deque()
-        self._last: dict[str, int] = {}
-        self._counting = threading.Lock()
-        self.durable = Produced()
+    put: Put
+    runs: Runs
+    config: ProducerConfig
+    advance: Callable[[int], None]  # called with the bytes of each call
+    unit: str  # the word for records in messages, in the plural
+    many_queues: bool  # records go to several queues: those behind a lost one may be durable
+    durable: Produced = field(default_factory=Produced)
+    _pending: deque[tuple[Any, int, int]] = field(default_factory=deque)
+    _last: dict[str, int] = field(default_factory=dict)
+    _counting: threading.Lock = field(default_factory=threading.Lock)
 
     def produce_stream(self, read: Callable[[int], bytes], splitter: Splitter) -> None:
         """Produce until the stream ends; ``read`` returns available bytes, up to a number.
@@ -368,15 +346,15 @@ class InputProducer:
 
     def produce(self, records: Sequence[bytes]) -> None:
         """Produce whole records, and count what has become durable; see :meth:`produce_stream`."""
-        for run in self._runs(records):
+        for run in self.runs(records):
             at = 0
-            for group in _calls(run.records, self._flush_size, self._max_call):
+            for group in _calls(run.records, self.config):
                 keys = None if run.keys is None else run.keys[at : at + len(group)]
                 at += len(group)
-                watcher = self._put(Run(group, run.metadata, keys))
+                watcher = self.put(Run(group, run.metadata, keys))
                 size = sum(map(len, group))
                 self._pending.append((watcher, len(group), size))
-                self._advance(size)
+                self.advance(size)
         self.count_durable()
 
     def count_durable(self) -> None:
@@ -411,13 +389,14 @@ class InputProducer:
     def durable_part(self) -> str:
         """Which records of the input are durable, in words."""
         if not self.durable.records:
-            return f"not one {self._unit.removesuffix('s')} is known to be durable"
-        others = "; of those behind some may be" if self._many_queues else ""
-        return f"{self._unit} 1 to {self.durable.records} are durable{others}"
+            return f"not one {self.unit.removesuffix('s')} is known to be durable"
+        others = "; of those behind some may be" if self.many_queues else ""
+        return f"{self.unit} 1 to {self.durable.records} are durable{others}"
 
 
-def _calls(records: Sequence[bytes], full: int, limit: int) -> Iterator[list[bytes]]:
-    """Cut records into calls: a call ends when it exceeds ``full``; none exceeds ``limit``."""
+def _calls(records: Sequence[bytes], config: ProducerConfig) -> Iterator[list[bytes]]:
+    """Cut records into calls: one ends when it is larger than a flush; none exceeds a batch."""
+    full, limit = config.flush_size_bytes, config.max_batch_bytes
     group: list[bytes] = []
     size = 0
     for record in records:

@@ -9,13 +9,7 @@ from typing import Any
 
 import click
 
-from opendata_buffer.admin.status import (
-    Status,
-    TopicStatus,
-    read_backlog,
-    read_status,
-    read_topic,
-)
+from opendata_buffer.admin.status import Status, TopicStatus, read_backlog, read_status, read_topic
 from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.cli import options
@@ -31,10 +25,7 @@ from opendata_buffer.runtime import Runtime
 @options.as_json
 @click.option("--watch", is_flag=True, help="Show it again and again until interrupted.")
 @click.option(
-    "--interval-ms",
-    type=options.POSITIVE,
-    default=1000,
-    help="With --watch: between two reads.",
+    "--interval-ms", type=options.POSITIVE, default=1000, help="With --watch: between two reads."
 )
 @click.option(
     "--max-lag",

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -107,55 +108,41 @@ def work(
         pool.run()
 
 
+@dataclass(eq=False)
 class CommandPool:
-    """Threads that claim batches and run the command for each.
+    """Threads that claim batches and run the command for each."""
 
-    Args:
-        command: A program and its arguments.
-        parallel: Threads.
-        max_deliveries: A batch that failed so often is rejected; 0 never rejects.
-        framing: How records are separated on the command's standard input.
-    """
+    claim: Callable[[int, float], Sequence[ClaimedBatch]]
+    command: Sequence[str]  # a program and its arguments
+    parallel: int  # threads
+    runtime: Runtime
+    report: Callable[[str], None]
+    max_deliveries: int = 0  # a batch that failed so often is rejected; 0 never rejects
+    framing: str = "lines"  # how records are separated on the command's standard input
+    done: int = 0
+    released: int = 0
+    rejected: int = 0
 
-    def __init__(
-        self,
-        claim: Callable[[int, float], Sequence[ClaimedBatch]],
-        command: Sequence[str],
-        parallel: int,
-        runtime: Runtime,
-        report: Callable[[str], None],
-        max_deliveries: int = 0,
-        framing: str = "lines",
-    ) -> None:
-        self._claim = claim
-        self._command = list(command)
-        self._parallel = parallel
-        self._runtime = runtime
-        self._report = report
-        self._max_deliveries = max_deliveries
-        self._framing = framing
-        self._lock = runtime.condition()
+    def __post_init__(self) -> None:
+        self._lock = self.runtime.condition()
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopping = False
         self._error: BaseException | None = None
-        self.done = 0
-        self.released = 0
-        self.rejected = 0
 
     def run(self) -> None:
         """Work until a signal, or until an error that is not about one batch."""
         tasks = [
-            self._runtime.spawn(self._work, f"opendata-buffer-work-{number}")
-            for number in range(self._parallel)
+            self.runtime.spawn(self._work, f"opendata-buffer-work-{number}")
+            for number in range(self.parallel)
         ]
         try:
             while not self._stopping:
-                self._runtime.sleep(POLL_S)
+                self.runtime.sleep(POLL_S)
         finally:
-            end = self._runtime.monotonic() + END_S
+            end = self.runtime.monotonic() + END_S
             self._stop(end)
             for task in tasks:
-                task.join(max(0.0, end - self._runtime.monotonic()))
+                task.join(max(0.0, end - self.runtime.monotonic()))
         if self._error is not None:
             raise self._error
 
@@ -170,9 +157,9 @@ class CommandPool:
         with self._lock:
             self._stopping = True
         self._signal(signal.SIGTERM)
-        kill_at = min(end, self._runtime.monotonic() + TERM_S)
-        while self._running and self._runtime.monotonic() < kill_at:
-            self._runtime.sleep(POLL_S / 2)
+        kill_at = min(end, self.runtime.monotonic() + TERM_S)
+        while self._running and self.runtime.monotonic() < kill_at:
+            self.runtime.sleep(POLL_S / 2)
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -184,7 +171,7 @@ class CommandPool:
     def _work(self) -> None:
         try:
             while not self._stopping:
-                for batch in self._claim(1, CLAIM_S):
+                for batch in self.claim(1, CLAIM_S):
                     self._process(batch)
         except Closed:
             return
@@ -205,7 +192,7 @@ class CommandPool:
         except OSError as error:
             # The command cannot be started, so the next batch would fail, too.
             self._release(batch, 0)
-            raise Failure(f"cannot run {self._command[0]!r}: {error.strerror or error}") from error
+            raise Failure(f"cannot run {self.command[0]!r}: {error.strerror or error}") from error
         if code == 0:
             self._finish(batch)
         elif self._stopping:
@@ -215,11 +202,11 @@ class CommandPool:
 
     def _framed(self, batch: ClaimedBatch) -> bytes:
         records = pa.array(batch.entries, pa.binary())
-        return bytes(FRAMINGS[self._framing].framed(records, batch.sequence))
+        return bytes(FRAMINGS[self.framing].framed(records, batch.sequence))
 
     def _run(self, batch: ClaimedBatch, data: bytes) -> int:
         process = subprocess.Popen(
-            self._command,
+            list(self.command),
             stdin=subprocess.PIPE,
             # A group of its own: Ctrl-C in a terminal signals this process, which ends the group.
             process_group=0,
@@ -249,7 +236,7 @@ class CommandPool:
         try:
             batch.done()
         except ClaimLost as error:
-            self._report(f"batch {batch.sequence} was processed, and comes again: {error}")
+            self.report(f"batch {batch.sequence} was processed, and comes again: {error}")
             return
         with self._lock:
             self.done += 1
@@ -257,15 +244,15 @@ class CommandPool:
     def _fail(self, batch: ClaimedBatch, how: str) -> None:
         count = batch.delivery_count
         what = f"batch {batch.sequence} failed with {how} in delivery {count}"
-        if 0 < self._max_deliveries <= count:
-            self._report(f"{what}: it goes to the quarantine")
+        if 0 < self.max_deliveries <= count:
+            self.report(f"{what}: it goes to the quarantine")
             with suppress(ClaimLost):
-                batch.reject(f"{self._command[0]} ended with {how} in delivery {count}")
+                batch.reject(f"{self.command[0]} ended with {how} in delivery {count}")
                 with self._lock:
                     self.rejected += 1
             return
         rest = rest_ms(count)
-        self._report(f"{what}: delivered again after {rest / 1000:g} s")
+        self.report(f"{what}: delivered again after {rest / 1000:g} s")
         self._release(batch, rest)
 
     def _release(self, batch: ClaimedBatch, rest: int) -> None:

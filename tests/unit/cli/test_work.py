@@ -82,7 +82,7 @@ class Interrupting:
 
 
 def run_until(ran: PoolRun, when: Callable[[], object]) -> None:
-    ran.pool._runtime = Interrupting(when)  # type: ignore[assignment]
+    ran.pool.runtime = Interrupting(when)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         ran.pool.run()
 
@@ -172,7 +172,7 @@ def alive_in_group(group: int) -> bool:
 def test_a_command_that_cannot_be_started_ends_the_work_and_costs_no_batch() -> None:
     batch = Given(7)
     ran = PoolRun("", batch)
-    ran.pool._command = ["/nowhere/command"]
+    ran.pool.command = ["/nowhere/command"]
     with pytest.raises(Failure, match="cannot run '/nowhere/command'"):
         ran.pool.run()
     assert batch.ended == [0]
@@ -184,7 +184,7 @@ def test_an_error_of_the_queue_ends_the_work() -> None:
     def claim(most: int, timeout: float) -> list[Given]:
         raise Fenced("ingest/manifest", 1, 2)
 
-    ran.pool._claim = claim
+    ran.pool.claim = claim
     with pytest.raises(Fenced):
         ran.pool.run()
 
