@@ -199,10 +199,7 @@ def write_report(store: Put, data_path_prefix: str, report: QuarantineReport) ->
 
 def read_copy(store: Get, data_path_prefix: str, report: QuarantineReport) -> bytes:
     """The copied object's bytes."""
-    key = _key(data_path_prefix, report.id, "object")
-    got = store.get(key, max_bytes=MAX_OBJECT_BYTES)
-    assert isinstance(got, Blob)
-    return got.data
+    return _bytes_at(store, _key(data_path_prefix, report.id, "object"))
 
 
 def _report(fields: Fields) -> QuarantineReport:
@@ -229,7 +226,7 @@ def _metadata(fields: Fields) -> Metadata:
 def _read(store: Get, entry: Entry) -> bytes | None:
     """The object's bytes; None when there is no such object, or its key is invalid."""
     try:
-        got = store.get(entry.location, max_bytes=MAX_OBJECT_BYTES)
+        return _bytes_at(store, entry.location)
     except (ObjectNotFound, InvalidInput):
         return None
     except CorruptData as error:
@@ -237,6 +234,10 @@ def _read(store: Get, entry: Entry) -> bytes | None:
             f"batch {entry.sequence} at {entry.location!r} is too large to be copied to the "
             f"quarantine: {error}. Copy it yourself, delete it, and try again"
         ) from error
+
+
+def _bytes_at(store: Get, key: str) -> bytes:
+    got = store.get(key, max_bytes=MAX_OBJECT_BYTES)
     assert isinstance(got, Blob)
     return got.data
 

@@ -1,8 +1,7 @@
 """Check that every queued batch is there and readable; repair what is not.
 
-:func:`check_queue` only reads, and continues after a problem. :func:`repair` rebuilds the manifest,
-or skips a batch that cannot be delivered. Both keep a copy first: the bytes of a replaced
-manifest are saved next to it, and a skipped batch is copied to the quarantine.
+A repair keeps a copy first: the bytes of a replaced manifest are saved next to it, and a skipped
+batch is copied to the quarantine.
 """
 
 from __future__ import annotations
@@ -245,10 +244,6 @@ def repair(
     Returns:
         Each problem with the id of its copy in the quarantine, or with the key where the old
         manifest was saved; None where there was nothing to copy.
-
-    Raises:
-        InvalidInput: A batch has become readable: check again.
-        PrefixConflict, UnsafeStore, StorageError, Conflict: What is left was not repaired.
     """
     done: list[tuple[Finding, str | None]] = []
     for finding in plan:

@@ -12,8 +12,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
@@ -22,7 +23,7 @@ from opendata_buffer.errors import Conflict, CorruptManifest, ObjectNotFound, Tr
 from opendata_buffer.formats.entries import NewEntry, QueueEntry, salvage_entries
 from opendata_buffer.formats.keys import BatchLocation, Transaction, is_confined, parse_location
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
-from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, MessageId, parse_uuid
+from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, parse_uuid
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.ownership import OWNER_NAME, check_owner, claim_for_writing
 from opendata_buffer.queue.queue import Queue
@@ -191,63 +192,42 @@ def _unnamed(
 
 
 _Found = tuple[str, BatchLocation]
+T = TypeVar("T")
 
 
 def _ordered(found: Sequence[_Found]) -> list[_Found]:
-    """Order by ULID, with each transaction in one piece and an app's transactions by number.
-
-    :func:`_in_clock_order` orders messages.
-    """
+    """Order by ULID, with each transaction in one piece and an app's transactions by number."""
+    by_name = sorted(found, key=lambda each: (each[1].ulid, each[0]))
     groups: dict[object, list[_Found]] = {}
-    for each in _in_clock_order(sorted(found, key=lambda each: (each[1].ulid, each[0]))):
-        txn = _group_of(each[1])
-        groups.setdefault(each[0] if txn is None else txn, []).append(each)
-    # In insertion order, which is by each group's first ULID. The groups of one app are sorted
-    # within the slots that they have among the others.
-    ordered = list(groups.values())
-    slots: dict[str, list[int]] = {}
-    for slot, group in enumerate(ordered):
-        if (txn := _group_of(group[0][1])) is not None:
-            slots.setdefault(txn.app, []).append(slot)
-    for own in slots.values():
-        by_number = sorted((ordered[slot] for slot in own), key=_number)
-        for slot, group in zip(own, by_number, strict=True):
-            ordered[slot] = group
+    for each in _within_places(by_name, lambda each: _producer(each[1]), _by_clock):
+        groups.setdefault(_group_of(each) or each[0], []).append(each)
+    # In insertion order, which is by each group's first ULID.
+    ordered = _within_places(
+        list(groups.values()),
+        lambda group: None if (txn := _group_of(group[0])) is None else txn.app,
+        lambda own: sorted(own, key=_number),
+    )
     return [each for group in ordered for each in group]
 
 
-def _group_of(parsed: BatchLocation) -> Transaction | None:
-    """The transaction that keeps batches together; None for a message, which is ordered alone."""
-    return parsed.txn if parsed.message is None else None
-
-
-def _in_clock_order(found: Sequence[_Found]) -> list[_Found]:
-    """Sort each producer's messages within the slots that they have among the others.
-
-    Names may be made ahead of time and in many processes, so messages go by the producer's clock:
-    a message behind a later one would pass for a duplicate. Acknowledgements keep the slots of
-    their names, because a roll-back has an earlier clock. The final acknowledgement goes to the
-    last slot: messages behind it would stay undecided.
-    """
-    ordered = list(found)
-    slots: dict[bytes, list[tuple[int, MessageId]]] = {}
-    for slot, (_, parsed) in enumerate(found):
-        if parsed.message is not None:
-            message = parse_uuid(parsed.message)
-            slots.setdefault(message.producer, []).append((slot, message))
-    for own in slots.values():
-        final = [slot for slot, message in own if message.flags & FINAL]
-        others = [(slot, message) for slot, message in own if not message.flags & FINAL]
-        by_clock = iter(
-            slot
-            for _, slot in sorted(
-                (message.clock, slot) for slot, message in others if message.flags != ACK_TXN
-            )
-        )
-        moved = [slot if message.flags == ACK_TXN else next(by_clock) for slot, message in others]
-        for (slot, _), source in zip(own, moved + final, strict=True):
-            ordered[slot] = found[source]
+def _within_places(
+    items: Sequence[T], owner: Callable[[T], object], arrange: Callable[[list[T]], list[T]]
+) -> list[T]:
+    """Rearrange each owner's items within the places that they have among the others."""
+    places: dict[object, list[int]] = {}
+    for place, item in enumerate(items):
+        if (own := owner(item)) is not None:
+            places.setdefault(own, []).append(place)
+    ordered = list(items)
+    for taken in places.values():
+        for place, item in zip(taken, arrange([items[each] for each in taken]), strict=True):
+            ordered[place] = item
     return ordered
+
+
+def _group_of(found: _Found) -> Transaction | None:
+    """The transaction that keeps batches together; None for a message, which is ordered alone."""
+    return found[1].txn if found[1].message is None else None
 
 
 def _number(group: Sequence[_Found]) -> int:
@@ -256,12 +236,26 @@ def _number(group: Sequence[_Found]) -> int:
     return txn.batch
 
 
-def read_raw(store: Store, key: str) -> bytes | None:
-    """A manifest's bytes, whatever they are; None when there is no such object.
+def _by_clock(own: Sequence[_Found]) -> list[_Found]:
+    """Sort one producer's messages.
 
-    Raises:
-        CorruptData: It is larger than any manifest; it was not read.
+    Names may be made ahead of time and in many processes, so messages go by the producer's clock:
+    a message behind a later one would pass for a duplicate. Acknowledgements keep the places of
+    their names, because a roll-back has an earlier clock. The final acknowledgement goes to the
+    last place: messages behind it would stay undecided.
     """
+    messages = [(parse_uuid(each[1].message), each) for each in own if each[1].message is not None]
+    final = [each for message, each in messages if message.flags & FINAL]
+    others = [(message, each) for message, each in messages if not message.flags & FINAL]
+    written = [(message.clock, each) for message, each in others if message.flags != ACK_TXN]
+    by_clock = iter(sorted(written, key=lambda each: each[0]))
+    return [
+        each if message.flags == ACK_TXN else next(by_clock)[1] for message, each in others
+    ] + final
+
+
+def read_raw(store: Store, key: str) -> bytes | None:
+    """A manifest's bytes; None without an object, CorruptData for one larger than a manifest."""
     try:
         got = store.get(key, max_bytes=MAX_MANIFEST_BYTES)
     except ObjectNotFound:
@@ -289,7 +283,6 @@ def rebuild(
 
     Raises:
         InvalidInput: There is neither a manifest, nor a marker, nor a batch: no queue.
-        PrefixConflict: The prefix belongs to the queue of another manifest.
         Conflict: The manifest was written meanwhile; nothing was changed.
     """
     claim = check_owner(store, config, runtime=runtime)

@@ -5,10 +5,10 @@ Everything here reads manifests and the small objects next to them, and changes 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import repeat
 from typing import Any, TypeVar
 
 from opendata_buffer.admin.transactions import STALE_AFTER_S, OpenTransaction, open_in
@@ -20,7 +20,6 @@ from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import CorruptData, ObjectNotFound, PrefixConflict, QueueReset
-from opendata_buffer.formats.entries import QueueEntry
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.consumer_info import ConsumerInfo, read_consumer_info
@@ -68,8 +67,8 @@ class ClaimsStatus:
     held: int
     done: int  # batches that are done and wait for an older one
     oldest_held: int | None  # sequence of the oldest held batch
-    oldest_worker: str | None  # the worker that holds it
-    oldest_deliveries: int | None  # how often it was delivered
+    oldest_worker: str | None = None  # the worker that holds it
+    oldest_deliveries: int | None = None  # how often it was delivered
 
 
 def ask_broker(
@@ -110,14 +109,13 @@ def read_claims(store: Store, config: QueueConfig) -> ClaimsStatus | None:
     except ObjectNotFound:
         return None
     oldest = min(claims.held, default=None)
-    return ClaimsStatus(
-        frontier=claims.frontier,
-        held=len(claims.held),
-        done=len(claims.done),
-        oldest_held=oldest,
-        oldest_worker=None if oldest is None else claims.held[oldest].worker,
-        oldest_deliveries=None if oldest is None else claims.deliveries.get(oldest),
+    known = ClaimsStatus(
+        frontier=claims.frontier, held=len(claims.held), done=len(claims.done), oldest_held=oldest
     )
+    if oldest is None:
+        return known
+    worker, deliveries = claims.held[oldest].worker, claims.deliveries.get(oldest)
+    return replace(known, oldest_worker=worker, oldest_deliveries=deliveries)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,32 +187,33 @@ def summarise(
     before: Manifest, after: Manifest, listing: Listing, url: str, config: QueueConfig, now_ms: int
 ) -> Status:
     """The status by a listing and the manifests read before and after it; pure."""
-    sizes = {found.key: found.size for found in listing.objects}
+    sizes = Counter({found.key: found.size for found in listing.objects})
     # Only two entries are parsed whole: metadata can be most of a manifest. Sets, because a queue
     # may have a million entries.
+    oldest, newest = None, None
+    if after.entry_count:
+        oldest, newest = after.first_sequence, after.next_sequence - 1
     locations = set(after.locations())
     known = locations if after is before else set(before.locations())
     unnamed = sizes.keys() - locations - known
     orphaned = [key for key in unnamed if parse_location(key, config.data_path_prefix) is not None]
-    oldest = next(iter(after.entries(limit=1)), None)
-    newest = next(iter(after.entries(after.next_sequence - 1)), None)
     undecided = open_in(after, config.data_path_prefix, now_ms)
     return Status(
         store=url,
         manifest=config.manifest_path,
         data_path_prefix=config.data_path_prefix,
         queue_length=after.entry_count,
-        oldest_sequence=None if oldest is None else oldest.sequence,
-        newest_sequence=None if newest is None else newest.sequence,
-        oldest_age_seconds=_age(oldest, config, now_ms),
-        newest_age_seconds=_age(newest, config, now_ms),
+        oldest_sequence=oldest,
+        newest_sequence=newest,
+        oldest_age_seconds=after.age_s(now_ms),
+        newest_age_seconds=after.age_s(now_ms, newest),
         next_sequence=after.next_sequence,
         epoch=_epoch(after),
-        bytes_queued=_total(sizes, locations),
+        bytes_queued=sum(sizes[each] for each in locations),
         manifest_bytes=after.size,
         missing=len((locations & known) - sizes.keys()),
         orphans=len(orphaned),
-        orphan_bytes=_total(sizes, orphaned),
+        orphan_bytes=sum(sizes[each] for each in orphaned),
         undecided=len(undecided),
         oldest_undecided_seconds=max((each.age_seconds or 0.0 for each in undecided), default=None),
         notes=_stale(undecided, url),
@@ -248,21 +247,6 @@ def _stale(undecided: Sequence[OpenTransaction], store: str) -> tuple[str, ...]:
 
 def _epoch(manifest: Manifest) -> int:
     return 0 if manifest.sealed else manifest.epoch  # A seal is an epoch above all others.
-
-
-def _total(sizes: dict[str, int], locations: Iterable[str]) -> int:
-    return sum(map(sizes.get, locations, repeat(0)))
-
-
-def _age(entry: QueueEntry | None, config: QueueConfig, now_ms: int) -> float | None:
-    if entry is None:
-        return None
-    parsed = parse_location(entry.location, config.data_path_prefix)
-    # The earliest record's time if there is one, else the object's: an entry may carry neither.
-    times = [each.ingestion_time_ms for each in entry.metadata]
-    if not times and parsed is not None:
-        times = [parsed.timestamp_ms]
-    return (now_ms - min(times)) / 1000 if times else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,7 @@ class TransactionScope:
         """Data prefixes of the queues."""
         if self.topic is not None:
             return self.topic.read().names
-        self._reader(self.config.data_path_prefix).manifest()
+        self.reader(self.config.data_path_prefix).manifest()
         return [self.config.data_path_prefix]
 
     def queue(self, name: str) -> Queue:
@@ -82,11 +82,8 @@ class TransactionScope:
             self._queues[name] = open_for_repair(self.store, self._config_of(name), self.runtime)
         return self._queues[name]
 
-    def manifest(self, name: str) -> Manifest | None:
-        """The manifest of one of the queues; None for one that was never written."""
-        return self._reader(name).find()
-
-    def _reader(self, name: str) -> ReadOnlyReader:
+    def reader(self, name: str) -> ReadOnlyReader:
+        """A reader of one of the queues."""
         return ReadOnlyReader(self._config_of(name), store=self.store, runtime=self.runtime)
 
     def _config_of(self, name: str) -> QueueConfig:
@@ -100,11 +97,6 @@ def open_in(manifest: Manifest, data_path_prefix: str, now_ms: int) -> list[Open
     first = manifest.first_sequence
     found = undecided(enumerate(manifest.locations(), first), data_path_prefix)
 
-    def age(sequence: int) -> float | None:
-        (entry,) = manifest.entries(sequence, 1)
-        written_ms = entry.time_ms
-        return None if written_ms is None else max(0, now_ms - written_ms) / 1000
-
     return [
         OpenTransaction(
             partition=data_path_prefix,
@@ -115,7 +107,7 @@ def open_in(manifest: Manifest, data_path_prefix: str, now_ms: int) -> list[Open
             last_clock=each.last_clock,
             batches=each.batches,
             behind=manifest.next_sequence - each.first_sequence,
-            age_seconds=age(each.first_sequence),
+            age_seconds=manifest.age_s(now_ms, each.first_sequence),
         )
         for producer, each in found.items()
     ]
@@ -125,7 +117,7 @@ def list_open(scope: TransactionScope) -> list[OpenTransaction]:
     """All undecided transactions of a topic or a queue, by partition; changes nothing."""
 
     def read(name: str) -> tuple[list[OpenTransaction], set[str]]:
-        manifest = scope.manifest(name)
+        manifest = scope.reader(name).find()
         if manifest is None:
             return [], set()
         return open_in(manifest, name, scope.runtime.now_ms()), _committed_in(manifest, name)
@@ -155,13 +147,8 @@ def abort(scope: TransactionScope, producer: str, *, force: bool = False) -> lis
     A transaction without an app has no record. It is completed where one of its queues has
     acknowledged it. Otherwise only its publisher, which keeps the intents, knows whether it is
     committed: intents that are applied after the roll-back deliver it in some partitions and not
-    in others. So that takes ``force``.
-
-    Args:
-        scope: The whole topic, or a queue of its own.
-        producer: As :attr:`OpenTransaction.producer` says.
-        force: Also end a transaction that is younger than :data:`STALE_AFTER_S`, or one whose
-            intents may be saved elsewhere. Make sure first that no process applies them.
+    in others. So that takes ``force``, as a transaction younger than :data:`STALE_AFTER_S` does:
+    make sure first that no process applies its intents.
 
     Returns:
         The parts that were ended: committed ones are delivered now, the others never.

@@ -1,13 +1,7 @@
 """Take batches out of a queue that no consumer reads: skip, restore, seek and collect.
 
-* :func:`skip_batch` skips one batch. The entry stays in the queue under its sequence and names an
-  empty batch from then on, which every v1 reader can read. All other entries keep their sequences
-  (``core/decisions/0010``). :func:`restore_batch` produces its copy again.
-* :func:`seek` drops all batches before a :class:`Start`.
-* :func:`collect` deletes the objects of consumed batches, once.
-
-What is skipped or dropped is copied to the quarantine first. The write that changes the queue also
-claims its epoch: a consumer that still runs is fenced, and cannot acknowledge past the change.
+A batch that is skipped or dropped is copied to the quarantine first. The write that changes the
+queue also claims its epoch: a consumer that still runs is fenced, and cannot acknowledge past it.
 """
 
 from __future__ import annotations
@@ -54,16 +48,12 @@ def skip_batch(
 ) -> tuple[QuarantineReport, int]:
     """Copy a queued batch to the quarantine, then put an empty batch in its place.
 
-    Stop the queue's consumer first; one that still runs is fenced. After an error call it again.
-    ``force`` also skips a batch that can be read.
+    Every v1 reader can read the empty batch, and all entries keep their sequences
+    (``core/decisions/0010``). ``force`` also skips a batch that can be read. After an error call it
+    again; after InvalidInput, PrefixConflict or UnsafeStore nothing was changed.
 
     Returns:
         The batch's report in the quarantine, and the epoch that the queue was claimed with.
-
-    Raises:
-        InvalidInput: There is no queue, the sequence is not queued, or the batch can be read
-            and ``force`` was not given; nothing was changed.
-        PrefixConflict, UnsafeStore: As for a consumer; nothing was changed.
     """
     manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
     if not manifest.first_sequence <= sequence < manifest.next_sequence:
@@ -123,7 +113,6 @@ def restore_batch(
         InvalidInput: There is no such report or no copy, the copy cannot be read, or the batch
             is still queued.
         CommitStateUnknown: An earlier call may have restored it, and a consumer has read since.
-        StorageError, Conflict, QueueFull: It was not restored; call it again.
     """
     prefix = config.data_path_prefix
     manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
@@ -283,7 +272,7 @@ class SeekResult(NamedTuple):
     """What a seek did."""
 
     first: int  # where the queue begins now
-    epoch: int  # that the queue was claimed with; its consumer is fenced
+    epoch: int | None  # that the queue was claimed with; None where there was nothing to drop
     copies: list[str]  # ids in the quarantine of the dropped batches
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,22 +23,19 @@ STOP_S = 3.5
 """For an orderly stop; the process ends within five seconds in any case."""
 
 
-def split_address(text: str) -> tuple[str, int]:
-    """``host:port`` as its parts; an IPv6 address is in brackets. Raises ValueError for others."""
-    parts = urlsplit(f"//{text}")
-    if parts.netloc != text or "@" in text or not parts.hostname or parts.port is None:
-        raise ValueError(text)
-    return parts.hostname, parts.port
+def _parts(address: str) -> tuple[str, int]:
+    """Host and port; an IPv6 address is in brackets."""
+    with suppress(ValueError):
+        parts = urlsplit(f"//{address}")
+        host, port, is_whole = parts.hostname, parts.port, parts.netloc == address
+        if host and port is not None and is_whole and "@" not in address:
+            return host, port
+    raise click.BadParameter(f"{address!r} is no HOST:PORT, for example 0.0.0.0:7420 or [::]:7420")
 
 
 def _address(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    try:
-        if text is not None:
-            split_address(text)
-    except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is no HOST:PORT, for example 0.0.0.0:7420 or [::]:7420"
-        ) from None
+    if text is not None:
+        _parts(text)
     return text
 
 
@@ -85,7 +83,7 @@ def broker(
         require_queue(target, runtime)
     where = replace(listen_for(store), certificate=tls_cert or "", key=tls_key or "")
     if listen is not None:
-        host_name, port = split_address(listen)
+        host_name, port = _parts(listen)
         where = replace(where, host=host_name, port=port)
     if advertise is not None:
         where = replace(where, advertise=advertise)

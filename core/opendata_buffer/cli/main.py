@@ -7,11 +7,10 @@ Only results go to stdout; progress, summaries and warnings go to stderr.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import NoReturn
 
 import click
 
-from opendata_buffer.cli.errors import FailureGroup, run_group
+from opendata_buffer.cli.errors import FailureGroup
 from opendata_buffer.runtime import SystemRuntime
 
 COMMANDS = {
@@ -77,8 +76,3 @@ def cli(context: click.Context, verbose: int) -> None:
     """
     # Tests put a manual clock here.
     context.obj = context.obj or SystemRuntime()
-
-
-def run() -> NoReturn:
-    """Run the command line and exit."""
-    run_group(cli)

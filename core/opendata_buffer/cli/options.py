@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
+from opendata_buffer.config import StoreOptions
 from opendata_buffer.formats import MIB
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -84,16 +86,7 @@ _reach_store = _options(
     ),
 )
 
-REACH_STORE = (
-    "endpoint_url",
-    "region",
-    "profile",
-    "role_arn",
-    "external_id",
-    "session_name",
-    "anonymous",
-    "timeout_ms",
-)
+REACH_STORE = {each.name for each in fields(StoreOptions)} | {"timeout_ms"}
 """Names of the options that say how to reach a store."""
 NAMES_ONE_QUEUE = ("partition", "data_path_prefix", "manifest_path")
 """Names of the options that choose one queue of a store."""
@@ -185,8 +178,7 @@ def remember_flags() -> None:
 
 
 def remember_queue(options: dict[str, Any]) -> None:
-    """Keep the running command's options and queue, for an error or a hint."""
-    remember_flags()
+    """Keep the running command's queue, for an error or a hint."""
     context = click.get_current_context()
     words = [str(options["store"])]
     for name, value in options.items():

@@ -210,8 +210,7 @@ def same_label(metadata: bytes, key: bytes | None) -> Runs:
     """All records with the same metadata and key."""
 
     def runs(records: Sequence[bytes]) -> Iterable[Run]:
-        if records:
-            yield Run(list(records), metadata, None if key is None else [key] * len(records))
+        return [Run(list(records), metadata, None if key is None else [key] * len(records))]
 
     return runs
 

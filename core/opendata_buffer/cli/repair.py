@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+from rich.filesize import decimal as format_bytes
 
 from opendata_buffer.admin import trim
 from opendata_buffer.admin.fsck import (
@@ -18,10 +19,10 @@ from opendata_buffer.admin.fsck import (
     repair,
 )
 from opendata_buffer.admin.rebuild import rebuild as rebuild_manifest
-from opendata_buffer.admin.trim import SeekPlan, Start
+from opendata_buffer.admin.trim import SeekPlan, SeekResult, Start
 from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.output import confirm, format_bytes, plural
+from opendata_buffer.cli.output import confirm, plural
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import Target, one_queue, target_of
 from opendata_buffer.cli.terminal import track
@@ -293,27 +294,26 @@ def seek(
         "waits. Copies alone drop nothing: run it again, and no batch is copied twice"
     )
     for config, plan in plans:
-        done = None
+        done = SeekResult(plan.target, None, [])
         if plan.dropped and not dry_run:
             with print_summary(lambda: summary), track("copying") as advance:
                 done = trim.seek(target.store, config, plan, runtime, copy=copy, advance=advance)
         prefix = config.data_path_prefix
-        first = plan.target if done is None else done.first
         if as_json:
             fields = {
                 "partition": prefix,
                 "dry_run": dry_run,
                 "dropped": len(plan.dropped),
-                "first_sequence": first,
-                "epoch": None if done is None else done.epoch,
-                "copies": [] if done is None else done.copies,
+                "first_sequence": done.first,
+                "epoch": done.epoch,
+                "copies": done.copies,
             }
             click.echo(json.dumps(fields))
             continue
         would = "would drop" if dry_run else "dropped"
         count = plural(len(plan.dropped), "batch")
-        click.echo(f"{prefix}: {would} {count}; the queue begins at sequence {first}")
-        if done is not None and done.copies:
+        click.echo(f"{prefix}: {would} {count}; the queue begins at sequence {done.first}")
+        if done.copies:
             partition = "" if target.topic is None else f" --partition {prefix}"
             click.echo(
                 f"{prefix}: copies are {done.copies[0]} to {done.copies[-1]} below "

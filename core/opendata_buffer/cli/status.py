@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from opendata_buffer.admin.status import Status, TopicStatus, read_backlog, read_status, read_topic
+from opendata_buffer.admin.status import read_backlog, read_status, read_topic
 from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.cli import options
@@ -69,14 +68,15 @@ def status(
 
     from opendata_buffer.cli.terminal import status_table, topic_table
 
-    read = _reader_of(target, runtime)
     console = Console()
+    reader = ReadOnlyReader(target.config, store=target.store, runtime=runtime)
 
     def show() -> Any:
-        found = read()
-        if as_json:
-            return json.dumps(asdict(found))
-        return status_table(found) if isinstance(found, Status) else topic_table(found)
+        if target.topic is not None:
+            topic = read_topic(target.topic, target.config, runtime)
+            return json.dumps(asdict(topic)) if as_json else topic_table(topic)
+        found = read_status(reader, lambda announced: _connect(announced, runtime))
+        return json.dumps(asdict(found)) if as_json else status_table(found)
 
     if not watch or as_json or not console.is_terminal:
         while True:
@@ -90,19 +90,11 @@ def status(
             live.update(show(), refresh=True)
 
 
-def _reader_of(target: Target, runtime: Runtime) -> Callable[[], Status | TopicStatus]:
-    topic = target.topic
-    if topic is not None:
-        return lambda: read_topic(topic, target.config, runtime)
-    reader = ReadOnlyReader(target.config, store=target.store, runtime=runtime)
+def _connect(announced: DiscoveryRecord, runtime: Runtime) -> Connection:
+    # Loading the network takes longer than all else, and most queues have no broker.
+    from opendata_buffer.broker.network import connect
 
-    def connect(announced: DiscoveryRecord) -> Connection:
-        # Loading the network takes longer than all else, and most queues have no broker.
-        from opendata_buffer.broker.network import WebSocketNetwork
-
-        return WebSocketNetwork(runtime).connect(announced)
-
-    return lambda: read_status(reader, connect)
+    return connect(announced, runtime)
 
 
 def _probe(

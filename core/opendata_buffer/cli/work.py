@@ -185,7 +185,9 @@ class CommandPool:
             self._release(batch, 0)
             return
         try:
-            code = self._run(batch, self._framed(batch))
+            records = pa.array(batch.entries, pa.binary())
+            data = FRAMINGS[self.framing].framed(records, batch.sequence)
+            code = self._run(batch, bytes(data))
         except InvalidInput as error:
             self._fail(batch, one_line(str(error)))
             return
@@ -199,10 +201,6 @@ class CommandPool:
             self._release(batch, 0)
         else:
             self._fail(batch, f"exit code {code}" if code > 0 else f"signal {-code}")
-
-    def _framed(self, batch: ClaimedBatch) -> bytes:
-        records = pa.array(batch.entries, pa.binary())
-        return bytes(FRAMINGS[self.framing].framed(records, batch.sequence))
 
     def _run(self, batch: ClaimedBatch, data: bytes) -> int:
         process = subprocess.Popen(

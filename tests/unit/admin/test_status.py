@@ -72,12 +72,6 @@ def test_what_is_no_batch_is_no_orphan() -> None:
     assert status_of(Manifest.empty(), found).orphans == 0
 
 
-def test_age_is_that_of_the_earliest_record() -> None:
-    metadata = (Metadata(0, NOW - 7000, b""), Metadata(1, NOW - 8000, b""))
-    manifest = Manifest.empty().append([NewEntry(location(1000), metadata)])
-    assert status_of(manifest, listing()).oldest_age_seconds == 8.0
-
-
 def test_a_foreign_entry_without_times_has_no_age() -> None:
     manifest = Manifest.empty().append([NewEntry("elsewhere/x.batch")])
     status = status_of(manifest, listing())
