@@ -6,9 +6,8 @@ it first, so that no record is given up without a copy::
     <prefix>/_quarantine/<id>.object   the bytes of the batch object, unchanged
     <prefix>/_quarantine/<id>.json     the report: which batch, what was wrong, when, found by whom
 
-The id is made of the batch's sequence and location, so a Spark task that is retried writes the same
-two objects again. The object is written before its report: if there is a report, the copy is
-complete. Neither is named like a batch, so no collector of this library deletes them.
+A task that is retried writes the same two objects again. The object is written before its report:
+if there is a report, the copy is complete. No collector of this library deletes them.
 """
 
 from __future__ import annotations
@@ -101,10 +100,7 @@ def quarantine(
     query: str = "",
     allow_foreign_locations: bool = False,
 ) -> QuarantineReport:
-    """Copy a batch's object and write the report. Idempotent.
-
-    The batch stays queued, and its object where it is. A batch that is already in quarantine keeps
-    its first report and copy.
+    """Copy a batch's object and write the report. A batch keeps its first report and copy.
 
     Of an object outside the data prefix only the report is written, unless
     ``allow_foreign_locations`` is true: a forged manifest could otherwise have any object of the

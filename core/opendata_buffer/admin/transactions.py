@@ -129,12 +129,7 @@ def list_open(scope: TransactionScope) -> list[OpenTransaction]:
     apps = sorted({each.app for each in found if each.app is not None})
     read_records = in_parallel(scope.runtime, lambda app: _record(scope.store, app), apps)
     records = dict(zip(apps, read_records, strict=True))
-    return [
-        replace(each, committed=True)
-        if each.app is None and each.producer in acknowledged
-        else _judged(each, records)
-        for each in found
-    ]
+    return [_judged(each, records, acknowledged) for each in found]
 
 
 def abort(scope: TransactionScope, producer: str, *, force: bool = False) -> list[OpenTransaction]:
@@ -183,7 +178,7 @@ def abort(scope: TransactionScope, producer: str, *, force: bool = False) -> lis
     coordinator.recover(app, None, scope.names())
     # recover() claimed the record, so it does not change any more.
     records = {app: _record(scope.store, app)}
-    return [_judged(each, records) for each in listed if each.app == app]
+    return [_judged(each, records, set()) for each in listed if each.app == app]
 
 
 def _refuse_running(producer: str, app: str | None, chosen: list[OpenTransaction]) -> None:
@@ -236,6 +231,10 @@ def _record(store: Get, app: str) -> CommitRecord | None:
         return None
 
 
-def _judged(each: OpenTransaction, records: Mapping[str, CommitRecord | None]) -> OpenTransaction:
-    record = None if each.app is None else records[each.app]
+def _judged(
+    each: OpenTransaction, records: Mapping[str, CommitRecord | None], acknowledged: set[str]
+) -> OpenTransaction:
+    if each.app is None:
+        return replace(each, committed=each.producer in acknowledged)
+    record = records[each.app]
     return replace(each, committed=record is not None and record.producer == each.producer)

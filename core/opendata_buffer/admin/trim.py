@@ -74,14 +74,8 @@ def skip_batch(
             "it all the same, pass force=True"
         )
     queue = open_for_repair(store, config, runtime)
-    report = quarantine(
-        store,
-        config.data_path_prefix,
-        entry,
-        fault or "skipped on request although it can be read",
-        runtime=runtime,
-        allow_foreign_locations=config.allow_foreign_locations,
-    )
+    why = fault or "skipped on request although it can be read"
+    report = _copy(store, config, entry, why, runtime)
     # The empty batch keeps the transaction and the message in its name. Without the transaction,
     # readers would take the entries behind it for a repeat of the same one and drop them. Without
     # an acknowledgement, what it decides would stay undecided.
@@ -92,6 +86,13 @@ def skip_batch(
     after = queue.replace(sequence, entry.location, NewEntry(location))
     queue.close()
     return report, after.epoch
+
+
+def _copy(
+    store: Store, config: ConsumerConfig, entry: QueueEntry, why: str, runtime: Runtime
+) -> QuarantineReport:
+    prefix, foreign = config.data_path_prefix, config.allow_foreign_locations
+    return quarantine(store, prefix, entry, why, runtime=runtime, allow_foreign_locations=foreign)
 
 
 def _range_of(manifest: Manifest) -> str:
@@ -315,15 +316,8 @@ def seek(
     queue = open_for_repair(store, config, runtime)
 
     def save(entry: QueueEntry) -> str:
-        report = quarantine(
-            store,
-            config.data_path_prefix,
-            entry,
-            f"dropped by seek to {plan.target}, not for a fault of its own",
-            runtime=runtime,
-            allow_foreign_locations=config.allow_foreign_locations,
-        )
-        return report.id
+        why = f"dropped by seek to {plan.target}, not for a fault of its own"
+        return _copy(store, config, entry, why, runtime).id
 
     copies: list[str] = []
     for at in range(0, len(plan.dropped) if copy else 0, GROUP):

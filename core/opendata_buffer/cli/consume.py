@@ -260,9 +260,8 @@ class BatchSource(NamedTuple):
 class RecordWriter:
     """Writes the records of batches to a stream, and counts them.
 
-    Attributes:
-        total: What was written; "bytes" is the size of the records, however they were written.
-        advance: Called with the bytes of each batch.
+    ``advance`` is called with the bytes of each batch. In ``total``, "bytes" is the size of the
+    records, however they were written.
     """
 
     def __init__(self, stream: BinaryIO, render: Render, *, topic: bool = False) -> None:
@@ -275,9 +274,7 @@ class RecordWriter:
     def write(self, batch: ArrowBatch) -> None:
         """Write all records of a batch and flush the stream.
 
-        Raises:
-            InvalidInput: The framing cannot write one of them; nothing of the batch is written.
-            OSError: They were not all written; BrokenPipeError: the stream's reader closed it.
+        Nothing is written of a batch with a record that the framing cannot write (InvalidInput).
         """
         self._stream.write(self._render(batch))
         self._stream.flush()
@@ -387,14 +384,10 @@ def _topic_source(consumer: TopicConsumer) -> BatchSource:
 
 
 class ReadOnlyPartition:
-    """The committed batches of one partition, without consuming it.
-
-    Attributes:
-        ready: Batches that are committed and were not fetched yet.
-    """
+    """The committed batches of one partition, without consuming it."""
 
     def __init__(self, reader: ReadOnlyReader, handle: FetchHandle, start: Start) -> None:
-        self.ready: deque[BatchDescriptor] = deque()
+        self.ready: deque[BatchDescriptor] = deque()  # committed, and not fetched yet
         self._name = reader.config.data_path_prefix
         self._reader = reader
         self._handle = handle

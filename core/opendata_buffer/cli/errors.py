@@ -143,14 +143,6 @@ def _log_thread_failure(failure: threading.ExceptHookArgs) -> None:
     )
 
 
-class _StderrHandler(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            click.echo(self.format(record), err=True)
-        except Exception:
-            self.handleError(record)
-
-
 class _OneLine(logging.Formatter):
     """``warning: message``; with a traceback only in debug records (-vv)."""
 
@@ -163,11 +155,12 @@ class _OneLine(logging.Formatter):
         return text
 
 
-_handler = _StderrHandler()
+_handler = logging.StreamHandler()
 _handler.setFormatter(_OneLine())
 
 
 def _log_to_stderr(verbose: int) -> None:
+    _handler.stream = sys.stderr
     root = logging.getLogger()
     if _handler not in root.handlers:
         root.addHandler(_handler)

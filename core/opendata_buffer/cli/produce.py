@@ -334,10 +334,8 @@ class InputProducer:
     def produce_stream(self, read: Callable[[int], bytes], splitter: Splitter) -> None:
         """Produce until the stream ends; ``read`` returns available bytes, up to a number.
 
-        Raises:
-            InvalidInput: A record fits into no batch or does not fit the framing. The records
-                before it are produced.
-            OpenDataBufferError: A batch was given up; the rest of the input was not read.
+        Raises InvalidInput for a record that fits into no batch or does not fit the framing. The
+        records before it are produced.
         """
         while chunk := read(READ_BYTES):
             self.produce(splitter.feed(chunk))

@@ -24,7 +24,7 @@ from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.output import confirm, plural
 from opendata_buffer.cli.signals import print_summary
-from opendata_buffer.cli.target import Target, one_queue, target_of
+from opendata_buffer.cli.target import one_queue, target_of
 from opendata_buffer.cli.terminal import track
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
@@ -67,12 +67,13 @@ def fsck(
 
     problems: dict[str, int] = {}
     for config in target.written(runtime):
+        where = "" if target.topic is None else f"{config.data_path_prefix}: "
         report = check(config)
         repaired: list[tuple[Finding, str | None]] | None = None
         if repair_found and not report.ok:
             plan, left = plan_repair(report)
             if not as_json:
-                _print_report(report, None, config, target, False)
+                _print_report(report, where)
             for finding in plan:
                 click.echo(f"repair: {finding.name} {REPAIRED_BY[finding.kind]}", err=as_json)
             for finding, reason in left:
@@ -85,8 +86,16 @@ def fsck(
                 with track("repairing") as advance:
                     repaired = repair(target.store, config, plan, runtime, advance=advance)
                 report = check(config)
-        if as_json or repaired != []:
-            _print_report(report, repaired, config, target, as_json)
+        if as_json:
+            fields = {"ok": report.ok, **asdict(report), "partition": config.data_path_prefix}
+            if repaired is not None:
+                fields["repaired"] = [{**asdict(each), "copy": copy} for each, copy in repaired]
+            click.echo(json.dumps(fields))
+        elif repaired != []:
+            for each, copy in repaired or ():
+                copied = "there was nothing to copy" if copy is None else f"copied as {copy}"
+                click.echo(f"repaired {each.name} ({each.kind}); {copied}")
+            _print_report(report, where)
         if not report.ok:
             problems[config.manifest_path] = len(report.problems)
     if problems:
@@ -99,23 +108,7 @@ def fsck(
         )
 
 
-def _print_report(
-    report: Report,
-    repaired: list[tuple[Finding, str | None]] | None,
-    config: ConsumerConfig,
-    target: Target,
-    as_json: bool,
-) -> None:
-    if as_json:
-        fields = {"ok": report.ok, **asdict(report), "partition": config.data_path_prefix}
-        if repaired is not None:
-            fields["repaired"] = [{**asdict(each), "copy": copy} for each, copy in repaired]
-        click.echo(json.dumps(fields))
-        return
-    for each, copy in repaired or ():
-        copied = "there was nothing to copy" if copy is None else f"copied as {copy}"
-        click.echo(f"repaired {each.name} ({each.kind}); {copied}")
-    where = f"{config.data_path_prefix}: " if target.topic is not None else ""
+def _print_report(report: Report, where: str) -> None:
     for finding in report.notes:
         click.echo(f"{where}note: {finding}")
     for finding in report.problems:

@@ -6,20 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
+from rich import progress
 from rich.console import Console
 from rich.filesize import decimal as format_bytes
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TransferSpeedColumn,
-)
 from rich.table import Table
 from rich.text import Text
 
@@ -142,22 +131,25 @@ def _claims(claims: ClaimsStatus) -> str:
 @contextmanager
 def track(what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar; yields what is called with the number of items done, and of all."""
-    with _progress(what, BarColumn(), MofNCompleteColumn()) as (progress, task):
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    with _progress(what, progress.BarColumn(), progress.MofNCompleteColumn()) as (bar, task):
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager
 def count_progress(what: str) -> Iterator[Callable[[int], None]]:
     """The bytes so far; yields what is called with the number of further bytes."""
-    with _progress(what, DownloadColumn(), TransferSpeedColumn()) as (progress, task):
-        yield lambda size: progress.advance(task, size)
+    with _progress(what, progress.DownloadColumn(), progress.TransferSpeedColumn()) as (bar, task):
+        yield lambda size: bar.advance(task, size)
 
 
 @contextmanager
-def _progress(what: str, *columns: ProgressColumn) -> Iterator[tuple[Progress, TaskID]]:
+def _progress(
+    what: str, *columns: progress.ProgressColumn
+) -> Iterator[tuple[progress.Progress, progress.TaskID]]:
     """Progress on stderr, if that is a terminal."""
     console = Console(stderr=True)
     console.quiet = not console.is_terminal
-    shown = SpinnerColumn(), TextColumn("{task.description}"), *columns, TimeElapsedColumn()
-    with Progress(*shown, console=console, transient=True, disable=console.quiet) as progress:
-        yield progress, progress.add_task(what, total=None)
+    before = progress.SpinnerColumn(), progress.TextColumn("{task.description}")
+    shown = *before, *columns, progress.TimeElapsedColumn()
+    with progress.Progress(*shown, console=console, transient=True, disable=console.quiet) as bar:
+        yield bar, bar.add_task(what, total=None)
