@@ -91,11 +91,3 @@ def test_what_docstrings_refer_to_exists() -> None:
     ]
     assert len(targets) > 400
     assert [each for each in targets if not is_known(each[1], each[0])] == []
-
-
-def test_what_is_not_there_is_told_from_what_is() -> None:
-    module = f"{LIBRARY}.queue.queue"
-    there = [".Queue.append", "Queue.append", ".queue.Queue", ".queue.cas", "OSError"]
-    assert [each for each in there if not is_known(each, module)] == []
-    gone = [".Queue.appended", "Queue.appended", "Producer", ".gapless", ".queue.Lane"]
-    assert [each for each in gone if is_known(each, module)] == []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -64,19 +67,54 @@ def topic_of(url: str, partitions: int) -> list[str]:
     return Topic.create(url, partitions).description.names
 
 
-def manifest_of(store: MemoryStore, key: str = "ingest/manifest") -> Manifest:
+def bytes_of(store: MemoryStore, key: str) -> bytes:
     got = store.get(key)
     assert isinstance(got, Blob)
-    return Manifest.parse(got.data)
+    return got.data
+
+
+def copy_into(store: MemoryStore, source: MemoryStore) -> None:
+    for each in source.list("").objects:
+        store.put(each.key, bytes_of(source, each.key))
+
+
+def manifest_of(store: MemoryStore, key: str = "ingest/manifest") -> Manifest:
+    return Manifest.parse(bytes_of(store, key))
 
 
 def records_of(store: MemoryStore, key: str = "ingest/manifest") -> list[bytes]:
-    found = []
-    for entry in manifest_of(store, key).entries():
-        got = store.get(entry.location)
-        assert isinstance(got, Blob)
-        found += decode_batch(got.data)
-    return found
+    locations = manifest_of(store, key).locations()
+    return [record for each in locations for record in decode_batch(bytes_of(store, each))]
+
+
+def json_of(*arguments: str) -> Any:
+    """What a command prints with --json in one line."""
+    return json.loads(ok(*arguments, "--json").stdout)
+
+
+def json_lines_of(*arguments: str) -> list[Any]:
+    """What a command prints with --json in lines."""
+    return [json.loads(line) for line in ok(*arguments, "--json").stdout.splitlines()]
+
+
+class Until:
+    """A runtime that interrupts its main thread, once, when something is so."""
+
+    def __init__(self, when: Callable[[], object]) -> None:
+        self._real = SystemRuntime()
+        self._when = when
+        self._main = threading.get_ident()
+        self._end = time.monotonic() + 120
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._real, attribute)
+
+    def sleep(self, seconds: float) -> None:
+        assert time.monotonic() < self._end
+        if threading.get_ident() == self._main and self._when():
+            self._when = lambda: False
+            raise KeyboardInterrupt
+        time.sleep(min(seconds, 0.05))
 
 
 class Ticks:

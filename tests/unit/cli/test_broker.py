@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,29 +13,9 @@ from click.testing import CliRunner, Result
 from opendata_buffer.broker.discovery_record import Lease
 from opendata_buffer.cli.main import cli
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import RUNTIME, eventually, host
-from tests.unit.cli.shell import fails, fill, run
-
-
-class Until:
-    """A runtime whose main thread is interrupted once something is so."""
-
-    def __init__(self, when: Callable[[], object]) -> None:
-        self._real = SystemRuntime()
-        self._when = when
-        self._main = threading.get_ident()
-        self._end = time.monotonic() + 120
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(self._real, attribute)
-
-    def sleep(self, seconds: float) -> None:
-        assert time.monotonic() < self._end
-        if threading.get_ident() == self._main and self._when():
-            raise KeyboardInterrupt
-        time.sleep(min(seconds, 0.05))
+from tests.unit.cli.shell import Until, fails, fill, run
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import click
 import pytest
@@ -13,7 +12,6 @@ from click.testing import CliRunner, Result
 
 from opendata_buffer.cli.errors import Failure, FailureGroup, one_line
 from opendata_buffer.cli.main import COMMANDS, cli
-from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.errors import InvalidInput
 from tests.unit.cli.shell import commands, fails, ok, run
 
@@ -55,6 +53,9 @@ def test_help_loads_no_command() -> None:
         ("consume", "memory://x", "--max-batches", "-1"),
         ("consume", "memory://x", "--max-batches", "x"),
         ("batch", "dump", "x", "--limit", "-1"),
+        ("consume", "memory://x", "--json", "--framing", "csv"),
+        ("produce", "memory://x", "--json", "--framing", "csv"),
+        ("produce", "memory://x", "--json", "--metadata", "m"),
     ],
 )
 def test_usage_errors_exit_2(arguments: tuple[str, ...]) -> None:
@@ -112,15 +113,6 @@ def run_app(error: BaseException | None, *arguments: str) -> Result:
     return CliRunner().invoke(app, [*arguments, "work"])
 
 
-@pytest.fixture(autouse=True)
-def _quiet_root() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), logging.getLogger("opendata_buffer").level
-    yield
-    root.handlers[:] = handlers
-    logging.getLogger("opendata_buffer").setLevel(level)
-
-
 @pytest.mark.parametrize(
     ("error", "line"),
     [
@@ -144,12 +136,6 @@ def test_a_bug_is_one_line_too_and_says_what_to_do() -> None:
     assert "Traceback" not in result.output
     line = result.stderr.splitlines()[-1]
     assert line.startswith("error: internal error, Boom: unforeseen. This is a bug")
-
-
-def test_twice_verbose_shows_the_traceback_that_a_bug_report_needs() -> None:
-    result = run_app(Boom("unforeseen"), "-vv")
-    assert "Traceback (most recent call last)" in result.stderr
-    assert result.stderr.splitlines()[-1].startswith("error: internal error")
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (BrokenPipeError(), 141)])
@@ -194,19 +180,11 @@ def test_secrets_of_urls_are_not_shown(text: str, line: str) -> None:
     assert one_line(text) == line
 
 
-def test_secrets_of_urls_are_not_shown_in_a_traceback_either() -> None:
+def test_twice_verbose_shows_the_traceback_without_secrets() -> None:
     result = run_app(Boom("http://key:secret@host/"), "-vv")
+    assert "Traceback (most recent call last)" in result.stderr
     assert "Boom: http://***@host/" in result.stderr
     assert "secret" not in result.stderr
 
 
 # ---- signals; those of processes are in tests/process
-
-
-@pytest.mark.parametrize("signal", [KeyboardInterrupt(), SystemExit(143)])
-def test_a_command_that_is_ended_says_its_print_summary_once(
-    signal: BaseException, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(type(signal)), print_summary(lambda: "3 lines are durable"):
-        raise signal
-    assert capfd.readouterr().err == "3 lines are durable\n"

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from opendata_buffer.cli import output
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.output import confirm, format_age, plural
+from opendata_buffer.cli.output import confirm, plural
 from opendata_buffer.cli.terminal import count_progress, name_value_table, track
 
 
@@ -26,14 +26,6 @@ from opendata_buffer.cli.terminal import count_progress, name_value_table, track
 )
 def test_a_noun_has_the_form_of_its_number(count: int, noun: str, said: str) -> None:
     assert plural(count, noun) == said
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, "-"), (-3.0, "0:00:00"), (93.2, "0:01:33"), (90_000, "1 day, 1:00:00")],
-)
-def test_age(seconds: float | None, text: str) -> None:
-    assert format_age(seconds) == text
 
 
 def test_a_table_shows_values_as_they_are_and_not_as_markup() -> None:

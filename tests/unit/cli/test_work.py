@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from opendata_buffer.errors import ClaimLost, Fenced
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import eventually
-from tests.unit.cli.shell import fails, fill, run
+from tests.unit.cli.shell import Until, fails, fill, run
 
 RUNTIME = SystemRuntime()
 
@@ -64,25 +63,8 @@ class PoolRun:
         return []
 
 
-class Interrupting:
-    """A runtime whose main thread is interrupted once something is so."""
-
-    def __init__(self, when: Callable[[], object]) -> None:
-        self._when = when
-        self._main = threading.get_ident()
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(RUNTIME, name)
-
-    def sleep(self, seconds: float) -> None:
-        if threading.get_ident() == self._main and self._when is not None and self._when():
-            self._when = lambda: False
-            raise KeyboardInterrupt
-        time.sleep(seconds)
-
-
 def run_until(ran: PoolRun, when: Callable[[], object]) -> None:
-    ran.pool.runtime = Interrupting(when)  # type: ignore[assignment]
+    ran.pool.runtime = Until(when)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         ran.pool.run()
 
