@@ -10,12 +10,7 @@ from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound, Tr
 from opendata_buffer.formats.entries import Metadata, QueueEntry
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.gc import Queued, plan
-from opendata_buffer.quarantine import (
-    list_quarantine,
-    quarantine,
-    read_copy,
-    read_report,
-)
+from opendata_buffer.quarantine import list_quarantine, quarantine, read_copy, read_report
 from opendata_buffer.stores.base import Listing
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -7,12 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from opendata_buffer.admin.status import (
-    Status,
-    ask_broker,
-    read_topic,
-    summarise,
-)
+from opendata_buffer.admin.status import Status, ask_broker, read_topic, summarise
 from opendata_buffer.broker import network as dial_module
 from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord

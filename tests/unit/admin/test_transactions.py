@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.admin.transactions import (
-    OpenTransaction,
-    TransactionScope,
-    abort,
-    list_open,
-)
+from opendata_buffer.admin.transactions import OpenTransaction, TransactionScope, abort, list_open
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import InvalidInput, Superseded

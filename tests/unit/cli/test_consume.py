@@ -274,6 +274,16 @@ def test_a_bad_batch_of_a_topic_is_told_with_the_command_that_passes_it_by(
     assert "c\n" in ok("consume", url, *more).stdout
 
 
+def test_a_topic_is_read_from_where_it_is_told_to(url: str) -> None:
+    topic_with(url, [[b"a"], [b"b"]], [[b"c"], [b"d"]])
+    for where, found in (("earliest", "abcd"), ("latest", ""), ("2999-01-01", "")):
+        out = ok("consume", url, "--no-ack", "--from", where).stdout
+        assert sorted(out.split()) == [*found]
+    result = run("consume", url, "--no-ack", "--from", "1")
+    assert result.exit_code == 2
+    assert "partitions count separately" in result.stderr
+
+
 # ---- a topic that is only read
 
 
@@ -289,6 +299,14 @@ def seen(reader: ReadOnlyTopic, limit: int = 100) -> list[tuple[str, int]]:
         assert isinstance(batch, TopicArrowBatch)
         found.append((batch.partition, batch.sequence))
     return found
+
+
+def test_partitions_are_read_one_after_the_other_each_in_its_order(url: str) -> None:
+    first, second = topic_with(url, [[b"a"], [b"b"], [b"c"]], [[b"d"]])
+    reader = looking_at(url)
+    assert seen(reader, 1) == [(first, 0)]
+    assert seen(reader, 1) == [(second, 0)]
+    assert seen(reader) == [(first, 1), (first, 2)]
 
 
 def test_a_partition_that_is_added_or_first_written_is_looked_at(

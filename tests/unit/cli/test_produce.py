@@ -9,11 +9,7 @@ from pathlib import Path
 import pytest
 
 from opendata_buffer.cli import produce as produce_module
-from opendata_buffer.cli.produce import (
-    JsonRecords,
-    Run,
-    same_label,
-)
+from opendata_buffer.cli.produce import JsonRecords, Run, same_label
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic import partitioner as mapping

@@ -99,6 +99,9 @@ def test_status_shows_what_workers_hold(url: str, store: MemoryStore) -> None:
         batches[1].done()
         text = flat(url)
         claims = json_of("status", url)["claims"]
+        for batch in (batches[0], batches[2]):
+            batch.done()
+        assert "0 held, 0 done beyond 3" in flat(url)
     shown = "2 held, 1 done beyond 0; the oldest held is 0, by alice, delivery 1"
     assert shown in text
     assert (claims["frontier"], claims["held"], claims["done"]) == (0, 2, 1)
