@@ -203,29 +203,24 @@ def test_a_full_disk_of_the_reader_is_one_line_and_acknowledges_nothing(store: s
     assert ok("consume", store) == b"one\n"
 
 
+def run_closed(redirection: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a command that has no standard input or output."""
+    words = ["sh", "-c", f'exec "$@" {redirection}', "sh", *COMMAND, *arguments]
+    return subprocess.run(words, capture_output=True, timeout=PATIENCE, check=False)
+
+
 @pytest.mark.parametrize("command", ["consume", "produce", "status"])
 def test_a_closed_standard_output_is_refused_before_anything_is_taken(
     store: str, command: str
 ) -> None:
     ok("produce", store, stdin=b"a\n")
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, command, store],
-        input=b"b\n",
-        stderr=subprocess.PIPE,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = run_closed(">&-", command, store)
     assert done.returncode == 1
     assert done.stderr.startswith(b"error: standard output is closed")
     assert (status(store)["epoch"], status(store)["next_sequence"]) == (0, 1)
 
 
 def test_a_closed_standard_input_is_no_empty_one(store: str) -> None:
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "produce", store],
-        capture_output=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = run_closed("<&-", "produce", store)
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.startswith(b"error: standard input is closed")

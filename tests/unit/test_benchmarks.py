@@ -13,32 +13,11 @@ from rich.console import Console
 from benchmarks.__main__ import measure
 from benchmarks.cost import Requests
 from benchmarks.peers import Turns
-from benchmarks.queues import fill, records_of
 from benchmarks.table import Row
-from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, StoreOptions
-from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.config import StoreOptions
 from opendata_buffer.stores.base import ABSENT
-from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.s3 import S3Store
 from tests.support.s3_server import S3Server
-
-CONFIG = ConsumerConfig(store="memory://bench", gc=GarbageCollectorConfig(enabled=False))
-
-
-def drained(store: MemoryStore) -> list[bytes]:
-    with Consumer(CONFIG, store=store) as consumer:
-        batches = list(iter(consumer.next_batch, None))
-        consumer.ack_through(batches[-1].sequence)
-    return [bytes(entry) for batch in batches for entry in batch.entries]
-
-
-def test_a_queue_is_drained_again_after_it_was_rewound() -> None:
-    store = MemoryStore()
-    records = records_of(10, 3)
-    queued = fill(store, records, 2)
-    assert drained(store) == records * 2
-    queued.rewind()
-    assert drained(store) == records * 2
 
 
 def suite(monkeypatch: pytest.MonkeyPatch, rows: Iterator[Row]) -> None:
