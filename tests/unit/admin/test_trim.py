@@ -183,23 +183,6 @@ def test_a_restored_batch_comes_behind_what_is_queued_with_its_metadata() -> Non
     assert records(store) == [b"1", b"0"]
 
 
-def test_what_still_waits_because_its_skip_was_killed_is_not_restored(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    store = queue_of(GOOD[0], GOOD[1])
-    with monkeypatch.context() as patch:
-        patch.setattr(Queue, "replace", killed)
-        with pytest.raises(Killed):
-            skip_batch(store, CONFIG, 0, RUNTIME, force=True)
-    (report,) = list_quarantine(store, "ingest")
-    with pytest.raises(InvalidInput, match="is still queued as sequence 0, and is delivered"):
-        restore_batch(store, CONFIG, report.id, RUNTIME)
-    assert manifest_of(store).entry_count == 2
-    skip_batch(store, CONFIG, 0, RUNTIME, force=True)
-    restore_batch(store, CONFIG, report.id, RUNTIME)
-    assert records(store) == [b"1", b"0"]
-
-
 def test_what_a_query_has_passed_by_is_restored_although_it_waits_to_leave() -> None:
     store = queue_of(GOOD[0], GOOD[1])
     entry = manifest_of(store).entries()[0]

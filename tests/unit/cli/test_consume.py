@@ -70,18 +70,6 @@ def test_consume_no_ack_changes_nothing_at_all(url: str, store: MemoryStore) -> 
     assert store.list("").objects == before
 
 
-@pytest.mark.parametrize(
-    "more", [(), ("--no-ack",), ("--no-ack", "--follow"), ("--follow",)], ids=" ".join
-)
-def test_consume_from_no_queue_says_where_it_looked(
-    url: str, store: MemoryStore, more: tuple[str, ...]
-) -> None:
-    line = fails("consume", url, "--data-path-prefix", "x", *more)
-    assert "'x/manifest'" in line
-    assert "--data-path-prefix" in line
-    assert store.list("").objects == ()
-
-
 def test_f25_consume_stops_at_a_missing_batch_and_keeps_what_came_before(
     url: str, store: MemoryStore
 ) -> None:
@@ -109,10 +97,11 @@ def test_consume_follow_polls_until_interrupted_and_says_what_it_wrote(
 
 
 def test_consume_of_a_mistyped_path_makes_no_directory(tmp_path: Path) -> None:
-    for command in ("consume", "status", "fsck", "gc"):
-        fails(command, str(tmp_path / "typo"))
-    fails("consume", str(tmp_path / "typo"), "--follow")
-    fails("consume", str(tmp_path / "typo"), "--recreate")
+    for words in ("consume", "status", "fsck", "gc", "consume --follow", "consume --recreate"):
+        command, *more = words.split()
+        line = fails(command, str(tmp_path / "typo"), "--data-path-prefix", "x", *more)
+        assert "'x/manifest'" in line
+        assert "--data-path-prefix" in line
     assert list(tmp_path.iterdir()) == []
 
 

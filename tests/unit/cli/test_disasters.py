@@ -79,8 +79,12 @@ def test_a_lost_manifest(url: str, store: MemoryStore) -> None:
     assert result.exit_code == 1
     assert "problem: manifest 'ingest/manifest'" in result.stdout
     assert "would" not in run("fsck", url, "--repair", "--dry-run").stdout
+    would = ok("manifest", "rebuild", url, "--dry-run").stdout
+    assert would.count("would enqueue ingest/") == result.stdout.count("note: unread batch") == 3
     assert not store.list("ingest/manifest").objects
-    ok("fsck", url, "--repair", "--yes")
+    assert ok("manifest", "rebuild", url).stdout.count("enqueued ingest/") == 3
+    assert ok("manifest", "rebuild", url).stdout.startswith("nothing to do")
+    ok("fsck", url)
     assert set(records_of(store)) >= {b"b", b"c"}
     with pytest.raises(DataLoss, match="is needed but manifest"):
         Consumer(ConsumerConfig(store=url), position)

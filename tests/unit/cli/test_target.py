@@ -118,12 +118,9 @@ def prefixes(url: str, **named: str) -> list[str]:
         return [each.data_path_prefix for each in target.configs()]
 
 
-def test_a_store_without_a_topic_is_one_queue(url: str) -> None:
-    assert prefixes(url) == ["ingest"]
-    assert prefixes(url, data_path_prefix="a") == ["a"]
-
-
 def test_a_topic_is_all_its_partitions_or_the_one_that_is_named(url: str) -> None:
+    assert prefixes(url) == ["ingest"]  # no topic yet
+    assert prefixes(url, data_path_prefix="a") == ["a"]
     topic = Topic.create(url, 2)
     names = topic.description.names
     topic.drain(names[0])

@@ -171,14 +171,11 @@ def test_an_error_of_the_queue_ends_the_work() -> None:
         ran.pool.run()
 
 
-def test_a_mistyped_path_makes_no_queue(url: str, store: MemoryStore) -> None:
-    assert "there is no queue" in fails("work", url, "--", "cat")
-    assert store.list("").objects == ()
-
-
-def test_a_mistyped_command_is_told_before_anything_is_claimed(
+def test_a_mistyped_path_or_command_is_reported_before_anything_is_claimed(
     url: str, store: MemoryStore
 ) -> None:
+    assert "there is no queue" in fails("work", url, "--", "cat")
+    assert store.list("").objects == ()
     fill(url, [b"a"])
     before = store.list("").objects
     assert "there is no command 'cta'" in fails("work", url, "--", "cta")
