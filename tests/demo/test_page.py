@@ -42,11 +42,7 @@ def pages(profile: Path) -> Iterator[Any]:
 
     with sync_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
-            str(profile),
-            executable_path=CHROMIUM,
-            args=list(QUIETLY),
-            headless=True,
-            offline=True,
+            str(profile), executable_path=CHROMIUM, args=list(QUIETLY), headless=True, offline=True
         )
         try:
             yield context

@@ -64,10 +64,7 @@ def test_when_the_demo_was_killed_it_serves_until_its_producers_have_ended(tmp_p
         fcntl.flock(lock, fcntl.LOCK_EX)  # as a producer that the demo has started
         command = [sys.executable, "-m", "notebooks.demo.s3", tmp_path / "o", tmp_path / "lock"]
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         try:
             assert process.stdin is not None

@@ -194,12 +194,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 @needs_prometheus
 def test_every_panel_shows_something_of_an_application_at_work(prometheus: Prometheus) -> None:
     prometheus.await_scrapes(4)
-    chosen = {
-        "$job": "orders",
-        "$queue": ".*",
-        "$__rate_interval": "5m",
-        "$__range": "5m",
-    }
+    chosen = {"$job": "orders", "$queue": ".*", "$__rate_interval": "5m", "$__range": "5m"}
     for panel in panels():
         for target in panel["targets"]:
             expression = target["expr"]

@@ -7,7 +7,6 @@ from uuid import UUID
 
 import pytest
 
-from opendata_buffer import outcomes
 from opendata_buffer.admin.fsck import check_queue
 from opendata_buffer.admin.rebuild import GRACE_MS, RebuildPlan, plan_rebuild, rebuild
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
@@ -21,10 +20,10 @@ from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, FINAL, b
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.rollback_checks import Watermark
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, IfVersion, Listing, ObjectInfo, PutOutcome
+from opendata_buffer.stores.base import Listing, ObjectInfo
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.cli.shell import bytes_of, copy_into
+from tests.unit.cli.shell import Lossy, bytes_of, copy_into
 
 CONFIG = ConsumerConfig(store="memory://rebuild", gc=GarbageCollectorConfig(enabled=False))
 RUNTIME = SystemRuntime()
@@ -255,19 +254,6 @@ def test_a_saved_position_does_not_reach_into_the_rebuilt_queue() -> None:
     rebuild(store, CONFIG, RUNTIME)
     with pytest.raises(Exception, match="needed but manifest"):
         Consumer(CONFIG, 4, store=store)
-
-
-class Lossy(MemoryStore):
-    """The first write of the manifest is applied, and its answer lost."""
-
-    armed = False
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        outcome = super().put_if(key, data, condition)
-        if self.armed and key == KEY:
-            self.armed = False
-            return outcomes.Unknown("lost")
-        return outcome
 
 
 def test_f1_a_rebuild_whose_answer_was_lost_is_done_once() -> None:

@@ -11,13 +11,14 @@ from typing import Any
 import click
 from click.testing import CliRunner, Result
 
+from opendata_buffer import outcomes
 from opendata_buffer.cli.main import cli
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Blob
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
 
@@ -95,6 +96,19 @@ def json_of(*arguments: str) -> Any:
 def json_lines_of(*arguments: str) -> list[Any]:
     """What a command prints with --json in lines."""
     return [json.loads(line) for line in ok(*arguments, "--json").stdout.splitlines()]
+
+
+class Lossy(MemoryStore):
+    """Where ``armed``, the next write of the manifest is applied, and its answer lost."""
+
+    armed = False
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        outcome = super().put_if(key, data, condition)
+        if self.armed and key == "ingest/manifest":
+            self.armed = False
+            return outcomes.Unknown("lost")
+        return outcome
 
 
 class Until:

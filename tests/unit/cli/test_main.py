@@ -127,10 +127,7 @@ def run_app(error: BaseException | None, *arguments: str) -> Result:
         (MemoryError(), "error: out of memory: lower --max-batch-bytes"),
         (InvalidInput("two\nlines\r\n and \u2028 more"), "error: two lines and more"),
         (InvalidInput("http://key:secret@host/b"), "error: http://***@host/b"),
-        (
-            Boom("bug"),
-            "error: internal error, Boom: bug. This is a bug; run with -vv for details",
-        ),
+        (Boom("bug"), "error: internal error, Boom: bug. This is a bug; run with -vv for details"),
     ],
 )
 def test_an_error_is_one_line_and_exit_1(error: Exception, line: str) -> None:

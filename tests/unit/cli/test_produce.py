@@ -95,14 +95,6 @@ def test_produce_through_the_announced_broker_or_alone(url: str, store: MemorySt
     assert records_of(store) == [b"a", b"b", b"c", b"d"]
 
 
-def test_rows_and_values_are_taken_apart_and_put_together(url: str, store: MemoryStore) -> None:
-    ok("produce", url, "--framing", "csv", stdin=b'a,"b\nc"\r\nd,e')
-    assert records_of(store) == [b'a,"b\nc"', b"d,e"]
-    assert ok("consume", url, "--framing", "csv").stdout_bytes == b'a,"b\nc"\r\nd,e\r\n'
-    ok("produce", url, "--framing", "ndjson", stdin=b'{"a": 1}\n\n[2]\n')
-    assert records_of(store) == [b'{"a": 1}', b"[2]"]
-
-
 @pytest.mark.parametrize(
     ("framing", "stdin", "told"),
     [
@@ -123,8 +115,6 @@ def test_bad_input_says_which_record_and_byte_and_what_is_durable(
     assert told in line
     assert line.endswith("Of the input, records 1 to 2 are durable.")
     assert len(records_of(store)) == 2
-    line = fails("produce", url, "--framing", "ndjson", stdin=b"x")
-    assert line.endswith("Of the input, not one record is known to be durable.")
 
 
 def test_produce_files_as_one_record_each(url: str, store: MemoryStore, tmp_path: Path) -> None:

@@ -79,12 +79,7 @@ def test_repair_changes_nothing_before_it_is_told_to(url: str, store: MemoryStor
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 1, 1)])
 def test_who_sits_at_a_terminal_is_asked(
-    url: str,
-    store: MemoryStore,
-    monkeypatch: pytest.MonkeyPatch,
-    answer: str,
-    code: int,
-    left: int,
+    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, left: int
 ) -> None:
     fill(url, [b"a"])
     store.delete_many([manifest_of(store).entries()[0].location])

@@ -47,13 +47,11 @@ class Given:
 class PoolRun:
     """A pool over some batches, stopped once all of them are finished."""
 
-    def __init__(
-        self, shell: str, *batches: Given, parallel: int = 1, max_deliveries: int = 0
-    ) -> None:
+    def __init__(self, shell: str, *batches: Given, max_deliveries: int = 0) -> None:
         self.left = list(batches)
         self.said: list[str] = []
         self.pool = CommandPool(
-            self.claim, ["sh", "-c", shell], parallel, RUNTIME, self.said.append, max_deliveries
+            self.claim, ["sh", "-c", shell], 1, RUNTIME, self.said.append, max_deliveries
         )
 
     def claim(self, most: int, timeout: float) -> list[Given]:
