@@ -125,7 +125,7 @@ def with_two_durable_lines(tmp_path: Path, *command: str) -> subprocess.Popen[by
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_during_a_hanging_upload_tells_which_lines_are_durable(
+def test_a_signal_during_a_hanging_upload_reports_which_lines_are_durable(
     tmp_path: Path, number: int, code: int
 ) -> None:
     process = with_two_durable_lines(tmp_path, sys.executable, "-c", HANGING)
@@ -140,7 +140,7 @@ def test_a_signal_during_a_hanging_upload_tells_which_lines_are_durable(
     assert b"ended by a signal: of the input, lines 1 to 2 are durable\n" in err
 
 
-def test_an_orderly_end_tells_that_all_lines_are_durable(tmp_path: Path) -> None:
+def test_an_orderly_end_reports_that_all_lines_are_durable(tmp_path: Path) -> None:
     process = with_two_durable_lines(tmp_path, *COMMAND)
     process.terminate()
     _, err = end(process)

@@ -37,7 +37,7 @@ def test_a_suite_that_breaks_keeps_the_lines_before(monkeypatch: pytest.MonkeyPa
     assert found[-1].detail == "OSError: the disk is full"
 
 
-def test_competitors_take_turns_and_ours_is_told_by_the_best_of_them() -> None:
+def test_competitors_alternate_and_ours_is_compared_with_the_best_of_them() -> None:
     order: list[str] = []
 
     def measure(name: str, rates: list[float]) -> Callable[[], float]:

@@ -1,4 +1,4 @@
-"""Names that docstrings refer to exist: nobody looks in vain for a class that was renamed."""
+"""Names that docstrings refer to exist: a class that is renamed is renamed there, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A manifest that was lost comes back with every batch that nobody has read."""
+"""A manifest that was lost comes back with every batch that was not read."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_is_no_batch_of_this_queue_is_left_out() -> None:
 METADATA = (Metadata(0, 3, b"payload"),)
 
 
-def test_a_truncated_manifest_still_tells_order_and_metadata() -> None:
+def test_a_truncated_manifest_keeps_order_and_metadata() -> None:
     later, earlier, lost = location(9), location(1), location(5)
     whole = Manifest.starting_at(7, 2).append(
         [NewEntry(later, METADATA), NewEntry(earlier, METADATA), NewEntry(lost)]
@@ -114,7 +114,7 @@ def test_a_batch_that_surely_left_the_queue_before_another_is_left_out() -> None
 @pytest.mark.parametrize(
     ("txn", "flags"), [(None, None), (Transaction("app", 1), None), (None, ACK_TXN | FINAL)]
 )
-def test_a_name_made_ahead_of_time_tells_no_more_than_when_its_object_was_stored(
+def test_a_name_made_ahead_of_time_counts_as_the_time_its_object_was_stored(
     txn: Transaction | None, flags: int | None
 ) -> None:
     # By a sink whose write may take hours, with a transaction or without; by a publisher.
@@ -147,7 +147,7 @@ def test_transactions_stay_in_one_piece_and_in_the_order_of_their_numbers() -> N
 A, B = b"\1AAAAA", b"\1BBBBB"
 
 
-def test_a_producer_s_messages_come_by_its_clock_and_its_last_word_comes_last() -> None:
+def test_a_producer_s_messages_come_by_its_clock_and_its_final_acknowledgement_last() -> None:
     txn = Transaction("app", 1)
     last = location(1, txn, build_uuid(A, 1, ACK_TXN | FINAL))
     third = location(2, txn, build_uuid(A, 4, CONTINUE_TXN))

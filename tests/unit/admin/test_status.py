@@ -112,7 +112,7 @@ def test_a_suspended_broker_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.alive is False
 
 
-def test_somebody_else_on_the_port_is_not_the_broker() -> None:
+def test_another_process_on_the_port_is_not_the_broker() -> None:
     with serving(secret=b"t" * 32) as (_, announcement, _):
         found = ask_broker(replace(announcement, secret=b"s" * 32), dial)
     assert found.alive is False

@@ -1,4 +1,4 @@
-"""Undecided transactions are told, and ended as their record says: in all partitions or none."""
+"""Undecided transactions are listed, and ended as their record says: in all partitions or none."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def world() -> World:
     return World()
 
 
-def test_each_part_of_a_transaction_is_told_with_what_waits_behind_it(world: World) -> None:
+def test_each_part_of_a_transaction_is_listed_with_what_waits_behind_it(world: World) -> None:
     world.queue("p-00001-05mv").append([NewEntry("p-00001-05mv/x")])
     world.write(A, Transaction("orders", 7), "p-00000-04pn", "p-00001-05mv")
     world.queue("p-00001-05mv").append([NewEntry("p-00001-05mv/y")])
@@ -166,7 +166,7 @@ def test_a_young_transaction_may_be_at_work(world: World) -> None:
     assert len(abort(world.scope, A.hex(), force=True)) == 2
 
 
-def test_one_partition_of_a_topic_is_looked_at_and_not_ended_alone(world: World) -> None:
+def test_one_partition_of_a_topic_is_listed_and_not_ended_alone(world: World) -> None:
     world.write(A, Transaction("orders", 7), *NAMES)
     one = TransactionScope(Topic.config_of("p-00001-05mv", CONFIG), world.store, world.runtime)
     assert [each.partition for each in list_open(one)] == ["p-00001-05mv"]
@@ -175,7 +175,7 @@ def test_one_partition_of_a_topic_is_looked_at_and_not_ended_alone(world: World)
     assert len(list_open(world.scope)) == 3
 
 
-def test_a_queue_of_its_own_is_looked_at_and_ended() -> None:
+def test_transactions_of_a_queue_are_listed_and_ended() -> None:
     runtime, store = ManualRuntime(), MemoryStore()
     scope = TransactionScope(CONFIG, store, runtime)
     with pytest.raises(InvalidInput, match="there is no queue"):

@@ -19,7 +19,7 @@ from tests.unit.cli.shell import Until, fails, fill, run
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The lines of the command, while it runs."""
     lines: list[str] = []
     echo = click.echo
@@ -48,10 +48,10 @@ def serves(store: MemoryStore) -> bool:
 
 
 def test_it_says_that_it_serves_and_leaves_when_it_ends(
-    url: str, store: MemoryStore, said: list[str]
+    url: str, store: MemoryStore, printed: list[str]
 ) -> None:
     fill(url, [b"a"])
-    result = serve(url, lambda: said)
+    result = serve(url, lambda: printed)
     (line,) = result.stdout.splitlines()
     assert line.startswith(f"serving {url} at 127.0.0.1:")
     assert "(term 1, broker 0" in line
@@ -61,7 +61,7 @@ def test_it_says_that_it_serves_and_leaves_when_it_ends(
 
 
 def test_a_standby_says_so_and_takes_over_when_the_other_leaves(
-    url: str, store: MemoryStore, said: list[str]
+    url: str, store: MemoryStore, printed: list[str]
 ) -> None:
     fill(url, [b"a"])
     other = host(store)
@@ -70,9 +70,9 @@ def test_a_standby_says_so_and_takes_over_when_the_other_leaves(
     address = other.serving.address
 
     def when() -> bool:
-        if len(said) == 1:
+        if len(printed) == 1:
             other.stop(10)
-        return len(said) > 1
+        return len(printed) > 1
 
     lines = serve(url, when).stdout.splitlines()
     assert lines[0].startswith(f"standing by: {address} is announced (term 1, broker ")
@@ -80,7 +80,7 @@ def test_a_standby_says_so_and_takes_over_when_the_other_leaves(
     assert len(lines) == 2
 
 
-def test_it_listens_and_is_announced_as_it_is_told(url: str, store: MemoryStore) -> None:
+def test_it_listens_and_is_announced_as_its_options_say(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"])
     seen: list[str] = []
 

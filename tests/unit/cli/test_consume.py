@@ -105,7 +105,7 @@ def test_consume_of_a_mistyped_path_makes_no_directory(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("more", [("--no-ack",), ()], ids=["looking", "owning"])
+@pytest.mark.parametrize("more", [("--no-ack",), ()], ids=["read only", "consumer"])
 def test_f23_batches_outside_the_prefix_are_read_when_that_is_allowed(
     url: str, store: MemoryStore, more: tuple[str, ...]
 ) -> None:
@@ -140,7 +140,7 @@ def test_a_record_that_cannot_be_written_stays_in_the_queue_with_its_batch(
     assert records_of(store) == [b"2", b"two\nlines"]
 
 
-def test_consume_looks_from_where_it_is_told_to(url: str, store: MemoryStore) -> None:
+def test_consume_without_acknowledging_begins_at_its_start(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"], [b"c"])
     assert ok("consume", url, "--no-ack", "--from", "1").stdout == "b\nc\n"
     assert ok("consume", url, "--no-ack", "--from", "earliest").stdout == "a\nb\nc\n"
@@ -227,7 +227,7 @@ def test_a_topic_is_consumed_whole_and_each_record_names_its_partition(
     assert "opendata-buffer consume" in ok("status", url, "--json").stdout
 
 
-@pytest.mark.parametrize("more", [(), ("--no-ack",)], ids=["owning", "looking"])
+@pytest.mark.parametrize("more", [(), ("--no-ack",)], ids=["consumer", "read only"])
 def test_of_a_topic_no_more_batches_are_consumed_than_asked_for(
     url: str, more: tuple[str, ...]
 ) -> None:
@@ -237,7 +237,7 @@ def test_of_a_topic_no_more_batches_are_consumed_than_asked_for(
     assert out.split() == first_of_each
 
 
-@pytest.mark.parametrize("more", [(), ("--no-ack",)], ids=["owning", "looking"])
+@pytest.mark.parametrize("more", [(), ("--no-ack",)], ids=["consumer", "read only"])
 def test_of_a_topic_what_is_committed_is_consumed(url: str, more: tuple[str, ...]) -> None:
     names = topic_of(url, 2)
     with Publisher(url, name="p") as publisher:
@@ -249,21 +249,21 @@ def test_of_a_topic_what_is_committed_is_consumed(url: str, more: tuple[str, ...
     assert "undecided" not in ok("consume", url, *more).stdout
 
 
-@pytest.mark.parametrize("more", [(), ("--no-ack",)], ids=["owning", "looking"])
-def test_a_bad_batch_of_a_topic_is_told_with_the_command_that_passes_it_by(
+@pytest.mark.parametrize("more", [(), ("--no-ack",)], ids=["consumer", "read only"])
+def test_the_error_of_a_bad_batch_of_a_topic_names_the_command_that_skips_it(
     url: str, store: MemoryStore, more: tuple[str, ...]
 ) -> None:
     _, second = topic_with(url, [[b"a"]], [[b"bad"], [b"c"]])
     store.delete_many([manifest_of(store, f"{second}/manifest").entries()[0].location])
     result = run("consume", url, *more)
     assert result.exit_code == 1
-    told = result.stderr.splitlines()[-1].split("'opendata-buffer ")[1].partition("'")[0]
-    assert shlex.split(told) == ["skip", url, "0", "--partition", second]
-    ok(*shlex.split(told))
+    words = result.stderr.splitlines()[-1].split("'opendata-buffer ")[1].partition("'")[0]
+    assert shlex.split(words) == ["skip", url, "0", "--partition", second]
+    ok(*shlex.split(words))
     assert "c\n" in ok("consume", url, *more).stdout
 
 
-def test_a_topic_is_read_from_where_it_is_told_to(url: str) -> None:
+def test_a_topic_is_read_from_its_start(url: str) -> None:
     topic_with(url, [[b"a"], [b"b"]], [[b"c"], [b"d"]])
     for where, found in (("earliest", "abcd"), ("latest", ""), ("2999-01-01", "")):
         out = ok("consume", url, "--no-ack", "--from", where).stdout
@@ -276,7 +276,7 @@ def test_a_topic_is_read_from_where_it_is_told_to(url: str) -> None:
 # ---- a topic that is only read
 
 
-def looking_at(url: str, start: str = "earliest") -> ReadOnlyTopic:
+def read_only(url: str, start: str = "earliest") -> ReadOnlyTopic:
     topic, config = Topic.open(url), ConsumerConfig(store=url)
     target = Target(MemoryStore.named(url.removeprefix("memory://")), config, topic)
     return ReadOnlyTopic(target, SystemRuntime(), Start.parse(start))
@@ -292,18 +292,18 @@ def seen(reader: ReadOnlyTopic, limit: int = 100) -> list[tuple[str, int]]:
 
 def test_partitions_are_read_one_after_the_other_each_in_its_order(url: str) -> None:
     first, second = topic_with(url, [[b"a"], [b"b"], [b"c"]], [[b"d"]])
-    reader = looking_at(url)
+    reader = read_only(url)
     assert seen(reader, 1) == [(first, 0)]
     assert seen(reader, 1) == [(second, 0)]
     assert seen(reader) == [(first, 1), (first, 2)]
 
 
-def test_a_partition_that_is_added_or_first_written_is_looked_at(
+def test_a_partition_that_is_added_or_first_written_is_read(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("opendata_buffer.cli.consume.REFRESH_S", 0.0)
     first, second = topic_of(url, 2)
-    reader = looking_at(url, "latest")
+    reader = read_only(url, "latest")
     assert seen(reader) == []
     # It was empty when somebody looked, so all that it gets came later.
     fill(url, [b"a"], data_path_prefix=first)
@@ -314,12 +314,12 @@ def test_a_partition_that_is_added_or_first_written_is_looked_at(
     assert seen(reader) == [(second, 0)]
 
 
-def test_f28_batches_of_a_topic_that_were_taken_meanwhile_are_not_passed_by_in_silence(
+def test_f28_batches_of_a_topic_that_were_consumed_meanwhile_are_an_error(
     url: str,
 ) -> None:
     first, _ = topic_of(url, 2)
     fill(url, [b"a"], data_path_prefix=first)
-    reader = looking_at(url)
+    reader = read_only(url)
     assert seen(reader) == [(first, 0)]
     fill(url, [b"b"], [b"c"], data_path_prefix=first)
     ok("consume", url, "--no-gc")
@@ -330,7 +330,7 @@ def test_f28_batches_of_a_topic_that_were_taken_meanwhile_are_not_passed_by_in_s
 # ---- writing records out
 
 
-def test_json_tells_all_of_each_record() -> None:
+def test_json_has_all_fields_of_each_record() -> None:
     batch = ArrowBatch(
         pa.array([b"a", b"\n\xff", "ü".encode()], pa.binary()),
         41,

@@ -50,7 +50,7 @@ def test_produce_with_every_option(url: str, store: MemoryStore) -> None:
     assert bytes_of(store, manifest.entries()[0].location)[-7] == 1  # zstd
 
 
-def test_produce_tells_which_lines_are_durable_when_it_fails(url: str, store: MemoryStore) -> None:
+def test_a_failed_produce_reports_which_lines_are_durable(url: str, store: MemoryStore) -> None:
     line = fails("produce", url, "--max-batch-bytes", "12", stdin=b"1\n2\n123456789\n4\n")
     assert "line 3 has more than 8 bytes" in line
     assert line.endswith("Of the input, lines 1 to 2 are durable.")
@@ -59,7 +59,7 @@ def test_produce_tells_which_lines_are_durable_when_it_fails(url: str, store: Me
     assert line.endswith("Of the input, not one line is known to be durable.")
 
 
-def test_f29_a_failed_batch_is_told_once(
+def test_f29_a_failed_batch_is_reported_once(
     url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(key: str, data: bytes | memoryview) -> None:
@@ -96,7 +96,7 @@ def test_produce_through_the_announced_broker_or_alone(url: str, store: MemorySt
 
 
 @pytest.mark.parametrize(
-    ("framing", "stdin", "told"),
+    ("framing", "stdin", "reason"),
     [
         ("ndjson", b"1\n2\nx\n4\n", "record 3, at byte 4 of the input: no JSON value"),
         ("csv", b'a,b\nc,d\n"open', "record 3, at byte 8 of the input: the input ends inside"),
@@ -109,10 +109,10 @@ def test_produce_through_the_announced_broker_or_alone(url: str, store: MemorySt
     ],
 )
 def test_bad_input_says_which_record_and_byte_and_what_is_durable(
-    url: str, store: MemoryStore, framing: str, stdin: bytes, told: str
+    url: str, store: MemoryStore, framing: str, stdin: bytes, reason: str
 ) -> None:
     line = fails("produce", url, "--framing", framing, stdin=stdin)
-    assert told in line
+    assert reason in line
     assert line.endswith("Of the input, records 1 to 2 are durable.")
     assert len(records_of(store)) == 2
 
@@ -251,7 +251,7 @@ def test_json_brings_value_and_metadata_as_text_or_base64() -> None:
         (b'{"value": "\\ud800"}', "'value' is not text"),
     ],
 )
-def test_a_line_that_is_no_record_is_told_by_its_number(line: bytes, why: str) -> None:
+def test_a_line_that_is_no_record_is_reported_by_its_number(line: bytes, why: str) -> None:
     error = error_of(JsonRecords().runs([b'{"value": "a"}', line]))
     assert error.startswith("line 2 is no record")
     assert why in error

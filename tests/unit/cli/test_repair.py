@@ -61,7 +61,7 @@ def test_repair_skips_batches_that_cannot_be_delivered_and_keeps_copies(
     assert ok("consume", url).stdout == "a\nd\n"
 
 
-def test_repair_changes_nothing_before_it_is_told_to(url: str, store: MemoryStore) -> None:
+def test_repair_changes_nothing_without_a_yes(url: str, store: MemoryStore) -> None:
     damage(url, store)
     before = store.list("").objects
     result = run("fsck", url, "--repair", "--dry-run")
@@ -78,7 +78,7 @@ def test_repair_changes_nothing_before_it_is_told_to(url: str, store: MemoryStor
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 1, 1)])
-def test_who_sits_at_a_terminal_is_asked(
+def test_at_a_terminal_a_repair_is_confirmed(
     url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, left: int
 ) -> None:
     fill(url, [b"a"])
@@ -127,7 +127,7 @@ def test_what_was_skipped_is_listed_and_restored(url: str, store: MemoryStore) -
     assert ok("consume", url).stdout == "c\na\n"
 
 
-def test_a_report_that_cannot_be_read_is_told_behind_the_others(
+def test_a_report_that_cannot_be_read_is_an_error_after_the_others(
     url: str, store: MemoryStore
 ) -> None:
     stuck(url, store)
@@ -139,13 +139,7 @@ def test_a_report_that_cannot_be_read_is_told_behind_the_others(
     assert "error: 'ingest/_quarantine/x.json': the report of a batch" in result.stderr
 
 
-def lost(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"], [b"b"], [b"c"])
-    ok("consume", url, "--max-batches", "1")
-    store.delete_many(["ingest/manifest"])
-
-
-def test_rebuild_tells_what_it_did_as_json(url: str, store: MemoryStore) -> None:
+def test_rebuild_prints_what_it_did_as_json(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"])
     store.put("ingest/manifest", b"garbage")
     found = json_of("manifest", "rebuild", url)
@@ -155,10 +149,11 @@ def test_rebuild_tells_what_it_did_as_json(url: str, store: MemoryStore) -> None
 
 
 @pytest.mark.parametrize("command", ["produce", "consume"])
-def test_f4_a_queue_starts_over_only_when_it_is_told_to(
+def test_f4_a_queue_starts_over_only_with_recreate(
     url: str, store: MemoryStore, command: str
 ) -> None:
-    lost(url, store)
+    fill(url, [b"a"], [b"b"])
+    store.delete_many(["ingest/manifest"])
     assert run(command, url, stdin=b"x\n").exit_code == 1
     ok(command, url, "--recreate", stdin=b"x\n")
     assert manifest_of(store).first_sequence == 0
@@ -182,7 +177,7 @@ def test_what_lies_before_the_place_leaves_the_queue_and_is_in_the_quarantine(
     assert ok("consume", url).stdout == "c\na\n"
 
 
-def test_seek_changes_nothing_before_it_is_told_to(url: str, store: MemoryStore) -> None:
+def test_seek_changes_nothing_without_a_yes(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"])
     before = store.list("").objects
     out = ok("seek", url, "--to", "latest", "--dry-run").stdout

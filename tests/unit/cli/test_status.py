@@ -67,7 +67,7 @@ def flat(url: str) -> str:
     return " ".join(ok("status", url).stdout.split())
 
 
-def test_status_tells_a_broker_that_lives_from_a_dead_one(url: str, store: MemoryStore) -> None:
+def test_status_shows_whether_the_broker_is_alive(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"])
     config = QueueConfig(store=url)
     lease = Lease(store, config, RUNTIME)
@@ -107,7 +107,7 @@ def test_status_shows_what_workers_hold(url: str, store: MemoryStore) -> None:
     assert (claims["frontier"], claims["held"], claims["done"]) == (0, 2, 1)
 
 
-def test_status_goes_on_past_hints_that_nobody_can_read(url: str, store: MemoryStore) -> None:
+def test_status_notes_damaged_objects_beside_the_manifest(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"])
     store.put("ingest/_broker.json", b"garbage")
     store.put("ingest/_claims.json", b"garbage")

@@ -128,7 +128,7 @@ def test_a_topic_is_all_its_partitions_or_the_one_that_is_named(url: str) -> Non
     assert prefixes(url, partition=names[1]) == names[1:]
 
 
-def test_who_may_not_look_for_a_topic_has_a_queue(
+def test_a_role_that_may_not_read_the_topic_s_key_has_a_queue(
     url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(key: str, **options: object) -> object:

@@ -26,9 +26,9 @@ def test_a_topic_is_made_grows_and_is_described(url: str, store: MemoryStore) ->
     assert ok("topic", "create", url, "--partitions", "2").stdout == (
         f"created a topic at {url} with 2 partitions\n"
     )
-    said = ok("topic", "expand", url, "--partitions", "3").stdout
+    printed = ok("topic", "expand", url, "--partitions", "3").stdout
     assert json_of("topic", "expand", url, "--partitions", "3") == description(store)
-    assert said == f"the topic at {url} has 3 partitions, had 2\n"
+    assert printed == f"the topic at {url} has 3 partitions, had 2\n"
     fill(url, [b"a"], [b"b"], data_path_prefix="p-00001-05mv")
     found = json_of("status", url)
     assert found["queue_length"] == 2
@@ -118,8 +118,8 @@ def test_the_transactions_of_a_topic_are_listed_and_ended(url: str, store: Memor
     found = json_lines_of("transactions", "list", url)
     assert [each["partition"] for each in found] == names
     assert len(ok("transactions", "list", url, "--partition", "1").stdout.splitlines()) == 1
-    said = ok("transactions", "abort", url, A.hex()).stdout.splitlines()
-    assert said == [f"rolled back 1 batch of {A.hex()} in {name}" for name in names]
+    printed = ok("transactions", "abort", url, A.hex()).stdout.splitlines()
+    assert printed == [f"rolled back 1 batch of {A.hex()} in {name}" for name in names]
     assert ok("transactions", "list", url).stdout == ""
 
 
@@ -131,7 +131,7 @@ def test_one_that_is_not_there_and_a_queue_that_is_not_there(url: str) -> None:
 
 
 @pytest.mark.parametrize(("age_s", "warned"), [(60, False), (1_800, True)])
-def test_f40_status_tells_of_undecided_transactions_and_warns_of_old_ones(
+def test_f40_status_counts_undecided_transactions_and_warns_of_old_ones(
     url: str, store: MemoryStore, age_s: int, warned: bool
 ) -> None:
     ok("topic", "create", url, "--partitions", "1")
