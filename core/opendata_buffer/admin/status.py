@@ -53,7 +53,7 @@ class BrokerStatus:
     commits: int | None = None  # manifest writes that were applied
     appended: int | None = None  # entries appended by them
     conflicts: int | None = None  # writes that lost a race against a writer without the broker
-    floors: int | None = None  # pauses for writers that append without it, such as Spark's sink
+    pauses: int | None = None  # for writers that append without it, such as Spark's sink
     serving_seconds: float | None = None
     group_size: float | None = None  # entries per write
     commit_rate: float | None = None  # writes per second
@@ -90,7 +90,7 @@ def ask_broker(
         connection.close()
     if stats is None:
         return replace(known, alive=False, reason=f"no answer within {STATS_S:g} s")
-    names = ("clients", "waiting", "commits", "appended", "conflicts", "floors")
+    names = ("clients", "waiting", "commits", "appended", "conflicts", "pauses")
     counters: dict[str, Any] = {name: stats.get(name) for name in names}
     commits, appended, seconds = (
         stats.get(name) or 0 for name in ("commits", "appended", "serving_s")
