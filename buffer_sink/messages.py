@@ -95,7 +95,7 @@ class UploadedBatch:
         location: Its key.
         records: How many records it holds.
         bytes: Size of the object.
-        metadata: Its ranges, as the queue entry will carry them.
+        metadata: Its ranges, as the queue entry will have them.
         partition: Name of the partition it is for; None for a single queue.
         clock: Clock of its message in that partition; 0 for a single queue.
     """
@@ -110,14 +110,10 @@ class UploadedBatch:
 
 @dataclass(frozen=True, slots=True)
 class SmallBatch:
-    """Rows of a task that stored nothing, for the driver to store.
+    """Rows of a task that stored nothing, for the driver to store; as :class:`UploadedBatch`.
 
     Attributes:
         data: The record block, not compressed.
-        records: How many records it holds.
-        metadata: Its ranges.
-        partition: Name of the partition it is for; None for a single queue.
-        clock: Clock of its message in that partition; 0 for a single queue.
     """
 
     data: bytes
@@ -125,6 +121,9 @@ class SmallBatch:
     metadata: tuple[Metadata, ...]
     partition: str | None = None
     clock: int = 0
+
+
+Batch = UploadedBatch | SmallBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +156,17 @@ class TaskUploads(WriterCommitMessage):
     """
 
     task: WriteTask
-    uploads: tuple[UploadedBatch | SmallBatch, ...]
+    uploads: tuple[Batch, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """All uploads of one write: they enter the queue together or not at all.
 
+    The other attributes are those of each :class:`WriteTask` of the write.
+
     Attributes:
-        planned: When the driver planned the write.
         uploads: In the order of tasks and rows.
-        transaction: Identity of the write, if it has one.
-        query: Id of the streaming query that writes, if it is known.
-        topic: The topic it is for; None for a single queue.
     """
 
     planned: Moment
@@ -196,9 +193,7 @@ class Group:
 
 def collect(
     messages: Iterable[WriterCommitMessage | None],
-    store_small: Callable[
-        [Sequence[UploadedBatch | SmallBatch], WriteTask], tuple[UploadedBatch, ...]
-    ],
+    store_small: Callable[[Sequence[Batch], WriteTask], tuple[UploadedBatch, ...]],
 ) -> Group | None:
     """Join the tasks' answers, in the order of the tasks.
 
@@ -216,22 +211,15 @@ def collect(
     """
     # Spark calls commit only when every task has succeeded, but its interface allows None for a
     # task without an answer.
-    results = sorted(
-        (
-            each
-            for each in messages
-            if isinstance(each, TaskUploads) and (each.uploads or each.task.topic is not None)
-        ),
-        key=lambda each: each.task.number,
-    )
+    answers = [each for each in messages if isinstance(each, TaskUploads)]
+    results = [each for each in answers if each.uploads or each.task.topic is not None]
+    results.sort(key=lambda each: each.task.number)
     if not results:
         return None
     writes = {(each.task.transaction, each.task.query, each.task.topic) for each in results}
     if len(writes) > 1:
-        names = ", ".join(
-            sorted(f"{transaction} of query {query}" for transaction, query, _ in writes)
-        )
-        raise InvalidInput(f"tasks of one write carry different identities: {names}")
+        names = sorted(f"{transaction} of query {query}" for transaction, query, _ in writes)
+        raise InvalidInput(f"tasks of one write carry different identities: {', '.join(names)}")
     task = results[0].task
     batches = [batch for each in results for batch in each.uploads]
     uploads = tuple(batch for batch in batches if isinstance(batch, UploadedBatch))

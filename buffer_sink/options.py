@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from opendata_buffer.config import BROKER_CHOICES, QueueConfig
 from opendata_buffer.errors import InvalidInput
@@ -81,8 +81,9 @@ class SinkOptions:
     """
 
     queue: QueueConfig
-    app: str | None = None
-    version: int | None = None
+    # Not compared: a process keeps one committer, and its manifest, for all writes to a queue.
+    app: str | None = field(default=None, compare=False)
+    version: int | None = field(default=None, compare=False)
     target_batch_bytes: int = 16 * MIB
     max_batch_bytes: int = 256 * MIB
     gather_bytes: int = 0

@@ -18,22 +18,13 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from buffer_sink.commit import UploadCommitter
 from buffer_sink.json_rows import Fields
-from buffer_sink.messages import (
-    SmallBatch,
-    TaskUploads,
-    TopicWrite,
-    UploadedBatch,
-    WriteTask,
-    collect,
-)
+from buffer_sink.messages import Batch, TaskUploads, TopicWrite, UploadedBatch, WriteTask, collect
 from buffer_sink.options import SinkOptions
-from buffer_sink.queue_commit import QueueCommitter
+from buffer_sink.queue_commit import QueueCommitter, UploadCommitter
 from buffer_sink.rows import Columns, check_one_queue, check_schema, check_topic
-from buffer_sink.task_writer import TaskWriter
+from buffer_sink.task_writer import BatchUploads, TaskWriter, store_small
 from buffer_sink.topic_commit import TopicCommitter
-from buffer_sink.uploads import BatchObjects, store_small
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.errors import InvalidInput, ObjectNotFound, PermanentStorageError
 from opendata_buffer.formats.keys import Transaction
@@ -61,6 +52,7 @@ class WritePlan:
         options: The sink's options.
         columns: Where the input columns are.
         made: When it was planned; no upload of the write is older.
+        transaction: Identity of a batch write, if it has one.
         fields: The columns that are encoded into one value; None where a column is the value.
         located: Whether the store was asked what it holds, a topic or a queue.
         topic: The topic it goes to; None for a single queue, and until the store was asked.
@@ -69,6 +61,7 @@ class WritePlan:
     options: SinkOptions
     columns: Columns
     made: Moment
+    transaction: Transaction | None = None
     fields: Fields | None = None
     located: bool = False
     topic: TopicWrite | None = None
@@ -83,7 +76,8 @@ class WritePlan:
         fields = None
         if options.value_format == "json":
             fields, schema = Fields.of(schema)
-        return cls(options, check_schema(schema), Moment.now(_RUNTIME), fields)
+        now = Moment.now(_RUNTIME)
+        return cls(options, check_schema(schema), now, options.transaction, fields)
 
     def locate(self) -> WritePlan:
         """The plan of one attempt, once it is known what the store holds: a topic or a queue.
@@ -97,25 +91,23 @@ class WritePlan:
         """
         if self.located:
             return self
-        options, topic = self.options, None
-        if not options.one_queue:
-            description = _topic_of(options.queue)
-            if description is not None:
-                topic = TopicWrite.planned(description, _RUNTIME)
-        if topic is not None:
+        options = self.options
+        description = None if options.one_queue else _topic_of(options.queue)
+        if description is not None:
             check_topic(self.columns, options.partitioner)
-        else:
-            check_one_queue(self.columns)
-            if options.partitioner is not None:
-                raise InvalidInput(
-                    f"option partitioner is {options.partitioner!r}, but there is no topic at "
-                    f"{options.queue.store}, and a single queue has nothing to choose from: make "
-                    f"one with 'opendata-buffer topic create {options.queue.store} --partitions "
-                    "N', or leave out the option"
-                )
-            if not options.one_queue:
-                _remember_queue(options.queue)
-        return replace(self, located=True, topic=topic)
+            topic = TopicWrite.planned(description, _RUNTIME)
+            return replace(self, located=True, topic=topic)
+        check_one_queue(self.columns)
+        if options.partitioner is not None:
+            raise InvalidInput(
+                f"option partitioner is {options.partitioner!r}, but there is no topic at "
+                f"{options.queue.store}, and a single queue has nothing to choose from: make one "
+                f"with 'opendata-buffer topic create {options.queue.store} --partitions N', or "
+                "leave out the option"
+            )
+        if not options.one_queue:
+            _remember_queue(options.queue)
+        return replace(self, located=True)
 
     def upload(
         self, rows: Iterator[pa.RecordBatch], transaction: Transaction | None
@@ -135,24 +127,19 @@ class WritePlan:
 
     def append(self, messages: Iterable[WriterCommitMessage | None]) -> None:
         """On the driver: make the uploads of all tasks visible, all of them or none."""
-        # Without the identity: it differs for each micro-batch of foreachBatch, and each
-        # committer remembers a whole manifest.
-        options = replace(self.options, app=None, version=None)
         group = collect(messages, self._store_small)
+        is_of_topic = group is not None and group.topic is not None
         try:
-            _committer(options, group is not None and group.topic is not None).append(group)
+            _committer(self.options, is_of_topic).append(group)
         except BaseException:
             # What this process remembers of the queue may be the reason, for example when the
-            # queue was deleted on purpose. The error reported it; the next write starts afresh.
+            # queue was deleted on purpose. The error reported it; the next write reads it anew.
             _forget_committers()
             raise
 
-    def _store_small(
-        self, batches: Sequence[UploadedBatch | SmallBatch], task: WriteTask
-    ) -> tuple[UploadedBatch, ...]:
-        store = _store_of(self.options)
-        objects = BatchObjects(self.options, task, store=store, runtime=_RUNTIME)
-        return store_small(batches, objects, self.options, _RUNTIME)
+    def _store_small(self, batches: Sequence[Batch], task: WriteTask) -> tuple[UploadedBatch, ...]:
+        uploads = BatchUploads(self.options, task, store=_store_of(self.options), runtime=_RUNTIME)
+        return store_small(batches, uploads, self.options.target_batch_bytes)
 
 
 class _PlannedWriter:
@@ -178,7 +165,7 @@ class BufferBatchWriter(_PlannedWriter, DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload a task's rows; nothing is visible yet."""
-        return self._plan.upload(iterator, self._plan.options.transaction)
+        return self._plan.upload(iterator, self._plan.transaction)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make the uploads of all tasks visible, all or none of them."""
