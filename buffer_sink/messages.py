@@ -1,10 +1,8 @@
-"""What the driver and the tasks of a write tell each other. All of it pickles.
+"""The messages between the driver and the tasks of a write. All of them pickle.
 
 A task answers with :class:`TaskUploads`: the batch objects that it stored, or its few rows where
 the driver is to store them. :func:`collect` joins the answers of all tasks into one
 :class:`Group`, which enters the queue, or the partitions of a topic, together or not at all.
-
-"Partition" is a partition of a topic here. What Spark calls a partition of a DataFrame is a task.
 """
 
 from __future__ import annotations
@@ -35,8 +33,8 @@ _TASK_BITS = 32
 class TopicWrite:
     """One attempt at a write to a topic, with a producer id of its own.
 
-    All tasks of the attempt divide their rows among the partitions that the driver found. A
-    partition that is added meanwhile is used by the next write.
+    All its tasks divide their rows among the partitions that the driver found; the next write
+    uses a partition that is added meanwhile.
 
     Attributes:
         active: Names of the partitions that are written, in the topic's order.
@@ -55,12 +53,8 @@ class TopicWrite:
         """An attempt that writes to the topic as it is now."""
         chance = sha256(runtime.ulid().encode()).digest()  # 80 bits of a ULID are random
         producer = new_producer_id(lambda count: chance[:count])
-        return cls(
-            tuple(description.active),
-            tuple(description.draining),
-            producer,
-            f"write-{runtime.ulid()}",
-        )
+        app = f"write-{runtime.ulid()}"
+        return cls(tuple(description.active), tuple(description.draining), producer, app)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -68,17 +62,15 @@ class TopicWrite:
         return (*self.active, *self.draining)
 
     def transaction(self, given: Transaction | None) -> Transaction:
-        """The write's identity: the given one, or one that no other write has."""
+        """The write's identity: the given one, or one of its own."""
         return given or Transaction(self.app, 0)
 
     def clock(self, task: int, index: int) -> int:
         """Clock of a batch, rising in the order in which a partition gets them.
 
         Tasks do not know how many batches the others make, so each has a range of its own.
-
-        Args:
-            task: Spark's number of the task, below 2^31.
-            index: How many batches of the task go to the same partition before it.
+        ``index`` counts the earlier batches of the task for the same partition; Spark's numbers
+        of tasks are below 2^31.
         """
         return FIRST_CLOCK + (task << _TASK_BITS) + index
 
@@ -93,7 +85,6 @@ class UploadedBatch:
 
     Attributes:
         location: Its key.
-        records: How many records it holds.
         bytes: Size of the object.
         metadata: Its ranges, as the queue entry will have them.
         partition: Name of the partition it is for; None for a single queue.
@@ -110,11 +101,7 @@ class UploadedBatch:
 
 @dataclass(frozen=True, slots=True)
 class SmallBatch:
-    """Rows of a task that stored nothing, for the driver to store; as :class:`UploadedBatch`.
-
-    Attributes:
-        data: The record block, not compressed.
-    """
+    """Rows of a task that stored nothing, for the driver to store; ``data`` is a record block."""
 
     data: bytes
     records: int
@@ -134,7 +121,7 @@ class WriteTask:
         number: Spark's number of the task.
         planned: When the driver planned the write, by its clocks. No upload of it is older.
         transaction: Identity of the write, if it has one.
-        query: Id of the streaming query that writes; None where Spark does not tell it.
+        query: Id of the streaming query that writes, if there is one.
         topic: The topic it writes to; None for a single queue.
     """
 
@@ -147,13 +134,7 @@ class WriteTask:
 
 @dataclass(frozen=True)
 class TaskUploads(WriterCommitMessage):
-    """The result of one task.
-
-    Attributes:
-        task: The task.
-        uploads: Its batches in the order of its rows; empty for no rows. Either all of them are
-            small or none is.
-    """
+    """The answer of one task: its batches in the order of its rows, all of them small or none."""
 
     task: WriteTask
     uploads: tuple[Batch, ...]
@@ -161,12 +142,9 @@ class TaskUploads(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All uploads of one write: they enter the queue together or not at all.
+    """All uploads of one write in the order of tasks and rows: queued together or not at all.
 
     The other attributes are those of each :class:`WriteTask` of the write.
-
-    Attributes:
-        uploads: In the order of tasks and rows.
     """
 
     planned: Moment
@@ -195,11 +173,10 @@ def collect(
     messages: Iterable[WriterCommitMessage | None],
     store_small: Callable[[Sequence[Batch], WriteTask], tuple[UploadedBatch, ...]],
 ) -> Group | None:
-    """Join the tasks' answers, in the order of the tasks.
+    """Join the tasks' answers, in the order of the tasks; None for no rows to a single queue.
 
-    None when no task wrote a row into a single queue. A write of no rows to a topic is a group
-    without uploads: it may be the first one after a restart, and then has to complete or roll
-    back what the run before left undecided.
+    A write of no rows to a topic is a group without uploads: it may be the first one after a
+    restart, and then has to complete or roll back what the run before left undecided.
 
     Args:
         messages: The tasks' answers.

@@ -32,9 +32,8 @@ OPEN_BLOCKS = 4
 class TaskWriter:
     """Uploads the rows of one task as batches.
 
-    Nothing becomes visible: batches are in the queue only when the driver appends them. The
-    uploads of a failed or a repeated task are orphans, and the collector deletes them by their
-    age.
+    Batches are in the queue only when the driver appends them. The uploads of a failed or a
+    repeated task are orphans, and the collector deletes them by their age.
 
     Memory: the block being filled, one waiting and ``upload_concurrency`` in upload, these with
     their sealed copy, each of ``target_batch_bytes``; and one of Spark's Arrow batches. For a
@@ -75,8 +74,6 @@ class TaskWriter:
     def write(self, rows: Iterable[pa.RecordBatch]) -> TaskUploads:
         """Upload all rows of the task, unless they are few and the driver is to store them.
 
-        Call it once.
-
         Raises:
             InvalidInput: A row that cannot be written.
             StorageError: An upload failed for good, or for ``cas_deadline_ms``.
@@ -102,13 +99,7 @@ class TaskWriter:
             where = f"task {self._task.number}"
             if name is not None:
                 where = f"the rows of task {self._task.number} for partition {name}"
-            self._builders[name] = BlockBuilder(
-                self._columns,
-                where=where,
-                target=self._options.target_batch_bytes,
-                limit=self._options.max_batch_bytes,
-                max_ranges=self._options.max_metadata_ranges,
-            )
+            self._builders[name] = BlockBuilder(self._columns, self._options, where)
         return self._builders[name]
 
     def _open_bytes(self) -> int:
@@ -195,24 +186,20 @@ class BatchUploads:
         return tuple(batch for _, batch in sorted(self._uploaded.items()))
 
     def add(self, batch: UploadedBatch) -> None:
-        """Put a batch that is stored already in its place among the others."""
+        """Take over a batch that is stored already, as the next one."""
         self._uploaded[self.count] = batch
         self.count += 1
 
     def submit(self, partition: str | None, clock: int, block: Block) -> None:
         """Upload a block soon; returns once that runs, or is the only one that waits.
 
-        Args:
-            partition: Name of the topic's partition; None for a single queue.
-            clock: Clock of the batch's message in that partition.
-            block: The records.
+        ``partition`` and ``clock`` are those of the :class:`.UploadedBatch` that it becomes.
 
         Raises:
             BaseException: The error of the first upload that failed.
         """
-        job = partial(
-            self._upload, self.count, self._name(partition, clock), partition, clock, block
-        )
+        key = self._name(partition, clock)
+        job = partial(self._upload, self.count, key, partition, clock, block)
         self.count += 1
         with self._changed:
             while self._waiting and self._failure is None:
@@ -250,7 +237,7 @@ class BatchUploads:
                 del job
 
     def _name(self, partition: str | None, clock: int) -> str:
-        # The time in the name tells collectors how long to wait for the driver's append.
+        # By the time in the name collectors know how long to wait for the driver's append.
         ulid = later_ulid(self._runtime.ulid(), self._options.max_write_duration_ms)
         topic, transaction = self._task.topic, self._task.transaction
         if partition is None or topic is None:
@@ -283,14 +270,11 @@ def store_small(
 
     Args:
         batches: All batches of a write, in the order of tasks and rows.
-        uploads: Stores them.
+        uploads: Stores the small ones.
         target: Largest record block that small batches are joined to.
 
     Returns:
         Uploaded batches only, those of each of a topic's partitions in their order.
-
-    Raises:
-        StorageError: An upload failed for good, or for ``cas_deadline_ms``. Nothing is visible.
     """
     with uploads:
         for part in _grouped(batches, target):

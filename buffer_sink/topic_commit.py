@@ -33,12 +33,9 @@ class TopicCommitter(UploadCommitter):
 
     @cached_property
     def _coordinator(self) -> TransactionCoordinator:
+        ahead_ms = self._ages.grace_ms
         return TransactionCoordinator(
-            self._store,
-            self._config,
-            self._queue_of,
-            self._runtime,
-            ahead_ms=self._ages.grace_ms,
+            self._store, self._config, self._queue_of, self._runtime, ahead_ms=ahead_ms
         )
 
     def append(self, group: Group | None) -> bool:
@@ -55,8 +52,8 @@ class TopicCommitter(UploadCommitter):
             Superseded: Another run of the app has begun to write; nothing is visible.
             Drained: A partition has left the topic since the write was planned; nothing is
                 visible, and a repeated write goes to the others.
-            TransientStorageError: Uploads are too old or gone, storage failed, or it cannot be
-                known whether the group was committed; the text says which.
+            TransientStorageError: Uploads are too old or gone, storage failed, or the outcome is
+                unknown; the text says which.
             OpenDataBufferError: As :meth:`.Queue.append`; nothing is visible, unless the text
                 says that it is committed.
         """

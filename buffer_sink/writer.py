@@ -49,8 +49,6 @@ class WritePlan:
     """One write, as the driver planned it.
 
     Attributes:
-        options: The sink's options.
-        columns: Where the input columns are.
         made: When it was planned; no upload of the write is older.
         transaction: Identity of a batch write, if it has one.
         fields: The columns that are encoded into one value; None where a column is the value.
@@ -68,11 +66,7 @@ class WritePlan:
 
     @classmethod
     def make(cls, options: SinkOptions, schema: StructType) -> WritePlan:
-        """Plan a write now. Asks no store.
-
-        Raises:
-            InvalidInput: A column cannot be written.
-        """
+        """Plan a write now, without a request; raises InvalidInput for a column."""
         fields = None
         if options.value_format == "json":
             fields, schema = Fields.of(schema)
@@ -80,7 +74,7 @@ class WritePlan:
         return cls(options, check_schema(schema), now, options.transaction, fields)
 
     def locate(self) -> WritePlan:
-        """The plan of one attempt, once it is known what the store holds: a topic or a queue.
+        """The plan of one attempt, to the topic or the queue that the store holds.
 
         Costs one small read, unless the options name one queue, or this process has written to
         the queue within a minute.
@@ -149,19 +143,14 @@ class _PlannedWriter:
         self._plan = plan
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Spark pickles the writer that it plans a write with, once for the tasks and once more,
-        # and not the one that it commits a micro-batch with. So this is where a write learns
-        # what it goes to, by one read.
+        # Spark pickles the writer that it plans a write with, and not the one that it commits a
+        # micro-batch with. So the one read that shows what the store holds is made here.
         self._plan = self._plan.locate()
         return type(self), (self._plan,)
 
 
 class BufferBatchWriter(_PlannedWriter, DataSourceArrowWriter):
-    """Writes one DataFrame into a buffer: all of it becomes visible at once.
-
-    Args:
-        plan: The write.
-    """
+    """Writes one DataFrame into a buffer: all of it becomes visible at once."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload a task's rows; nothing is visible yet."""
@@ -179,11 +168,7 @@ class BufferBatchWriter(_PlannedWriter, DataSourceArrowWriter):
 
 
 class BufferStreamWriter(_PlannedWriter, DataSourceStreamArrowWriter):
-    """Writes micro-batches into a buffer, each exactly once.
-
-    Args:
-        plan: The micro-batch.
-    """
+    """Writes micro-batches into a buffer, each exactly once."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload a task's rows; nothing is visible yet."""
@@ -214,16 +199,7 @@ class BufferStreamWriter(_PlannedWriter, DataSourceStreamArrowWriter):
 def batch_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> BufferBatchWriter:
-    """The writer of one DataFrame.
-
-    Args:
-        options: Options of ``df.write``.
-        schema: Columns of the DataFrame.
-        overwrite: Whether to replace what is there (save mode overwrite).
-
-    Raises:
-        InvalidInput: An option, a column or the save mode cannot be used.
-    """
+    """The writer of one DataFrame; raises InvalidInput for an option, a column or the save mode."""
     if overwrite:
         raise InvalidInput(
             "mode overwrite cannot be written to a buffer: a queue only grows. Use "
@@ -235,16 +211,7 @@ def batch_writer(
 def stream_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> BufferStreamWriter:
-    """The writer of one micro-batch.
-
-    Args:
-        options: Options of ``writeStream``.
-        schema: Columns of the stream.
-        overwrite: Whether each batch is to replace what is there (output mode complete).
-
-    Raises:
-        InvalidInput: An option, a column or the output mode cannot be used.
-    """
+    """The writer of a micro-batch; raises InvalidInput for an option, column or output mode."""
     if overwrite:
         raise InvalidInput(
             "output mode complete cannot be written to a buffer: a queue only grows. Use "
@@ -260,25 +227,17 @@ def task_property(name: str) -> str | None:
 
 
 def query_id() -> str | None:
-    """Id of the streaming query that the task belongs to; None where Spark does not tell it.
-
-    It is that of the checkpoint and survives restarts; the run id would not.
-    """
+    """Id of the task's streaming query, from its checkpoint; None where Spark sets none."""
     return task_property("sql.streaming.queryId")
 
 
 def find_topic(store: Get) -> TopicDescription | None:
-    """The topic at a store's root, by one read; None when there is none.
-
-    Raises:
-        CorruptData: Its description cannot be read.
-        TransientStorageError: The store did not answer.
-    """
+    """The topic at a store's root, by one read; None when there is none or no right to read it."""
     try:
         return read_sidecar(store, TOPIC_KEY, DESCRIPTION, TopicDescription.from_json)
     except (ObjectNotFound, PermanentStorageError):
-        # Without the right to list, S3 refuses where it would answer "not found". A writer that
-        # may use one prefix of a bucket only may still have a queue there.
+        # Without the right to list, S3 refuses where it would answer "not found", for example a
+        # writer that may use one prefix of the bucket only.
         return None
 
 
@@ -287,26 +246,18 @@ def _store_of(options: SinkOptions) -> Store:
 
 
 _queues_until: dict[tuple[str, StoreOptions], float] = {}
-_MOST_STORES = 64
 
 
 def _topic_of(queue: QueueConfig) -> TopicDescription | None:
-    place, now = (queue.store, queue.store_options), _RUNTIME.monotonic()
-    if now < _queues_until.get(place, now):
-        return None
-    return find_topic(open_store(*place))
+    store, now = (queue.store, queue.store_options), _RUNTIME.monotonic()
+    return None if now < _queues_until.get(store, now) else find_topic(open_store(*store))
 
 
 def _remember_queue(queue: QueueConfig) -> None:
-    """For a time, do not ask this store for a topic again.
-
-    No topic can be made beside a queue; and where a topic was made since, no queue is made in it.
-    """
-    if len(_queues_until) >= _MOST_STORES:
-        _queues_until.clear()
-    place, now = (queue.store, queue.store_options), _RUNTIME.monotonic()
-    if now >= _queues_until.get(place, now):
-        _queues_until[place] = now + QUEUE_KNOWN_S
+    """For a time, do not ask this store for a topic: none can be made beside a queue."""
+    store, now = (queue.store, queue.store_options), _RUNTIME.monotonic()
+    if now >= _queues_until.get(store, now):
+        _queues_until[store] = now + QUEUE_KNOWN_S
 
 
 _committers: dict[tuple[SinkOptions, bool], UploadCommitter] = {}

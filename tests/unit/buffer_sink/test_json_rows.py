@@ -48,7 +48,7 @@ def test_all_columns_are_fields_but_the_buffers_own() -> None:
     fields, rest = Fields.of(
         schema(id=IntegerType(), _Metadata=StringType(), value=StringType(), _key=BinaryType())
     )
-    assert fields.names == ("id", "value")
+    assert fields.fields == (("id", 0), ("value", 2))
     assert [(each.name, each.dataType) for each in rest.fields] == [
         ("value", BinaryType()),
         ("metadata", StringType()),
@@ -86,7 +86,7 @@ def test_every_type_that_has_a_form_in_json_is_taken() -> None:
         StructType([StructField("moment", TimestampType())]),
     )  # fmt: skip
     fields, _ = Fields.of(schema(**{f"c{index}": kind for index, kind in enumerate(kinds)}))
-    assert len(fields.names) == len(kinds)
+    assert len(fields.fields) == len(kinds)
 
 
 def test_an_empty_batch_of_rows_is_one_of_values() -> None:
@@ -115,7 +115,7 @@ def encoded(**columns: Any) -> list[str]:
 
 
 def written(columns: dict[str, pa.Array]) -> pa.Array:
-    fields = Fields(tuple(columns), tuple(range(len(columns))), ())
+    fields = Fields(tuple((name, column) for column, name in enumerate(columns)), ())
     return fields.encode(pa.record_batch(columns))["value"]
 
 

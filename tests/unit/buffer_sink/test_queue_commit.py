@@ -12,8 +12,6 @@ from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from buffer_sink.queue_commit import (
     AlreadyDone,
-    Append,
-    CommitRecords,
     Decision,
     QueueCommitter,
     Separate,
@@ -67,7 +65,7 @@ def batch_entry(number: int, batch: int | None = None, app: str = "q") -> NewEnt
     return NewEntry(batch_key(PREFIX, ULIDS[number], txn), (Metadata(0, 5, b""),))
 
 
-def decision(manifest: Manifest, record: CommitRecord | None, batch: int) -> Decision:
+def decision(manifest: Manifest, record: CommitRecord | None, batch: int) -> Decision | None:
     return decide(manifest, record, Transaction("q", batch), prefix=PREFIX, key="m")
 
 
@@ -75,7 +73,7 @@ def test_other_apps_and_plain_batches_do_not_count() -> None:
     manifest = Manifest.empty().append(
         [batch_entry(0), batch_entry(1, batch=9, app="q2"), batch_entry(2, batch=9, app="xq")]
     )
-    assert decision(manifest, None, 0) == Append()
+    assert decision(manifest, None, 0) is None
 
 
 def test_a_half_dequeued_batch_is_still_seen() -> None:
@@ -91,11 +89,11 @@ def test_a_separator_is_needed_only_when_our_entries_may_have_been_dequeued_unse
     # Batch 0 ended at sequence 0; 1 and 2 came after, and one of them might be batch 1.
     assert decision(drained, CommitRecord(batch=0, next_sequence=1), 1) == Separate()
     # Nothing came after batch 0, so nothing is hidden.
-    assert decision(drained, CommitRecord(batch=0, next_sequence=3), 1) == Append()
+    assert decision(drained, CommitRecord(batch=0, next_sequence=3), 1) is None
     # Without a record anything may be hidden.
     assert decision(drained, None, 1) == Separate()
     # An entry that is still queued stands in between already.
-    assert decision(full.drop_through(1), None, 1) == Append()
+    assert decision(full.drop_through(1), None, 1) is None
 
 
 def test_f4_a_queue_shorter_than_the_record_is_refused() -> None:
@@ -120,57 +118,6 @@ def test_a_prefix_with_any_characters_is_found() -> None:
     manifest = Manifest.empty().append([NewEntry(location)])
     assert is_queued(manifest, prefix, Transaction("q", 5))
     assert not is_queued(manifest, prefix, Transaction("q", 6))
-
-
-KEY = record_key("p", "job")
-
-
-def commit_records(store: Any) -> CommitRecords:
-    return CommitRecords(store, CONFIG, ManualRuntime())
-
-
-def test_without_a_query_nothing_is_written() -> None:
-    store = MemoryStore()
-    assert commit_records(store).claim("job", None) is None
-    assert store.list("").objects == ()
-
-
-def test_of_two_queries_that_begin_at_once_one_is_refused() -> None:
-    store = ScriptedStore()
-    late = commit_records(store)
-    # It has read that there is no record; before its claim lands, the other one's does.
-    store.script = [before(applied, lambda _: commit_records(store).claim("job", "one"))]
-    with pytest.raises(InvalidInput, match=r"belongs to query one.*this is query two"):
-        late.claim("job", "two")
-    assert CommitRecord.from_json(store.get(KEY).data).query == "one"
-
-
-def test_a_claim_whose_answer_was_lost_is_found() -> None:
-    store = ScriptedStore(applied_answer_lost)
-    assert commit_records(store).claim("job", "one") == CommitRecord(-1, 0, "one")
-
-
-def test_a_claim_that_cannot_be_written_stops_the_append() -> None:
-    store = MemoryStore()
-    store.put_if = lambda *_: outcomes.Unknown("no answer")
-    with pytest.raises(TransientStorageError, match="Nothing was appended"):
-        commit_records(store).claim("job", "one")
-
-
-def test_an_unreadable_record_is_refused_with_its_key() -> None:
-    store = MemoryStore()
-    store.put(KEY, b"{}")
-    with pytest.raises(CorruptData, match=r"'p/app=job/_commit.json'.*not readable"):
-        commit_records(store).claim("job", "one")
-
-
-def test_a_record_that_its_operator_deleted_is_made_anew() -> None:
-    store = MemoryStore()
-    mine = commit_records(store)
-    mine.claim("job", "one")
-    mine.raise_to("job", 7, 9, "one")
-    store.delete_many([KEY])
-    assert mine.claim("job", "one") == CommitRecord(-1, 0, "one")
 
 
 RECORD = record_key(PREFIX, "q")
@@ -718,6 +665,46 @@ def test_a_deleted_checkpoint_with_the_same_app_id_is_refused_and_loses_nothing(
     assert world.read == [b"old", b"old", b"old", b"new"]
 
 
+def test_of_two_queries_that_begin_at_once_one_is_refused() -> None:
+    world = World(ScriptedStore())
+    first, second = (world.group(0, b"a", query=query) for query in ("one", "two"))
+    # It has read that there is no record; before its claim lands, the other one's does.
+    world.store.script = [before(applied, lambda _: world.driver().append(first))]
+    with pytest.raises(InvalidInput, match=r"belongs to query one.*this is query two"):
+        world.driver().append(second)
+    assert world.manifest.locations() == list(first.locations)
+
+
+def test_a_claim_whose_answer_was_lost_is_found() -> None:
+    world = World(ScriptedStore())
+    world.store.script = [applied_answer_lost]
+    assert world.driver().append(world.group(0, b"a", query="one"))
+
+
+def test_a_claim_that_cannot_be_written_stops_the_append() -> None:
+    world = World()
+    world.store.put_if = lambda *_: outcomes.Unknown("no answer")
+    with pytest.raises(TransientStorageError, match=r"commit record.*Nothing was appended"):
+        world.driver().append(world.group(0, b"a", query="one"))
+
+
+def test_an_unreadable_record_is_refused_with_its_key() -> None:
+    world = World()
+    world.store.put(RECORD, b"{}")
+    with pytest.raises(CorruptData, match=r"'p/app=q/_commit.json'.*not readable"):
+        world.driver().append(world.group(0, b"a"))
+
+
+def test_a_record_that_its_operator_deleted_is_made_anew() -> None:
+    world = World()
+    driver = world.driver()
+    driver.append(world.group(7, b"a", query="one"))
+    world.drain()
+    world.store.delete_many([RECORD])
+    assert driver.append(world.group(0, b"b", query="two"))
+    assert CommitRecord.from_json(world.store.get(RECORD).data).query == "two"
+
+
 def test_a_query_is_refused_also_before_the_other_one_s_first_record() -> None:
     world = World(ScriptedStore())
     other = world.group(0, b"theirs", query="two")
@@ -775,7 +762,7 @@ def test_f5_a_micro_batch_of_three_grace_periods_gets_through(batch: int | None)
 
 
 def ages(world: World) -> UploadAges:
-    return UploadAges(world.store, 600_000, 3_600_000, world.runtime)
+    return UploadAges(world.store, SinkOptions(queue=CONFIG), world.runtime)
 
 
 @pytest.mark.parametrize("grace_periods", [1, 3, 6])
@@ -785,11 +772,11 @@ def test_f5_a_write_of_several_grace_periods_is_safe_as_long_as_its_names_say(
     world = World()
     group = world.group(None, b"a", ahead_s=3_600)
     world.runtime.advance(grace_periods * 600)
-    expiry = ages(world).expiry(group)
-    assert not expiry.is_over(world.runtime)
-    # The collector sees it the same way, until the very moment when the expiry is over.
-    for seconds, collected in ((expiry.left_ms / 1000, 0), (1, 1)):
+    oldest = ages(world).oldest(group)
+    # The collector sees it the same way, until the very moment when they expire.
+    for seconds, collected in ((3_600 + 600 - grace_periods * 600, 0), (1, 1)):
         world.runtime.advance(seconds)
+        assert ages(world).has_expired(oldest) == collected
         page = world.store.list(f"{PREFIX}/")
         found = plan(Queued(), page, own_ms=page.now_ms, data_path_prefix=PREFIX, grace_ms=600_000)
         assert len(found.delete) == collected

@@ -19,6 +19,7 @@ from pyspark.sql.types import (
 )
 
 from buffer_sink.messages import TopicWrite
+from buffer_sink.options import SinkOptions
 from buffer_sink.rows import (
     COALESCED_BYTES,
     Block,
@@ -30,6 +31,7 @@ from buffer_sink.rows import (
     check_topic,
     coalesced,
 )
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Compression, decode_batch, seal_block
 from opendata_buffer.formats.entries import Metadata
@@ -55,13 +57,13 @@ def schema(columns: str) -> StructType:
 def builder(
     metadata: bool = False, *, target: int = 1000, limit: int = 10_000, ranges: int = 1000
 ) -> BlockBuilder:
-    return BlockBuilder(
-        Columns(0, 1 if metadata else None),
-        where="task 3",
-        target=target,
-        limit=limit,
-        max_ranges=ranges,
+    options = SinkOptions(
+        queue=QueueConfig(store="memory://x"),
+        target_batch_bytes=target,
+        max_batch_bytes=limit,
+        max_metadata_ranges=ranges,
     )
+    return BlockBuilder(Columns(0, 1 if metadata else None), options, "task 3")
 
 
 def rows(values: list[bytes | None], metadata: list[bytes | None] | None = None) -> pa.RecordBatch:
