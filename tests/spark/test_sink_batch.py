@@ -102,12 +102,6 @@ def test_other_modes_are_refused_by_spark(spark: SparkSession, store: str, mode:
         numbers(spark, 3).write.format(FORMAT).mode(mode).save(store)
 
 
-def test_an_unknown_option_is_answered_with_the_nearest(spark: SparkSession, store: str) -> None:
-    writer = numbers(spark, 3).write.format(FORMAT).mode("append")
-    with pytest.raises(AnalysisException, match="Did you mean 'compression'"):
-        writer.option("compresion", "zstd").save(store)
-
-
 def write(frame: DataFrame, store: str, version: int) -> None:
     writer = frame.write.format(FORMAT).mode("append").option("txnAppId", "job-1")
     writer.option("txnVersion", version).save(store)

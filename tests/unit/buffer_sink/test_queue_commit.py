@@ -33,18 +33,17 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.entries import Metadata, NewEntry
-from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid, parse_location
+from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector, Queued, plan
-from opendata_buffer.queue.ownership import check_owner, claim_queue
-from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.base import Absent, IfVersion, Listing, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.transactions.commit_record import CommitRecord, record_key
+from opendata_buffer.transactions.commit_record import CommitRecord
+from tests.unit.buffer_sink.queue_world import CONFIG, PREFIX, RECORD, World
 from tests.unit.scripted import (
     ScriptedStore,
     applied,
@@ -55,8 +54,6 @@ from tests.unit.scripted import (
     then,
 )
 
-PREFIX = "p"
-CONFIG = QueueConfig(store="memory://x", data_path_prefix=PREFIX)
 ULIDS = [f"01JD0000000000000000000{number:03}" for number in range(100)]
 
 
@@ -118,68 +115,6 @@ def test_a_prefix_with_any_characters_is_found() -> None:
     manifest = Manifest.empty().append([NewEntry(location)])
     assert is_queued(manifest, prefix, Transaction("q", 5))
     assert not is_queued(manifest, prefix, Transaction("q", 6))
-
-
-RECORD = record_key(PREFIX, "q")
-
-
-class World:
-    """One store and any number of drivers and consumers on it."""
-
-    def __init__(self, store: Any = None, runtime: ManualRuntime | None = None) -> None:
-        self.runtime = runtime or ManualRuntime()
-        self.store = store or MemoryStore(now_ms=self.runtime.now_ms)
-        self.passes = TransactionFilter(PREFIX)
-        self.taken: list[bytes] = []
-        self.read: list[bytes] = []
-        # Written now, so that a test's script meets the manifest only.
-        claim_queue(self.store, CONFIG)
-
-    def driver(self, **options: Any) -> QueueCommitter:
-        return QueueCommitter(self.store, SinkOptions(queue=CONFIG, **options), self.runtime)
-
-    def queue(self) -> Queue:
-        return Queue(self.store, CONFIG, runtime=self.runtime, role="test")
-
-    @property
-    def manifest(self) -> Manifest:
-        return self.queue().read() or Manifest.empty()
-
-    def group(
-        self,
-        batch: int | None,
-        *values: bytes,
-        app: str = "q",
-        query: str | None = None,
-        ahead_s: int = 0,
-    ) -> Group:
-        """Upload one batch per value, as a first or another attempt of the tasks."""
-        txn = None if batch is None else Transaction(app, batch)
-        uploads = []
-        for value in values:
-            key = batch_key(PREFIX, later_ulid(self.runtime.ulid(), ahead_s * 1000), txn)
-            data = encode_batch([value])
-            self.store.put(key, data)
-            uploads.append(UploadedBatch(key, 1, len(data), (Metadata(0, 7, b""),)))
-        return Group(Moment.now(self.runtime), tuple(uploads), txn, query)
-
-    def drain(self) -> None:
-        """A consumer reads and acknowledges all there is, with and without the filter."""
-        queue = self.queue()
-        epoch = queue.claim_epoch(None).epoch
-        for entry in queue.read().entries():
-            blob: Any = self.store.get(entry.location)
-            records = decode_batch(blob.data)
-            self.taken += records
-            if self.passes.offer(entry.sequence, entry.location):
-                self.read += records
-            queue.dequeue(entry.sequence, epoch)
-
-    def forget_record(self, record: CommitRecord | None) -> None:
-        """As if the driver died before it wrote the record."""
-        self.store.delete_many([RECORD])
-        if record is not None:
-            self.store.put(RECORD, record.to_json())
 
 
 def test_all_batches_enter_the_queue_in_one_write() -> None:
