@@ -52,19 +52,6 @@ def test_a_function_that_failed_after_the_write_runs_again_without_a_repeat(
     assert pipe.spark.read.parquet(str(tmp_path / "out")).count() == 2
 
 
-def test_two_writes_in_one_function_have_an_id_each(pipe: Pipe, store: str) -> None:
-    ones = foreach_batch_writer(store, txn_app_id="ones")
-    twos = foreach_batch_writer(store, txn_app_id="twos")
-
-    def both(frame: DataFrame, batch: int) -> None:
-        ones(frame, batch)
-        twos(frame.selectExpr("concat(value, value) AS value"), batch)
-
-    pipe.feed("a")
-    pipe.run(each=both)
-    assert records(queued(store)) == [b"a", b"aa"]
-
-
 def test_with_host_the_driver_is_the_broker_of_what_it_writes_to(pipe: Pipe, store: str) -> None:
     lease = Lease(open_store(store), QueueConfig(store=store), SystemRuntime())
     try:

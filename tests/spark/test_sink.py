@@ -65,25 +65,19 @@ def test_a_micro_batch_of_several_tasks_is_one_group(pipe: Pipe) -> None:
     assert sorted(map(int, records(batches))) == list(range(20))
 
 
-def test_a_driver_that_died_before_spark_s_commit_repeats_nothing(pipe: Pipe) -> None:
+def test_a_driver_that_died_before_spark_s_commit_or_the_record_repeats_nothing(pipe: Pipe) -> None:
     pipe.feed("a")
     pipe.feed("b")
     pipe.run()
     pipe.forget_commit(1)
     pipe.feed("c")
     pipe.run()
+    pipe.forget_commit(2)
+    forget_record(pipe)
+    pipe.run()
     batches = queued(pipe.url)
     assert records(batches) == [b"a", b"b", b"c"]
     assert versions(batches) == [0, 1, 2]
-
-
-def test_a_driver_that_died_before_the_record_repeats_nothing(pipe: Pipe) -> None:
-    pipe.feed("a")
-    pipe.run()
-    pipe.forget_commit(0)
-    forget_record(pipe)
-    pipe.run()
-    assert records(queued(pipe.url)) == [b"a"]
 
 
 def test_what_slips_through_is_caught_by_the_reader_s_filter(pipe: Pipe) -> None:

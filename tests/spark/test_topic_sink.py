@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import PySparkException
 
-from buffer_sink import foreach_batch_writer
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
@@ -18,7 +17,7 @@ from opendata_buffer.transactions.commit_record import CommitRecord
 from tests.spark.written import Pipe, open_queue
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 FORMAT = "opendata-buffer"
 
@@ -144,24 +143,3 @@ def test_the_column_partition_chooses(spark: SparkSession, topic: Topic) -> None
     with pytest.raises(PySparkException, match="'p-00007-0mn4', which the topic does not have"):
         wrong.write.format(FORMAT).mode("append").save(topic.url)
     assert values(topic) == ["a", "b"]
-
-
-def test_foreach_batch_writes_each_micro_batch_once(pipe: Pipe, topic: Topic) -> None:
-    write = foreach_batch_writer(
-        topic.url, txn_app_id="job", partitioner="rendezvous", target_batch_bytes=64
-    )
-    seen: list[int] = []
-
-    def twice(df: DataFrame, batch_id: int) -> None:
-        keyed = df.selectExpr("value", "substr(value, 1, 1) AS key")
-        write(keyed, batch_id)
-        write(keyed, batch_id)
-        seen.append(batch_id)
-
-    pipe.feed(*(f"{letter}{number}" for letter in "abcdef" for number in range(5)))
-    pipe.feed("g1", "h1")
-    pipe.run(each=twice)
-    assert seen == [0, 1]
-    wanted = [f"{letter}{number}" for letter in "abcdef" for number in range(5)]
-    assert values(topic) == sorted([*wanted, "g1", "h1"])
-    assert record_of(topic).parent.name == "app=job"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -188,39 +189,6 @@ def test_a_write_without_rows_touches_nothing() -> None:
     assert world.queue().read() is None
 
 
-def test_a_driver_killed_before_the_record_finds_its_entries_in_the_queue() -> None:
-    world = World()
-    world.driver().append(world.group(0, b"a"))
-    world.driver().append(world.group(1, b"b"))
-    world.forget_record(CommitRecord(0, 1))
-    assert not world.driver().append(world.group(1, b"b"))
-    assert world.driver().append(world.group(2, b"c"))
-    world.drain()
-    assert world.taken == [b"a", b"b", b"c"]
-
-
-@pytest.mark.parametrize("other_writers", [False, True])
-@pytest.mark.parametrize("record", [None, CommitRecord(0, 1)])
-def test_a_driver_killed_before_the_record_and_a_fast_consumer(
-    record: CommitRecord | None, other_writers: bool
-) -> None:
-    world = World()
-    world.driver().append(world.group(0, b"a"))
-    world.driver().append(world.group(1, b"b1", b"b2"))
-    world.forget_record(record)
-    world.drain()
-    if other_writers:
-        world.driver().append(world.group(None, b"other"))
-        world.drain()
-    # Nothing on storage tells that batch 1 was there. It is appended again,
-    assert world.driver().append(world.group(1, b"b1", b"b2"))
-    assert world.driver().append(world.group(2, b"c"))
-    world.drain()
-    # and the filter passes it once.
-    other = [b"other"] if other_writers else []
-    assert world.read == [b"a", b"b1", b"b2", *other, b"c"]
-
-
 def test_an_idle_queue_with_one_writer_needs_no_separators() -> None:
     world = World()
     for batch in range(3):
@@ -380,38 +348,18 @@ def test_f5_a_long_write_whose_uploads_are_young_is_committed() -> None:
 
 
 @pytest.mark.parametrize("batch", [0, None])
-def test_f5_old_uploads_are_not_appended(batch: int | None) -> None:
-    world = World()
-    group = world.group(batch, b"a")
-    world.runtime.advance(301)
-    with pytest.raises(TransientStorageError, match=r"maxWriteDurationMs.*Nothing was appended"):
-        world.driver().append(group)
-    assert world.queue().read() is None
-
-
-@pytest.mark.parametrize("batch", [0, None])
-def test_f5_a_deleted_upload_is_not_appended(batch: int | None) -> None:
+@pytest.mark.parametrize("is_old", [False, True])
+def test_f5_old_or_deleted_uploads_are_not_appended(batch: int | None, is_old: bool) -> None:
     world = World()
     planned = Moment.now(world.runtime)
-    world.runtime.advance(3_000)
-    group = world.group(batch, b"a", b"b")
-    world.store.delete_many([group.uploads[1].location])
-    with pytest.raises(TransientStorageError, match="Nothing was appended"):
-        world.driver().append(Group(planned, group.uploads, group.transaction))
-    assert world.queue().read() is None
-
-
-def test_f5_a_driver_paused_between_check_and_write_does_not_append() -> None:
-    class Pausing(MemoryStore):
-        def get(self, key: str, **options: Any) -> Any:
-            if key == RECORD:
-                world.runtime.advance(601)
-            return super().get(key, **options)
-
-    world = World(Pausing())
-    world.store._now_ms = world.runtime.now_ms
-    with pytest.raises(TransientStorageError, match="Nothing was appended"):
-        world.driver().append(world.group(0, b"a"))
+    world.runtime.advance(0 if is_old else 3_000)
+    group = replace(world.group(batch, b"a", b"b"), planned=planned)
+    if is_old:
+        world.runtime.advance(301)
+    else:
+        world.store.delete_many([group.uploads[1].location])
+    with pytest.raises(TransientStorageError, match=r"maxWriteDurationMs.*Nothing was appended"):
+        world.driver().append(group)
     assert world.queue().read() is None
 
 
@@ -426,29 +374,37 @@ suspend = partial(pause, monotonic_s=0)  # the monotonic clock stops with the ma
 
 
 class Pausing(MemoryStore):
-    """Freezes the driver when it reads the manifest; the store's own clock goes on."""
+    """Freezes the driver when it reads an object; the store's own clock goes on."""
 
-    def __init__(self, happens: Callable[[ManualRuntime], None], times: int = 100) -> None:
+    def __init__(
+        self,
+        happens: Callable[[ManualRuntime], None],
+        key: str = CONFIG.manifest_path,
+        times: int = 100,
+    ) -> None:
         self.runtime = ManualRuntime()
         self._happens = happens
+        self._key = key
         self._times = times
         self._clock_ms = self.runtime.now_ms()
         super().__init__(now_ms=lambda: self._clock_ms)
 
     def get(self, key: str, **options: Any) -> Any:
-        if key == CONFIG.manifest_path and self._times:
+        if key == self._key and self._times:
             self._times -= 1
             self._happens(self.runtime)
             self._clock_ms += 601_000
         return super().get(key, **options)
 
 
-@pytest.mark.parametrize("batch", [0, None])
+@pytest.mark.parametrize(
+    ("batch", "key"), [(0, CONFIG.manifest_path), (None, CONFIG.manifest_path), (0, RECORD)]
+)
 @pytest.mark.parametrize("happens", [pause, pause_and_set_the_clock_back, suspend])
 def test_f5_f6_a_driver_paused_between_read_and_write_does_not_append(
-    happens: Callable[[ManualRuntime], None], batch: int | None
+    happens: Callable[[ManualRuntime], None], batch: int | None, key: str
 ) -> None:
-    world = World(store := Pausing(happens), store.runtime)
+    world = World(store := Pausing(happens, key), store.runtime)
     with pytest.raises(TransientStorageError, match="Nothing was appended"):
         world.driver().append(world.group(batch, b"a"))
     assert not world.manifest.entry_count
@@ -576,14 +532,6 @@ def test_f6_a_driver_clock_that_was_set_back_does_not_hide_age() -> None:
         world.driver().append(group)
 
 
-def test_a_commit_racing_with_other_writers_keeps_its_group_together() -> None:
-    world = World(ScriptedStore())
-    world.store.script = [before(applied, lambda _: world.queue().append([batch_entry(0)]))]
-    group = world.group(0, b"a", b"b")
-    assert world.driver().append(group)
-    assert world.manifest.locations()[1:] == list(group.locations)
-
-
 # One query per app id.
 
 
@@ -608,12 +556,6 @@ def test_of_two_queries_that_begin_at_once_one_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"belongs to query one.*this is query two"):
         world.driver().append(second)
     assert world.manifest.locations() == list(first.locations)
-
-
-def test_a_claim_whose_answer_was_lost_is_found() -> None:
-    world = World(ScriptedStore())
-    world.store.script = [applied_answer_lost]
-    assert world.driver().append(world.group(0, b"a", query="one"))
 
 
 def test_a_claim_that_cannot_be_written_stops_the_append() -> None:

@@ -63,21 +63,13 @@ class Mortal(MemoryStore):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One run of a micro-batch.
+    """One run of a micro-batch."""
 
-    Attributes:
-        kill: Requests until the driver dies; None for a driver that lives.
-        after: Whether the last request is carried out.
-        losses: Conditional writes whose answers are lost.
-        consume: Batches the consumer takes afterwards.
-        other: Whether another producer appends afterwards.
-    """
-
-    kill: int | None
-    after: bool
-    losses: int
-    consume: int
-    other: bool
+    kill: int | None  # requests until the driver dies
+    after: bool  # whether the last request is carried out
+    losses: int  # conditional writes whose answers are lost
+    consume: int  # batches that a consumer takes afterwards
+    other: bool  # whether another producer appends afterwards
 
 
 attempts = st.builds(

@@ -48,12 +48,11 @@ def to(name: str, *values: bytes) -> pa.RecordBatch:
 def task_writer(
     store: MemoryStore,
     *,
-    kind: type[TaskWriter] = TaskWriter,
     transaction: Transaction | None = TXN,
     topic: TopicWrite | None = None,
     **options: Any,
 ) -> TaskWriter:
-    return kind(
+    return TaskWriter(
         SinkOptions(queue=QUEUE, **options),
         Columns(0, None, partition=None if topic is None else 1),
         WriteTask(2, MOMENT, transaction, topic=topic),
@@ -64,6 +63,10 @@ def task_writer(
 
 def write(store: MemoryStore, *batches: pa.RecordBatch, **options: Any) -> TaskUploads:
     return task_writer(store, **options).write(iter(batches))
+
+
+def name_of(location: str) -> Any:
+    return parse_location(location, location.split("/")[0])
 
 
 def stored_data(store: MemoryStore, upload: Batch) -> bytes:
@@ -86,9 +89,7 @@ def test_uploads_lie_below_the_transaction_and_are_reported_in_order() -> None:
     read: list[bytes] = []
     for upload in commit.uploads:
         data = stored_data(store, upload)
-        parsed = parse_location(upload.location, "p")
-        assert parsed is not None
-        assert (parsed.txn, parsed.message) == (TXN, None)
+        assert (name_of(upload.location).txn, name_of(upload.location).message) == (TXN, None)
         assert parse_footer(data).compression is Compression.ZSTD
         assert (upload.records, upload.metadata[0].start_index) == (2, 0)
         read += decode_batch(data)
@@ -96,18 +97,12 @@ def test_uploads_lie_below_the_transaction_and_are_reported_in_order() -> None:
     assert len(store.list("").objects) == 25
 
 
-def test_f5_names_are_ahead_of_time_by_the_longest_time_a_write_may_take() -> None:
-    for hours in (0, 6, 24):
-        commit = write(MemoryStore(), batch(b"a"), max_write_duration_ms=hours * 3_600_000)
-        named_ms = location_timestamp_ms(commit.uploads[0].location)
-        assert named_ms == ManualRuntime().now_ms() + hours * 3_600_000
-
-
-def test_without_identity_batches_lie_below_the_prefix() -> None:
-    commit = write(MemoryStore(), batch(b"a"), transaction=None)
-    parsed = parse_location(commit.uploads[0].location, "p")
-    assert parsed is not None
-    assert parsed.txn is None
+@pytest.mark.parametrize("hours", [0, 6, 24])
+def test_f5_names_are_ahead_of_time_by_the_longest_time_a_write_may_take(hours: int) -> None:
+    options = {"transaction": None, "max_write_duration_ms": hours * 3_600_000}
+    (upload,) = write(MemoryStore(), batch(b"a"), **options).uploads
+    assert name_of(upload.location).txn is None
+    assert location_timestamp_ms(upload.location) == ManualRuntime().now_ms() + hours * 3_600_000
 
 
 def test_a_task_without_rows_uploads_nothing() -> None:
@@ -236,11 +231,8 @@ def test_the_batches_of_each_partition_are_messages_with_rising_clocks() -> None
     read: dict[str | None, list[bytes]] = {}
     clocks: dict[str | None, list[int]] = {}
     for upload in write(store, *given, topic=TOPIC, target_batch_bytes=30).uploads:
-        named = parse_location(upload.location, str(upload.partition))
-        assert named is not None
-        assert named.message is not None
-        assert named.txn == TXN
-        message = parse_uuid(named.message)
+        message = parse_uuid(name_of(upload.location).message)
+        assert name_of(upload.location).txn == TXN
         assert (message.producer, message.flags) == (TOPIC.producer, CONTINUE_TXN)
         assert message.clock == upload.clock
         clocks.setdefault(upload.partition, []).append(message.clock)
@@ -251,17 +243,18 @@ def test_the_batches_of_each_partition_are_messages_with_rising_clocks() -> None
         assert read[name] == [bytes([number]) * 10 for number in range(partition, 30, 3)]
 
 
-def test_rows_for_many_partitions_do_not_add_up_in_memory() -> None:
+def test_rows_for_many_partitions_do_not_add_up_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     names = tuple(f"p-{number:05}" for number in range(100))
     open_bytes = []
+    flush_largest = TaskWriter._flush_largest
 
-    class Watched(TaskWriter):
-        def _flush_largest(self) -> None:
-            super()._flush_largest()
-            open_bytes.append(sum(each.size for each in self._builders.values()))
+    def watched(writer: TaskWriter) -> None:
+        flush_largest(writer)
+        open_bytes.append(writer._open_bytes())
 
+    monkeypatch.setattr(TaskWriter, "_flush_largest", watched)
     topic = TopicWrite(names, (), b"\x01" * 6, "write-x")
-    writer = task_writer(MemoryStore(), kind=Watched, topic=topic, target_batch_bytes=1_000)
+    writer = task_writer(MemoryStore(), topic=topic, target_batch_bytes=1_000)
     commit = writer.write(to(names[row % 100], b"x" * 96) for row in range(900))
     assert sum(upload.records for upload in commit.uploads) == 900
     assert 0 < max(open_bytes) <= OPEN_BLOCKS * 1_000
@@ -310,9 +303,7 @@ def stored(
 def test_neighbours_are_joined_and_what_a_task_uploaded_stays_between_them() -> None:
     found = stored(small(b"a"), small(b"b", b"c"), uploaded("x"), small(b"d"))
     assert [records for _, records in found] == [[b"a", b"b", b"c"], [], [b"d"]]
-    parsed = parse_location(found[0][0], "p")
-    assert parsed is not None
-    assert parsed.txn == TXN
+    assert name_of(found[0][0]).txn == TXN
 
 
 def test_a_joined_batch_is_no_larger_than_any_other() -> None:
@@ -331,13 +322,11 @@ def test_each_partition_of_a_topic_has_its_own_and_clocks_rise_in_each() -> None
         topic=TOPIC,
     )
     assert [records for _, records in found] == [[b"a", b"c"], [b"b", b"e"], [], [b"d"]]
-    clocks = {}
-    for location, records in found:
-        if records:
-            parsed = parse_location(location, location.split("/")[0])
-            assert parsed is not None
-            assert parsed.message is not None
-            clocks[records[0]] = parse_uuid(parsed.message).clock
+    clocks = {
+        records[0]: parse_uuid(name_of(location).message).clock
+        for location, records in found
+        if records
+    }
     assert clocks == {b"a": 10, b"b": 11, b"d": 40}
 
 
