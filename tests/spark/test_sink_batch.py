@@ -8,7 +8,6 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as f
 
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.stores.open import open_store
 from tests.spark.written import drain, filtered, queued, records
 
 if TYPE_CHECKING:
@@ -38,11 +37,6 @@ def test_other_prefix_and_manifest(spark: SparkSession, store: str) -> None:
     writer = numbers(spark, 3, 1).write.format(FORMAT).mode("append")
     writer.option("dataPathPrefix", "a b/ü").save(store)
     assert records(queued(store, "a b/ü")) == [b"0", b"1", b"2"]
-
-
-def test_an_empty_frame_makes_no_queue(spark: SparkSession, store: str) -> None:
-    numbers(spark, 0).write.format(FORMAT).mode("append").save(store)
-    assert open_store(store).list("").objects == ()
 
 
 def test_a_null_value_is_refused_with_its_row(spark: SparkSession, store: str) -> None:

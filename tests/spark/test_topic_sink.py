@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.errors import PySparkException
 
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.formats.batch import decode_batch
@@ -139,7 +138,3 @@ def test_the_column_partition_chooses(spark: SparkSession, topic: Topic) -> None
         "p-00001-05mv": [["a"]],
         "p-00002-0bvb": [["b"]],
     }
-    wrong = spark.createDataFrame([("p-00007-0mn4", "a")], "partition STRING, value STRING")
-    with pytest.raises(PySparkException, match="'p-00007-0mn4', which the topic does not have"):
-        wrong.write.format(FORMAT).mode("append").save(topic.url)
-    assert values(topic) == ["a", "b"]

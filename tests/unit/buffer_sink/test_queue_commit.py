@@ -189,14 +189,6 @@ def test_a_write_without_rows_touches_nothing() -> None:
     assert world.queue().read() is None
 
 
-def test_an_idle_queue_with_one_writer_needs_no_separators() -> None:
-    world = World()
-    for batch in range(3):
-        world.driver().append(world.group(batch, b"x"))
-        world.drain()
-    assert world.manifest.next_sequence == 3
-
-
 def test_two_drivers_that_commit_one_batch_at_once() -> None:
     world = World(ScriptedStore())
     zombie, driver = world.driver(), world.driver()

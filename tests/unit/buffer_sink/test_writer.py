@@ -246,12 +246,6 @@ def test_a_topic_is_found_on_the_way_to_the_tasks_and_the_commit_reads_it_no_mor
     assert all(each == sorted(each) for each in found), "the order of each key is kept"
 
 
-def test_the_next_attempt_at_a_batch_is_another_producer(tmp_path: Path) -> None:
-    Topic.create(str(tmp_path), 2)
-    first, second = (made_stream(tmp_path)._plan.topic.producer for _ in range(2))
-    assert first != second
-
-
 @pytest.mark.parametrize("name", ["dataPathPrefix", "manifestPath"])
 def test_a_prefix_or_a_manifest_names_one_queue_also_in_a_topic(tmp_path: Path, name: str) -> None:
     Topic.create(str(tmp_path), 2)
