@@ -281,9 +281,7 @@ def test_a_topic_is_found_by_one_read() -> None:
         find_topic(store)
 
 
-def test_without_the_right_to_read_the_root_there_may_be_a_queue_but_not_without_an_answer() -> (
-    None
-):
+def test_a_store_that_refuses_may_have_a_queue_but_one_that_does_not_answer_is_an_error() -> None:
     store = MemoryStore()
 
     def fail(*_: Any, **__: Any) -> Any:
