@@ -137,7 +137,7 @@ def test_a_queue_deleted_on_purpose_fails_one_commit_and_not_the_next(tmp_path: 
 def test_a_thousand_micro_batches_of_foreach_batch_remember_one_manifest(tmp_path: Path) -> None:
     module._forget_committers()
     for version in range(3):
-        made = plan(tmp_path, app="job", version=version)
+        made = plan(tmp_path, app=f"job-{version % 2}", version=version)
         made.append([made.upload(iter([rows("a")]), made.transaction)])
     assert len(queued_in(tmp_path)) == 3
     assert len(module._committers) == 1
