@@ -144,11 +144,7 @@ class Cursors:
         return replace(self, next_hand_out=max(self.next_hand_out, through + 1))
 
     def skip(self, sequence: int) -> Cursors:
-        """Give up one sequence: the next to be handed out, or one that was and is not acked.
-
-        Raises:
-            InvalidInput: Any other sequence. Nothing changed.
-        """
+        """Give up one sequence: the next to be handed out, or one that was and is not acked."""
         if not self.next_ack <= sequence <= self.next_hand_out:
             raise InvalidInput(
                 f"cannot skip sequence {sequence}: only {self._range(self.next_hand_out)} can be "
@@ -163,9 +159,8 @@ class Cursors:
     def ack(self, sequence: int) -> Cursors:
         """Acknowledge the next sequence; skipped ones before it need no acknowledgement.
 
-        Raises:
-            InvalidInput: It was not handed out, is acknowledged already, or leaves a gap
-                (failure F26). Nothing changed.
+        Raises ``InvalidInput`` where it was not handed out, is acknowledged already, or is not
+        the next (failure F26).
         """
         self._check(sequence)
         missing = next(
@@ -181,9 +176,7 @@ class Cursors:
     def ack_through(self, sequence: int) -> Cursors:
         """Acknowledge everything up to and including ``sequence``.
 
-        Raises:
-            InvalidInput: It was not handed out (failure F27) or is acknowledged already.
-                Nothing changed.
+        Raises ``InvalidInput`` where it was not handed out (failure F27) or is acknowledged.
         """
         self._check(sequence)
         return self._acked(sequence)
@@ -230,17 +223,8 @@ def check_data_loss(
 ) -> Cursors:
     """The cursors to go on with: moved to where the queue begins, if a loss is allowed.
 
-    Entries that left the queue behind the hand-out cursor are no loss: they were handed out.
-
-    Args:
-        cursors: Of the reader.
-        manifest: As it is now.
-        key: The manifest's.
-        allowed: Go on behind lost entries, with a warning.
-        cause: How entries can have gone, in a sentence.
-
-    Raises:
-        DataLoss: Entries are gone that were not handed out, and no loss is allowed (failure F28).
+    Entries that left the queue after they were handed out are no loss. Raises ``DataLoss`` where
+    others are gone and no loss is ``allowed`` (failure F28); ``cause`` is a sentence for it.
     """
     needed, oldest = cursors.next_hand_out, manifest.first_sequence
     if oldest <= needed:

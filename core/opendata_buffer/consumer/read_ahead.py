@@ -111,19 +111,8 @@ def read_ahead(
 ) -> Generator[T, None, None]:
     """As :func:`fetch_many`, with reading and decoding given apart.
 
-    Args:
-        read: Run ahead, from several threads.
-        items: What to read.
-        decode: Called by the caller's thread when a result is taken, with its item and the result
-            of ``read``.
-        concurrency: As :func:`fetch_many`.
-        max_in_flight_bytes: The same; of results that are not decoded.
-        runtime: The same.
-        size_of: Bytes of a result of ``read``. Default: its ``nbytes``, else the item's size.
-        adaptive: The same. Default: nothing is known yet.
-
-    Raises:
-        InvalidInput: As :func:`fetch_many`.
+    ``read`` runs ahead, in several threads; the limit of bytes is that of its results. The caller's
+    thread calls ``decode`` with an item and its result when it takes that.
     """
     for name, value in (("concurrency", concurrency), ("max_in_flight_bytes", max_in_flight_bytes)):
         if value is not None and value < 1:

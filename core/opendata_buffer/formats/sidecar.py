@@ -51,8 +51,7 @@ class Sidecar:
     def decode(self, data: bytes) -> Fields:
         """The fields of an object's bytes.
 
-        Raises:
-            CorruptData: They are too many, no JSON object, or of a later version.
+        ``CorruptData`` where they are too many, no JSON object, or of a later version.
         """
         if len(data) > self.max_bytes:
             raise self.unreadable(
@@ -76,12 +75,7 @@ class Sidecar:
         return fields
 
     def encode(self, own: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> bytes:
-        """The bytes of an object, one line of JSON.
-
-        Args:
-            own: The fields besides ``version``, in order.
-            others: Fields of later releases, which come first.
-        """
+        """The bytes of an object, one line of JSON: fields of later releases, version, own ones."""
         fields = {**(others or {}), "version": self.version, **own}
         try:
             return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
@@ -98,14 +92,9 @@ _REQUIRED: Final[Any] = object()
 
 
 class Fields:
-    """The fields of one object, or of an object inside it.
+    """The fields of one object, or of an object inside it at a path such as ``partitions[3].``.
 
-    A field with a default may be missing or null.
-
-    Args:
-        sidecar: Of which kind the object is.
-        values: Its fields.
-        path: Where it lies in the whole object, such as ``partitions[3].``.
+    A field with a default may be missing or null. All methods raise ``CorruptData``.
     """
 
     __slots__ = ("_path", "_read", "_sidecar", "_values")
@@ -121,11 +110,7 @@ class Fields:
     @overload
     def text(self, name: str, default: T) -> str | T: ...
     def text(self, name: str, default: Any = _REQUIRED) -> Any:
-        """A text.
-
-        Raises:
-            CorruptData: It is none, or missing; so do all the others.
-        """
+        """A text."""
         return self._get(name, default, lambda value: isinstance(value, str), "a text")
 
     @overload
@@ -171,12 +156,9 @@ class Fields:
         return {name: self._values[name] for name in self._values if name not in self._read}
 
     def wrong(self, name: str, wanted: str, value: Any = _REQUIRED) -> CorruptData:
-        """The error about a field with a wrong value.
+        """The error about a field that is not what is ``wanted``, such as ``a text``.
 
-        Args:
-            name: Its name.
-            wanted: The type or range that it must have, such as ``a text``.
-            value: The wrong value, where it is no field of its own.
+        ``value`` is the wrong value where it is no field of its own.
         """
         where = f"field {self._path + name!r}"
         if value is _REQUIRED:

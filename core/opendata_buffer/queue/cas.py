@@ -71,13 +71,8 @@ class Proof(Protocol[T_contra]):
     def find(self, now: T_contra, marks: Sequence[int]) -> bool:
         """Whether one of the attempts of this change is in the value read just now.
 
-        Args:
-            now: The value.
-            marks: Of the attempts in doubt. The others surely failed, or were repeated on the
-                way and answered as conflicts.
-
-        Raises:
-            OutcomeUnknown: None is, but one may have been.
+        ``marks`` are those of the attempts in doubt. Raises ``OutcomeUnknown`` where none is in
+        the value, but one may have been.
         """
         ...
 
@@ -90,9 +85,6 @@ class _AmbiguousWrites(Generic[T]):
     * An attempt whose answer was lost is in doubt while the version it was bound to is the
       current one. Bound to an older version it can never be applied any more, so if it is not in
       the object by then it never was (failure F2).
-
-    Args:
-        proof: How the change is recognised; None for one that may be applied twice.
     """
 
     def __init__(self, proof: Proof[T | None] | None) -> None:
@@ -112,30 +104,23 @@ class _AmbiguousWrites(Generic[T]):
         return self._lost[0][0] if self._lost else self._mark
 
     def begin(self) -> None:
-        """An attempt is about to be sent."""
         self._tried = True
         self._mark = self._proof.mark() if self._proof is not None else 0
 
     def applied(self) -> None:
-        """It was written. Earlier ones cannot be any more: they were bound to the version that
-        it replaced, or to older ones."""
+        # Earlier attempts cannot be written any more: they were bound to the version that this
+        # one replaced, or to older ones.
         self._conflict = False
         self._lost.clear()
 
     def conflicted(self) -> None:
-        """It was answered with a conflict."""
         self._conflict = True
 
-    def lost_answer(self, version: str | None) -> None:
-        """It was bound to ``version``, and was not answered."""
-        self._lost.append((self._mark, version))
+    def lost_answer(self, bound_to: str | None) -> None:
+        self._lost.append((self._mark, bound_to))
 
     def found_in(self, now: T | None, version: str | None) -> bool:
-        """Whether the change is in the value and version that were read just now.
-
-        Raises:
-            OutcomeUnknown: It is not, but it may have been.
-        """
+        """Whether the change is in the value and version that were read just now."""
         if not self._tried:
             return False
         found = self._proof is not None and self._proof.find(now, [mark for mark, _ in self._lost])
@@ -167,14 +152,10 @@ class CasObject(Generic[T]):
         runtime: Clock and jitter.
         settings: Deadline of one change, and its backoff.
         max_bytes: A larger object is not read.
-        unreadable: From the fault of an object that was not read to the error; None to raise the
-            store's.
-        check_read: Called with the value known so far and the one read now, when they differ;
-            raises when the second cannot follow the first.
-        check_write: Called with the value that is about to be replaced, or None, and its
-            successor; raises when it must not be written.
-        after_conflict: Seconds to wait after a lost race, asked each time; None for the
-            backoff of any other retry.
+        unreadable: Makes the error about an object that is too large; None raises the store's.
+        check_read: Raises when the value read now cannot follow the one known so far.
+        check_write: Raises when its second value must not replace its first one.
+        after_conflict: Seconds to wait after a lost race, asked each time; None for the backoff.
     """
 
     def __init__(
@@ -192,8 +173,8 @@ class CasObject(Generic[T]):
         check_write: Callable[[T | None, T], None] | None = None,
         after_conflict: Callable[[], float | None] | None = None,
     ) -> None:
+        self.key = key
         self._store = store
-        self._key = key
         self._decode = decode
         self._encode = encode
         self._runtime = runtime
@@ -216,25 +197,15 @@ class CasObject(Generic[T]):
         """Those that lost a race."""
 
     @property
-    def key(self) -> str:
-        """The object's key."""
-        return self._key
-
-    @property
     def last_seen(self) -> T | None:
         """The value as last read or written; None when no object was seen yet."""
         return self._value
 
     def read(self) -> T | outcomes.Vanished | None:
-        """The value as it is now, or None when there is no object.
+        """The value as it is now; None when there is no object, ``Vanished`` when there was one.
 
-        ``Vanished`` when there was one before. Costs one conditional GET; an unchanged object is
-        not transferred.
-
-        Raises:
-            CorruptData: The object does not decode, or is too large.
-            TransientStorageError: The store did not answer until the deadline.
-            PermanentStorageError: It refused.
+        Costs one conditional GET; an unchanged object is not transferred. Raises ``CorruptData``
+        where the object does not decode or is too large, or the store's ``StorageError``.
         """
         try:
             with deadline(self._runtime, self._deadline_s):
@@ -255,10 +226,10 @@ class CasObject(Generic[T]):
         Args:
             decide: From the value as it is to the value as it shall be; the same object for no
                 write. It must be pure: it is called once per attempt.
-            proof: How to recognise a change that must not be applied twice.
+            proof: Recognises a change that must not be applied twice; None if it may be.
             from_memory: Begin with the value as last seen, without reading it. Saves a request
-                when this process alone writes, and costs a lost race otherwise. Nothing is
-                refused or left unwritten on the ground of a remembered value.
+                when this process alone writes, and costs a lost race otherwise. A remembered
+                value never is the reason to refuse a change, or not to write.
         """
         with deadline(self._runtime, self._deadline_s + LAST_LOOK_S):
             return self._update(decide, proof, from_memory)
@@ -325,7 +296,7 @@ class CasObject(Generic[T]):
         left_s = remaining()
         if left_s is not None and left_s <= 0:
             # A store that is given no time answers "unknown" without having sent anything.
-            raise TransientStorageError(f"no time was left to write {self._key!r}")
+            raise TransientStorageError(f"no time was left to write {self.key!r}")
         version = self._version
         condition = ABSENT if version is None else IfVersion(version)
         # Until the outcome is known, the remembered value is taken to be out of date; this
@@ -333,7 +304,7 @@ class CasObject(Generic[T]):
         self._fresh = False
         self.attempts += 1
         writes.begin()
-        outcome = self._store.put_if(self._key, self._encode(after), condition)
+        outcome = self._store.put_if(self.key, self._encode(after), condition)
         match outcome:
             case outcomes.Applied(written):
                 self._value, self._version, self._fresh = after, written, True
@@ -346,7 +317,7 @@ class CasObject(Generic[T]):
             case outcomes.Vanished():
                 raise self._missing()
             case _:
-                log.warning("answer to a write of %s was lost: %s", self._key, outcome.reason)
+                log.warning("answer to a write of %s was lost: %s", self.key, outcome.reason)
                 writes.lost_answer(version)
                 raise _Retry(f"answers were lost: {outcome}")
 
@@ -357,7 +328,7 @@ class CasObject(Generic[T]):
 
     def _read_once(self) -> T | None:
         try:
-            got = self._store.get(self._key, if_changed=self._version, max_bytes=self._max_bytes)
+            got = self._store.get(self.key, if_changed=self._version, max_bytes=self._max_bytes)
         except ObjectNotFound as error:
             if self._version is not None:
                 raise self._missing() from error
@@ -371,7 +342,7 @@ class CasObject(Generic[T]):
             if self._version is None:
                 raise PermanentStorageError(
                     f"store {self._store.url} answered 'not modified' to a plain read of "
-                    f"{self._key!r}"
+                    f"{self.key!r}"
                 )
         else:
             try:
@@ -386,7 +357,7 @@ class CasObject(Generic[T]):
 
     def _named(self, error: CorruptData) -> CorruptData:
         """The error with the object's name: codecs see bytes and cannot say whose they are."""
-        return type(error)(f"{self._key!r} in {self._store.url}: {error}")
+        return type(error)(f"{self.key!r} in {self._store.url}: {error}")
 
     def _missing(self) -> _Missing:
-        return _Missing(f"{self._key!r} in {self._store.url} vanished")
+        return _Missing(f"{self.key!r} in {self._store.url} vanished")

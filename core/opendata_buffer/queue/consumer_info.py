@@ -41,14 +41,9 @@ _DEADLINE_MS = 2_000
 class ConsumerInfo:
     """The consumer that claimed an epoch.
 
-    Attributes:
-        epoch: The epoch.
-        host: Name of the machine.
-        process: Id of its process there.
-        program: Name of its program: ``Spark``, ``opendata-buffer consume``.
-        query: Id of the streaming query; empty when it is none, or not known yet.
-        since_ms: When, milliseconds since the Unix epoch, by the consumer's clock.
-        others: Fields of later versions, kept when the object is written again.
+    ``query`` is the id of the streaming query: empty when it is none, or not known yet.
+    ``since_ms`` is milliseconds since the Unix epoch, by the consumer's clock. ``others`` are
+    fields of later versions, kept when the object is written again.
     """
 
     epoch: int
@@ -67,11 +62,7 @@ class ConsumerInfo:
 
     @classmethod
     def from_json(cls, data: bytes) -> ConsumerInfo:
-        """Read the object's bytes.
-
-        Raises:
-            CorruptData: They are no such object of this version.
-        """
+        """Read the object's bytes; ``CorruptData`` where they are no such object."""
         found = _SIDECAR.decode(data)
         return cls(
             epoch=found.number("epoch"),
@@ -123,12 +114,7 @@ def add_query_id(
 def read_consumer_info(
     store: CasStore, config: QueueConfig, runtime: Runtime
 ) -> ConsumerInfo | None:
-    """What was noted last; None when nothing was.
-
-    Raises:
-        CorruptData: It cannot be read.
-        TransientStorageError, PermanentStorageError: The store did not answer.
-    """
+    """What was noted last; None when nothing was."""
     found = _object(store, config, runtime).read()
     return found if isinstance(found, ConsumerInfo) else None
 
