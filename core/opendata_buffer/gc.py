@@ -4,10 +4,9 @@ A cycle lists a page of objects, reads the manifest, and deletes the objects tha
 names. What keeps it from deleting a batch that may still be read:
 
 * A batch between its upload and its append is in no manifest. It is not deleted before it is
-  older than the grace period, and its age is the *smallest* of what three clocks say: the
-  writer's, in its name; the store's; and the collector's own. One clock that is wrong makes
-  nothing old (failure F6), and its writer does not append what is older than half of the grace
-  period (failure F5).
+  older than the grace period, by the clock that makes it youngest: the writer's, in its name; the
+  store's; or the collector's (failure F6). Its writer does not append what is older than half of
+  the grace period (failure F5).
 * Clocks that are far apart stop the collection: one of them is wrong, and it is not known which.
 * Each page is listed *before* the manifest is read: what was enqueued in between is in the
   manifest. A page gives up its remaining deletes when its manifest is older than a quarter of
@@ -17,8 +16,7 @@ names. What keeps it from deleting a batch that may still be read:
 * The prefix belongs to this queue (failure F7). A collector of a fenced consumer stops (failure
   F9). A manifest that is not there proves nothing: nothing is deleted (failure F4).
 
-A run may end at any moment. The cursor is saved after each page, so that many short runs together
-see all objects.
+The cursor is saved after each page, so that many short runs together see all objects.
 """
 
 from __future__ import annotations

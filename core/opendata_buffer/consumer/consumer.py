@@ -30,7 +30,7 @@ from opendata_buffer.consumer.fetch import ConsumedBatch, FetchHandle
 from opendata_buffer.errors import Closed, InvalidInput, OpenDataBufferError, QueueReset
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.queue.cas import LAST_LOOK_S
+from opendata_buffer.queue.cas import LAST_READ_S
 from opendata_buffer.queue.consumer_info import write_consumer_info
 from opendata_buffer.queue.ownership import claim_for_writing, owner_key
 from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
@@ -114,8 +114,7 @@ class Consumer(Closeable):
         start = None if last_acked_sequence is None else Position.of(last_acked_sequence)
 
         with self._deadline():
-            # Before the epoch: a consumer with the wrong configuration must not fence the right
-            # one.
+            # First, so that a consumer with the wrong configuration does not fence the right one.
             if queue is None:
                 claim = claim_for_writing(opened, config, runtime=self._runtime)
                 queue = Queue(
@@ -450,7 +449,7 @@ class Consumer(Closeable):
 
     def _deadline(self) -> AbstractContextManager[None]:
         """For several requests of one call: together they take no longer than one change may."""
-        return deadline(self._runtime, self._config.cas_deadline_ms / 1000 + LAST_LOOK_S)
+        return deadline(self._runtime, self._config.cas_deadline_ms / 1000 + LAST_READ_S)
 
     def _check_open(self) -> None:
         if self._closed:

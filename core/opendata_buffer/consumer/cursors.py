@@ -1,4 +1,4 @@
-"""How far a consumer has read and acknowledged: pure values, no IO.
+"""How far a consumer has read and acknowledged: pure values, without IO and without Arrow.
 
 Three cursors, each the sequence that comes next, move over the queue in this order::
 
@@ -7,8 +7,6 @@ Three cursors, each the sequence that comes next, move over the queue in this or
 
 Every move returns a new value or raises, so a consumer that fails halfway through a manifest
 write still has the value from before it (OpenData RFC 0003, ack_through).
-
-Nothing here needs Arrow, so a program that fetches no batch does not load it.
 """
 
 from __future__ import annotations
@@ -105,14 +103,7 @@ class BatchDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class Cursors:
-    """The cursors of one consumer.
-
-    Attributes:
-        next_dequeue: Everything before is out of the manifest.
-        next_ack: Everything before is acknowledged.
-        next_hand_out: Everything before was handed out or skipped.
-        skipped: Unacknowledged sequences that were given up; ``ack`` may pass over them.
-    """
+    """The cursors of one consumer, and the unacknowledged sequences that were ``skipped``."""
 
     next_dequeue: int
     next_ack: int
@@ -157,11 +148,7 @@ class Cursors:
         )
 
     def ack(self, sequence: int) -> Cursors:
-        """Acknowledge the next sequence; skipped ones before it need no acknowledgement.
-
-        Raises ``InvalidInput`` where it was not handed out, is acknowledged already, or is not
-        the next (failure F26).
-        """
+        """Acknowledge the next sequence and no other (failure F26); skipped ones are passed."""
         self._check(sequence)
         missing = next(
             (each for each in range(self.next_ack, sequence) if each not in self.skipped), None
@@ -174,10 +161,7 @@ class Cursors:
         return self._acked(sequence)
 
     def ack_through(self, sequence: int) -> Cursors:
-        """Acknowledge everything up to and including ``sequence``.
-
-        Raises ``InvalidInput`` where it was not handed out (failure F27) or is acknowledged.
-        """
+        """Acknowledge all up to and including a sequence that was handed out (failure F27)."""
         self._check(sequence)
         return self._acked(sequence)
 
@@ -221,10 +205,9 @@ class Cursors:
 def check_data_loss(
     cursors: Cursors, manifest: Manifest, key: str, *, allowed: bool, cause: str
 ) -> Cursors:
-    """The cursors to go on with: moved to where the queue begins, if a loss is allowed.
+    """The cursors, moved to where the queue begins if entries are gone that were not handed out.
 
-    Entries that left the queue after they were handed out are no loss. Raises ``DataLoss`` where
-    others are gone and no loss is ``allowed`` (failure F28); ``cause`` is a sentence for it.
+    Unless that is ``allowed``, ``DataLoss`` with the ``cause`` in a sentence (failure F28).
     """
     needed, oldest = cursors.next_hand_out, manifest.first_sequence
     if oldest <= needed:

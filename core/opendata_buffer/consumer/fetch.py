@@ -308,8 +308,7 @@ class Fetch(Generic[Decoded]):
             BatchMissing: The object is gone.
             BatchUnreadable: It does not decode, or is larger than ``max_batch_bytes``.
             ForeignLocation: The location is outside the data prefix.
-            TransientStorageError, PermanentStorageError: The store did not answer; nothing is
-                said about the batch.
+            StorageError: The store did not answer; the batch may be good.
         """
         return self.decode(self.handle.fetch_pooled(descriptor))
 
@@ -449,14 +448,10 @@ class FetchHandle:
     def records(
         self, pooled: PooledBatch, array_bytes: int, *, check_first: bool = False
     ) -> Records:
-        """Open the result of :meth:`fetch_pooled`, to decode it array by array.
+        """Open the result of :meth:`fetch_pooled`, to decode it in arrays of ``array_bytes``.
 
-        Args:
-            pooled: A batch.
-            array_bytes: About the size of an array, if records are alike.
-            check_first: Decode all of it once before the first array is handed out, so that a
-                batch which is unreadable in the middle is not read in part. Without it the arrays
-                may raise ``BatchUnreadable`` after good ones.
+        With ``check_first`` all of it is decoded once before the first array is handed out. Without
+        it the arrays may raise ``BatchUnreadable`` after good ones.
         """
         with _unreadable(pooled):
             block = open_arrow(pooled.data, self._max_batch_bytes)

@@ -8,13 +8,12 @@ The names of batches have two kinds of identity, and each has its part of the ru
   back what is undecided, drops duplicates and what was rolled back, and releases a transaction at
   its acknowledgement. An acknowledgement itself is never delivered.
 
-Batches with neither are delivered at once. No producer waits for another: an undecided
-transaction holds up what its own producer wrote, and nothing else.
+Batches with neither are delivered at once. An undecided transaction only holds up the batches of
+its own producer.
 
-Because batches of a transaction are delivered late, a reader acknowledges only what lies before
-:meth:`ReadCommitted.stable_end`. So the entries of open transactions are still in the
-manifest when they are decided, after any number of restarts, and are read from there once more
-(failure F38).
+A reader acknowledges only what lies before :meth:`ReadCommitted.stable_end`. So the entries of open
+transactions are still in the manifest when they are decided, after any number of restarts, and are
+read from there once more (failure F38).
 """
 
 from __future__ import annotations
@@ -23,11 +22,12 @@ import json
 import re
 from collections.abc import Callable, Hashable, Iterable
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import BatchLocation, Transaction, parse_location
+from opendata_buffer.formats.sidecar import is_number
 from opendata_buffer.messages.message_ids import ACK_TXN, CLOCK_MAX, FINAL, parse_uuid
 from opendata_buffer.messages.sequencer import Message, ProducerState, Sequencer
 
@@ -40,6 +40,8 @@ ISOLATION_LEVELS = (READ_COMMITTED, READ_UNCOMMITTED)
 
 Replay = Callable[[int, int], Iterable[tuple[int, str]]]
 """Sequence and location of all entries from the first sequence up to, not including, the second."""
+
+Key = TypeVar("Key", bound=Hashable)
 
 _DAY_MS = 24 * 60 * 60 * 1000
 _PRODUCER = re.compile("[0-9a-fA-F]{12}")
@@ -148,12 +150,9 @@ class TransactionFilter:
             now_ms: Milliseconds since the Unix epoch, by the caller's clock.
             horizon_days: Age in days.
         """
-        if not self._seen:
-            return
-        today = min(now_ms // _DAY_MS, max(self._seen.values()))
         current = None if self._tail is None else self._tail[0]
-        for app in {*self._high, *self._missing}:
-            if today - self._seen.setdefault(app, today) > horizon_days and app != current:
+        for app in _expired(self._seen, {*self._high, *self._missing}, now_ms, horizon_days):
+            if app != current:
                 self._high.pop(app, None)
                 self._missing.pop(app, None)
                 del self._seen[app]
@@ -235,7 +234,7 @@ class TransactionFilter:
             isinstance(missing, dict)
             and isinstance(seen, dict)
             and all(isinstance(batches, list) for batches in missing.values())
-            and all(map(_is_number, (*apps.values(), *seen.values(), *chain(*missing.values()))))
+            and all(map(is_number, (*apps.values(), *seen.values(), *chain(*missing.values()))))
         ):
             raise _unreadable(state)
         made._high, made._seen = dict(apps), dict(seen)
@@ -243,15 +242,19 @@ class TransactionFilter:
         return made
 
 
-def _is_number(value: object) -> bool:
-    return type(value) is int and value >= 0
-
-
 def _unreadable(state: object) -> InvalidInput:
     return InvalidInput(
         f"transaction state {state!r:.200} is not version 1 of this library: resume with the "
         "version that wrote it, or start without state and accept repeats"
     )
+
+
+def _expired(seen: dict[Key, int], known: Iterable[Key], now_ms: int, days: int) -> list[Key]:
+    """The names whose newest batch is older than so many days; those without an age get today's."""
+    if not seen:
+        return []
+    today = min(now_ms // _DAY_MS, max(seen.values()))
+    return [each for each in known if today - seen.setdefault(each, today) > days]
 
 
 def is_acknowledgement(location: str, data_path_prefix: str) -> bool:
@@ -383,13 +386,11 @@ class ReadCommitted:
         times. A producer with an open transaction is not forgotten.
         """
         self._transactions.prune(now_ms, horizon_days)
-        if not self._seen:
-            return
-        # Whichever is earlier: neither one name nor one clock that is far ahead makes all old.
-        today = min(now_ms // _DAY_MS, max(self._seen.values()))
-        for state in self._sequencer.checkpoint():
-            producer = _id(state)
-            if today - self._seen.setdefault(producer, today) > horizon_days and state.begin < 0:
+        begins: dict[Hashable, int] = {
+            _id(state): state.begin for state in self._sequencer.checkpoint()
+        }
+        for producer in _expired(self._seen, begins, now_ms, horizon_days):
+            if begins[producer] < 0:
                 self._forget(producer)
 
     def copy(self) -> ReadCommitted:

@@ -1,9 +1,8 @@
 """Read a queue without consuming it: nothing is claimed, acknowledged, collected or written.
 
-The queue's consumer does not notice a :class:`ReadOnlyReader`, and dequeues entries when it has
-acknowledged them. Entries that were handed out here stay readable until the collector deletes
-their objects. Entries that left the queue before they were handed out are lost to this reader,
-which reports that as ``DataLoss`` (failure F28).
+Entries that were handed out here stay readable until the collector deletes their objects. Entries
+that the queue's consumer dequeues before are lost to this reader, which reports that as
+``DataLoss`` (failure F28).
 """
 
 from __future__ import annotations
@@ -54,7 +53,9 @@ class ReadOnlyReader:
         self.runtime = runtime
         self._queue = Queue(store, config, runtime=runtime, role="reader")
         self._allow_data_loss = allow_data_loss
-        self._advice = advice
+        self._cause = "The queue's consumer was faster than this reader, which claims nothing."
+        if advice:
+            self._cause += f" {advice}"
         self._marker_checked = False
         self._cursors: Cursors | None = None
         self._next_sequence = 0
@@ -135,18 +136,9 @@ class ReadOnlyReader:
     def close(self) -> None:
         """Does nothing: this reader holds nothing."""
 
-    @property
-    def _cause(self) -> str:
-        cause = "The queue's consumer was faster than this reader, which claims nothing."
-        return f"{cause} {self._advice}" if self._advice else cause
-
     def _check_data_loss(self, cursors: Cursors, manifest: Manifest) -> Cursors:
         return check_data_loss(
-            cursors,
-            manifest,
-            self._queue.key,
-            allowed=self._allow_data_loss,
-            cause=self._cause,
+            cursors, manifest, self._queue.key, allowed=self._allow_data_loss, cause=self._cause
         )
 
 

@@ -3,11 +3,10 @@
 Encoding joins the lengths, viewed as 4-byte binaries, to the values. Both directions give exactly
 what :mod:`opendata_buffer.formats.batch` gives, and raise the same errors.
 
-Arrow's Parquet reader splits the block. A v1 record block is byte for byte a Parquet PLAIN page of
-BYTE_ARRAY values: length-prefixed bytes, back to back. All that the reader needs besides is a page
-header before the block and a footer behind it, a hundred bytes of Thrift's compact protocol. So
-records are split at memory speed by a decoder that is installed anyway, with no compiler. The file
-has one required column ``v`` in one row group with one page (parquet.thrift):
+Arrow's Parquet reader splits the block, because a v1 record block is byte for byte a Parquet PLAIN
+page of BYTE_ARRAY values: length-prefixed bytes, back to back. The reader only needs a page header
+before the block and a footer behind it, in Thrift's compact protocol. The file has one required
+column ``v`` in one row group with one page (parquet.thrift):
 ``PAR1 | page header | block | file metadata | u32 size of the metadata | PAR1``.
 
 ``pyarrow.compute`` and ``pyarrow.parquet`` are imported by the functions that need them: they take
@@ -355,10 +354,7 @@ class ArrowBlock:
         """All records, in order, in arrays of about so many bytes if records are alike.
 
         An array is made when it is asked for. So memory is that of one array, and stays in the
-        CPU's caches until the array is used.
-
-        Raises:
-            CorruptBatch: As :meth:`whole`, where the fault is: maybe after good arrays.
+        CPU's caches until the array is used. ``CorruptBatch`` may follow after good arrays.
         """
         rows = max(1, self.footer.record_count * piece_bytes // max(1, self.size))
         return self._arrays(

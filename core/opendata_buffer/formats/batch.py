@@ -101,8 +101,7 @@ def parse_footer(data: BytesLike) -> BatchFooter:
     kind, record_count, version = _FOOTER.unpack_from(data, len(data) - FOOTER_SIZE)
     if version != VERSION:
         block = len(data) - FOOTER_SIZE
-        # What was cut or overwritten ends with any two bytes. Only a footer that is right in all
-        # else can be believed.
+        # A damaged object may end with any two bytes: the version counts if the rest is right.
         if kind > max(Compression) or (kind == Compression.NONE and record_count * 4 > block):
             raise CorruptBatch(
                 f"it was cut or overwritten: its {len(data)} bytes begin with "

@@ -96,9 +96,9 @@ def _bad_header(at: int, length: int, sequence: int, expected: int, body: int) -
 
 
 def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[QueueEntry, int]:
-    """The entry at byte ``at`` and where it ends; every length is checked before it is used.
+    """The entry at byte ``at`` and where it ends; at byte ``body`` all entries end.
 
-    ``expected`` is its sequence. At byte ``body`` the entries end and the footer begins.
+    Its sequence must be ``expected``. Every length is checked before it is used.
     """
     if body - at < LEAST_SIZE:
         raise _bad_header(at, 0, expected, expected, body)
@@ -232,10 +232,7 @@ def whole_locations(raw: bytes, starts: Sequence[int], body: int) -> list[str]:
 
 
 def find_location(raw: bytes, location: str, at: int, body: int) -> int | None:
-    """Where the next entry would start that has this location, from byte ``at`` to ``body``.
-
-    The bytes that were found may also be a payload's.
-    """
+    """Where the next entry from byte ``at`` on has this location, if that is no payload's bytes."""
     encoded = location.encode()
     if len(encoded) > MAX_LOCATION_BYTES:
         return None

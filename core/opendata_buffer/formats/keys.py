@@ -16,11 +16,7 @@ MAX_KEY_BYTES = 1024
 """Longest object key, UTF-8 bytes: the limit of S3."""
 
 MAX_PREFIX_BYTES = 744
-"""Longest data prefix: leaves room for ``/app=<200>/batch=<19>/<ULID>.batch`` in a key.
-
-A message's batch that has a transaction, too, needs 45 bytes more: :func:`batch_key` refuses what
-does not fit.
-"""
+"""Longest data prefix: leaves room for ``/app=<200>/batch=<19>/<ULID>.batch`` in a key."""
 
 MAX_LOCATION_BYTES = 65_535
 """Longest location a manifest can hold (``location_len`` is a u16)."""
@@ -73,13 +69,10 @@ class Transaction:
 class BatchLocation:
     """The parts of a batch object's name.
 
-    Attributes:
-        ulid: 26 characters; of the batch, or of the run of the producer that wrote it.
-        timestamp_ms: The ULID's time, milliseconds since the Unix epoch, by the writer's clock.
-            The batch was not written before it; a run's batches may be much younger.
-        txn: The transaction in the directory part, if any.
-        message: The version 1 UUID in the directory part, if any, as :func:`.parse_uuid` reads it.
-            It alone decides when the batch counts; ``txn`` beside it only names the writer.
+    ``ulid`` is that of the batch, or of the run of the producer that wrote it. ``timestamp_ms`` is
+    its time, milliseconds since the Unix epoch, by the writer's clock; a run's batches may be much
+    younger. ``message`` is a version 1 UUID, as :func:`.parse_uuid` reads it. It alone decides when
+    the batch counts; ``txn`` beside it only names the writer.
     """
 
     ulid: str

@@ -75,8 +75,7 @@ class Footer(NamedTuple):
                 f"manifest has version {version}, this library reads version {VERSION}: a later "
                 "release wrote it. Upgrade here before you go on."
             )
-        # failure F16: bytes without a count would be dropped unread; a count without bytes is
-        # damage.
+        # failure F16: bytes without a count would be dropped unread.
         if count * LEAST_SIZE > body or (count == 0 and body):
             raise CorruptManifest(
                 f"manifest counts {count} entries but they have {body} bytes. {REMEDY}"
@@ -129,29 +128,23 @@ def _begins_with_entry(data: bytes) -> bool:
 class Manifest:
     """One immutable version of a queue manifest.
 
-    Make one with :meth:`empty` or :meth:`parse`; every change returns a new manifest.
-
-    Attributes:
-        raw: The bytes on storage.
-        entry_count: Batches queued.
-        next_sequence: What the next appended entry gets.
-        epoch: Of the consumer that owns the queue; 0 before the first one.
-        first_sequence: Of the oldest entry; ``next_sequence`` when the queue is empty.
+    Make one with :meth:`empty` or :meth:`parse`; every change returns a new manifest. The next
+    appended entry gets ``next_sequence``. ``epoch`` is that of the consumer that owns the queue, 0
+    before the first one.
     """
 
     raw: bytes
     entry_count: int = field(compare=False)
     next_sequence: int = field(compare=False)
     epoch: int = field(compare=False)
-    # Where the entries start, as far as they were walked: a cache, replaced as a whole so that
-    # threads may share a manifest.
+    # Where the first entries start: a cache, replaced as a whole so that threads may share it.
     _starts: tuple[int, ...] = field(default=(), compare=False)
     # Key and store, and the arguments of a command, for errors.
     _name: tuple[str, str] = field(default=("", ""), compare=False)
 
     @property
     def first_sequence(self) -> int:
-        """Sequence of the oldest entry."""
+        """Sequence of the oldest entry; ``next_sequence`` when the queue is empty."""
         return self.next_sequence - self.entry_count
 
     @property
@@ -210,10 +203,7 @@ class Manifest:
         return self
 
     def named(self, place: str, arguments: str) -> Manifest:
-        """The same manifest, whose errors, and those of all made of it, name it.
-
-        ``place`` is key and store as text, ``arguments`` name the queue on the command line.
-        """
+        """The same manifest, with its place and the command line's arguments for its errors."""
         return Manifest(self.raw, *self._footer, self._starts, (place, arguments))
 
     def append(self, entries: Sequence[NewEntry]) -> Manifest:
@@ -341,8 +331,7 @@ class Manifest:
     def find(self, location: str) -> int | None:
         """Sequence of the entry with this location, the oldest if there are several.
 
-        A search of the bytes, so that a miss costs no decoding; a hit is confirmed by the starts of
-        the entries, because payloads may hold any bytes.
+        A miss costs no decoding; a hit in the bytes is confirmed by the starts of the entries.
         """
         at = find_location(self.raw, location, 0, self._body)
         while at is not None:

@@ -1,9 +1,8 @@
 """The small JSON objects beside a manifest: how each of them is read and written. Pure.
 
-Owner marker, commit record, a broker's announcement, a topic's description and the others are
-each one JSON object with a ``version``. :class:`Sidecar` has the name of one kind and the remedy
-for an object that cannot be read; :class:`Fields` gives its fields by name, type and range. The
-module that owns the object knows which fields there are and what they mean.
+Owner marker, commit record, a topic's description and the others are each one JSON object with a
+``version``. :class:`Sidecar` has the name of one kind and the remedy for an object that cannot be
+read; :class:`Fields` gives its fields by name, type and range.
 
 A later release may add fields without another version: readers pass them over, and a writer of
 the object keeps them (:meth:`Fields.others`).
@@ -34,12 +33,9 @@ T = TypeVar("T")
 class Sidecar:
     """One kind of small object.
 
-    Attributes:
-        name: What errors call it: ``the owner marker``.
-        remedy: What to do about one that cannot be read, in whole sentences.
-        version: The version that is written; this one and all before it are read.
-        max_bytes: A larger one is not read.
-        confidential: It holds a secret: errors show none of its bytes.
+    Errors have its ``name``, such as ``the owner marker``, and the ``remedy``, in whole sentences;
+    of a ``confidential`` one they show no bytes. ``version`` is written; it and all before it are
+    read.
     """
 
     name: str
@@ -126,21 +122,17 @@ class Fields:
             name, default, lambda value: is_number(value, least, most), f"a whole number {limit}"
         )
 
-    @overload
-    def items(self, name: str) -> list[Any]: ...
-    @overload
-    def items(self, name: str, default: T) -> list[Any] | T: ...
-    def items(self, name: str, default: Any = _REQUIRED) -> Any:
+    def items(self, name: str, default: list[Any] = _REQUIRED) -> list[Any]:
         """A list of anything."""
-        return self._get(name, default, lambda value: isinstance(value, list), "a list")
+        found: list[Any] = self._get(name, default, lambda each: isinstance(each, list), "a list")
+        return found
 
-    @overload
-    def mapping(self, name: str) -> dict[str, Any]: ...
-    @overload
-    def mapping(self, name: str, default: T) -> dict[str, Any] | T: ...
-    def mapping(self, name: str, default: Any = _REQUIRED) -> Any:
+    def mapping(self, name: str, default: dict[str, Any] = _REQUIRED) -> dict[str, Any]:
         """A JSON object whose names are not known beforehand."""
-        return self._get(name, default, lambda value: isinstance(value, dict), "a JSON object")
+        found: dict[str, Any] = self._get(
+            name, default, lambda each: isinstance(each, dict), "a JSON object"
+        )
+        return found
 
     def objects(self, name: str) -> list[Fields]:
         """A list of JSON objects, each by its fields."""

@@ -152,11 +152,8 @@ def decompress(data: memoryview, max_bytes: int) -> memoryview:
 def decompress_into(frames: list[Frame], target: memoryview, max_bytes: int) -> int:
     """Write all frames' content to the start of ``target``; returns the number of bytes.
 
-    Args:
-        frames: From :func:`plan_frames` with the same cap.
-        target: Writable, one byte longer than ``min(sum of frame.most, max_bytes)``: that byte
-            distinguishes a full buffer from an overflow.
-        max_bytes: Cap on the decompressed size.
+    ``target`` is one byte longer than ``min(sum of frame.most, max_bytes)``: that byte
+    distinguishes a full buffer from an overflow.
     """
     total = 0
     for frame in frames:

@@ -3,8 +3,7 @@
 A change is a pure function from the value as it is (None: no object) to the value as it shall
 be; the same value means that nothing is to be written. :class:`CasObject` reads the object, calls
 the function, writes on the condition that the object is still the one that was read, and looks
-for its own write where an answer was lost. The manifest, the owner marker and the commit record
-are such objects, each with its own codec and checks.
+for its own write where an answer was lost.
 
 A change ends with one of the four outcomes of :mod:`opendata_buffer.outcomes`:
 
@@ -14,11 +13,11 @@ A change ends with one of the four outcomes of :mod:`opendata_buffer.outcomes`:
   last one. Not written, and never will be.
 * ``Vanished``: the object was there and was deleted. Not written, and not created again.
 * ``Unknown``: an attempt may have been written or may still be. A change that may be applied
-  twice is simply repeated; for any other this is the end of what can be known.
+  twice is simply repeated.
 
 Or it raises an error of the change, a check, the codec or the store. A change with a proof was
-then not written, because with an attempt in doubt the outcome would have been ``Unknown``. A
-change without a proof may be applied twice, so its earlier attempts may have been written.
+then not written: with an attempt in doubt the outcome would have been ``Unknown``. Earlier attempts
+of a change without a proof may have been written.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 log = logging.getLogger(__name__)
 
-LAST_LOOK_S = 5.0
+LAST_READ_S = 5.0
 """Seconds beyond the deadline for an attempt that began at it, and for reading what it did."""
 
 
@@ -54,7 +53,6 @@ class CasStore(Get, ConditionalPut, Protocol):
     @property
     def url(self) -> str:
         """The URL that names the store."""
-        ...
 
 
 class OutcomeUnknown(OpenDataBufferError):
@@ -66,15 +64,12 @@ class Proof(Protocol[T_contra]):
 
     def mark(self) -> int:
         """Where the attempt that was decided last would be found; kept while it is in doubt."""
-        ...
 
     def find(self, now: T_contra, marks: Sequence[int]) -> bool:
-        """Whether one of the attempts of this change is in the value read just now.
+        """Whether an attempt, of those in doubt at ``marks``, is in the value read just now.
 
-        ``marks`` are those of the attempts in doubt. Raises ``OutcomeUnknown`` where none is in
-        the value, but one may have been.
+        Raises ``OutcomeUnknown`` where none is, but one may have been.
         """
-        ...
 
 
 class _AmbiguousWrites(Generic[T]):
@@ -154,7 +149,6 @@ class CasObject(Generic[T]):
         max_bytes: A larger object is not read.
         unreadable: Makes the error about an object that is too large; None raises the store's.
         check_read: Raises when the value read now cannot follow the one known so far.
-        check_write: Raises when its second value must not replace its first one.
         after_conflict: Seconds to wait after a lost race, asked each time; None for the backoff.
     """
 
@@ -170,7 +164,6 @@ class CasObject(Generic[T]):
         max_bytes: int,
         unreadable: Callable[[str], CorruptData] | None = None,
         check_read: Callable[[T, T], None] | None = None,
-        check_write: Callable[[T | None, T], None] | None = None,
         after_conflict: Callable[[], float | None] | None = None,
     ) -> None:
         self.key = key
@@ -181,7 +174,6 @@ class CasObject(Generic[T]):
         self._max_bytes = max_bytes
         self._unreadable = unreadable
         self._check_read = check_read
-        self._check_write = check_write
         self._reading = queue_retry(runtime, settings)
         self._deadline_s = settings.cas_deadline_ms / 1000
         self._after_conflict = after_conflict
@@ -204,8 +196,7 @@ class CasObject(Generic[T]):
     def read(self) -> T | outcomes.Vanished | None:
         """The value as it is now; None when there is no object, ``Vanished`` when there was one.
 
-        Costs one conditional GET; an unchanged object is not transferred. Raises ``CorruptData``
-        where the object does not decode or is too large, or the store's ``StorageError``.
+        Costs one conditional GET; an unchanged object is not transferred.
         """
         try:
             with deadline(self._runtime, self._deadline_s):
@@ -231,7 +222,7 @@ class CasObject(Generic[T]):
                 when this process alone writes, and costs a lost race otherwise. A remembered
                 value never is the reason to refuse a change, or not to write.
         """
-        with deadline(self._runtime, self._deadline_s + LAST_LOOK_S):
+        with deadline(self._runtime, self._deadline_s + LAST_READ_S):
             return self._update(decide, proof, from_memory)
 
     def _update(
@@ -279,8 +270,6 @@ class CasObject(Generic[T]):
         before = self._value
         try:
             after = decide(before)
-            if after is not before and after is not None and self._check_write is not None:
-                self._check_write(before, after)
         except Exception:
             if not remembered:
                 raise
@@ -299,8 +288,7 @@ class CasObject(Generic[T]):
             raise TransientStorageError(f"no time was left to write {self.key!r}")
         version = self._version
         condition = ABSENT if version is None else IfVersion(version)
-        # Until the outcome is known, the remembered value is taken to be out of date; this
-        # also holds when put_if raises.
+        # Until the outcome is known, also when put_if raises, the value may be out of date.
         self._fresh = False
         self.attempts += 1
         writes.begin()

@@ -6,9 +6,8 @@ that claims a queue writes ``<prefix>/_consumer.json``::
     {"version": 1, "epoch": 3, "host": "worker-7", "process": 4711, "program": "Spark",
      "query": "9f0c...", "since_ms": 1767225600000}
 
-Nothing is decided by it. It may be missing, because it could not be written or because a client
-that does not know it claimed the queue. One of an older epoch than the manifest's is about a
-consumer that was fenced.
+Nothing is decided by it. It may be missing: a client that does not know it may have claimed the
+queue. One of an older epoch than the manifest's is about a consumer that was fenced.
 """
 
 from __future__ import annotations
@@ -76,19 +75,13 @@ class ConsumerInfo:
 
 
 def write_consumer_info(
-    store: CasStore,
-    config: QueueConfig,
-    runtime: Runtime,
-    epoch: int,
-    *,
-    program: str,
-    query: str = "",
+    store: CasStore, config: QueueConfig, runtime: Runtime, epoch: int, *, program: str
 ) -> None:
     """Note that this process claimed an epoch, unless a later one is noted.
 
     Raises nothing, because nothing depends on the note, and takes two seconds at most.
     """
-    own = ConsumerInfo(epoch, os.uname().nodename, os.getpid(), program, query, runtime.now_ms())
+    own = ConsumerInfo(epoch, os.uname().nodename, os.getpid(), program, "", runtime.now_ms())
 
     def noted(before: ConsumerInfo | None) -> ConsumerInfo:
         if before is not None and before.epoch > epoch:

@@ -15,14 +15,13 @@ collector of another manifest is refused before it writes a batch or deletes one
   again (failure F4).
 * The other four are a watermark, which the manifest has once reached. It lags, because it is
   written seldom (:meth:`QueueClaim.note`), and never runs ahead. A manifest that is gone or behind
-  it was lost or restored from an old copy: its unread batches are named by nothing any more, and
-  the collector would delete them (failure F4). Markers without a watermark are read as well.
+  it was lost or restored from an old copy: no manifest names its unread batches any more, and the
+  collector would delete them (failure F4). Markers without a watermark are read as well.
 
-A queue inside another queue's data prefix would be deleted by the collector of a v1 client, which
-deletes everything under its prefix that its manifest does not name. So a new queue's creator
-looks for markers above the new prefix, and among the first objects below it (failure F7). Below a
-topic's root lie its partitions and nothing else: readers of the topic would not see a queue beside
-them, which was most likely created by a producer that took the topic for a queue.
+A v1 client's collector deletes everything under its prefix that its manifest does not name, and so
+a queue inside that prefix. So a new queue's creator looks for markers above the new prefix, and
+among the first objects below it (failure F7). A queue beside the partitions of a topic is refused,
+too: the topic's readers would not see it.
 """
 
 from __future__ import annotations
@@ -206,16 +205,11 @@ def claim_for_writing(
 ) -> QueueClaim:
     """Claim a queue before the first write to it; may be repeated.
 
-    Makes sure that the store honours conditional writes (failure F12), that the data prefix
-    belongs to this queue (failure F7), and that the manifest is not behind what the marker has
-    seen (failure F4). With ``config.recreate`` a queue whose manifest is behind gets a new id
-    instead, and starts over.
-
-    Raises:
-        UnsafeStore: The store ignores or does not know conditional writes.
-        PrefixConflict: The prefix belongs to the queue of another manifest.
-        InvalidInput: A new queue would lie inside another one's data prefix, or around it.
-        QueueReset: The manifest is gone, or was restored from an old copy.
+    Raises ``UnsafeStore`` where the store does not honour conditional writes (failure F12),
+    ``PrefixConflict`` where the data prefix belongs to another queue, ``InvalidInput`` where a new
+    queue would lie inside or around another's prefix (failure F7), ``QueueReset`` where the
+    manifest is behind what the marker has seen (failure F4). With ``config.recreate`` that queue
+    gets a new id instead, and starts over.
     """
     runtime = runtime if runtime is not None else SystemRuntime()
     with deadline(runtime, config.cas_deadline_ms / 1000):
@@ -242,8 +236,7 @@ def claim_queue(
 ) -> QueueClaim:
     """Make the data prefix belong to the queue of this manifest; may be repeated.
 
-    Costs one read when it does already, one more write when it has no owner yet. Raises
-    ``PrefixConflict``, and writes nothing, when it belongs to the queue of another manifest.
+    Writes when it has no owner yet; ``PrefixConflict`` when it belongs to another manifest's queue.
     """
     runtime = runtime if runtime is not None else SystemRuntime()
     fresh = PrefixOwner(config.manifest_path, runtime.ulid())
@@ -262,10 +255,7 @@ def claim_queue(
 def check_owner(
     store: CasStore, config: QueueConfig, *, runtime: Runtime | None = None
 ) -> QueueClaim | None:
-    """The claim of a prefix that belongs to this queue; None when it has no owner yet.
-
-    Writes nothing. Raises ``PrefixConflict`` when it belongs to the queue of another manifest.
-    """
+    """As :func:`claim_queue`, but writes nothing: None when the prefix has no owner yet."""
     runtime = runtime if runtime is not None else SystemRuntime()
     owner = _owner_object(store, config, runtime).read()
     if not isinstance(owner, PrefixOwner):
@@ -377,8 +367,7 @@ def _check_prefix_is_free(store: SmallObjects, data_path_prefix: str) -> None:
 def missing_topic_hint(store: SmallObjects, root: str = "") -> str | None:
     """The text of an error where partitions lie without their topic's description, or None.
 
-    A queue created beside them would not be read once the description is back. ``root`` is a
-    folder without a slash at its end; empty for the store's.
+    ``root`` is a folder without a slash at its end; empty for the store's.
     """
     try:
         below = store.list(f"{root}/p-0".lstrip("/"), limit=1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import opendata_buffer
@@ -47,6 +48,7 @@ MAX_PAUSE_S = 0.1
 """Longest wait after a lost race, where a write takes longer than the first step of the backoff."""
 
 
+@dataclass(eq=False)
 class _Append(Generic[T]):
     """The change of one append, all of its group or nothing, and its :class:`~.cas.Proof`. Pure.
 
@@ -55,27 +57,21 @@ class _Append(Generic[T]):
     F1, F2).
     """
 
-    def __init__(
-        self,
-        entries: Sequence[NewEntry],
-        check: Callable[[Manifest, Manifest], None],
-        guard: Callable[[Manifest], T | None] | None,
-    ) -> None:
-        self._entries = entries
-        self._check = check
-        self._guard = guard
-        self.sequence = -1
-        """Of the first entry: where it is, or where the last attempt was to put it."""
-        self.stopped: T | None = None
-        """What the guard returned in the last attempt; None to go on."""
+    entries: Sequence[NewEntry]
+    check: Callable[[Manifest, Manifest], None]
+    guard: Callable[[Manifest], T | None] | None
+    sequence: int = -1
+    """Of the first entry: where it is, or where the last attempt was to put it."""
+    stopped: T | None = None
+    """What the guard returned in the last attempt; None to go on."""
 
     def decide(self, before: Manifest) -> Manifest:
         """The manifest with the group behind its entries; the same one where the guard stops."""
-        self.stopped = None if self._guard is None else self._guard(before)
+        self.stopped = None if self.guard is None else self.guard(before)
         if self.stopped is not None:
             return before
-        after = before.append(self._entries)
-        self._check(before, after)
+        after = before.append(self.entries)
+        self.check(before, after)
         self.sequence = before.next_sequence
         return after
 
@@ -88,12 +84,12 @@ class _Append(Generic[T]):
         if now is None:
             return False
         # The last entry, because the consumer drops the group from its front.
-        last = now.find(self._entries[-1].location)
+        last = now.find(self.entries[-1].location)
         if last is None:
             if any(mark < now.first_sequence for mark in marks):
                 raise OutcomeUnknown("those sequences were dequeued since")
             return False
-        self.sequence = last - len(self._entries) + 1
+        self.sequence = last - len(self.entries) + 1
         self.stopped = None
         return True
 
@@ -109,24 +105,19 @@ class WritePause(Protocol):
     @property
     def is_connected(self) -> bool:
         """Whether a broker is known, and is to be asked before the first attempt of a change."""
-        ...
 
     @property
     def is_granted(self) -> bool:
         """Whether the broker writes nothing at this moment."""
-        ...
 
     def begin(self) -> bool:
         """Ask for a pause; whether the broker writes nothing from now on. Raises nothing."""
-        ...
 
     def end(self) -> None:
         """The change is over: the broker may write. Free to repeat."""
-        ...
 
     def close(self) -> None:
         """End the connection to the broker; the next :meth:`begin` may open another."""
-        ...
 
 
 OpenPause = Callable[[CasStore, QueueConfig, Runtime], WritePause]
@@ -196,7 +187,6 @@ class Queue:
             settings=config,
             max_bytes=MAX_MANIFEST_BYTES,
             check_read=lambda known, now: check_follows(known, now, config, store.url),
-            check_write=lambda before, after: check_transition(before or Manifest.empty(), after),
             after_conflict=after_conflict or self._after_conflict,
         )
         self._decided_at = runtime.monotonic()
@@ -237,7 +227,7 @@ class Queue:
         """The manifest as it is now, or None when the queue was never created.
 
         Costs one conditional GET; an unchanged manifest is not transferred again. Raises
-        ``QueueReset`` where the manifest vanished or went backwards since it was last read.
+        ``QueueReset`` where it vanished or went backwards since it was last read (failure F4).
         """
         found = self._object.read()
         if isinstance(found, outcomes.Vanished):
@@ -261,22 +251,21 @@ class Queue:
 
         Args:
             entries: At least one.
-            guard: Called with each manifest that is about to be replaced. None to go on;
-                any other value stops the append, which returns that value; or it raises. What
-                it checks holds when the write lands, and not only when it was checked.
+            guard: Called with each manifest that is about to be replaced. None to go on; any
+                other value stops the append, which returns it. What the guard checks also holds
+                when the write is applied.
             read_first: Read the manifest before the first attempt, because others write, too;
                 otherwise that one is made from memory.
-            makes_room: The entries let consumers acknowledge others, as those do that end a
-                transaction: they are appended beyond ``max_manifest_bytes`` as well. Refused,
-                they would keep the queue full for ever.
+            makes_room: The entries let consumers acknowledge others, as transaction markers do:
+                they are appended beyond ``max_manifest_bytes`` as well. Refused, they would keep
+                the queue full for ever.
 
         Raises:
-            QueueFull: The manifest would outgrow ``max_manifest_bytes``; nothing was appended.
-            Conflict: Every attempt lost its race until the deadline; nothing was appended.
-            CommitStateUnknown: The group may have landed and was dequeued since, or storage
-                stopped answering before that could be known.
-            Drained: The queue was sealed; nothing was appended.
-            QueueReset, CorruptManifest, PermanentStorageError: Nothing was appended.
+            QueueFull: The manifest would outgrow ``max_manifest_bytes``.
+            Conflict: Every attempt lost its race until the deadline.
+            CommitStateUnknown: The group may have been appended and dequeued since, or storage
+                stopped answering. After any other error nothing was appended.
+            Drained: The queue was sealed.
         """
         if not entries:
             raise InvalidInput("append of no entries: give at least one")
@@ -342,8 +331,7 @@ class Queue:
 
         The epoch is raised in the same write: a consumer that has the old entry is fenced, and
         cannot acknowledge past a batch that it knows nothing of. A repeated call is recognised by
-        the new entry's location. Raises ``InvalidInput`` where the sequence is not queued, or
-        names another batch by now.
+        the new entry's location.
         """
 
         def swap(before: Manifest) -> Manifest:
@@ -364,8 +352,7 @@ class Queue:
         """Close an empty queue for good; repeatable. While it has entries: False, no write.
 
         An append that races with the seal is either applied first, and then the queue is not
-        empty, or refused (``Drained``). So nothing is queued where it is not read any more. A queue
-        without a manifest gets a sealed one.
+        empty, or refused (``Drained``): no batch is queued that no consumer would read.
         """
         return self._change(
             lambda before: before if before.entry_count else before.with_epoch(SEALED_EPOCH)
@@ -409,6 +396,7 @@ class Queue:
                 self._claim.check(before)
             old = before if before is not None else Manifest.empty()
             new = change(old)
+            check_transition(old, new)
             if old.first_sequence < new.first_sequence and old.entry_count:
                 (last,) = old.entries(new.first_sequence - 1, limit=1)
                 self._dropped = last.sequence, last.location

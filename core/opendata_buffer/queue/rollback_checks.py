@@ -46,11 +46,8 @@ def parse_manifest(data: bytes, url: str, config: QueueConfig) -> Manifest:
 class Watermark:
     """What a manifest has reached; later ones are never below it.
 
-    Attributes:
-        next_sequence: What the next appended batch got.
-        epoch: Of the last consumer.
-        acked: The highest sequence that a consumer took out of the manifest; None when none.
-        acked_location: Where that batch was; empty when that is not known.
+    ``acked`` is the highest sequence that a consumer took out of the manifest, ``acked_location``
+    where that batch was; empty when that is not known.
     """
 
     next_sequence: int

@@ -10,8 +10,6 @@ from weakref import WeakSet
 
 from opendata_buffer.runtime import Condition, SystemRuntime, Task, ulid_of
 
-__all__ = ["ManualRuntime"]
-
 
 class ManualRuntime:
     """Manual clock, seeded randomness, real threads.
