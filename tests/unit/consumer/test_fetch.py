@@ -18,13 +18,11 @@ from opendata_buffer.consumer.fetch import (
     FetchHandle,
     RawBatch,
 )
-from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import (
     BatchMissing,
     BatchUnreadable,
     ForeignLocation,
     InvalidInput,
-    PoisonBatch,
 )
 from opendata_buffer.formats.arrow import ReadBuffer
 from opendata_buffer.formats.batch import Compression, encode_batch
@@ -200,28 +198,6 @@ def test_a_handle_on_a_named_memory_store_travels_within_the_process() -> None:
 def test_a_handle_on_a_private_store_says_why_it_cannot_travel() -> None:
     with pytest.raises(InvalidInput, match="cannot be pickled"):
         pickle.dumps(_handle(MemoryStore()))
-
-
-def test_a_descriptor_pickles_small() -> None:
-    descriptor = BatchDescriptor(7, LOCATION, META, 4096)
-    sent = pickle.dumps(descriptor)
-    assert pickle.loads(sent) == descriptor
-    assert len(sent) < 400
-
-
-def test_a_handle_fetches_many() -> None:
-    store = MemoryStore()
-    descriptors = []
-    runtime = ManualRuntime()
-    for sequence in range(50):
-        location = f"ingest/{runtime.ulid()}.batch"
-        store.put(location, encode_batch([b"%d" % sequence]))
-        descriptors.append(BatchDescriptor(sequence, location))
-    results = fetch_many(_handle(store).fetch, descriptors, concurrency=8)
-    assert [batch.entries for batch in results] == [[b"%d" % each] for each in range(50)]
-    store.delete_many([descriptors[10].location])
-    with pytest.raises(PoisonBatch, match="batch 10"):
-        list(fetch_many(_handle(store).fetch, descriptors, concurrency=8))
 
 
 def test_the_concurrency_of_a_handle_begins_with_what_its_store_declares() -> None:

@@ -189,16 +189,6 @@ def test_a_state_of_somebody_else_is_refused(producers: object) -> None:
         ReadCommitted.from_dict(state, "ingest")
 
 
-def test_a_copy_goes_its_own_way() -> None:
-    reader = Reader()
-    reader.read(con(A, 2), con(A, 3))
-    other = reader.rule.copy()
-    assert other.offer(2, ack(A, 4), reader.replay) == [0, 1]
-    assert reader.replays == []
-    assert reader.rule.stable_end(2) == 0
-    assert reader.rule.offer(2, ack(A, 1), reader.replay) == []
-
-
 def test_producers_without_a_batch_for_a_month_are_forgotten_and_open_ones_are_not() -> None:
     reader = Reader()
     long_ago = NOW - 31 * DAY_MS

@@ -17,7 +17,6 @@ from opendata_buffer.consumer.fetch import (
     ConsumedBatch,
     FetchHandle,
     PooledBatch,
-    RawBatch,
 )
 from opendata_buffer.consumer.read_ahead import fetch_many, read_ahead
 from opendata_buffer.errors import BatchMissing, InvalidInput
@@ -73,6 +72,14 @@ class Far(AdaptiveConcurrency):
         pass
 
 
+def _taking(results: Iterator[Any]) -> tuple[threading.Thread, list[Any]]:
+    """A thread that takes the results, and those that it has taken."""
+    taken: list[Any] = []
+    reader = threading.Thread(target=lambda: taken.extend(results))
+    reader.start()
+    return reader, taken
+
+
 def _fetch_threads() -> int:
     return sum(thread.name == "opendata-buffer-fetch" for thread in threading.enumerate())
 
@@ -85,16 +92,14 @@ def _no_thread_leak() -> Iterator[None]:
 
 def test_results_come_in_order_whatever_ends_first() -> None:
     fetches = Fetches()
-    results = fetch_many(
-        lambda each: (each.sequence, fetches(each)), _descriptors(4), concurrency=4, adaptive=Far()
+    reader, taken = _taking(
+        fetch_many(
+            lambda each: (each.sequence, fetches(each)),
+            _descriptors(4),
+            concurrency=4,
+            adaptive=Far(),
+        )
     )
-    taken: list[bytes] = []
-
-    def take() -> None:
-        taken.extend(sequence for sequence, _ in results)
-
-    reader = threading.Thread(target=take)
-    reader.start()
     fetches.await_begun(4)
     for count, sequence in enumerate((3, 1, 2), start=1):
         fetches.allow(sequence)
@@ -102,14 +107,12 @@ def test_results_come_in_order_whatever_ends_first() -> None:
     assert taken == []
     fetches.allow(0)
     reader.join(30)
-    assert taken == [0, 1, 2, 3]
+    assert [sequence for sequence, _ in taken] == [0, 1, 2, 3]
 
 
 def test_no_more_than_so_many_at_once() -> None:
     fetches = Fetches()
-    results = fetch_many(fetches, _descriptors(5), concurrency=2, adaptive=Far())
-    reader = threading.Thread(target=lambda: list(results))
-    reader.start()
+    reader, _ = _taking(fetch_many(fetches, _descriptors(5), concurrency=2, adaptive=Far()))
     fetches.await_begun(2)
     assert sorted(fetches.begun) == [0, 1]
     fetches.allow(0)
@@ -151,20 +154,18 @@ def test_a_batch_beyond_the_limit_is_fetched_alone() -> None:
 
 @pytest.mark.parametrize("known", [None, 10], ids=["none has ended", "an earlier read tells"])
 def test_unknown_sizes_count_as_the_largest_so_far_and_begin_with_one(known: int | None) -> None:
-    adaptive = Far()
+    fetches, adaptive = Fetches(), Far()
     adaptive.largest = known
-    fetches = Fetches()
-    results = fetch_many(
-        fetches,
-        _descriptors(9, None),
-        concurrency=9,
-        max_in_flight_bytes=30,
-        size_of=lambda _: 10,
-        adaptive=adaptive,
+    reader, taken = _taking(
+        fetch_many(
+            fetches,
+            _descriptors(9, None),
+            concurrency=9,
+            max_in_flight_bytes=30,
+            size_of=lambda _: 10,
+            adaptive=adaptive,
+        )
     )
-    taken: list[bytes] = []
-    reader = threading.Thread(target=lambda: taken.extend(results))
-    reader.start()
     fetches.await_begun(3 if known else 1)
     assert sorted(fetches.begun) == list(range(3 if known else 1)), "three of ten bytes fit"
     fetches.allow(0)
@@ -185,12 +186,9 @@ class Clock(SystemRuntime):
 
 
 def test_on_a_slow_store_more_than_sixteen_fetches_are_under_way_without_an_option() -> None:
-    fetches = Fetches()
-    adaptive = Far()
+    fetches, adaptive = Fetches(), Far()
     AdaptiveConcurrency.fetched(adaptive, 0, 0.060, 0.001)
-    results = fetch_many(fetches, _descriptors(100), adaptive=adaptive)
-    reader = threading.Thread(target=lambda: list(results))
-    reader.start()
+    reader, _ = _taking(fetch_many(fetches, _descriptors(100), adaptive=adaptive))
     fetches.await_begun(61)
     assert sorted(fetches.begun) == list(range(61))
     fetches.allow(*range(100))
@@ -285,15 +283,6 @@ def test_an_error_comes_at_its_place_and_begins_nothing_more() -> None:
         next(results)
 
 
-def test_closing_early_ends_the_threads() -> None:
-    results = fetch_many(
-        lambda each: each.sequence, _descriptors(100), concurrency=4, adaptive=Far()
-    )
-    assert next(results) == 0
-    results.close()
-    assert _fetch_threads() == 0
-
-
 def test_threads_that_started_end_when_one_does_not_start() -> None:
     class FewThreads(SystemRuntime):
         left = 1
@@ -383,14 +372,7 @@ def test_a_size_that_is_none_is_an_error_and_no_thread_waits_for_it() -> None:
 
     def take() -> None:
         try:
-            list(
-                fetch_many(
-                    lambda _: b"x",
-                    _descriptors(3),
-                    size_of=lambda _: None,
-                    adaptive=AdaptiveConcurrency(),
-                )
-            )  # type: ignore[arg-type,return-value]
+            list(fetch_many(lambda _: b"x", _descriptors(3), size_of=lambda _: None))  # type: ignore[arg-type,return-value]
         except TypeError as error:
             raised.append(error)
 
@@ -412,6 +394,8 @@ def test_one_descriptor_needs_no_thread() -> None:
     assert list(results) == [None]
     assert threads == [threading.current_thread().name]
     assert list(fetch_many(lambda each: each, [])) == []
+    apart = read_ahead(lambda each: each.sequence, _descriptors(1), lambda each, read: (each, read))
+    assert list(apart) == [(_descriptors(1)[0], 0)]
 
 
 class Handle(FetchHandle):
@@ -433,11 +417,11 @@ class Handle(FetchHandle):
         self.fetches(descriptor)
         return PooledBatch(self._stored, descriptor.sequence, descriptor.location, ())
 
-    def decode(self, raw: RawBatch | PooledBatch) -> ConsumedBatch:
+    def decode(self, raw: PooledBatch) -> ConsumedBatch:
         self.decoded.append((raw.sequence, threading.current_thread()))
         return super().decode(raw)
 
-    def decode_arrow(self, raw: RawBatch | PooledBatch) -> ArrowBatch:
+    def decode_arrow(self, raw: PooledBatch) -> ArrowBatch:
         self.decoded.append((raw.sequence, threading.current_thread()))
         return super().decode_arrow(raw)
 
@@ -465,23 +449,6 @@ def test_what_is_in_flight_of_a_handle_is_stored_batches_and_each_is_decoded_whe
         assert len(handle.fetches.begun) == min(6, taken + 4), "three wait, and none is more"
         assert handle.decoded == [(n, threading.main_thread()) for n in range(taken + 1)]
     assert list(results) == []
-
-
-def test_a_batch_that_cannot_be_decoded_is_an_error_at_its_place() -> None:
-    class Second(Handle):
-        def decode(self, raw: RawBatch | PooledBatch) -> ConsumedBatch:
-            if raw.sequence == 1:
-                raise BatchMissing(1, "x1", "unreadable")
-            return super().decode(raw)
-
-    handle = Second()
-    handle.fetches.allow(*range(4))
-    results = fetch_many(handle.fetch, _descriptors(4), concurrency=2, adaptive=Far())
-    assert next(results).sequence == 0
-    with pytest.raises(BatchMissing, match="batch 1"):
-        next(results)
-    with pytest.raises(StopIteration):
-        next(results)
 
 
 def test_a_function_of_the_caller_is_one_step_and_so_is_a_fetch_whose_result_has_a_given_size() -> (
@@ -519,13 +486,6 @@ def test_a_store_that_says_that_it_is_near_is_read_by_the_caller_however_busy_th
     for number, _ in enumerate(fetch_many(handle.fetch, _descriptors(20), runtime=clock), start=1):
         assert len(held) == number, "nothing is fetched ahead"
     assert len(held) == 20
-
-
-def test_one_item_is_read_and_decoded_by_the_caller() -> None:
-    found = read_ahead(
-        lambda each: each.sequence, _descriptors(1), lambda each, read: (each.size, read)
-    )
-    assert list(found) == [(1, 0)]
 
 
 @pytest.mark.parametrize("settings", [{"concurrency": 0}, {"max_in_flight_bytes": 0}])

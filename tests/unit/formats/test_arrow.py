@@ -42,14 +42,6 @@ def block_of(array: Any) -> bytes:
     return bytes(block)
 
 
-def test_literal_bytes() -> None:
-    block, count = encode_arrow_block(pa.array(["hello", "", "é"]))
-    assert bytes(block) == (
-        b"\x05\x00\x00\x00hello" + b"\x00\x00\x00\x00" + b"\x02\x00\x00\x00\xc3\xa9"
-    )
-    assert count == 3
-
-
 @pytest.mark.parametrize("kind", TYPES, ids=str)
 def test_every_layout_of_text_and_bytes(kind: pa.DataType) -> None:
     assert block_of(pa.array(RECORDS, pa.binary()).cast(kind)) == join_records(RECORDS)
@@ -57,14 +49,6 @@ def test_every_layout_of_text_and_bytes(kind: pa.DataType) -> None:
 
 def test_fixed_size_binary() -> None:
     assert block_of(pa.array([b"ab", b"cd"], pa.binary(2))) == join_records([b"ab", b"cd"])
-
-
-@pytest.mark.parametrize("kind", TYPES, ids=str)
-@pytest.mark.parametrize(("offset", "length"), [(1, 3), (0, 2), (2, 1), (3, 1), (1, 0), (4, 0)])
-def test_slices_encode_what_they_show(kind: pa.DataType, offset: int, length: int) -> None:
-    array = pa.array(RECORDS, pa.binary()).cast(kind).slice(offset, length)
-    assert block_of(array) == join_records(RECORDS[offset : offset + length])
-    assert block_of(array.slice(0, 1)) == join_records(RECORDS[offset : offset + min(length, 1)])
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=str)
@@ -79,14 +63,6 @@ def test_chunks_and_empty_arrays(kind: pa.DataType) -> None:
     assert seal_block(encode_arrow_block(pa.array([], kind))[0], 0, Compression.NONE) == (
         encode_batch([])
     )
-
-
-def test_a_block_goes_into_a_batch_without_being_bytes() -> None:
-    block, count = encode_arrow_block(pa.array(RECORDS * 500, pa.binary()))
-    for compression in Compression:
-        data = seal_block(block, count, compression)
-        assert data == encode_batch(RECORDS * 500, compression)
-        assert decode_arrow(data).to_pylist() == RECORDS * 500
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=str)

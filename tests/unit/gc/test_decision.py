@@ -62,23 +62,6 @@ def _keys(made: GcPlan) -> list[str]:
     return [info.key for info in made.delete]
 
 
-def test_an_old_orphan_is_deleted() -> None:
-    orphan, queued = _key(60 * MINUTE), _key(30 * MINUTE)
-    made = _plan([queued], [_object(orphan, size=11), _object(queued)])
-    assert (_keys(made), made.delete_bytes, made.referenced) == ([orphan], 11, 1)
-
-
-def test_a_queued_batch_is_never_deleted() -> None:
-    queued = [_key(90 * MINUTE), _key(120 * MINUTE)]
-    assert _plan(queued, map(_object, queued)).delete == ()
-
-
-def test_an_orphan_newer_than_the_oldest_queued_batch_waits() -> None:
-    # Its producer may be about to enqueue it.
-    made = _plan([_key(60 * MINUTE)], [_object(_key(60 * MINUTE)), _object(_key(30 * MINUTE))])
-    assert (made.delete, made.waiting) == ((), 2)
-
-
 def test_an_empty_queue_leaves_the_grace_period_alone_to_decide() -> None:
     old, young = _key(GRACE + 1), _key(GRACE)
     assert _keys(_plan([], [_object(old), _object(young)])) == [old]
@@ -128,11 +111,6 @@ def test_f5_a_name_ahead_of_time_keeps_a_long_write_alive() -> None:
     assert (made.delete, made.waiting) == ((), 1)
 
 
-@pytest.mark.parametrize(("store_ahead_ms", "says"), [(0, None), (150_000, None), (-150_000, None)])
-def test_f6_clocks_about_right_allow_to_collect(store_ahead_ms: int, says: None) -> None:
-    assert clock_fault(NOW + store_ahead_ms, NOW, GRACE) is says
-
-
 def test_f6_clocks_far_apart_stop_the_collection_with_both_named() -> None:
     fault = clock_fault(NOW + 150_001, NOW, GRACE)
     assert fault is not None
@@ -140,35 +118,23 @@ def test_f6_clocks_far_apart_stop_the_collection_with_both_named() -> None:
     assert "NTP" in fault
     assert "behind" in str(clock_fault(NOW - 150_001, NOW, GRACE))
     # Whole seconds and slow answers are no fault, however short the grace period.
-    assert clock_fault(NOW, NOW + 5_000, 0) is None
+    for store_ms, grace_ms in ((NOW + 150_000, GRACE), (NOW - 150_000, GRACE), (NOW + 5_000, 0)):
+        assert clock_fault(store_ms, NOW, grace_ms) is None
 
 
 # OpenData's Go producer: a ULID for its run, a number for each batch.
 
 
-def _go_key(run_age_ms: int, number: int) -> str:
-    return f"ingest/{_ulids.ulid_at(NOW - run_age_ms)}/{number:016x}"
-
-
 def test_consumed_batches_of_a_go_producer_are_collected_while_it_runs() -> None:
     run = _ulids.ulid_at(NOW - 10_000 * MINUTE)
     consumed, queued, fresh = (f"ingest/{run}/{number:016x}" for number in (1, 2, 3))
+    assert name_time_ms(consumed) is None
     objects = [_object(consumed, 60 * MINUTE), _object(queued, 30 * MINUTE), _object(fresh, MINUTE)]
     made = _plan([queued], objects, oldest_ms=NOW - 30 * MINUTE)
-    # All three names say "a week old"; what the store knows of each tells them apart.
+    # All three names have the time of the run; the store's times are those of the batches.
     assert (_keys(made), made.referenced, made.waiting) == ([consumed], 1, 1)
-
-
-def test_an_orphan_of_a_go_producer_that_is_newer_than_the_oldest_queued_batch_waits() -> None:
-    orphan = _go_key(10_000 * MINUTE, 7)
-    made = _plan(["ingest/x"], [_object(orphan, 30 * MINUTE)], oldest_ms=NOW - 60 * MINUTE)
+    made = _plan(["ingest/x"], [_object(consumed, 30 * MINUTE)], oldest_ms=NOW - 60 * MINUTE)
     assert (made.delete, made.waiting) == ((), 1)
-
-
-def test_the_name_of_a_go_producer_s_batch_does_not_tell_its_time() -> None:
-    assert name_time_ms(_go_key(MINUTE, 1)) is None
-    assert name_time_ms(_key(MINUTE)) == NOW - MINUTE
-    assert name_time_ms("ingest/old-name.batch") is None
 
 
 @pytest.mark.parametrize(
@@ -179,11 +145,8 @@ def test_the_name_of_a_go_producer_s_batch_does_not_tell_its_time() -> None:
         "ingest/_gc.json",
         "ingest/app=a/_commit.json",
         "ingest/_quarantine/00000000000000000007-abc.object",
-        "ingest/_quarantine/00000000000000000007-abc.json",
         "ingest/_quarantine/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch",
         "ingest/notes.batch",
-        "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP",
-        "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.parquet",
         "ingest/01j5t4r3kxbmz7qv9n2wg8ydhp.batch",
         "ingest/tenant/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch",
         "ingest/app=a/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch",
@@ -196,11 +159,6 @@ def test_f7_names_this_queue_does_not_make_are_left_alone(key: str) -> None:
     assert (made.delete, made.ignored) == ((), 1)
 
 
-def test_batches_of_transactions_are_collected_too() -> None:
-    orphan = _key(60 * MINUTE, txn=Transaction("query", 3))
-    assert _keys(_plan([], [_object(orphan)])) == [orphan]
-
-
 def test_f7_a_queue_inside_a_transaction_directory_is_left_alone() -> None:
     foreign = _key(60 * MINUTE, "ingest/app=a/batch=1")
     marker = "ingest/app=a/batch=1/_owner.json"
@@ -210,7 +168,8 @@ def test_f7_a_queue_inside_a_transaction_directory_is_left_alone() -> None:
 
 def test_deletes_come_oldest_first() -> None:
     keys = [_key(age * MINUTE) for age in (30, 90, 60)]
-    assert _keys(_plan([], map(_object, keys))) == [keys[1], keys[2], keys[0]]
+    made = _plan([], map(_object, keys))
+    assert (_keys(made), made.delete_bytes) == ([keys[1], keys[2], keys[0]], 21)
 
 
 def test_an_unreadable_manifest_names_nothing() -> None:
@@ -243,11 +202,6 @@ def test_f7_a_marker_that_the_page_cannot_show_is_asked_for(
     page = _page([_object("ingest/app=A/x"), orphan], truncated)
     made = GcPlan((orphan,))
     assert unlisted_markers(made, page, start_after, "ingest") == asked
-
-
-def test_f7_batches_of_a_plain_queue_need_no_marker() -> None:
-    orphan = _object(_key(60 * MINUTE))
-    assert unlisted_markers(GcPlan((orphan,)), _page([orphan], True), "ingest/0", "ingest") == []
 
 
 def test_f7_what_lies_below_a_queue_inside_the_prefix_is_spared() -> None:

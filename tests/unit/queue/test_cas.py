@@ -10,14 +10,12 @@ from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CorruptData,
-    Fenced,
     InvalidInput,
     PermanentStorageError,
     TransientStorageError,
 )
 from opendata_buffer.queue.cas import CasObject, OutcomeUnknown
 from opendata_buffer.stores.base import (
-    ABSENT,
     Absent,
     Blob,
     IfVersion,
@@ -27,7 +25,6 @@ from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import (
     ScriptedStore,
     applied,
-    applied_answer_lost,
     applied_then_412,
     before,
     not_applied_answer_lost,
@@ -136,15 +133,6 @@ def test_a_remembered_value_saves_the_read_but_refuses_nothing() -> None:
     assert numbers.update(lambda now: now, from_memory=True) == outcomes.Applied((9,))
 
 
-def test_a_lost_race_is_decided_again_on_what_the_winner_wrote() -> None:
-    store = ScriptedStore(applied, before(applied, by_another(5)))
-    numbers = register(store)
-    numbers.update(lambda now: (1,))
-    add = Add(2)
-    assert numbers.update(add.decide, proof=add) == outcomes.Applied((5, 2))
-    assert (numbers.attempts, numbers.conflicts) == (3, 1)
-
-
 def test_after_a_conflict_its_owner_says_how_long_to_wait_and_after_a_lost_answer_not() -> None:
     runtime = ManualRuntime()
     store = ScriptedStore(
@@ -200,58 +188,6 @@ def test_f1_a_conflict_at_the_deadline_may_be_our_own_write_and_is_looked_up() -
     assert store.puts == 1
 
 
-def test_f1_a_conflict_that_cannot_be_looked_up_is_in_doubt() -> None:
-    class Silent(ScriptedStore):
-        silent = False
-
-        def get(self, key: str, **options: object) -> Blob:
-            if self.silent:
-                raise TransientStorageError("no answer")
-            blob = super().get(key, **options)
-            assert isinstance(blob, Blob)
-            return blob
-
-        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-            outcome = super().put_if(key, data, condition)
-            self.silent = True
-            return outcome
-
-    store = Silent(applied_then_412)
-    add = Add(1)
-    outcome = register(store).update(add.decide, proof=add)
-    assert isinstance(outcome, outcomes.Unknown)
-    assert outcome.reason == str(outcome) == "no answer"
-    store.silent = False
-    assert stored(store) == (1,)
-
-
-@pytest.mark.parametrize("step", [applied_answer_lost, applied_then_412])
-def test_f1_f2_a_write_whose_answer_was_lost_is_found_and_not_repeated(
-    step: Callable[..., PutOutcome],
-) -> None:
-    store = ScriptedStore(step)
-    add = Add(1)
-    assert register(store).update(add.decide, proof=add) == outcomes.Applied((1,))
-    assert store.puts == 1
-
-
-def test_f2_a_write_that_was_wiped_before_it_was_found_is_in_doubt() -> None:
-    def lose_and_wipe(
-        store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
-    ) -> PutOutcome:
-        outcome = applied_answer_lost(store, key, data, when)
-        by_another(0)(store)
-        return outcome
-
-    store = ScriptedStore(applied, lose_and_wipe)
-    numbers = register(store)
-    numbers.update(lambda now: (1,))
-    add = Add(2)
-    outcome = numbers.update(add.decide, proof=add)
-    assert isinstance(outcome, outcomes.Unknown)
-    assert (outcome.reason, outcome.first_mark) == ("somebody wiped it", 1)
-
-
 def test_f2_a_lost_answer_is_in_doubt_while_its_version_is_the_current_one() -> None:
     store = ScriptedStore(
         applied,
@@ -265,13 +201,6 @@ def test_f2_a_lost_answer_is_in_doubt_while_its_version_is_the_current_one() -> 
     add = Add(2)
     assert numbers.update(add.decide, proof=add) == outcomes.Applied((5, 6, 2))
     assert add.asked == [[1], [1], [2], [2, 2]]
-
-
-def test_f2_answers_lost_until_the_deadline_are_in_doubt() -> None:
-    store = ScriptedStore(*[not_applied_answer_lost] * 10_000)
-    outcome = register(store).update(lambda now: (1,))
-    assert isinstance(outcome, outcomes.Unknown)
-    assert outcome.reason == "answers were lost: connection reset"
 
 
 def test_a_change_for_which_no_time_is_left_is_not_sent_and_surely_not_written() -> None:
@@ -306,16 +235,6 @@ def test_f4_a_vanished_object_is_never_recreated() -> None:
     assert store.list("").objects == ()
 
 
-def test_an_error_of_the_change_is_the_callers_and_writes_nothing() -> None:
-    def fence(now: Numbers | None) -> Numbers:
-        raise Fenced(KEY, 1, 2)
-
-    store = ScriptedStore()
-    with pytest.raises(Fenced):
-        register(store).update(fence)
-    assert store.puts == 0
-
-
 def test_an_error_while_an_attempt_is_in_doubt_is_a_doubt() -> None:
     store = ScriptedStore(not_applied_answer_lost)
     add = Add(1)
@@ -342,27 +261,3 @@ def test_f2_a_change_withdrawn_while_an_attempt_may_still_land_is_in_doubt() -> 
     store = ScriptedStore(not_applied_answer_lost)
     add = Add(1)
     assert register(store).update(add.decide, proof=add) == outcomes.Applied((1,))
-
-
-def test_a_value_that_cannot_follow_the_known_one_is_refused() -> None:
-    def shorter(known: Numbers, now: Numbers) -> None:
-        if len(now) < len(known):
-            raise InvalidInput("shorter")
-
-    store = ScriptedStore()
-    numbers = register(store, check_read=shorter)
-    numbers.update(lambda now: (1, 2))
-    by_another(3)(store)
-    with pytest.raises(InvalidInput, match="shorter"):
-        numbers.read()
-
-
-def test_damage_names_the_store_and_the_key() -> None:
-    store = ScriptedStore()
-    store.really_put_if(KEY, b"1 x", ABSENT)
-    with pytest.raises(CorruptData, match=r"'numbers' in memory://scripted.*: not numbers"):
-        register(store).read()
-    large = ScriptedStore()
-    large.put(KEY, b"1" * 101)
-    with pytest.raises(CorruptData, match="more than the limit of 100"):
-        register(large).read()

@@ -62,22 +62,35 @@ def locations(store: ScriptedStore) -> list[str]:
     return [e.location for e in stored(store).entries()]
 
 
-def append_as_other(n: int) -> Callable[[ScriptedStore], None]:
-    """Another process appends entry ``n``."""
+def as_other(change: Callable[[Manifest], Manifest]) -> Callable[[ScriptedStore], None]:
+    """Another process changes the manifest."""
 
     def write(store: ScriptedStore) -> None:
         blob = store.get(KEY)
-        raw = Manifest.parse(blob.data).append([entry(n)]).raw
+        raw = change(Manifest.parse(blob.data)).raw
         assert isinstance(store.really_put_if(KEY, raw, IfVersion(blob.version)), outcomes.Applied)
 
     return write
 
 
-def dequeue_all(store: ScriptedStore) -> None:
-    blob = store.get(KEY)
-    manifest = Manifest.parse(blob.data)
-    raw = manifest.drop_through(manifest.next_sequence - 1).raw
-    assert isinstance(store.really_put_if(KEY, raw, IfVersion(blob.version)), outcomes.Applied)
+def append_as_other(n: int) -> Callable[[ScriptedStore], None]:
+    return as_other(lambda manifest: manifest.append([entry(n)]))
+
+
+dequeue_all = as_other(lambda manifest: manifest.drop_through(manifest.next_sequence - 1))
+
+
+class InFlight:
+    """A write without an answer, which is applied when the test lets it."""
+
+    def __call__(
+        self, store: ScriptedStore, key: str, data: bytes, condition: Absent | IfVersion
+    ) -> PutOutcome:
+        self.write = (key, data, condition)
+        return outcomes.Unknown("read timed out")
+
+    def land(self, store: ScriptedStore) -> None:
+        assert isinstance(store.really_put_if(*self.write), outcomes.Applied)
 
 
 def test_append_creates_the_manifest_and_numbers_the_group() -> None:
@@ -135,12 +148,8 @@ def test_f2_an_append_that_was_not_applied_is_tried_again() -> None:
 
 
 def test_f2_a_group_of_which_a_part_was_dequeued_counts_as_landed() -> None:
-    def dequeue_first_two(store: ScriptedStore) -> None:
-        blob = store.get(KEY)
-        raw = Manifest.parse(blob.data).drop_through(1).raw
-        store.really_put_if(KEY, raw, IfVersion(blob.version))
-
-    store = ScriptedStore(then(applied_answer_lost, dequeue_first_two))
+    dequeue_two = as_other(lambda manifest: manifest.drop_through(1))
+    store = ScriptedStore(then(applied_answer_lost, dequeue_two))
     assert make(store).append([entry(0), entry(1), entry(2)]) == 0
     assert locations(store) == [entry(2).location]
 
@@ -159,43 +168,23 @@ def test_f2_an_append_dequeued_before_it_was_found_is_unknown_and_says_what_is_k
 
 def test_f2_a_write_that_lands_late_is_found_by_the_retry() -> None:
     """The answer is lost, the manifest still unchanged when read, then the write lands."""
-    late: list[tuple[bytes, IfVersion]] = []
-
-    def in_flight(
-        store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
-    ) -> PutOutcome:
-        assert isinstance(when, IfVersion)
-        late.append((data, when))
-        return outcomes.Unknown("read timed out")
-
-    def land(store: ScriptedStore) -> None:
-        data, when = late.pop()
-        assert isinstance(store.really_put_if(KEY, data, when), outcomes.Applied)
-
-    store = ScriptedStore(applied, in_flight, before(applied, land))
+    late = InFlight()
+    store = ScriptedStore(applied, late, before(applied, late.land))
     queue = make(store)
     queue.append([entry(0)])
     assert queue.append([entry(1)]) == 1
     assert locations(store) == [entry(0).location, entry(1).location]
 
 
-def test_f2_a_write_that_lands_after_the_look_and_is_dequeued_is_unknown() -> None:
-    """A look that finds the version of the lost write unchanged does not end the doubt."""
-    late: list[tuple[bytes, IfVersion]] = []
-
-    def in_flight(
-        store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
-    ) -> PutOutcome:
-        assert isinstance(when, IfVersion)
-        late.append((data, when))
-        return outcomes.Unknown("read timed out")
+def test_f2_a_write_that_lands_after_the_read_and_is_dequeued_is_unknown() -> None:
+    """A read that finds the version of the lost write unchanged does not end the doubt."""
+    late = InFlight()
 
     def land_and_dequeue(store: ScriptedStore) -> None:
-        data, when = late.pop()
-        assert isinstance(store.really_put_if(KEY, data, when), outcomes.Applied)
+        late.land(store)
         dequeue_all(store)
 
-    store = ScriptedStore(applied, in_flight, before(applied, land_and_dequeue))
+    store = ScriptedStore(applied, late, before(applied, land_and_dequeue))
     queue = make(store)
     queue.append([entry(0)])
     with pytest.raises(CommitStateUnknown, match="dequeued since"):
@@ -375,20 +364,11 @@ def test_f35_a_manifest_that_grew_too_large_pushes_back() -> None:
     queue.append([entry(0), entry(1)])
     with pytest.raises(QueueFull) as caught:
         queue.append([entry(2)])
-    assert caught.value.lag == 2
-    assert caught.value.limit == 150
+    assert (caught.value.lag, caught.value.limit) == (2, 150)
     assert "2 batches wait for the consumer" in str(caught.value)
     assert len(locations(store)) == 2
-
-
-def test_f35_a_queue_is_full_by_what_storage_holds_and_not_by_what_is_remembered() -> None:
-    store = ScriptedStore()
-    queue = make(store, max_manifest_bytes=150)
-    queue.append([entry(0), entry(1)])
-    with pytest.raises(QueueFull):
-        queue.append([entry(2)])
     dequeue_all(store)
-    assert queue.append([entry(2)]) == 2
+    assert queue.append([entry(2)]) == 2, "the remembered manifest is still full"
 
 
 def test_an_empty_group_is_refused() -> None:
@@ -396,16 +376,11 @@ def test_an_empty_group_is_refused() -> None:
         make(ScriptedStore()).append([])
 
 
-def test_claim_creates_the_queue_and_each_claim_takes_the_next_epoch() -> None:
+def test_each_claim_takes_the_next_epoch_and_one_with_a_lost_answer_another() -> None:
     store = ScriptedStore()
-    assert make(store).claim_epoch(None).epoch == 1
-    assert make(store).claim_epoch(None).epoch == 2
-
-
-def test_claim_with_a_lost_answer_bumps_once_more() -> None:
-    store = ScriptedStore(applied_answer_lost)
-    assert make(store).claim_epoch(None).epoch == 2
-    assert stored(store).epoch == 2
+    assert make(store).claim_epoch(None).epoch == 1, "the claim creates the queue"
+    store.script = [applied_answer_lost]
+    assert make(store).claim_epoch(None).epoch == stored(store).epoch == 3
 
 
 def test_claim_drops_what_is_acknowledged_in_the_same_write() -> None:
@@ -489,19 +464,12 @@ def test_f27_dequeue_beyond_the_tail_is_refused() -> None:
 
 def test_the_manifest_is_created_only_if_absent() -> None:
     """Two processes create the queue at once: the second sees the first's entries."""
-    store = ScriptedStore(
-        before(
-            applied,
-            lambda s: (
-                None
-                if isinstance(
-                    s.really_put_if(KEY, Manifest.empty().append([entry(9)]).raw, ABSENT),
-                    outcomes.Applied,
-                )
-                else pytest.fail("not created")
-            ),
-        )
-    )
+
+    def create(store: ScriptedStore) -> None:
+        raw = Manifest.empty().append([entry(9)]).raw
+        assert isinstance(store.really_put_if(KEY, raw, ABSENT), outcomes.Applied)
+
+    store = ScriptedStore(before(applied, create))
     assert make(store).append([entry(0)]) == 1
     assert locations(store) == [entry(9).location, entry(0).location]
 

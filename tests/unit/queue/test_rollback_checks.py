@@ -7,14 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import CorruptManifest, DataLoss, InvalidInput, QueueReset
+from opendata_buffer.errors import CorruptManifest, QueueReset
 from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest
 from opendata_buffer.queue.rollback_checks import (
     Watermark,
     check_follows,
     check_reached,
-    check_resume,
     parse_manifest,
     queue_hint,
     vanished,
@@ -91,31 +90,6 @@ def test_f4_who_loses_a_manifest_in_use_is_told_how_to_get_it_back() -> None:
     error = vanished(CONFIG, URL)
     assert "'orders/manifest' in s3://bucket/root vanished" in str(error)
     assert REBUILD in str(error)
-
-
-def resume(now: Manifest | None, last_acked: int, *, allow_data_loss: bool = False) -> None:
-    check_resume(now, last_acked, CONFIG, URL, allow_data_loss=allow_data_loss)
-
-
-def test_reading_goes_on_behind_what_is_queued_or_has_just_left() -> None:
-    queued = at(5, 1).append([NewEntry("orders/a"), NewEntry("orders/b")])
-    for last_acked in (4, 5, 6):
-        resume(queued, last_acked)
-
-
-def test_f4_f27_reading_does_not_go_on_behind_what_the_queue_never_had() -> None:
-    with pytest.raises(QueueReset, match="'orders/manifest' does not exist in s3://bucket/root"):
-        resume(None, 3)
-    with pytest.raises(QueueReset, match=r"after sequence 5: .* ends at 4\. .* without a position"):
-        resume(at(5, 1), 5)
-    with pytest.raises(InvalidInput, match="last_acked_sequence is -1"):
-        resume(at(5, 1), -1)
-
-
-def test_what_somebody_else_dequeued_is_missed_unless_that_is_allowed() -> None:
-    with pytest.raises(DataLoss, match=r"sequence 1 is needed .* starts at 5: 4 batches"):
-        resume(at(5, 1), 0)
-    resume(at(5, 1), 0, allow_data_loss=True)
 
 
 def test_what_is_the_default_is_left_out() -> None:
