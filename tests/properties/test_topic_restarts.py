@@ -29,12 +29,7 @@ from opendata_buffer.messages.message_ids import (
 )
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.topic.topic import DRAIN_S, Topic
-from tests.properties.test_stream_restarts import (
-    LIMITS,
-    Crash,
-    World,
-    run_with_a_lagging_log,
-)
+from tests.properties.test_stream_restarts import LIMITS, Crash, World, run_with_a_lagging_log
 
 PARTITIONS = 3
 

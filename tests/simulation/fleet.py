@@ -49,17 +49,13 @@ STANDSTILL_S = 150.0
 
 @dataclass(eq=False)
 class Member:
-    """One process.
-
-    Attributes:
-        name: Of the role it plays; a successor has the same.
-        troubled_at: When something was last done to it, or is still being done.
-    """
+    """One process. Its ``name`` is that of its role, which a successor takes over."""
 
     name: str
     runtime: SimRuntime
     store: FaultyStore
     troubled_at: float = float("-inf")
+    """Until when something is done to it."""
 
 
 @dataclass(eq=False)
@@ -137,7 +133,8 @@ class Fleet:
         network = self.network.of(runtime)
         config = ProducerConfig(store=STORE, cas_deadline_ms=10_000)
         host = LeaderElection(member.store, config, runtime, network)
-        self._await(runtime, lambda: self.ended)
+        while not self.ended:
+            runtime.sleep(2)
         host.stop(5)
 
     def produce(self, member: Member) -> None:
@@ -316,7 +313,7 @@ class Fleet:
             self.simulation.log(f"outage of the store for {name} for {seconds:.1f} s")
             self._trouble(victim, seconds)
             victim.store.plan = replace(self.plan, get_errors=1.0, cas_lost_after=1.0)
-            self._later(seconds, lambda: self._mend(victim))
+            self._later(seconds, lambda: setattr(victim.store, "plan", self.plan))
         elif deed == "clock":
             self._trouble(victim, 0)
             victim.runtime.clock_skew_ms = self.random.randrange(-900_000, 900_000)
@@ -339,13 +336,6 @@ class Fleet:
             work()
 
         self.director.spawn(wait, "later")
-
-    def _mend(self, victim: Member) -> None:
-        victim.store.plan = self.plan
-
-    def _await(self, runtime: SimRuntime, until: Callable[[], bool]) -> None:
-        while not until():
-            runtime.sleep(2)
 
     def _patiently(self, runtime: SimRuntime, make: Callable[[], Producer]) -> Producer:
         while True:

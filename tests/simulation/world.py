@@ -29,12 +29,8 @@ DRAIN_S = 6 * 3600.0
 class Node:
     """One process of the deployment and its way to the store.
 
-    Attributes:
-        name: Unique.
-        runtime: Its threads and clocks.
-        store: Its network.
-        sleeps: Its machine stops the monotonic clock when it is paused. The wall clock of such
-            a one does not jump: with both clocks wrong nobody can tell how much time passed.
+    A machine that ``sleeps`` stops the monotonic clock when it is paused. Its wall clock does not
+    jump: with both clocks wrong the process cannot find out how much time passed.
     """
 
     name: str
@@ -46,16 +42,9 @@ class Node:
 class World(Dice):
     """A deployment whose every choice comes from the seed.
 
-    Attributes:
-        grace_s: The collector's grace period, seconds.
-        plan: The faults of every process's network.
-        torments: What is done to processes at random times.
-        ambushes: Chance that a process is hit just when a request of it arrives.
-        ambushed: Those requests.
-        ambush_pause_s: Shortest and longest pause in an ambush; default 0 to 2.5 grace periods.
-        idle_s: Longest usual time between two calls of an actor.
-        write_s: How far ahead of time a sink names its batches, seconds.
-        calm: Set when faults are healed and nobody is killed or paused any more.
+    ``torments`` are done to processes at random times. ``ambushes`` is the chance that a process
+    is paused or killed just when one of the ``ambushed`` requests arrives. When all is ``calm``,
+    faults are healed and no process is killed or paused any more.
     """
 
     def __init__(self, seed: int) -> None:
@@ -63,8 +52,11 @@ class World(Dice):
         self.ambushes = 0.01
         self.ambushed: tuple[str, ...] = ("put", "put_if", "list", "delete")
         self.ambush_pause_s: tuple[float, float] | None = None
+        """Shortest and longest; default 0 to 2.5 grace periods."""
         self.idle_s = 0.3
+        """Longest usual time between two calls of an actor."""
         self.write_s = 0.0
+        """How far ahead of time a sink names its batches, seconds."""
         self.simulation = Simulation(seed)
         self.model = DeliveryModel(self.simulation.fail, PREFIX, MANIFEST)
         self.store_skew_ms = 0

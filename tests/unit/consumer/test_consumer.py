@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer import metrics
-from opendata_buffer.config import (
-    ConsumerConfig,
-    GarbageCollectorConfig,
-    QueueConfig,
-)
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.cursors import Position
 from opendata_buffer.errors import (
@@ -27,14 +23,13 @@ from opendata_buffer.errors import (
     PrefixConflict,
     QueueReset,
     TransientStorageError,
-    UnsafeStore,
 )
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
-from opendata_buffer.queue.ownership import check_owner, claim_queue
+from opendata_buffer.queue.ownership import claim_queue
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
@@ -136,12 +131,6 @@ def test_starting_at_the_oldest_or_behind_a_position(queue: Fixture) -> None:
     assert [batch.entries for batch in _drain(resumed)] == [[b"b"], [b"c"]]
 
 
-def test_f4_a_position_in_a_queue_that_is_not_there(queue: Fixture) -> None:
-    with pytest.raises(QueueReset, match=r"cannot resume after sequence 7.*does not exist"):
-        queue.consumer(7)
-    assert queue.manifest() == Manifest.empty(), "not created either"
-
-
 @pytest.mark.parametrize("position", [2, 3, 2**64 - 1])
 def test_f4_f27_a_position_beyond_the_queue_changes_nothing(queue: Fixture, position: int) -> None:
     queue.produce(b"a", b"b")
@@ -168,18 +157,6 @@ def test_data_loss_can_be_allowed_and_is_logged(
     assert [batch.sequence for batch in _drain(consumer)] == [3]
     assert "sequences 1 to 2 are gone unread" in caplog.text
     consumer.ack(3)
-
-
-def test_f12_a_store_without_compare_and_swap_is_refused(
-    queue: Fixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(near: str) -> None:
-        raise UnsafeStore("this store ignores If-Match")
-
-    monkeypatch.setattr(queue.store, "check_conditional_writes", refuse)
-    with pytest.raises(UnsafeStore):
-        queue.consumer()
-    assert queue.store.list("").objects == ()
 
 
 def test_f7_a_prefix_of_another_queue_is_refused_before_anybody_is_fenced(
@@ -554,20 +531,6 @@ def test_f9_a_consumer_dropped_without_close_takes_its_collector_along() -> None
     queue.runtime.advance(300)
     task.join(30)
     assert not task.is_alive()
-
-
-def test_closing_lets_the_marker_remember_how_far_the_queue_got() -> None:
-    store, runtime = MemoryStore(), ManualRuntime()
-    config = ConsumerConfig(store="memory://unused", ack_interval=1)
-    entry = NewEntry("ingest/a.batch")
-    Queue(store, config, runtime=runtime, role="test").append([entry])
-    with Consumer(config, store=store, runtime=runtime) as consumer:
-        consumer.next_descriptors(1)
-        consumer.ack(0)
-    claim = check_owner(store, config, runtime=runtime)
-    assert claim is not None
-    assert claim.watermark is not None
-    assert (claim.watermark.acked, claim.watermark.acked_location) == (0, entry.location)
 
 
 @pytest.mark.parametrize("moment", ["opens", "acknowledges"])

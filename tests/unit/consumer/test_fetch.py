@@ -18,12 +18,7 @@ from opendata_buffer.consumer.fetch import (
     FetchHandle,
     RawBatch,
 )
-from opendata_buffer.errors import (
-    BatchMissing,
-    BatchUnreadable,
-    ForeignLocation,
-    InvalidInput,
-)
+from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocation, InvalidInput
 from opendata_buffer.formats.arrow import ReadBuffer
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.entries import Metadata

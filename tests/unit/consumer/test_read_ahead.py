@@ -196,8 +196,11 @@ def test_on_a_slow_store_more_than_sixteen_fetches_are_under_way_without_an_opti
     assert len(fetches.begun) == 100
 
 
-def test_without_latency_a_read_ahead_is_no_slower_and_holds_no_more_than_one_batch() -> None:
-    """By default, too: decoding used to count as waiting, and sixteen threads decoded at once."""
+@pytest.mark.parametrize("declared", [False, True])
+def test_of_a_near_store_the_caller_fetches_one_batch_at_a_time(
+    declared: bool,
+) -> None:
+    """Decoding is no wait; nor is a busy machine, where the store declares that it is near."""
 
     class Decoding(Clock):
         worked = 0.0
@@ -205,20 +208,23 @@ def test_without_latency_a_read_ahead_is_no_slower_and_holds_no_more_than_one_ba
         def cpu_time(self) -> float:
             return self.worked
 
-    clock = Decoding()
-    threads: set[int] = set()
+    class Store(MemoryStore):
+        is_near = declared
+
+    clock, handle = Decoding(), Handle(Store())
     held: list[int] = []
 
-    def fetch(descriptor: BatchDescriptor) -> bytes:
-        threads.add(threading.get_ident())
+    def fetch(descriptor: BatchDescriptor) -> PooledBatch:
+        assert threading.current_thread() is threading.main_thread()
         held.append(descriptor.sequence)
-        clock.now += 0.055
+        clock.now += 5.0 if declared else 0.055
         clock.worked += 0.050  # a large batch: 50 ms of decoding, 5 ms of reading
-        return b""
+        return PooledBatch(encode_batch([b"a"]), descriptor.sequence, descriptor.location, ())
 
-    for number, _ in enumerate(fetch_many(fetch, _descriptors(50, None), runtime=clock), start=1):
+    handle.fetch_pooled = fetch  # type: ignore[method-assign]
+    results = fetch_many(handle.fetch, _descriptors(50, None), runtime=clock)
+    for number, _ in enumerate(results, start=1):
         assert len(held) == number, "nothing is fetched ahead"
-    assert threads == {threading.get_ident()}
     assert len(held) == 50
 
 
@@ -463,29 +469,6 @@ def test_a_function_of_the_caller_is_one_step_and_so_is_a_fetch_whose_result_has
     one, two = Handle(), Handle()
     of(one, lambda descriptor: one.fetch(descriptor))
     of(two, two.fetch, size_of=lambda each: each.nbytes)
-
-
-def test_a_store_that_says_that_it_is_near_is_read_by_the_caller_however_busy_the_machine_is() -> (
-    None
-):
-    """Waits for a processor passed for a store that is far: 16 threads held 16 batches more."""
-
-    class Declares(MemoryStore):
-        is_near = True
-
-    clock, handle = Clock(), Handle(Declares())
-    held: list[int] = []
-
-    def get(descriptor: BatchDescriptor) -> PooledBatch:
-        assert threading.current_thread() is threading.main_thread()
-        held.append(descriptor.sequence)
-        clock.now += 5.0
-        return PooledBatch(encode_batch([b"a"]), descriptor.sequence, descriptor.location, ())
-
-    handle.fetch_pooled = get  # type: ignore[method-assign]
-    for number, _ in enumerate(fetch_many(handle.fetch, _descriptors(20), runtime=clock), start=1):
-        assert len(held) == number, "nothing is fetched ahead"
-    assert len(held) == 20
 
 
 @pytest.mark.parametrize("settings", [{"concurrency": 0}, {"max_in_flight_bytes": 0}])

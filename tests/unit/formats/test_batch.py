@@ -61,18 +61,6 @@ def test_zstd_footer_and_frame() -> None:
     refuse(bytes(rotten), "damaged")
 
 
-@pytest.mark.parametrize("compression", list(Compression))
-@pytest.mark.parametrize("count", [255, 256, 1023, 1024])
-def test_counts_around_the_change_to_the_vectorised_path(
-    count: int, compression: Compression
-) -> None:
-    records = [b"%d" % n * (n % 7) for n in range(count)]
-    data = encode_batch(records, compression)
-    assert open_batch(data)[1] == join_records(records)
-    assert decode_batch(data) == decode_records(data) == records
-    assert decode_arrow(data).to_pylist() == records
-
-
 @pytest.mark.parametrize(
     "record",
     [

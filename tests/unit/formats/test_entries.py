@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.errors import CorruptManifest, InvalidInput
+from opendata_buffer.errors import CorruptManifest
 from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats.entries import (
     Metadata,
@@ -32,12 +32,8 @@ def encoded(sequence: int, entry: NewEntry) -> bytes:
     return b"".join(pieces)
 
 
-def test_literal_bytes() -> None:
-    assert encoded(513, NewEntry("p/a", VALUE.metadata)) == ENTRY
-    assert decode_entry(ENTRY, 0, 513, len(ENTRY)) == (VALUE, len(ENTRY))
-
-
 def test_an_entry_is_read_where_it_starts_and_no_further() -> None:
+    assert encoded(513, NewEntry("p/a", VALUE.metadata)) == ENTRY
     raw = b"before" + ENTRY + b"behind"
     assert decode_entry(raw, 6, 513, len(raw)) == (VALUE, 6 + len(ENTRY))
     with pytest.raises(CorruptManifest, match="entry 513 at byte 6 claims 37 bytes of the 36 left"):
@@ -87,10 +83,3 @@ def test_bytes_after_the_last_metadata_item_are_refused() -> None:
     longer = b"\x28" + ENTRY[1:] + b"new"
     with pytest.raises(CorruptManifest, match="513 has 3 bytes after its 1 metadata items"):
         decode_entry(longer, 0, 513, len(longer))
-
-
-def test_an_empty_location_is_read_and_never_written() -> None:
-    empty = b"\x0e\x00\x00\x00" + bytes(8 + 2 + 4)
-    assert decode_entry(empty, 0, 0, len(empty)) == (QueueEntry(0, ""), len(empty))
-    with pytest.raises(InvalidInput, match="has 0 bytes of UTF-8"):
-        encode_entry(0, NewEntry(""), [])

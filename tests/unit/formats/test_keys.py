@@ -57,32 +57,17 @@ def test_f24_characters_that_stores_escape_are_legal_and_stay_raw() -> None:
         ("..", "segment"),
         ("a/../b", "segment"),
         ("a/./b", "segment"),
-        ("a\x00b", "control"),
         ("a\nb", "control"),
-        ("a\x7fb", "control"),
         ("a\x85b", "control"),
         ("a\ud800b", "Unicode"),
         ("é" * 513, "1026 bytes"),
+        (7, "some_setting is 7"),
     ],
 )
-def test_keys_no_store_can_hold_are_refused(key: str, why: str) -> None:
+def test_keys_no_store_can_hold_are_refused(key: Any, why: str) -> None:
     with pytest.raises(InvalidInput, match=why) as caught:
         check_key("some_setting", key)
     assert "some_setting" in str(caught.value)
-
-
-def test_a_key_of_another_type_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="manifest_path is 7"):
-        check_key("manifest_path", 7)  # type: ignore[arg-type]
-
-
-def test_a_prefix_leaves_room_for_the_longest_batch_name() -> None:
-    longest = Transaction("a" * 200, 2**63 - 1)
-    prefix = "p" * 744
-    check_key("data_path_prefix", prefix, MAX_PREFIX_BYTES)
-    check_key("location", batch_key(prefix, ULID, longest))
-    with pytest.raises(InvalidInput, match="745 bytes, at most 744"):
-        check_key("data_path_prefix", "p" * 745, MAX_PREFIX_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -161,10 +146,13 @@ def test_a_message_of_another_version_is_refused(version: int) -> None:
     assert parse_location(f"ingest/message={other}/{ULID}.batch", "ingest") is None
 
 
-def test_a_message_fits_the_longest_prefix_and_with_a_transaction_says_what_to_shorten() -> None:
-    prefix = "é" * 372
+def test_the_longest_prefix_leaves_room_for_a_message_or_a_transaction_but_not_both() -> None:
+    longest, prefix = Transaction("a" * 200, 2**63 - 1), "é" * 372
+    check_key("data_path_prefix", prefix, MAX_PREFIX_BYTES)
+    with pytest.raises(InvalidInput, match="745 bytes, at most 744"):
+        check_key("data_path_prefix", "p" * 745, MAX_PREFIX_BYTES)
+    check_key("location", batch_key(prefix, ULID, longest))
     check_key("location", batch_key(prefix, ULID, message=MESSAGE))
-    longest = Transaction("a" * 200, 2**63 - 1)
     with pytest.raises(InvalidInput, match=r"1053 bytes, at most 1024.* by 29 bytes.*app id 'aaa"):
         batch_key(prefix, ULID, longest, MESSAGE)
     check_key("location", batch_key("p" * (744 - 29), ULID, longest, MESSAGE))
@@ -211,7 +199,6 @@ def test_unsafe_transactions_are_refused(app: str, batch: Any) -> None:
         f"ingest/{ULID}.batch\n",
         f"ingest/app=a/{ULID}.batch",
         f"ingest/app=a/batch=07/{ULID}.batch",
-        f"ingest/app=a/batch=-1/{ULID}.batch",
         f"ingest/app=a/batch=1/x/{ULID}.batch",
         f"ingest/app=a/batch={2**63}/{ULID}.batch",
         f"ingest/app=/batch=1/{ULID}.batch",
@@ -244,9 +231,7 @@ def test_other_names_are_not_parsed(location: str) -> None:
         "ingest",
         "ingest/",
         "secrets/key",
-        f"/ingest/{ULID}.batch",
         f"ingest/../secrets/{ULID}.batch",
-        f"ingest/./{ULID}.batch",
         f"ingest//{ULID}.batch",
         f"ingest2/{ULID}.batch",
         f"ingest/a\x00/{ULID}.batch",

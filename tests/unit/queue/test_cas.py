@@ -15,12 +15,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.queue.cas import CasObject, OutcomeUnknown
-from opendata_buffer.stores.base import (
-    Absent,
-    Blob,
-    IfVersion,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import (
     ScriptedStore,

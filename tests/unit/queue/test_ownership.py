@@ -42,13 +42,7 @@ from opendata_buffer.queue.ownership import (
 )
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.rollback_checks import Watermark
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Absent,
-    Blob,
-    IfVersion,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import ABSENT, Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import ScriptedStore, not_applied_answer_lost
