@@ -163,9 +163,9 @@ def test_manifests_round_trip_through_groups(groups: list[list[NewEntry]], first
 def test_dropping_and_reading_are_slicing(entries: list[NewEntry], data: st.DataObject) -> None:
     manifest = Manifest.empty().append(entries)
     whole = manifest.entries()
+    begin, limit = data.draw(st.tuples(*[st.integers(0, len(entries) + 2)] * 2))
+    assert Manifest.parse(manifest.raw).entries(begin, limit) == whole[begin : begin + limit]
     start = data.draw(st.integers(0, len(entries)))
-    limit = data.draw(st.integers(0, len(entries)))
-    assert Manifest.parse(manifest.raw).entries(start, limit) == whole[start : start + limit]
     dropped = manifest.drop_through(start - 1)
     check_transition(manifest, dropped)
     assert dropped.entries() == Manifest.parse(dropped.raw).entries() == whole[start:]
@@ -201,16 +201,6 @@ def test_f15_to_f19_and_f28_damaged_manifests_are_refused_or_whole(
         empty = Manifest.parse(struct.pack("<IQQH", 0, manifest.first_sequence, manifest.epoch, 1))
         again = empty.append([NewEntry(entry.location, entry.metadata) for entry in found])
         assert again.raw == damaged
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_a_manifest_or_refused(raw: bytes) -> None:
-    for candidate in (raw, raw + struct.pack("<IQQH", 1, 1, 0, 1)):
-        try:
-            manifest = Manifest.parse(candidate)
-            manifest.entries()
-        except CorruptManifest:
-            continue
 
 
 @given(locations, st.text(max_size=20))

@@ -21,7 +21,6 @@ from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import (
     CommitStateUnknown,
-    Conflict,
     DataLoss,
     Fenced,
     FlushFailed,
@@ -29,7 +28,6 @@ from opendata_buffer.errors import (
     PoisonBatch,
     QueueFull,
     StorageError,
-    TransientStorageError,
 )
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import Metadata, NewEntry
@@ -39,13 +37,10 @@ from opendata_buffer.producer.handle import WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
-from tests.simulation.world import PREFIX, Node, World
+from tests.simulation.world import PASSING, PREFIX, Node, World
 from tests.support.model import Record
 
 T = TypeVar("T")
-
-PASSING = (TransientStorageError, Conflict)
-"""What a caller answers with another try."""
 
 FAILURES = (*PASSING, CommitStateUnknown, FlushFailed, QueueFull)
 """What a producer may answer when storage fails for long."""

@@ -58,14 +58,6 @@ class Member:
     """Until when something is done to it."""
 
 
-@dataclass(eq=False)
-class Holding:
-    """A worker has a batch."""
-
-    member: Member
-    since: float
-
-
 @dataclass
 class Fleet:
     """Hosts, producers, workers, one store, and what was promised to whom."""
@@ -103,7 +95,8 @@ class Fleet:
         )
         self.director = self.simulation.process("director")
         self.members: list[Member] = []
-        self.holding: dict[int, Holding] = {}
+        self.holding: dict[int, tuple[Member, float]] = {}
+        """Of each batch in work the worker, and since when."""
         self.claims: dict[int, float] = {}
         self.taken: set[int] = set()
         self.tasks: list[SimTask] = []
@@ -215,12 +208,12 @@ class Fleet:
         holding = self.holding.get(sequence)
         if self.done[sequence]:
             self.simulation.fail(f"batch {sequence} is handed out and was done")
-        if holding is not None and holding.member.troubled_at < holding.since:
+        if holding is not None and holding[0].troubled_at < holding[1]:
             self.simulation.fail(
                 f"batch {sequence} goes to {member.runtime.name} while "
-                f"{holding.member.runtime.name} has it since {holding.since:.3f}"
+                f"{holding[0].runtime.name} has it since {holding[1]:.3f}"
             )
-        self.holding[sequence] = Holding(member, now)
+        self.holding[sequence] = member, now
 
     def _finish(self, batch: ClaimedBatch, member: Member) -> None:
         # Now and then longer than a claim lasts without a heartbeat.
@@ -249,8 +242,8 @@ class Fleet:
                 # Asked before, and no broker answered for as long as a claim lasts: nobody knows.
                 if (
                     holding is not None
-                    and holding.member is member
-                    and member.troubled_at < holding.since
+                    and holding[0] is member
+                    and member.troubled_at < holding[1]
                     and not batch._claim.asked
                     and ends
                     and not self.fences
@@ -263,7 +256,7 @@ class Fleet:
 
     def _let_go(self, batch: ClaimedBatch, member: Member) -> None:
         holding = self.holding.get(batch.sequence)
-        if holding is not None and holding.member is member:
+        if holding is not None and holding[0] is member:
             del self.holding[batch.sequence]
 
     def fence(self, member: Member) -> None:
@@ -394,7 +387,7 @@ class Fleet:
             elif self.simulation.now > until:
                 self.simulation.fail(
                     f"nothing was done for {STANDSTILL_S:g} s: {self.store.manifest}, held by "
-                    f"{[(k, v.member.runtime.name) for k, v in self.holding.items()]}"
+                    f"{[(k, member.runtime.name) for k, (member, _) in self.holding.items()]}"
                 )
             self.director.sleep(1)
 

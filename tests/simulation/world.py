@@ -18,6 +18,9 @@ from tests.support.simulation import Dice, SimRuntime, SimTask, Simulation
 
 T = TypeVar("T")
 
+PASSING = (TransientStorageError, Conflict)
+"""What a caller answers with another try."""
+
 PREFIX = "ingest"
 MANIFEST = "ingest/manifest"
 MAX_SKEW_MS = 15 * 60 * 1000
@@ -117,12 +120,14 @@ class World(Dice):
         self._nodes.append(node)
         return node
 
-    def patiently(self, node: Node, call: Callable[[], T]) -> T:
+    def patiently(
+        self, node: Node, call: Callable[[], T], failures: tuple[type[Exception], ...] = PASSING
+    ) -> T:
         """Try again while storage does not answer."""
         while True:
             try:
                 return call()
-            except (TransientStorageError, Conflict) as error:
+            except failures as error:
                 self.log(f"{node.name}: {error}")
                 node.runtime.sleep(1)
 

@@ -30,12 +30,6 @@ def test_f26_first_ack_must_be_contiguous() -> None:
     assert cursors.ack(0).ack(1).last_acked == 1
 
 
-def test_an_ack_is_given_once() -> None:
-    cursors = Cursors.at(0).hand_out(3).ack(0)
-    with pytest.raises(InvalidInput, match="everything through 0 is acknowledged already"):
-        cursors.ack(0)
-
-
 @pytest.mark.parametrize("sequence", [4, 2**63, 2**64])
 def test_f27_ack_through_stops_at_what_was_handed_out(sequence: int) -> None:
     cursors = Cursors.at(0).hand_out(3)

@@ -195,18 +195,6 @@ def test_a_handle_on_a_private_store_says_why_it_cannot_travel() -> None:
         pickle.dumps(_handle(MemoryStore()))
 
 
-def test_the_concurrency_of_a_handle_begins_with_what_its_store_declares() -> None:
-    class Declares(MemoryStore):
-        is_near = True
-
-    assert _handle(Declares()).adaptive_concurrency().near is True
-    assert _handle(MemoryStore()).adaptive_concurrency().near is None
-    handle = _handle(Declares())
-    assert handle.adaptive_concurrency() is not handle.adaptive_concurrency(), (
-        "each reader learns for itself"
-    )
-
-
 @pytest.mark.parametrize(
     ("size", "waited", "worked", "near"),
     [
@@ -270,14 +258,6 @@ def test_waits_that_grow_with_the_threads_ask_for_no_more_of_them() -> None:
     for _ in range(200):
         adaptive.fetched(0, 0.060, 0.001)  # the store has become slower
     assert adaptive.threads == 61
-
-
-def test_a_store_that_says_that_it_is_near_stays_near_however_long_a_busy_machine_takes() -> None:
-    adaptive = AdaptiveConcurrency(declared=True)
-    for _ in range(10):
-        adaptive.fetched(8_000_000, waited=5.0, worked=0.010)
-    assert adaptive.near is True
-    assert adaptive.largest == 8_000_000
 
 
 def test_decoding_is_work_that_fetches_need_not_hide() -> None:

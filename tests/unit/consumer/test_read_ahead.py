@@ -123,22 +123,6 @@ def test_no_more_than_so_many_at_once() -> None:
     assert sorted(fetches.begun) == list(range(5))
 
 
-def test_bytes_in_flight_count_what_nobody_took_yet() -> None:
-    fetches = Fetches()
-    fetches.allow(*range(6))
-    results = fetch_many(
-        fetches, _descriptors(6, size=10), concurrency=6, max_in_flight_bytes=30, adaptive=Far()
-    )
-    assert len(next(results)) == 10
-    # One was taken, three may be open: the first four were begun, the fifth is not.
-    fetches.await_ended(4)
-    assert sorted(fetches.begun) == [0, 1, 2, 3]
-    next(results)
-    fetches.await_ended(5)
-    assert sorted(fetches.begun) == [0, 1, 2, 3, 4]
-    results.close()
-
-
 def test_a_batch_beyond_the_limit_is_fetched_alone() -> None:
     fetches = Fetches()
     fetches.allow(0)

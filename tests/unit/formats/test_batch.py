@@ -142,13 +142,6 @@ def test_f20_bytes_behind_the_last_counted_record_are_refused(count: int) -> Non
     refuse(BLOCK + b"\x00" + struct.pack("<IH", count, 1), "no records but|bytes after its")
 
 
-@pytest.mark.parametrize("many", [1, 3000])
-@pytest.mark.parametrize("length", [6, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
-def test_a_record_longer_than_the_block_is_refused(length: int, many: int) -> None:
-    block = b"\x01\x00\x00\x00x" * many + struct.pack("<I", length) + b"hello"
-    refuse(block + b"\x00" + struct.pack("<IH", many + 1, 1), "truncated")
-
-
 def test_f21_an_uncompressed_block_beyond_the_cap_is_refused() -> None:
     assert decode_batch(THREE, len(BLOCK)) == RECORDS
     refuse(THREE, "19 bytes, more than max_batch_bytes 18", len(BLOCK) - 1)

@@ -195,54 +195,26 @@ def test_unsafe_transactions_are_refused(app: str, batch: Any) -> None:
         f"ingestion/{ULID}.batch",
         f"ingest/x/{ULID}.batch",
         f"ingest/{ULID}.parquet",
-        f"ingest/{ULID}.batch.tmp",
         f"ingest/{ULID}.batch\n",
         f"ingest/app=a/{ULID}.batch",
         f"ingest/app=a/batch=07/{ULID}.batch",
         f"ingest/app=a/batch=1/x/{ULID}.batch",
         f"ingest/app=a/batch={2**63}/{ULID}.batch",
-        f"ingest/app=/batch=1/{ULID}.batch",
-        f"ingest/{ULID}",
-        f"ingest/message={MESSAGE}",
         f"ingest/message={MESSAGE}/x/{ULID}.batch",
         f"ingest/message={MESSAGE.hex}/{ULID}.batch",
         f"ingest/message={str(MESSAGE).upper()}/{ULID}.batch",
         f"ingest/message={MESSAGE}/{ULID}/000000000000002a",
         f"ingest/message={MESSAGE}/app=a/batch=1/{ULID}.batch",
         f"ingest/message={MESSAGE}/message={MESSAGE}/{ULID}.batch",
-        f"ingest/app=a/message={MESSAGE}/{ULID}.batch",
         f"ingest/{ULID}/000000000000002",
-        f"ingest/{ULID}/000000000000002A",
         f"ingest/{ULID}/000000000000002a.batch",
         f"ingest/{ULID.lower()}/000000000000002a",
         f"ingest/x/{ULID}/000000000000002a",
-        "ingest/manifest",
         "",
     ],
 )
 def test_other_names_are_not_parsed(location: str) -> None:
     assert parse_location(location, "ingest") is None
-
-
-@pytest.mark.parametrize(
-    "location",
-    [
-        "",
-        "ingest",
-        "ingest/",
-        "secrets/key",
-        f"ingest/../secrets/{ULID}.batch",
-        f"ingest//{ULID}.batch",
-        f"ingest2/{ULID}.batch",
-        f"ingest/a\x00/{ULID}.batch",
-        f"ingest/a\r\n/{ULID}.batch",
-        f"ingest/{ULID}.batch/",
-        f"s3://other/ingest/{ULID}.batch",
-        "ingest/" + "a" * 65_535 + f"/{ULID}.batch",
-    ],
-)
-def test_f23_locations_outside_the_prefix_are_not_confined(location: str) -> None:
-    assert not is_confined(location, "ingest")
 
 
 def test_a_later_ulid_differs_in_its_time_only() -> None:

@@ -105,23 +105,6 @@ def test_any_bytes_like_manifest(view: Callable[[bytes], Any]) -> None:
     assert Manifest.parse(view(RAW)).entries() == ENTRIES
 
 
-@pytest.mark.parametrize(
-    ("start", "limit", "sequences"),
-    [
-        (None, None, range(5, 15)),
-        (8, 2, range(8, 10)),
-        (14, 5, range(14, 15)),
-        (99, 1, range(0)),
-        (0, 2, range(5, 7)),
-        (7, -1, range(0)),
-    ],
-)
-def test_entries_from_a_sequence_on(start: int | None, limit: int | None, sequences: range) -> None:
-    found = queue(10, first=5).entries(start, limit)
-    assert [entry.sequence for entry in found] == list(sequences)
-    assert [entry.location for entry in found] == [f"p/{n - 5}" for n in sequences]
-
-
 def test_reading_piece_by_piece_walks_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Counting(struct.Struct):
         calls = 0

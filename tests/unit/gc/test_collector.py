@@ -92,21 +92,32 @@ def test_f4_without_a_manifest_nothing_is_deleted() -> None:
     assert queue.names() >= {*queue.orphans, queue.queued}
 
 
-def test_f4_a_manifest_that_went_backwards_deletes_nothing(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    ("manifest", "says"),
+    [
+        (Manifest.empty().with_epoch(3), "went backwards: next sequence 1 -> 0"),
+        (
+            Manifest.starting_at(1, 4),
+            "collector ends: consumer with epoch 3 was fenced by epoch 4",
+        ),
+    ],
+)
+def test_f4_f9_a_manifest_that_went_backwards_or_a_fence_ends_the_loop(
+    manifest: Manifest, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, logger="opendata_buffer")
     queue = Fixture()
     collector = queue.collector(epoch=3)
     collector.start()
     queue.runtime.await_waits(1)
     for key in queue.orphans:
         queue.store.put(key, b"")
-    queue.write(Manifest.empty().with_epoch(3))
+    queue.write(manifest)
     queue.runtime.advance(3_600)
     assert collector._task is not None
     collector._task.join(30)
     assert not collector._task.is_alive()
-    assert "went backwards: next sequence 1 -> 0" in caplog.text
+    assert says in caplog.text
     assert queue.names() >= set(queue.orphans)
 
 
@@ -253,18 +264,6 @@ def test_the_loop_runs_every_interval_and_survives_errors(
         "WARNING",
         "ERROR",
     ]
-
-
-def test_f9_the_loop_ends_when_fenced(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="opendata_buffer")
-    queue = Fixture()
-    collector = queue.collector(epoch=2)
-    collector.start()
-    assert collector._task is not None
-    collector._task.join(30)
-    assert not collector._task.is_alive()
-    assert "collector ends: consumer with epoch 2 was fenced by epoch 3" in caplog.text
-    assert queue.names() >= set(queue.orphans)
 
 
 def test_f9_a_stopped_collector_begins_no_further_delete() -> None:

@@ -274,19 +274,6 @@ def test_a_store_that_never_answers_is_given_up_at_the_deadline(call: str) -> No
     assert runtime.monotonic() - started <= 25.0
 
 
-def test_a_doubt_ends_when_somebody_else_moved_the_manifest() -> None:
-    def conflict(*_: object) -> PutOutcome:
-        return outcomes.Conflict()
-
-    store = ScriptedStore(
-        applied, then(not_applied_answer_lost, append_as_other(7)), *[conflict] * 10_000
-    )
-    queue = make(store, cas_deadline_ms=1_000)
-    queue.append([entry(0)])
-    with pytest.raises(Conflict, match="Nothing was written"):
-        queue.append([entry(1)])
-
-
 def test_f14_attempts_back_off_with_jitter_and_end_at_the_deadline() -> None:
     def conflict(*_: object) -> PutOutcome:
         return outcomes.Conflict()
