@@ -87,7 +87,7 @@ class BatchDescriptor:
         sequence: Position in the queue.
         location: Key of the batch object, relative to the store.
         metadata: Ranges of records with their ingestion time and payload.
-        size: Bytes of the object, where a listing told them.
+        size: Bytes of the object, where a listing has shown them.
     """
 
     sequence: int

@@ -52,15 +52,15 @@ class TransactionFilter:
 
     A transactional writer (the Spark sink) names its batches
     ``<prefix>/app=<id>/batch=<n>/<ULID>.batch`` and appends all batches of a transaction in one
-    compare-and-swap, with batch numbers that only grow. When it cannot tell whether that landed,
-    it appends them again. The reader sees both and keeps the first.
+    compare-and-swap, with batch numbers that only grow. When it does not know whether that was
+    applied, it appends them again. The reader sees both and keeps the first.
 
     One compare-and-swap means that a transaction is *contiguous* in sequence. So an entry repeats
     an earlier one when its batch number is lower than the highest one passed of its app, or equal
     to it and the entry is not adjacent to the last entry passed of that transaction.
 
-    A repeat that is adjacent to the original cannot be told from it: the two look like one larger
-    transaction. A writer that may be repeating itself must therefore put an empty batch without a
+    A repeat that is adjacent to the original cannot be distinguished from it: the two look like one
+    larger transaction. So a writer that may be repeating itself must put an empty batch without a
     transaction in front of the repeated ones. It needs that only where it does not see the
     original, which is when it finds the queue empty.
 

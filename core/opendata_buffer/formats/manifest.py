@@ -242,7 +242,7 @@ class Manifest:
         dropped = sequence - self.first_sequence + 1
         if dropped <= 0:
             return self
-        starts = self._walk(self.entry_count)
+        starts = self._find_starts(self.entry_count)
         count = self.entry_count - dropped
         cut = starts[dropped] if count else self._body
         kept = memoryview(self.raw)[cut:-FOOTER_SIZE]
@@ -256,7 +256,7 @@ class Manifest:
                 f"sequence {sequence} is not queued: the queue holds {self.first_sequence} to "
                 f"{self.next_sequence - 1}"
             )
-        starts = (*self._walk(self.entry_count), self._body)
+        starts = (*self._find_starts(self.entry_count), self._body)
         whole = memoryview(self.raw)
         pieces: list[BytesLike] = [whole[: starts[index]]]
         encode_entry(sequence, entry, pieces)
@@ -297,7 +297,7 @@ class Manifest:
         end = self.entry_count if limit is None else min(skip + max(limit, 0), self.entry_count)
         if skip >= end:
             return ()
-        starts, body = self._walk(end), self._body
+        starts, body = self._find_starts(end), self._body
         try:
             return tuple(
                 decode_entry(self.raw, starts[index], self.first_sequence + index, body)[0]
@@ -321,7 +321,7 @@ class Manifest:
 
         Headers and locations are checked, metadata is not.
         """
-        starts = self._walk(self.entry_count)
+        starts = self._find_starts(self.entry_count)
         found = whole_locations(self.raw, starts, self._body)
         if len(found) < len(starts):
             self.entries(self.first_sequence + len(found), 1)  # raises the error
@@ -335,7 +335,7 @@ class Manifest:
         """
         at = find_location(self.raw, location, 0, self._body)
         while at is not None:
-            starts = self._walk(self.entry_count)
+            starts = self._find_starts(self.entry_count)
             index = bisect_left(starts, at)
             if index < len(starts) and starts[index] == at:
                 return self.first_sequence + index
@@ -353,7 +353,7 @@ class Manifest:
         """What follows this one: other entries, of which the first stand at ``starts``."""
         return Manifest(b"".join((*body, footer.pack())), *footer, starts, self._name)
 
-    def _walk(self, wanted: int) -> tuple[int, ...]:
+    def _find_starts(self, wanted: int) -> tuple[int, ...]:
         """Where the first ``wanted`` entries start, checking headers, order and fit."""
         if len(self._starts) >= wanted:
             return self._starts

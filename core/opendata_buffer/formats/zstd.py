@@ -18,7 +18,7 @@ from opendata_buffer.errors import CorruptBatch
 _FRAME_MAGIC = 0xFD2FB528
 _SKIPPABLE_MAGIC = 0x184D2A50  # the lowest four bits are free
 _MAX_BLOCK = 128 * 1024
-_LEAST_WINDOW = 8 * 1024 * 1024  # what RFC 8878 tells decoders to support
+_LEAST_WINDOW = 8 * 1024 * 1024  # what RFC 8878 asks decoders to support
 _MOST_WINDOW = 128 * 1024 * 1024  # windowLog 27, zstd's own default limit
 _RESERVED, _RLE = 3, 1
 
@@ -54,13 +54,13 @@ def plan_frames(data: memoryview, max_bytes: int) -> list[Frame]:
     """
     frames: list[Frame] = []
     position, end = 0, len(data)
-    walked, blocks_left = 0, _LEAST_BLOCKS + max_bytes // _LEAST_BLOCK
+    count, blocks_left = 0, _LEAST_BLOCKS + max_bytes // _LEAST_BLOCK
     declared_total = 0
     if not end:
         raise CorruptBatch("zstd block is empty: not even a frame header")
     while position < end:
-        walked += 1
-        if walked > MOST_FRAMES:
+        count += 1
+        if count > MOST_FRAMES:
             raise CorruptBatch(
                 f"zstd block has more than {MOST_FRAMES} frames: a batch is one frame, and no "
                 "writer makes so many"

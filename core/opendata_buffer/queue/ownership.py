@@ -10,9 +10,9 @@ collector of another manifest is refused before it writes a batch or deletes one
 
 * ``manifest`` is relative to the marker, as a link would be: the same queue opened as
   ``s3://bucket`` or as ``s3://bucket/root`` has the same owner.
-* ``id`` is a ULID, drawn once. Positions in a queue are bare sequences, and only the id tells a
-  position of this queue from one of another queue, or of a queue that was deleted and created
-  again (failure F4).
+* ``id`` is a ULID, drawn once. Positions in a queue are bare sequences, and only the id
+  distinguishes a position of this queue from one of another queue, or of a queue that was deleted
+  and created again (failure F4).
 * The other four are a watermark, which the manifest has once reached. It lags, because it is
   written seldom (:meth:`QueueClaim.note`), and never runs ahead. A manifest that is gone or behind
   it was lost or restored from an old copy: no manifest names its unread batches any more, and the
@@ -150,7 +150,7 @@ class QueueClaim:
         self._store = store
         self._config = config
         self._runtime = runtime
-        # A note is worth a short wait and no more: the next one says all that this one says.
+        # A note is worth only a short wait: the next one contains all that this one does.
         quick = replace(config, cas_deadline_ms=min(_NOTE_DEADLINE_MS, config.cas_deadline_ms))
         self._object = _owner_object(store, quick, runtime)
         self.watermark = owner.watermark

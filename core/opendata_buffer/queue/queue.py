@@ -95,7 +95,7 @@ class _Append(Generic[T]):
 
 
 class WritePause(Protocol):
-    """Keeps a broker from writing a manifest while this process reads and writes it.
+    """Has a broker leave a manifest to this process, which reads and writes it itself.
 
     A process that reads before it writes loses every race against a broker that writes from
     memory, so it asks the broker for a pause. The pause only saves time: the compare-and-swap
@@ -106,18 +106,15 @@ class WritePause(Protocol):
     def is_connected(self) -> bool:
         """Whether a broker is known, and is to be asked before the first attempt of a change."""
 
-    @property
-    def is_granted(self) -> bool:
-        """Whether the broker writes nothing at this moment."""
+    def ask(self, writes: int) -> bool:
+        """Ask for a pause; whether one begins now. Raises nothing.
 
-    def begin(self) -> bool:
-        """Ask for a pause; whether the broker writes nothing from now on. Raises nothing."""
-
-    def end(self) -> None:
-        """The change is over: the broker may write. Free to repeat."""
+        ``writes`` is how many reads and writes of the broker it is to last: more after each race
+        that was lost all the same.
+        """
 
     def close(self) -> None:
-        """End the connection to the broker; the next :meth:`begin` may open another."""
+        """End the connection to the broker; the next :meth:`ask` may open another."""
 
 
 OpenPause = Callable[[CasStore, QueueConfig, Runtime], WritePause]
@@ -167,6 +164,7 @@ class Queue:
         self._store = store
         self._open_pause = open_pause
         self._pause: WritePause | None = None
+        self._conflicts_before = 0
         self._config = config
         self._runtime = runtime
         self._claim = claim
@@ -389,6 +387,7 @@ class Queue:
         from_memory: bool = False,
     ) -> outcomes.Outcome[Manifest | None]:
         attempts, conflicts = self.attempts, self.conflicts
+        self._conflicts_before = conflicts
 
         def decide(before: Manifest | None) -> Manifest | None:
             self._decided_at = self._runtime.monotonic()
@@ -406,11 +405,9 @@ class Queue:
             if self._pause is not None and self._pause.is_connected:
                 # The broker has written since: what is remembered is out of date.
                 from_memory = False
-                self._pause.begin()
+                self._pause.ask(1)
             return self._object.update(decide, proof=append, from_memory=from_memory)
         finally:
-            if self._pause is not None:
-                self._pause.end()
             self._count(self.attempts - attempts, self.conflicts - conflicts)
 
     def _after_conflict(self) -> float | None:
@@ -418,8 +415,7 @@ class Queue:
         if self._open_pause is not None:
             if self._pause is None:
                 self._pause = self._open_pause(self._store, self._config, self._runtime)
-            # In a pause of the broker, another writer was faster: asking again changes nothing.
-            if self._pause.is_granted or self._pause.begin():
+            if self._pause.ask(self.conflicts - self._conflicts_before):
                 return 0.0
         # A writer that waits longer each time hardly ever writes while a busy writer pauses
         # (producer/group_commit.py). The time that a write takes is wait enough, unless the store

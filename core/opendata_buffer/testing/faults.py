@@ -56,7 +56,7 @@ class FaultPlan:
             ``TransientStorageError``, conditional puts are ``Unknown``. Half of the writes and
             deletes are carried out.
         hang_ms: Default 3,600,000: longer than any deadline of the library.
-        wrong_dates: Share of listings that tell a wrong time as the store's.
+        wrong_dates: Share of listings with a wrong time for the store's.
         date_error_ms: How far that time is ahead of the right one; negative: behind.
         get_ms: What a read takes, milliseconds.
         put_ms: What an unconditional put takes; half of it before the effect, half after.
