@@ -166,9 +166,9 @@ class World(Dice):
     def _clock_error_ms(self) -> int:
         """How far the clock of a process is ahead: up to 15 minutes either way."""
         skew_ms = self.draw(2 * MAX_SKEW_MS) - MAX_SKEW_MS
-        return -skew_ms if self._is_vouched_for(skew_ms) else skew_ms
+        return -skew_ms if self._agrees_with_wrong_dates(skew_ms) else skew_ms
 
-    def _is_vouched_for(self, skew_ms: int) -> bool:
+    def _agrees_with_wrong_dates(self, skew_ms: int) -> bool:
         """Whether the store's wrong dates would confirm to a process that its clock is right.
 
         Both ahead and about alike, they make a collector take young objects for old ones, and

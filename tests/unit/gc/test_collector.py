@@ -122,7 +122,7 @@ def test_f4_f9_a_manifest_that_went_backwards_or_a_fence_ends_the_loop(
 
 
 class Enqueues(MemoryStore):
-    """Behind the first listing that begins at a key or later, an orphan is enqueued."""
+    """After the first listing that has a certain orphan, that orphan is enqueued."""
 
     late: tuple[Fixture, int] | None = None
 

@@ -107,7 +107,7 @@ COMMAND = "'opendata-buffer manifest rebuild s3://bucket --data-path-prefix p-1'
 
 
 @pytest.mark.parametrize(
-    "look",
+    "read",
     [
         Manifest.entries,
         Manifest.locations,
@@ -118,14 +118,14 @@ COMMAND = "'opendata-buffer manifest rebuild s3://bucket --data-path-prefix p-1'
     ],
 )
 def test_damage_behind_the_first_entry_names_the_manifest_and_the_command(
-    look: Callable[[Manifest], object],
+    read: Callable[[Manifest], object],
 ) -> None:
     size = (SOUND.size - FOOTER_SIZE) // 3
     damaged = bytearray(SOUND.raw)
     damaged[size + 4] ^= 0xFF  # the second entry's sequence
     manifest = parse_manifest(bytes(damaged), "s3://bucket", PARTITION)
     with pytest.raises(CorruptManifest) as caught:
-        look(manifest)
+        read(manifest)
     text = str(caught.value)
     assert text.startswith("'p-1/manifest' in s3://bucket: manifest entry at byte")
     assert COMMAND in text
