@@ -271,7 +271,7 @@ def test_f9_a_stopped_collector_begins_no_further_delete() -> None:
         collector: GarbageCollector
 
         def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
-            self.collector.stop()
+            self.collector.abandon()
             return super().delete_many(keys)
 
     store = Stops()
@@ -279,6 +279,11 @@ def test_f9_a_stopped_collector_begins_no_further_delete() -> None:
     store.collector = queue.collector()
     report = store.collector.run_once()
     assert (report.deleted, report.abandoned) == (1_000, 1)
+    store.collector.stop()  # nothing was started
+    store.collector = queue.collector()
+    store.collector.start()
+    store.collector._task.join(30)
+    assert not store.collector._task.is_alive()
 
 
 def test_an_unreadable_manifest_deletes_nothing() -> None:
