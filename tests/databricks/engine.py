@@ -77,12 +77,11 @@ class Engine:
     @contextmanager
     def run(self, program: str, environment: Mapping[str, str] | None = None) -> Iterator[Program]:
         """Start a program, and end it."""
-        first = (
-            [str(self.client)] if self.renamed is None else [str(self.client), str(self.renamed)]
-        )
+        renamed = [] if self.renamed is None else [str(self.renamed)]
+        paths = [str(self.client), *renamed, str(ROOT / "core"), str(ROOT)]
         env = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(self.client), *renamed, str(ROOT / "core"), str(ROOT)]),
+            "PYTHONPATH": os.pathsep.join(paths),
             **(environment or {}),
         }
         with socket.create_server(("127.0.0.1", 0)) as server:
