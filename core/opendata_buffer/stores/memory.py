@@ -12,8 +12,8 @@ from opendata_buffer.errors import InvalidInput, ObjectNotFound
 from opendata_buffer.formats.keys import check_key
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import (
-    Absent,
     Blob,
+    Condition,
     DeleteFailure,
     IfVersion,
     Listing,
@@ -42,9 +42,8 @@ class _Object:
 class MemoryStore:
     """A dictionary with a lock.
 
-    ``MemoryStore()`` is private to its creator. ``MemoryStore.named(name)`` is what
-    ``memory://name`` opens: one store for the whole process, and the only kind that pickles,
-    by its name, within the process.
+    ``MemoryStore.named(name)`` is what ``memory://name`` opens: one store for the whole process,
+    and the only kind that pickles, by its name, within the process.
 
     Args:
         name: Shown in :attr:`url` and in errors.
@@ -108,7 +107,7 @@ class MemoryStore:
         with self._lock:
             self._write(key, data)
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: Condition) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
         check_key("key", key)
         with self._lock:

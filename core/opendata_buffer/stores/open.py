@@ -28,7 +28,13 @@ _USAGE = (
 )
 
 _CALLED = {"memory": "store", "az": "container", "abfss": "container"}
-
+_ENVIRONMENTS = {
+    "s3": AWS_ENVIRONMENT,
+    "s3a": AWS_ENVIRONMENT,
+    "gs": GCS_ENVIRONMENT,
+    "az": AZURE_ENVIRONMENT,
+    "abfss": AZURE_ENVIRONMENT,
+}
 _cache: dict[tuple[str, StoreOptions], tuple[Hashable, Store]] = {}
 
 
@@ -36,8 +42,8 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
     """The store a URL names; the same object for the same URL and options in one process.
 
     Opening reads and writes nothing: a missing directory, bucket or credential is reported by
-    the first operation. After a change of the cloud's environment variables it is another object,
-    with connections of its own; those opened before go on as they were.
+    the first operation. After a change of the cloud's environment variables it is another object;
+    those opened before go on as they were.
 
     Args:
         url: ``s3://bucket[/root]`` (``s3a://`` is the same), ``gs://bucket[/root]``,
@@ -69,12 +75,9 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
 
 def _environment(url: str) -> Hashable:
     """What else the meaning of a URL depends on."""
-    if url.lower().startswith(("s3:", "s3a:")):
-        return environment_of(*AWS_ENVIRONMENT)
-    if url.lower().startswith("gs:"):
-        return environment_of(*GCS_ENVIRONMENT)
-    if url.lower().startswith(("az:", "abfss:")):
-        return environment_of(*AZURE_ENVIRONMENT)
+    scheme, colon, _ = url.partition(":")
+    if colon and scheme.lower() in _ENVIRONMENTS:
+        return environment_of(*_ENVIRONMENTS[scheme.lower()])
     if "://" in url or os.path.isabs(url):
         return None
     try:

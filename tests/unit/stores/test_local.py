@@ -5,8 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import stat
+import subprocess
+import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +25,10 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
+from opendata_buffer.runtime import SystemRuntime, deadline
+from opendata_buffer.stores import local
 from opendata_buffer.stores.base import ABSENT, Blob, GetInto, IfVersion, PutPieces
-from opendata_buffer.stores.local import (
-    RESERVED,
-    LocalPaths,
-    LocalStore,
-    TemporaryFiles,
-    directory_of,
-    files_below,
-)
-from opendata_buffer.stores.local_files import FileLock
+from opendata_buffer.stores.local import RESERVED, FileLock, LocalPaths, LocalStore, LockTimeout
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -226,19 +224,17 @@ def test_who_never_got_the_lock_surely_wrote_nothing(
 ) -> None:
     first = store.put_if("m", b"1", ABSENT)
     assert isinstance(first, outcomes.Applied)
-    monkeypatch.setattr(FileLock, "_lock_file", lambda *_: _raise_timeout())
+
+    def time_out(*_: object) -> None:
+        raise LockTimeout("lock")
+
+    monkeypatch.setattr(FileLock, "_lock_file", time_out)
     with pytest.raises(TransientStorageError, match="another process holds the lock"):
         store.put_if("m", b"2", IfVersion(first.value))
     with pytest.raises(TransientStorageError, match="another process holds the lock"):
         store.put("m", b"2")
     (failure,) = store.delete_many(["m"])
     assert "another process holds the lock" in failure.reason
-
-
-def _raise_timeout() -> None:
-    from opendata_buffer.stores.local_files import LockTimeout
-
-    raise LockTimeout("lock")
 
 
 def test_a_full_disk_names_path_and_fix_and_leaves_the_old_bytes(
@@ -387,8 +383,6 @@ def test_check_runs_once_and_leaves_nothing(
 def test_f12_a_file_system_without_locks_is_refused(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import fcntl
-
     monkeypatch.setattr(fcntl, "flock", fail_with(errno.ENOLCK))
     with pytest.raises(UnsafeStore, match=r"has no file locks.*s3:// URL"):
         store.check_conditional_writes("in/manifest")
@@ -507,9 +501,8 @@ def test_a_link_into_a_databricks_mount_is_refused(
 
 
 def keys_below(root: Path, prefix: str, start_after: str = "") -> list[str]:
-    directory = directory_of(prefix)
-    assert directory is not None
-    return [info.key for info in files_below(str(root), directory, prefix, start_after)]
+    listing = LocalStore(root).list(prefix, start_after=start_after)
+    return [info.key for info in listing.objects]
 
 
 def fill(root: Path, *keys: str) -> list[str]:
@@ -518,12 +511,6 @@ def fill(root: Path, *keys: str) -> list[str]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(key.encode())
     return sorted(keys)
-
-
-def test_files_come_in_the_order_of_their_keys_also_across_directories(tmp_path: Path) -> None:
-    keys = fill(tmp_path, "a/b", "a-b", "a0", "a/c/d", "a/c-d", "b")
-    assert keys == ["a-b", "a/b", "a/c-d", "a/c/d", "a0", "b"]
-    assert keys_below(tmp_path, "") == keys
 
 
 @pytest.mark.parametrize("start_after", ["", "a", "a-b", "a/", "a/c", "a/c/d", "a/d", "a0", "z"])
@@ -550,90 +537,274 @@ def test_a_directory_that_is_missing_or_a_file_holds_nothing(tmp_path: Path) -> 
     fill(tmp_path, "in/a")
     assert keys_below(tmp_path, "out/") == []
     assert keys_below(tmp_path, "in/a/") == []
-    assert keys_below(tmp_path, "/") == []
 
 
 def test_a_directory_that_cannot_be_read_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: str) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(PermissionError):
-        keys_below(tmp_path, "in/")
+    monkeypatch.setattr(os, "scandir", fail_with(errno.EACCES))
+    with pytest.raises(PermanentStorageError, match=r"cannot list '.*/root/in': Permission"):
+        store.list("in/")
+    monkeypatch.setattr(FileLock, "__enter__", fail_with(errno.EACCES))
+    (failure,) = store.delete_many(["a"])
+    assert "cannot delete 'a': Permission denied" in failure.reason
 
 
 @pytest.mark.parametrize(
-    "prefix", ["/in/", "a//b", "../a", "a/../b", "./a", f"{RESERVED}/", f"in/{RESERVED}/x"]
+    "prefix",
+    ["/", "/in/", "a//b", "../a", "a/../b", "./a", f"in/{RESERVED}/x", "in/a\0", "in/\udcff"],
 )
-def test_no_key_starts_outside_of_the_store(prefix: str) -> None:
-    assert directory_of(prefix) is None
+def test_no_key_starts_outside_of_the_store(tmp_path: Path, prefix: str) -> None:
+    fill(tmp_path, "in/a", "a/b")
+    assert keys_below(tmp_path, prefix) == []
 
 
-@pytest.mark.parametrize("prefix", ["in/a\0", "in/\udcff"])
-def test_no_key_starts_with_what_is_no_text(prefix: str) -> None:
-    assert directory_of(prefix) is None
-
-
-@pytest.fixture
-def files(tmp_path: Path, runtime: ManualRuntime) -> TemporaryFiles:
-    made = TemporaryFiles(str(tmp_path / "tmp"), runtime)
-    made.prepare()
-    return made
-
-
-@pytest.mark.parametrize("pieces", [[b"all"], [b"a", b"ll"], [b""], []])
-def test_a_file_holds_its_pieces_and_is_durable_when_it_is_given_out(
-    files: TemporaryFiles, monkeypatch: pytest.MonkeyPatch, pieces: list[bytes]
+def test_files_that_killed_writers_left_are_removed_after_a_day_and_once(
+    store: LocalStore, root: Path
 ) -> None:
-    synced: list[int] = []
-    fsync = os.fsync
-
-    def sync(fd: int) -> None:
-        synced.append(fd)
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", sync)
-    with files.written(pieces) as (fd, path):
-        assert Path(path).read_bytes() == b"".join(pieces)
-        assert synced == [fd]
-
-
-def test_what_killed_writers_left_is_swept_after_a_day_and_once(
-    files: TemporaryFiles, tmp_path: Path, runtime: ManualRuntime
-) -> None:
-    old, new = tmp_path / "tmp" / "old", tmp_path / "tmp" / "new"
+    store.put("a", b"")
+    temporary = root / RESERVED / "tmp"
+    old, new = temporary / "old", temporary / "new"
     for path in (old, new):
         path.write_bytes(b"half")
     two_days_ago = os.stat(new).st_mtime - 2 * 24 * 3600
     os.utime(old, (two_days_ago, two_days_ago))
-    files.prepare()
-    assert sorted(os.listdir(tmp_path / "tmp")) == ["new", "old"]
-    TemporaryFiles(str(tmp_path / "tmp"), runtime).prepare()
-    assert os.listdir(tmp_path / "tmp") == ["new"]
+    store.put("a", b"")
+    assert sorted(leftovers(root)) == ["new", "old"]
+    LocalStore(root).put("a", b"")
+    assert leftovers(root) == ["new"]
 
 
-def test_a_directory_that_somebody_removed_is_made_again(
-    files: TemporaryFiles, tmp_path: Path
-) -> None:
-    os.rmdir(tmp_path / "tmp")
-    files.prepare()
-    with files.written([b"1"]) as (_, path):
-        assert Path(path).read_bytes() == b"1"
+def test_a_directory_that_somebody_removed_is_made_again(store: LocalStore, root: Path) -> None:
+    store.put("a", b"1")
+    os.rmdir(root / RESERVED / "tmp")
+    store.put("a", b"2")
+    assert (root / "a").read_bytes() == b"2"
 
 
 def test_f6_the_time_is_that_of_the_file_system(
-    files: TemporaryFiles, tmp_path: Path, runtime: ManualRuntime
+    store: LocalStore, root: Path, runtime: ManualRuntime
 ) -> None:
+    assert store.list("").now_ms == runtime.now_ms(), "there is no directory"
     runtime.set_wall_clock(0)  # this process believes it is 1970
-    path = tmp_path / "other"
-    path.write_bytes(b"")
-    assert abs(files.now_ms() - path.stat().st_mtime_ns // 1_000_000) < 60_000
-    assert os.listdir(tmp_path / "tmp") == []
+    store.put("a", b"")
+    listing = store.list("")
+    assert abs(listing.now_ms - listing.objects[0].last_modified_ms) < 60_000
+    assert leftovers(root) == []
 
 
-def test_without_a_directory_the_time_is_the_runtimes(
-    tmp_path: Path, runtime: ManualRuntime
+def opened(path: Path) -> int:
+    return os.open(path, os.O_CREAT | os.O_RDWR)
+
+
+def test_stamps_of_one_process_never_repeat(tmp_path: Path) -> None:
+    fd = opened(tmp_path / "a")
+    stamps = [local.stamp_later(fd, "a", 0) for _ in range(1_000)]
+    os.close(fd)
+    assert sorted(set(stamps)) == stamps
+
+
+def test_a_stamp_is_later_than_the_last_even_when_the_clock_went_back(tmp_path: Path) -> None:
+    fd = opened(tmp_path / "a")
+    future_ns = 4_102_444_800_000_000_000  # 2100-01-01
+    assert local.stamp_later(fd, "a", future_ns) == future_ns + 1
+    assert os.fstat(fd).st_mtime_ns == future_ns + 1
+    os.close(fd)
+    # One file of the far future does not carry all others there.
+    fd = opened(tmp_path / "b")
+    assert local.stamp_later(fd, "b", 0) < future_ns
+    os.close(fd)
+
+
+def test_a_clock_that_was_set_back_is_followed(tmp_path: Path) -> None:
+    fd = opened(tmp_path / "a")
+    os.utime(fd, ns=(4_102_444_800_000_000_000,) * 2)  # as if the kernel's clock said 2100
+    local.stamp_later(fd, "a", 0)
+    os.close(fd)
+    fd = opened(tmp_path / "b")
+    now_ns = os.fstat(fd).st_mtime_ns
+    assert 0 <= local.stamp_later(fd, "b", 0) - now_ns < 10**9
+    os.close(fd)
+
+
+def test_write_all_writes_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_CHUNK", 3)
+    fd = opened(tmp_path / "a")
+    local.write_all(fd, b"0123456789")
+    assert local.read_range(fd, 0, 10) == b"0123456789"
+    assert local.read_range(fd, 2, 9) == b"2345678"
+    assert local.read_range(fd, 8, 99) == b"89"
+    assert local.read_range(fd, 4, 4) == b""
+    os.close(fd)
+
+
+@pytest.mark.parametrize("most", [None, 4])
+def test_pieces_are_written_one_behind_the_other_also_when_a_call_ends_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None
 ) -> None:
-    assert TemporaryFiles(str(tmp_path / "nothing"), runtime).now_ms() == runtime.now_ms()
+    monkeypatch.setattr(local, "_PIECES", 3)
+    calls = []
+    writev = os.writev
+
+    def cut(fd: int, group: Sequence[bytes | memoryview]) -> int:
+        calls.append(len(group))
+        return writev(fd, group) if most is None else os.write(fd, b"".join(group)[:most])
+
+    monkeypatch.setattr(os, "writev", cut)
+    fd = opened(tmp_path / "a")
+    pieces = [b"01", memoryview(b"234"), b"", b"5", b"678", b"9ab", b"c"]
+    local.write_pieces(fd, pieces)
+    assert local.read_range(fd, 0, 99) == b"0123456789abc"
+    assert calls == [3, 3, 1]
+    os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "fix"),
+    [
+        (errno.ENOSPC, PermanentStorageError, "Free some space"),
+        (errno.EXDEV, PermanentStorageError, "mount the store's whole directory"),
+        (errno.EDQUOT, PermanentStorageError, "Free some space"),
+        (errno.EACCES, PermanentStorageError, "right to write"),
+        (errno.EROFS, PermanentStorageError, "right to write"),
+        (errno.EISDIR, PermanentStorageError, "directory of another"),
+        (errno.EIO, PermanentStorageError, "Input/output error"),
+        (errno.EMFILE, TransientStorageError, "Try again"),
+        (errno.ESTALE, TransientStorageError, "Try again"),
+        (errno.ENAMETOOLONG, InvalidInput, "shorter"),
+    ],
+)
+def test_errors_name_path_cause_and_fix(code: int, kind: type, fix: str) -> None:
+    error = local.storage_error("write", "/data/x", OSError(code, os.strerror(code)))
+    assert type(error) is kind
+    assert str(error).startswith(f"cannot write '/data/x': {os.strerror(code)}")
+    assert fix in str(error)
+
+
+HOLD = """
+import sys
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.local import FileLock
+with FileLock(sys.argv[1], SystemRuntime()):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "lock")
+
+
+def holder(path: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_within_a_deadline_there_is_time_left_to_name_the_lock(
+    path: str, runtime: ManualRuntime
+) -> None:
+    process = holder(path)
+    with deadline(runtime, 8.0), pytest.raises(LockTimeout), FileLock(path, runtime):
+        pass
+    assert 4.0 <= runtime.monotonic() < 5.0
+    process.communicate("")
+
+
+def test_another_process_keeps_it_out_until_it_leaves(path: str, runtime: ManualRuntime) -> None:
+    process = holder(path)
+    with pytest.raises(LockTimeout), FileLock(path, runtime):
+        pass
+    assert runtime.monotonic() >= 30
+    process.communicate("")
+    with FileLock(path, runtime):
+        pass
+
+
+def test_kill_9_of_the_holder_frees_it(path: str, runtime: ManualRuntime) -> None:
+    process = holder(path)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with FileLock(path, runtime):
+        pass
+    assert runtime.slept == []
+
+
+def test_threads_keep_each_other_out(path: str) -> None:
+    inside = 0
+    most = 0
+    runtime = SystemRuntime()
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(20):
+            with FileLock(path, runtime):
+                inside += 1
+                most = max(most, inside)
+                runtime.sleep(0)
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (inside, most) == (0, 1)
+
+
+def test_a_thread_that_holds_it_times_out_another(path: str, runtime: ManualRuntime) -> None:
+    with (
+        FileLock(path, runtime),
+        deadline(runtime, 0.02),
+        pytest.raises(LockTimeout),
+        FileLock(path, runtime),
+    ):
+        pass
+
+
+def test_without_create_a_missing_file_is_no_lock(path: str, runtime: ManualRuntime) -> None:
+    with FileLock(path, runtime, create=False) as lock:
+        assert lock.load() == 0
+        lock.store(7)
+    assert not os.path.exists(path)
+
+
+def test_it_remembers_a_number(path: str, runtime: ManualRuntime) -> None:
+    with FileLock(path, runtime) as lock:
+        assert lock.load() == 0
+        lock.store(1_767_225_600_123_456_789)
+    with FileLock(path, runtime) as lock:
+        assert lock.load() == 1_767_225_600_123_456_789
+        lock.store(3)
+    with FileLock(path, runtime, create=False) as lock:
+        assert lock.load() == 3
+
+
+@pytest.mark.parametrize("raw", [b"", b"junk", b"-5", b"\xff" * 24])
+def test_junk_in_the_file_is_no_number(path: str, runtime: ManualRuntime, raw: bytes) -> None:
+    Path(path).write_bytes(raw)
+    with FileLock(path, runtime) as lock:
+        assert lock.load() == 0
+
+
+def test_a_forked_child_does_not_keep_the_lock(path: str, runtime: ManualRuntime) -> None:
+    read_end, write_end = os.pipe()
+    with FileLock(path, runtime):
+        child = os.fork()
+        if child == 0:
+            os.close(write_end)
+            os.read(read_end, 1)  # lives until then, with a copy of the open lock file
+            os._exit(0)
+    with FileLock(path, runtime):
+        pass
+    assert runtime.slept == []
+    os.close(write_end)
+    os.close(read_end)
+    os.waitpid(child, 0)

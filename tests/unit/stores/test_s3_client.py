@@ -34,7 +34,7 @@ HERE = StoreOptions(endpoint_url="http://127.0.0.1:9")
 
 
 def clients_of(options: StoreOptions) -> ProcessClient[S3Client]:
-    return ProcessClient(connect, "", options, AWS_ENVIRONMENT)
+    return ProcessClient(connect, AWS_ENVIRONMENT, options)
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", None])
