@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
+from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -40,7 +41,9 @@ from opendata_buffer.stores.clients import (
     service_credential,
 )
 from opendata_buffer.stores.http import (
+    GARBLED,
     MAX_PAGE_BYTES,
+    OF_A_PROXY,
     Answer,
     CloudStore,
     Page,
@@ -59,12 +62,11 @@ _CONTINUATIONS = 16
 _ONE_REQUEST = 4 * 1024**3
 """Objects up to this size are written by one request: its condition holds for all of it."""
 _CHUNK = 32 * 1024**2
+_URL = "abfss://container@account.dfs.core.windows.net[/root]"
 
 
 class AzureStore(CloudStore):
-    """A container, or the part of it below ``root``. Versions are ETags.
-
-    See :class:`.CloudStore`.
+    """A container, or the part of it below ``root``; see :class:`.CloudStore`. Versions are ETags.
 
     Args:
         container: As ``root``, ``options`` and ``runtime``, see there.
@@ -114,7 +116,7 @@ class AzureStore(CloudStore):
     def _get(self, read: Read) -> Blob | NotModified:
         wanted: dict[str, Any] = self._timeouts()
         if read.if_changed is not None:
-            wanted |= {"etag": read.if_changed, "match_condition": self._match("IfModified")}
+            wanted |= {"etag": read.if_changed, "match_condition": _match("IfModified")}
         if read.byte_range is not None:
             start, end = read.byte_range
             wanted |= {"offset": start, "length": end - start}
@@ -135,14 +137,13 @@ class AzureStore(CloudStore):
             about, data = blob.get_blob_properties(**self._timeouts()), b""
         read.check_size(len(data))
         sent = about.content_settings.content_md5
-        self._check_md5(read, data, bytes(sent) if sent else None)
+        self._check_md5(read, data, b64encode(sent).decode() if sent else None)
         return Blob(data, self._version(about.etag), epoch_ms(about.last_modified))
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :meth:`opendata_buffer.stores.List.list`.
 
-        Azure's listings begin at the start of a prefix or at a token of an earlier one. So one
-        that continues behind the last key of an earlier one, in this process, costs its own pages
+        One that continues behind the last key of an earlier one of this process costs its own pages
         only; any other ``start_after`` costs the pages before it, too.
         """
         token = self._continuations.get((prefix, start_after))
@@ -161,7 +162,7 @@ class AzureStore(CloudStore):
     def _put_if(self, name: str, data: bytes, condition: Condition) -> Answer:
         how: dict[str, Any] = {"overwrite": False}  # If-None-Match: *
         if isinstance(condition, IfVersion):
-            how = {"etag": condition.version, "match_condition": self._match("IfNotModified")}
+            how = {"etag": condition.version, "match_condition": _match("IfNotModified")}
         try:
             return self._put(name, data, **how)
         except self._client_errors() as error:
@@ -232,10 +233,6 @@ class AzureStore(CloudStore):
     def _blob(self, name: str) -> Any:
         return self._client.get().get_blob_client(self._bucket, name)
 
-    def _match(self, name: str) -> Any:
-        core = load("azure.core")
-        return getattr(core.MatchConditions, name)
-
     def _timeouts(self) -> dict[str, Any]:
         """Of a request that is sent now."""
         return {"read_timeout": read_timeout_s(self._options)}
@@ -258,25 +255,24 @@ class AzureStore(CloudStore):
             return self._unanswered(what, error)
         what = f"{what}: {status} {code} {first_line}".rstrip(". ")
         if status < 300 or (status == 404 and not code):
-            return TransientStorageError(
-                f"{what}. That is no answer of Azure's: check what answers at the endpoint (a "
-                "proxy?), or try again later."
-            )
+            return TransientStorageError(f"{what}. {OF_A_PROXY}")
         if status == 304 or code in ("ConditionNotMet", "InvalidRange"):
-            return TransientStorageError(
-                f"{what}. The object changed while it was read; try again."
-            )
+            hint = "The object changed while it was read; try again."
+            return TransientStorageError(f"{what}. {hint}")
         if code == "Md5Mismatch":
-            return TransientStorageError(f"{what}. The bytes were garbled on the way; try again.")
+            return TransientStorageError(f"{what}. {GARBLED}")
         if code.startswith("Lease"):
-            return PermanentStorageError(
-                f"{what}. Another client holds a lease on it: break the lease."
-            )
+            hint = "Another client holds a lease on it: break the lease."
+            return PermanentStorageError(f"{what}. {hint}")
         if code in ("ContainerBeingDeleted", "OperationTimedOut"):
             status = 503
         if code in _CREDENTIALS or status == 401:
             return PermanentStorageError(f"{what}. Renew or correct the Azure credentials. {_HOW}.")
         return self._refusal(what, status, verb)
+
+
+def _match(name: str) -> Any:
+    return load("azure.core").MatchConditions[name]
 
 
 def _objects_of(blobs: Iterable[Any], root: str) -> list[ObjectInfo]:
@@ -293,18 +289,12 @@ def blob_host(host: str) -> str:
     name, dot, rest = host.partition(".")
     service, _, domain = rest.partition(".")
     if not name or not dot or service not in ("dfs", "blob") or not domain or ":" in host:
-        raise InvalidInput(
-            f"{host!r} is no host of an Azure storage account: use "
-            "abfss://container@account.dfs.core.windows.net[/root]"
-        )
+        raise InvalidInput(f"{host!r} is no host of an Azure storage account: use {_URL}")
     return f"{name}.blob.{domain}"
 
 
 def connect(host: str, options: StoreOptions) -> Any:
-    """A ``BlobServiceClient`` that sends each request once.
-
-    ``host`` is empty where the URL names no account.
-    """
+    """A ``BlobServiceClient`` that sends each request once; ``host`` may be empty."""
     blob = load("azure.storage.blob")
     settings = _settings(options)
     text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
@@ -313,9 +303,7 @@ def connect(host: str, options: StoreOptions) -> Any:
         if text and not host and options.endpoint_url is None:
             raise InvalidInput(
                 "the store URL names no storage account, and AZURE_STORAGE_CONNECTION_STRING has "
-                "credentials of its own: use "
-                "abfss://container@account.dfs.core.windows.net[/root], or leave anonymous and "
-                "service_credential out"
+                f"credentials of its own: use {_URL}, or leave anonymous and service_credential out"
             )
         text = ""
     try:
@@ -390,16 +378,9 @@ def _endpoint(host: str, options: StoreOptions) -> str:
     else:
         raise InvalidInput(
             "the store URL names no storage account: set AZURE_STORAGE_ACCOUNT or "
-            "AZURE_STORAGE_CONNECTION_STRING, or use "
-            "abfss://container@account.dfs.core.windows.net[/root]"
+            f"AZURE_STORAGE_CONNECTION_STRING, or use {_URL}"
         )
     return endpoint_of_server("endpoint", endpoint)
-
-
-def _account_of(endpoint: str) -> str:
-    """The account's name: the first label of its host; of an emulator's, the path."""
-    parts = urlsplit(endpoint)
-    return parts.path.strip("/") or (parts.hostname or "").partition(".")[0]
 
 
 def _credential(endpoint: str, connection_string: str, options: StoreOptions) -> Any:
@@ -410,7 +391,10 @@ def _credential(endpoint: str, connection_string: str, options: StoreOptions) ->
     if options.service_credential is not None:
         _check_https(endpoint)
         return service_credential(options.service_credential, "az")
-    name, key = _account_of(endpoint), os.environ.get("AZURE_STORAGE_KEY")
+    parts = urlsplit(endpoint)
+    # An emulator has the account in the path.
+    name = parts.path.strip("/") or (parts.hostname or "").partition(".")[0]
+    key = os.environ.get("AZURE_STORAGE_KEY")
     token = os.environ.get("AZURE_STORAGE_SAS_TOKEN")
     if connection_string:
         fields = dict(each.split("=", 1) for each in connection_string.split(";") if "=" in each)

@@ -28,10 +28,6 @@ def service_credential(name: str, scheme: str) -> Any:
     """What a Databricks service credential gives: for AWS a botocore session, else a credential
     object, which the cloud's own library renews by itself.
 
-    Args:
-        name: As in Unity Catalog.
-        scheme: Of the store's URL.
-
     Raises:
         InvalidInput: It is a credential for another cloud.
         PermanentStorageError: This is not Databricks, or the name gives nothing here.
@@ -77,15 +73,11 @@ def _notebook_dbutils() -> Any:
     return found[0].credentials if found else None
 
 
-def _sdk_dbutils() -> Any:
-    return import_module("databricks.sdk.runtime").dbutils.credentials
-
-
 _PLACES: dict[str, Callable[[], Any]] = {
     "dbutils": _notebook_dbutils,  # of a notebook or a job
     "databricks.service_credentials": lambda: import_module("databricks.service_credentials"),
     # Last: outside of Databricks it looks for a workspace to talk to, which may take long.
-    "databricks.sdk.runtime": _sdk_dbutils,
+    "databricks.sdk.runtime": lambda: import_module("databricks.sdk.runtime").dbutils.credentials,
 }
 
 

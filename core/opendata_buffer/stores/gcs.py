@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import binascii
 import builtins
 import json
 import os
 import uuid
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -68,9 +66,9 @@ _THROTTLED_MS = 5_000
 
 
 class GcsStore(CloudStore):
-    """A bucket, or the part of it below ``root``. Versions are generations.
+    """A bucket, or the part of it below ``root``; see :class:`.CloudStore`.
 
-    See :class:`.CloudStore`. A conditional write is repeated only if it was refused for its rate,
+    Versions are generations. A conditional write is repeated only if it was refused for its rate,
     and so surely not applied.
 
     Raises:
@@ -321,7 +319,7 @@ def upload(full: str, data: bytes | memoryview) -> tuple[bytes, dict[str, str]]:
 
     No cache may keep it: of public objects GCS otherwise serves an hour-old manifest.
     """
-    about = {"name": full, "md5Hash": b64encode(md5(data)).decode(), "cacheControl": "no-store"}
+    about = {"name": full, "md5Hash": md5(data), "cacheControl": "no-store"}
     boundary = f"part-{uuid.uuid4().hex}".encode()
     body = b"".join(
         (
@@ -376,16 +374,10 @@ def _created_ms(about: Mapping[str, Any]) -> int:
     return epoch_ms(datetime.fromisoformat(when)) // 1_000 * 1_000 if when else 0
 
 
-def sent_md5(headers: Mapping[str, str]) -> bytes | None:
+def sent_md5(headers: Mapping[str, str]) -> str | None:
     """The MD5 of the whole object, by the headers of a read; None where they have none."""
-    for each in headers.get("x-goog-hash", "").split(","):
-        name, _, value = each.strip().partition("=")
-        if name == "md5":
-            try:
-                return b64decode(value, validate=True)
-            except binascii.Error:
-                return b""
-    return None
+    hashes = (each.strip().partition("=") for each in headers.get("x-goog-hash", "").split(","))
+    return next((value for name, _, value in hashes if name == "md5"), None)
 
 
 def page_of(response: Response, root: str) -> Page:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import hashlib
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -56,6 +57,12 @@ MAX_ERROR_BYTES = 64 * 1024
 MAX_PAGE_BYTES = 64 * 1024**2
 """Largest response that is read besides an object. The largest are pages of Azure's listings:
 5,000 blobs, each with up to 8 KiB of metadata."""
+
+GARBLED = "The bytes were garbled on the way; try again."
+OF_A_PROXY = (
+    "That is not the answer of the store (a proxy, an ingress?): check what answers at the "
+    "endpoint, or try again later."
+)
 
 _MALFORMED = (AttributeError, HTTPException, LookupError, TypeError, ValueError)
 """What parsing a malformed response may raise, here or in a client library."""
@@ -151,23 +158,19 @@ class CloudStore(ABC):
     """
 
     _SCHEME: ClassVar[str]
-    _BUCKET: ClassVar[str] = "bucket"
-    _KEYS: ClassVar[str]
-    """What the service calls its keys, for messages."""
     _BULK: ClassVar[int] = 1_000
     """Most keys of one request that deletes."""
-    _VERSION: ClassVar[str] = "ETag"
-    """What the service calls the version of an object."""
-    _CLOUD: ClassVar[str]
-    """Whose credentials these are."""
     _RACE_FREE: ClassVar[str] = ""
     """An endpoint where races are known to have one winner."""
+    # In messages: what the service calls things, and what to do about responses without versions,
+    # about missing permissions, and after a refusal without a better explanation.
+    _CLOUD: ClassVar[str]
+    _BUCKET: ClassVar[str] = "bucket"
+    _KEYS: ClassVar[str]
+    _VERSION: ClassVar[str] = "ETag"
     _USE: ClassVar[str]
-    """What to do about responses without versions."""
     _ALLOW: ClassVar[str] = ""
-    """Which permission the credentials need."""
     _CHECK: ClassVar[str]
-    """What to check after a refusal without a better explanation."""
 
     def __init__(
         self, bucket: str, root: str, options: StoreOptions | None, runtime: Runtime | None
@@ -337,8 +340,8 @@ class CloudStore(ABC):
     def _list(
         self, prefix: str, start_after: str, limit: int | None, token: str | None
     ) -> tuple[Listing, str | None]:
-        """A listing that begins at a token, and the token of what follows its last object; that is
-        None where the listing ends in the middle of a page."""
+        """A listing that begins at a token, and the token of what follows its last object; None
+        where the listing ends in the middle of a page."""
         check_limit(limit)
         full = self._prefix + prefix
         objects: list[ObjectInfo] = []
@@ -390,12 +393,11 @@ class CloudStore(ABC):
             )
         return version
 
-    def _check_md5(self, read: Read, data: bytes, expected: bytes | None) -> None:
+    def _check_md5(self, read: Read, data: bytes, expected: str | None) -> None:
         """Refuse a whole object whose MD5 is not the one that the service sent (failure F36)."""
-        if read.byte_range is None and expected is not None and expected != md5(data):
+        if read.byte_range is None and expected not in (None, md5(data)):
             raise TransientStorageError(
-                f"{self._cannot('read', read.name, None)}: the bytes were garbled on the way "
-                "(MD5). Try again."
+                f"{self._cannot('read', read.name, None)}: its MD5 is another one. {GARBLED}"
             )
 
     def _cannot(self, verb: str, name: str, endpoint: str | None) -> str:
@@ -432,10 +434,7 @@ class CloudStore(ABC):
         return PermanentStorageError(f"{what}. {fix}")
 
     def _call(self, request: Callable[[], T], verb: str, name: str) -> T:
-        """What ``request`` returns, within the caller's deadline; errors are the library's.
-
-        A passed deadline and a malformed response are transient errors.
-        """
+        """What ``request`` returns, within the caller's deadline; errors are the library's."""
         # Without the client, which knows the endpoint: making it may be what takes too long.
         what = self._cannot(verb, name, self._options.endpoint_url)
 
@@ -459,8 +458,7 @@ class CloudStore(ABC):
     def _repeated(self, request: Callable[[], T], verb: str, name: str) -> T:
         """As :meth:`_call`, with at most ``max_attempts`` attempts where failures are transient.
 
-        Between two attempts it waits as long as the service asked for, but no longer than one
-        attempt may take; else it backs off.
+        It waits as long as the service asked for, but no longer than one attempt may take.
         """
         options = self._options
 
@@ -484,10 +482,8 @@ class CloudStore(ABC):
 
 
 def with_retry_after(error: StorageError, headers: Mapping[str, str]) -> StorageError:
-    """The error, with how long the response asks to wait before the next attempt.
-
-    A ``Retry-After`` that is a date is ignored: it would be compared with this machine's clock.
-    """
+    """The error, with how long the response asks to wait before the next attempt. No date is taken:
+    it would be compared with this machine's clock."""
     seconds = headers.get("retry-after", "")
     if isinstance(error, TransientStorageError) and seconds.isdecimal() and len(seconds) < 10:
         error.retry_after_s = float(seconds)
@@ -523,11 +519,10 @@ def within_deadline(runtime: Runtime, call: Callable[[], T]) -> T:
     Resolving a name has no timeout, fetching credentials has others than ours, and a server that
     sends a byte now and then never exceeds the timeout between two bytes. So with a deadline the
     call runs in a thread of its own, and its caller goes on without it when the time is up. The
-    call sees the same deadline and begins nothing more once it has passed; the request it waits
-    for then ends by its own timeout. Without a deadline it runs in the calling thread.
+    call begins nothing more then; the request it waits for ends by its own timeout.
 
     Raises:
-        DeadlinePassed: The call did not end in time, or was not begun: no time was left.
+        DeadlinePassed: The call did not end in time, or was not begun.
     """
     if time_left() is None:
         return call()
@@ -558,9 +553,8 @@ def within_deadline(runtime: Runtime, call: Callable[[], T]) -> T:
 def verify_write(store: Get, key: str, written: bytes) -> outcomes.Applied[str] | outcomes.Unknown:
     """The outcome of a write that was answered without a version, as behind some proxies.
 
-    If the object holds the bytes that were written, its version is a version of them, also
-    if another writer wrote it last. It raises nothing: the write may be applied, and an error
-    would deny it.
+    If the object holds the bytes that were written, its version is one of them, whoever wrote it
+    last. It raises nothing: the write may be applied, and an error would deny it.
     """
     why = "the object has changed since"
     try:
@@ -601,6 +595,6 @@ def header_ms(date: str | None) -> int | None:
     return epoch_ms(parsedate_to_datetime(date)) if date else None
 
 
-def md5(data: bytes | memoryview) -> bytes:
-    """The MD5 of some bytes: against accidents, not against attackers."""
-    return hashlib.md5(data, usedforsecurity=False).digest()
+def md5(data: bytes | memoryview) -> str:
+    """The MD5 of some bytes as headers carry it: against accidents, not against attackers."""
+    return b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()

@@ -73,13 +73,9 @@ class FileLock:
     """``flock`` on a file that stays, as a context manager; also holds a small number.
 
     The kernel frees the lock when its holder dies. Threads of one process are kept apart by a lock
-    of their own, because on NFS ``flock`` belongs to the process.
-
-    Args:
-        path: The lock file; its directory must exist. It is never deleted: a process that
-            locks a deleted file and one that locks its successor would both hold the lock.
-        runtime: Where waiting comes from.
-        create: Whether to make the file. Otherwise a missing file is no error and no lock.
+    of their own, because on NFS ``flock`` belongs to the process. The file is never deleted: a
+    process that locks a deleted file and one that locks its successor would both hold the lock.
+    Without ``create`` a missing file is no error and no lock.
 
     Raises:
         LockTimeout: On entering: the lock was not free for 30 seconds, or for half of the time
@@ -234,20 +230,15 @@ def read_into(fd: int, memory: memoryview) -> bool:
     return True
 
 
-def write_all(fd: int, data: bytes | memoryview) -> None:
-    """Write bytes of any size."""
-    rest = memoryview(data).cast("B")
-    while rest:
-        rest = rest[os.write(fd, rest[:_CHUNK]) :]
-
-
 def write_pieces(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
     """Write them one behind the other, without joining them first."""
     for start in range(0, len(pieces), _PIECES):
         group = pieces[start : start + _PIECES]
         written = os.writev(fd, group)
-        if written < sum(map(len, group)):
-            write_all(fd, memoryview(b"".join(group))[written:])
+        if written < sum(memoryview(each).nbytes for each in group):
+            rest = memoryview(b"".join(group))[written:]
+            while rest:
+                rest = rest[os.write(fd, rest[:_CHUNK]) :]
 
 
 def sync_directory(path: str) -> None:
@@ -295,20 +286,18 @@ def storage_error(verb: str, path: str, error: OSError) -> StorageError | Invali
         return InvalidInput(f"{what}. Use a shorter or simpler name.")
     if error.errno in _TRANSIENT:
         return TransientStorageError(f"{what}. Try again.")
+    fix = ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return PermanentStorageError(f"{what}. Free some space.")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return PermanentStorageError(f"{what}. Give this user the right to {verb} there.")
-    if error.errno == errno.EXDEV:
-        return PermanentStorageError(
-            f"{what}. A store lies on one file system, or its renames are not atomic: link or "
-            "mount the store's whole directory and not a part of it."
+        fix = " Free some space."
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        fix = f" Give this user the right to {verb} there."
+    elif error.errno == errno.EXDEV:
+        fix = (
+            " Mount or link the store's whole directory and not a part: its renames are not atomic."
         )
-    if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY):
-        return PermanentStorageError(
-            f"{what}. A directory cannot hold one object named like the directory of another."
-        )
-    return PermanentStorageError(f"{what}.")
+    elif error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY):
+        fix = " A directory cannot hold one object named like the directory of another."
+    return PermanentStorageError(f"{what}.{fix}")
 
 
 _DAY_NS = 24 * 3600 * 10**9
@@ -344,13 +333,9 @@ class TemporaryFiles:
         with contextlib.ExitStack() as undo:
             undo.callback(unlink_quietly, path)
             undo.callback(os.close, fd)
-            if len(pieces) == 1:
-                write_all(fd, pieces[0])
-            else:
-                write_pieces(fd, pieces)
+            write_pieces(fd, pieces)
             # Before the file has its name: after a power cut a name may be there whose file was
-            # never written out, as an empty one. fdatasync() would save nothing: of a new file the
-            # length and the blocks are needed to read it back.
+            # never written out, as an empty one.
             os.fsync(fd)
             yield fd, path
 
@@ -406,8 +391,7 @@ class LocalPaths:
                     "atomic rename: two writers would overwrite each other. Use the s3:// URL of "
                     "the volume's external location instead."
                 )
-        self.temporary = f"{self.root}/{RESERVED}/tmp"
-        self.check = f"{self.root}/{RESERVED}/check"
+        self.reserved = f"{self.root}/{RESERVED}"
 
     def object(self, key: str) -> str:
         """The file of an object; refused if no file can have this name, or the store's own has."""
@@ -447,15 +431,20 @@ def files_below(
     root: str, directory: str, prefix: str, start_after: str = ""
 ) -> Iterator[ObjectInfo]:
     """The files below a directory of the root whose key fits, in the order of their keys."""
+    above = f"{directory}/" if directory else ""
     try:
         with os.scandir(f"{root}/{directory}") as entries:
-            # By the key alone: pairs compare their first parts twice.
-            names = sorted(_names(directory, entries), key=itemgetter(0))
+            names = {}
+            for entry in entries:
+                if entry.name != RESERVED and _is_text(entry.name):
+                    # A slash puts a directory where the keys below it belong: a-b is before a/b.
+                    end = "/" if entry.is_dir(follow_symlinks=False) else ""
+                    names[f"{above}{entry.name}{end}"] = entry
     except OSError as error:
         if error.errno in MISSING:
             return  # pruned meanwhile, or nothing written yet
         raise
-    for name, entry in names:
+    for name, entry in sorted(names.items(), key=itemgetter(0)):
         if name.endswith("/"):
             wanted = name.startswith(prefix) or prefix.startswith(name)
             if wanted and (name > start_after or start_after.startswith(name)):
@@ -467,21 +456,6 @@ def files_below(
                 continue  # deleted since it was listed
             if stat.S_ISREG(status.st_mode):
                 yield ObjectInfo(name, status.st_size, status.st_mtime_ns // 1_000_000)
-
-
-def _names(
-    directory: str, entries: Iterable[os.DirEntry[str]]
-) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Keys of a directory's files, and of its directories with a slash at the end.
-
-    The slash puts a directory where the keys below it belong: ``a-b`` comes before ``a/b``.
-    """
-    above = f"{directory}/" if directory else ""
-    for entry in entries:
-        name = entry.name
-        if name != RESERVED and _is_text(name):
-            end = "/" if entry.is_dir(follow_symlinks=False) else ""
-            yield f"{above}{name}{end}", entry
 
 
 def _is_text(name: str) -> bool:
@@ -496,9 +470,8 @@ class LocalStore:
     any moment leaves the old or the new bytes. Conditional writes rename under an exclusive lock
     on a file beside the object, so that stores with another root lock the same one. A process that
     is suspended while it holds the lock stops the others until it continues or dies. Readers take
-    no lock: the version is read from the same open file as the bytes, and is made of its
-    modification time, inode and size; every conditional write makes the time strictly later, so a
-    version never comes back (failure F11).
+    no lock. A version is made of modification time, inode and size of the file whose bytes are
+    read; every conditional write makes the time strictly later, so none comes back (failure F11).
 
     The first write makes the directory. ``.opendata-buffer`` in it and below is the store's own.
 
@@ -513,7 +486,7 @@ class LocalStore:
     def __init__(self, root: Path | str, *, runtime: Runtime | None = None) -> None:
         self._paths = LocalPaths(root)
         self._runtime = runtime if runtime is not None else SystemRuntime()
-        self._temporary = TemporaryFiles(self._paths.temporary, self._runtime)
+        self._temporary = TemporaryFiles(f"{self._paths.reserved}/tmp", self._runtime)
         self._checked = False
 
     @property
@@ -646,7 +619,7 @@ class LocalStore:
         try:
             self._temporary.prepare()
             try:
-                with FileLock(self._paths.check, self._runtime):
+                with FileLock(f"{self._paths.reserved}/check", self._runtime):
                     pass
             except OSError as error:
                 if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):

@@ -48,8 +48,7 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
     Args:
         url: ``s3://bucket[/root]`` (``s3a://`` is the same), ``gs://bucket[/root]``,
             ``az://container[/root]``, ``abfss://container@account.dfs.core.windows.net[/root]``,
-            ``file:///dir`` or a path (relative and ``~`` paths are made absolute now), or
-            ``memory://name``.
+            ``file:///dir``, a path (made absolute now), or ``memory://name``.
         options: How to reach a cloud. Default: the values of :class:`StoreOptions`.
 
     Raises:

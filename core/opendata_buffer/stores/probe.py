@@ -63,14 +63,8 @@ def probe_conditional_writes(
 ) -> None:
     """Put objects named ``near`` + ``.probe-<ULID>`` in ways of which most must fail.
 
-    Args:
-        store: The store.
-        near: A key beside which probe objects may lie.
-        runtime: Backoff, the objects' names, threads.
-        name: Of the store, for errors.
-        room: Bytes of a key that the store's root takes.
-        races: How many objects writers race for; 0 where races are known to have one winner.
-        deadline_ms: For attempts; removing the probe objects may take two seconds more.
+    ``name`` is the store's, for errors, ``room`` the bytes of a key that its root takes. Writers
+    race for ``races`` objects. Removing them may take two seconds more than ``deadline_ms``.
     """
     # Cut, so that the longest manifest path still leaves room for the suffix.
     stem = near.encode()[: MAX_KEY_BYTES - _SUFFIX_BYTES - room].decode(errors="ignore")
@@ -102,12 +96,9 @@ def probe_conditional_writes(
                 left = store.delete_many(made)
     # Logged after success only: otherwise the error says that the store cannot be reached.
     if left:
-        log.warning(
-            "%d probe objects may be left behind, the first is %r: %s",
-            len(left),
-            left[0].key,
-            left[0].reason,
-        )
+        first = left[0]
+        message = "%d probe objects may be left behind, the first is %r: %s"
+        log.warning(message, len(left), first.key, first.reason)
 
 
 def _try_each(store: _Probed, key: str, name: str, made: list[str]) -> None:

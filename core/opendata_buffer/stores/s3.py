@@ -51,7 +51,9 @@ from opendata_buffer.stores.base import (
 )
 from opendata_buffer.stores.clients import AWS_ENVIRONMENT, ProcessClient, service_credential
 from opendata_buffer.stores.http import (
+    GARBLED,
     MAX_ERROR_BYTES,
+    OF_A_PROXY,
     Answer,
     CloudStore,
     DeadlinePassed,
@@ -69,14 +71,12 @@ if TYPE_CHECKING:
 _PAGE = 1_000
 """Most keys of one page of a listing."""
 
+_REGION = "Set the bucket's own region, and endpoint_url to the store itself."
 _STORES = "AWS S3, Cloudflare R2, a recent MinIO or Ceph"
 
 
 class S3Store(CloudStore):
-    """A bucket, or the part of it below ``root``. Versions are ETags.
-
-    See :class:`.CloudStore`.
-    """
+    """A bucket, or the part of it below ``root``; see :class:`.CloudStore`. Versions are ETags."""
 
     _SCHEME = "s3"
     _KEYS = "S3 keys"
@@ -224,15 +224,9 @@ class S3Store(CloudStore):
             return with_retry_after(self._answered(error, verb, name), _headers_of(error))
         what = self._cannot(verb, name, self._endpoint())
         if isinstance(error, RecursionError):
-            fix = (
-                "It is redirected without end. Set endpoint_url to the store itself, and the "
-                "bucket's own region."
-            )
+            fix = f"It is redirected without end. {_REGION}"
         elif isinstance(error, _NO_CREDENTIALS):
-            fix = (
-                "Provide AWS credentials: environment variables, a profile, or a role of this "
-                "machine."
-            )
+            fix = "Provide AWS credentials: the environment, a profile, or a role of this machine."
         elif isinstance(error, boto.ParamValidationError):
             fix = "Correct the bucket's name."
         elif isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
@@ -252,16 +246,12 @@ class S3Store(CloudStore):
         elif code in _CREDENTIALS:
             status = 401
         if status == 409:
-            return TransientStorageError(
-                f"{what}. Another operation is under way there and nothing was changed; try again."
-            )
+            hint = "Another operation is under way there and nothing was changed; try again."
+            return TransientStorageError(f"{what}. {hint}")
         if code in _GARBLED:
-            return TransientStorageError(f"{what}. The bytes were garbled on the way; try again.")
+            return TransientStorageError(f"{what}. {GARBLED}")
         if status == 404 and _is_of_a_proxy(error):
-            return TransientStorageError(
-                f"{what}. That is not S3's answer (a proxy, an ingress?): check what answers at "
-                "the endpoint, or try again later."
-            )
+            return TransientStorageError(f"{what}. {OF_A_PROXY}")
         if code == "RequestTimeTooSkewed":
             return PermanentStorageError(f"{what}. Set this machine's clock.")
         if error.operation_name == "AssumeRole" and status in (400, 403):
@@ -270,9 +260,7 @@ class S3Store(CloudStore):
                 "policy), and correct role_arn and external_id."
             )
         if 300 <= status < 400 or (status == 400 and "Region" in message):
-            return PermanentStorageError(
-                f"{what}. Set the bucket's own region, and endpoint_url to the store itself."
-            )
+            return PermanentStorageError(f"{what}. {_REGION}")
         if status == 403 and verb == "read":
             what += ". Without s3:ListBucket, S3 gives this answer for a missing object too"
         return self._refusal(what, status, verb)
@@ -301,10 +289,6 @@ def page_of(response: Mapping[str, Any], root: str) -> Page:
     ]
     date = response["ResponseMetadata"]["HTTPHeaders"].get("date")
     return Page(objects, token if more else None, header_ms(date))
-
-
-SESSION_NAME = "opendata-buffer"
-"""How a role's log names our requests where the options say nothing else."""
 
 
 def connect(options: StoreOptions) -> S3Client:
@@ -397,7 +381,7 @@ class _Role(CredentialProvider):
 
     def load(self) -> DeferredRefreshableCredentials:
         options = self._options
-        extra: dict[str, Any] = {"RoleSessionName": options.session_name or SESSION_NAME}
+        extra: dict[str, Any] = {"RoleSessionName": options.session_name or "opendata-buffer"}
         if options.external_id is not None:
             extra["ExternalId"] = options.external_id
         credentials = self._source.get_credentials()
@@ -503,15 +487,13 @@ class _Route:
 class DirectGet:
     """Reads of one bucket without the work that boto3 repeats for each of them (decision 0028).
 
-    Most of the processor time of boto3's ``get_object`` goes into choosing an endpoint, checking
-    and serialising parameters, and parsing the response, the same for each object of a bucket. So
-    the first read goes through boto3, and the next ones repeat its request with another key:
+    The first read goes through boto3, and the next ones repeat its request with another key:
     botocore signs it (and renews credentials), sends it (with its connections, proxies,
     certificates and timeouts), and reads the body, whose checksum is compared (failure F36).
 
     Only the responses 200, 206, 304 and "no such object" are taken from here. After any other one
-    boto3 sends the request again, so errors, redirects to another region and their messages are
-    its own. Thread-safe; a pickle or a fork begins anew, with boto3.
+    boto3 sends the request again, so errors and redirects to another region are its own.
+    Thread-safe; a pickle or a fork begins anew, with boto3.
     """
 
     def __init__(self) -> None:
@@ -600,7 +582,7 @@ class DirectGet:
 
 
 def _quoted(key: str) -> str:
-    """The key in a URL, as botocore writes it."""
+    """As botocore writes a key in a URL."""
     return quote(key, safe="/~")
 
 

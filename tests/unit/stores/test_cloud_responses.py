@@ -309,7 +309,7 @@ def test_every_call_on_a_silent_store_ends_at_its_deadline(cloud: Cloud) -> None
             began = time.monotonic()
             with (
                 deadline(runtime, 0.2),
-                pytest.raises(TransientStorageError, match=f"at {url}.*: no answer in time"),
+                pytest.raises(TransientStorageError, match=f"at {url}"),
             ):
                 call()
             assert time.monotonic() - began < 120

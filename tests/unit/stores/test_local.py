@@ -148,7 +148,7 @@ def test_a_conditional_put_holds_its_lock_for_the_rename_alone(
 
         return run
 
-    monkeypatch.setattr(os, "write", step("write", os.write))
+    monkeypatch.setattr(os, "writev", step("write", os.writev))
     monkeypatch.setattr(os, "fsync", step("fsync", os.fsync))
     monkeypatch.setattr(os, "replace", step("rename", os.replace))
     monkeypatch.setattr(FileLock, "__enter__", step("lock", FileLock.__enter__))
@@ -243,7 +243,7 @@ def test_a_full_disk_names_path_and_fix_and_leaves_the_old_bytes(
     outcome = store.put_if("m", b"old", ABSENT)
     assert isinstance(outcome, outcomes.Applied)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", fail_with(errno.ENOSPC))
+        patch.setattr(os, "writev", fail_with(errno.ENOSPC))
         with pytest.raises(PermanentStorageError, match=r"cannot write '.*/m': .*Free some space"):
             store.put_if("m", b"new", IfVersion(outcome.value))
         with pytest.raises(PermanentStorageError, match="Free some space"):
@@ -627,22 +627,12 @@ def test_a_clock_that_was_set_back_is_followed(tmp_path: Path) -> None:
     os.close(fd)
 
 
-def test_write_all_writes_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "_CHUNK", 3)
-    fd = opened(tmp_path / "a")
-    local.write_all(fd, b"0123456789")
-    assert local.read_range(fd, 0, 10) == b"0123456789"
-    assert local.read_range(fd, 2, 9) == b"2345678"
-    assert local.read_range(fd, 8, 99) == b"89"
-    assert local.read_range(fd, 4, 4) == b""
-    os.close(fd)
-
-
 @pytest.mark.parametrize("most", [None, 4])
 def test_pieces_are_written_one_behind_the_other_also_when_a_call_ends_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None
 ) -> None:
     monkeypatch.setattr(local, "_PIECES", 3)
+    monkeypatch.setattr(local, "_CHUNK", 5)
     calls = []
     writev = os.writev
 
@@ -655,6 +645,8 @@ def test_pieces_are_written_one_behind_the_other_also_when_a_call_ends_early(
     pieces = [b"01", memoryview(b"234"), b"", b"5", b"678", b"9ab", b"c"]
     local.write_pieces(fd, pieces)
     assert local.read_range(fd, 0, 99) == b"0123456789abc"
+    assert local.read_range(fd, 2, 9) == b"2345678"
+    assert local.read_range(fd, 4, 4) == b""
     assert calls == [3, 3, 1]
     os.close(fd)
 
@@ -663,7 +655,7 @@ def test_pieces_are_written_one_behind_the_other_also_when_a_call_ends_early(
     ("code", "kind", "fix"),
     [
         (errno.ENOSPC, PermanentStorageError, "Free some space"),
-        (errno.EXDEV, PermanentStorageError, "mount the store's whole directory"),
+        (errno.EXDEV, PermanentStorageError, "link the store's whole directory"),
         (errno.EDQUOT, PermanentStorageError, "Free some space"),
         (errno.EACCES, PermanentStorageError, "right to write"),
         (errno.EROFS, PermanentStorageError, "right to write"),
