@@ -98,11 +98,13 @@ class AzureStore(CloudStore):
         host: str = "",
         runtime: Runtime | None = None,
     ) -> None:
-        load("azure.storage.blob")
-        super().__init__(container, root, options, runtime)
-        self._options.check_s3_only("abfss" if host else "az")
         self._host = host
-        self._client = ProcessClient(connect, AZURE_ENVIRONMENT, host, self._options)
+        super().__init__(container, root, options, runtime=runtime)
+
+    def _prepare(self) -> None:
+        load("azure.storage.blob")
+        self._options.check_s3_only("abfss" if self._host else "az")
+        self._client = ProcessClient(connect, AZURE_ENVIRONMENT, self._host, self._options)
         self._continuations: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     @property

@@ -27,7 +27,6 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.redaction import redacted
 from opendata_buffer.retry import full_jitter
-from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import (
     Blob,
     Condition,
@@ -85,16 +84,8 @@ class GcsStore(CloudStore):
     _ALLOW = " (roles/storage.objectUser has all that is needed)"
     _CHECK = "Check that GCS's JSON API answers at this endpoint, and the bucket."
 
-    def __init__(
-        self,
-        bucket: str,
-        root: str = "",
-        options: StoreOptions | None = None,
-        *,
-        runtime: Runtime | None = None,
-    ) -> None:
+    def _prepare(self) -> None:
         load("google.auth")
-        super().__init__(bucket, root, options, runtime)
         self._options.check_s3_only("gs")
         self._write_rate = WriteRate()
         self._client = ProcessClient(connect, GCS_ENVIRONMENT, self._options)

@@ -173,7 +173,12 @@ class CloudStore(ABC):
     _CHECK: ClassVar[str]
 
     def __init__(
-        self, bucket: str, root: str, options: StoreOptions | None, runtime: Runtime | None
+        self,
+        bucket: str,
+        root: str = "",
+        options: StoreOptions | None = None,
+        *,
+        runtime: Runtime | None = None,
     ) -> None:
         if root:
             check_key("root of the store", root)
@@ -181,6 +186,11 @@ class CloudStore(ABC):
         self._prefix = f"{root}/" if root else ""
         self._options = options if options is not None else StoreOptions()
         self._runtime = runtime if runtime is not None else SystemRuntime()
+        self._prepare()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Name the client that requests will make."""
 
     @property
     def url(self) -> str:

@@ -293,7 +293,8 @@ def storage_error(verb: str, path: str, error: OSError) -> StorageError | Invali
         fix = f" Give this user the right to {verb} there."
     elif error.errno == errno.EXDEV:
         fix = (
-            " Mount or link the store's whole directory and not a part: its renames are not atomic."
+            " A store lies on one file system, or its renames are not atomic: link or mount the "
+            "store's whole directory and not a part of it."
         )
     elif error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY):
         fix = " A directory cannot hold one object named like the directory of another."

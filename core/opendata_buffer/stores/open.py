@@ -18,6 +18,8 @@ from opendata_buffer.stores.clients import (
     GCS_ENVIRONMENT,
     environment_of,
 )
+from opendata_buffer.stores.local import LocalStore
+from opendata_buffer.stores.memory import MemoryStore
 
 _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfss", "memory")
 # A name with a colon in it is a path unless it looks like a URL or starts like one of ours.
@@ -114,8 +116,6 @@ def _open(url: str, options: StoreOptions) -> Store:
     if scheme == "memory":
         if path:
             raise InvalidInput(f"store {url!r} has a path: use memory://name")
-        from opendata_buffer.stores.memory import MemoryStore
-
         return MemoryStore.named(host)
     # boto3 takes 100 ms to import, the others as much: only a process that uses a cloud loads it.
     if scheme == "gs":
@@ -130,7 +130,7 @@ def _open(url: str, options: StoreOptions) -> Store:
 
 
 def _open_azure(url: str, scheme: str, host: str, root: str, options: StoreOptions) -> Store:
-    from opendata_buffer.stores.azure import AzureStore, blob_host
+    from opendata_buffer.stores.azure import AzureStore, blob_host  # as the other clouds
 
     container, at, account = host.partition("@")
     if scheme == "az":
@@ -160,8 +160,6 @@ def _open_file(url: str) -> Store:
 
 
 def _open_directory(path: str) -> Store:
-    from opendata_buffer.stores.local import LocalStore
-
     try:
         expanded = Path(path).expanduser()
     except RuntimeError as error:

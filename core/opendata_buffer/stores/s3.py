@@ -40,7 +40,6 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.redaction import redacted
 from opendata_buffer.retry import full_jitter
-from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import (
     Blob,
     Condition,
@@ -87,15 +86,7 @@ class S3Store(CloudStore):
     )
     _CHECK = "Check that an S3 store answers at this endpoint, and the bucket."
 
-    def __init__(
-        self,
-        bucket: str,
-        root: str = "",
-        options: StoreOptions | None = None,
-        *,
-        runtime: Runtime | None = None,
-    ) -> None:
-        super().__init__(bucket, root, options, runtime)
+    def _prepare(self) -> None:
         self._client = ProcessClient(connect, AWS_ENVIRONMENT, self._options)
         self._direct = DirectGet()
 

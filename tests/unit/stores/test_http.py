@@ -96,11 +96,13 @@ class Service(CloudStore):
         self, *pages: Page, root: str = "", read: Callable[[], object] | None = None
     ) -> None:
         self.time = ManualRuntime()
-        super().__init__("bucket", root, StoreOptions(max_attempts=4), self.time)
+        super().__init__("bucket", root, StoreOptions(max_attempts=4), runtime=self.time)
         self.pages = list(pages)
         self.read = read if read is not None else lambda: None
         self.asked: list[tuple[str, str, str | None, int | None]] = []
         self.deleted: list[list[str]] = []
+
+    def _prepare(self) -> None: ...
 
     def _get(self, read: Read) -> Blob | NotModified:
         if read.if_changed is None and read.byte_range is not None:

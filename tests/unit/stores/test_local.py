@@ -655,7 +655,7 @@ def test_pieces_are_written_one_behind_the_other_also_when_a_call_ends_early(
     ("code", "kind", "fix"),
     [
         (errno.ENOSPC, PermanentStorageError, "Free some space"),
-        (errno.EXDEV, PermanentStorageError, "link the store's whole directory"),
+        (errno.EXDEV, PermanentStorageError, "mount the store's whole directory"),
         (errno.EDQUOT, PermanentStorageError, "Free some space"),
         (errno.EACCES, PermanentStorageError, "right to write"),
         (errno.EROFS, PermanentStorageError, "right to write"),
