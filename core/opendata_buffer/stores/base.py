@@ -122,9 +122,7 @@ class GetInto(Protocol):
         self, key: str, allocate: Callable[[int], memoryview], *, max_bytes: int | None = None
     ) -> None:
         """Read an object into what ``allocate`` returns; it is called once, with the size in bytes.
-
-        Raises as :meth:`Get.get`; the memory may have been written to.
-        """
+        Raises as :meth:`Get.get`; the memory may have been written to."""
 
 
 @runtime_checkable
@@ -183,10 +181,7 @@ class RateLimited(Protocol):
     """A store that limits how often one object is written, as Google's does."""
 
     def write_due(self, key: str) -> float:
-        """Seconds until a write of the object is not refused for its rate; 0 where it may be sent.
-
-        A writer that gathers records waits so long before it builds its write.
-        """
+        """Seconds until a write of the object is not refused for its rate; 0 if it may be sent."""
 
 
 class List(Protocol):
@@ -213,10 +208,8 @@ class Delete(Protocol):
     """Deleting."""
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
-        """Delete objects; a missing one counts as deleted. Returns those that failed.
-
-        Never raises for a single object or a failed request: those keys are in the result.
-        """
+        """Delete objects; a missing one counts as deleted. Returns those that failed, also where a
+        whole request did."""
 
 
 class Store(Get, Put, ConditionalPut, List, Delete, Protocol):

@@ -294,10 +294,8 @@ class WriteRate:
 
 
 def expected_generation(condition: Condition) -> str:
-    """The generation on whose condition an object is written; ``0`` is no object.
-
-    A version that is no generation must become neither that nor no condition at all.
-    """
+    """The generation on whose condition an object is written; ``0`` is no object. A version that is
+    no generation must become neither that nor no condition at all."""
     if not isinstance(condition, IfVersion):
         return "0"
     version = condition.version
@@ -306,10 +304,8 @@ def expected_generation(condition: Condition) -> str:
 
 
 def upload(full: str, data: bytes | memoryview) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of an upload: the object's description, which has its checksum, and it.
-
-    No cache may keep it: of public objects GCS otherwise serves an hour-old manifest.
-    """
+    """Body and headers of an upload: the object's description with its checksum, and its bytes."""
+    # No cache may keep it: of public objects GCS otherwise serves an hour-old manifest.
     about = {"name": full, "md5Hash": md5(data), "cacheControl": "no-store"}
     boundary = f"part-{uuid.uuid4().hex}".encode()
     body = b"".join(
@@ -421,10 +417,8 @@ class GcsClient:
         body: bytes | None = None,
         read_body: Callable[[Any], bytes] | None = None,
     ) -> Response:
-        """The response to one request, also where it is an HTTP error.
-
-        ``read_body`` reads the body of a success. Default: all of it, at most ``MAX_PAGE_BYTES``.
-        """
+        """The response to one request, also where it is an HTTP error. ``read_body`` reads the body
+        of a success. Default: all of it, at most ``MAX_PAGE_BYTES``."""
         response = self._http.urlopen(
             method,
             f"{self.endpoint}{path}?{urlencode(query, quote_via=quote)}",

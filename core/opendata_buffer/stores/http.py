@@ -224,9 +224,7 @@ class CloudStore(ABC):
     @abstractmethod
     def _page(self, prefix: str, start_after: str, token: str | None, wanted: int | None) -> Page:
         """Request one page: from ``token``, for at most ``wanted`` objects (None for all of them).
-
-        ``prefix`` has the root, ``start_after`` has not; objects up to it may be in the page.
-        """
+        ``prefix`` has the root, ``start_after`` has not; objects up to it may be in the page."""
 
     @abstractmethod
     def _delete(self, keys: builtins.list[str]) -> builtins.list[DeleteFailure]:
@@ -275,10 +273,7 @@ class CloudStore(ABC):
         return verify_write(self, key, data) if version is None else outcomes.Applied(version)
 
     def check_conditional_writes(self, near: str) -> None:
-        """See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`.
-
-        Small writes to objects named ``near`` + ``.probe-<ULID>``, a read, and their deletion.
-        """
+        """See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`."""
         check_key("near", near)
         endpoint = self._endpoint()
         subject = f"{endpoint}/{self._bucket}"

@@ -184,11 +184,9 @@ def stat_file(path: str) -> os.stat_result | None:
 
 
 def stamp_later(fd: int, path: str, previous_ns: int) -> int:
-    """Give an open new file a modification time later than ``previous_ns``; returns it.
-
-    The kernel's own stamps advance in steps of some milliseconds and inodes are used again, so
-    without this two versions written within one step could get the same token.
-    """
+    """Give an open new file a modification time later than ``previous_ns``; returns it. The stamps
+    of the kernel advance in steps of milliseconds, and inodes are used again: two versions written
+    within one step could be equal."""
     global _last_stamp_ns
     with _stamp_lock:
         kernel_ns = os.fstat(fd).st_mtime_ns

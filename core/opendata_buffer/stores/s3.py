@@ -334,11 +334,8 @@ def _refuse_late(**_: object) -> None:
 
 
 def session_of(options: StoreOptions) -> boto3.session.Session:
-    """A session with the credentials that the options name, else with those of boto3's chain.
-
-    The first request fetches the keys of a role or of a service credential, and any later one that
-    finds them about to end.
-    """
+    """A session with the credentials that the options name, else with those of boto3's chain. It
+    fetches no keys: requests do that, when they find none or find them about to end."""
     # boto3's default session is not thread-safe, and would mix what stores with other options do.
     if options.service_credential is not None:
         provided = service_credential(options.service_credential, "s3")
