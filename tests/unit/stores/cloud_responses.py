@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.stores.azure import AzureStore
@@ -144,6 +148,20 @@ AZURE = Cloud(
 )
 
 CLOUDS = (S3, GCS, AZURE)
+
+
+def notebook_credential(monkeypatch: pytest.MonkeyPatch, found: object) -> list[str]:
+    """Let a notebook's ``dbutils`` give this service credential; returns the names it is asked."""
+    asked: list[str] = []
+
+    def provider(name: str) -> object:
+        asked.append(name)
+        return found
+
+    dbutils = SimpleNamespace(credentials=SimpleNamespace(getServiceCredentialsProvider=provider))
+    monkeypatch.setattr(sys.modules["__main__"], "dbutils", dbutils, raising=False)
+    return asked
+
 
 Script = Callable[..., tuple[Any, ScriptedServer]]
 """Makes a store whose service gives these responses; and that service."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -30,6 +29,7 @@ from tests.unit.stores.cloud_responses import (
     DATE_MS,
     Script,
     azure_error,
+    notebook_credential,
     scripted,
 )
 
@@ -65,6 +65,9 @@ def test_409_to_a_creation_is_a_conflict_and_no_other_409_is(script: Script) -> 
         store.put_if("m", b"x", ABSENT)
     store, _ = script(azure_error(409, "ContainerBeingDeleted"))
     assert isinstance(store.put_if("m", b"x", ABSENT), outcomes.Unknown)
+    store, _ = script(azure_error(412, "LeaseIdMissing"))
+    with pytest.raises(PermanentStorageError, match="break the lease"):
+        store.put_if("m", b"x", IfVersion('"5"'))
 
 
 def test_nothing_vanishes_that_was_to_be_created(script: Script) -> None:
@@ -114,14 +117,12 @@ def test_a_listing_that_begins_anywhere_passes_by_what_is_before(script: Script)
     assert len(server.asked) == 2
 
 
-def test_200_to_a_write_is_none_of_azure(script: Script) -> None:
+def test_a_response_that_is_not_azures_is_transient(script: Script) -> None:
     store, _ = script(Reply(200, b"<html>Sign in</html>"))
     with pytest.raises(TransientStorageError, match="not the answer of the store"):
         store.put("k", b"x")
     assert isinstance(store.put_if("m", b"x", ABSENT), outcomes.Unknown)
-
-
-def test_a_404_that_does_not_name_its_error_is_none_of_azure(script: Script) -> None:
+    # A 404 that does not name its error.
     store, _ = script(Reply(404, b"404 page not found", {"content-type": "text/plain"}))
     for call in (lambda: store.get("k"), lambda: store.put("k", b""), lambda: store.list("")):
         with pytest.raises(TransientStorageError, match="not the answer of the store"):
@@ -180,19 +181,8 @@ def account_key_of(client: object) -> tuple[str, str]:
     return credential.account_name, credential.account_key
 
 
-@pytest.mark.parametrize(
-    ("host", "expected"),
-    [
-        ("account.dfs.core.windows.net", "account.blob.core.windows.net"),
-        ("account.blob.core.usgovcloudapi.net", "account.blob.core.usgovcloudapi.net"),
-    ],
-)
-def test_the_blobs_of_an_account(host: str, expected: str) -> None:
-    assert blob_host(host) == expected
-
-
 @pytest.mark.parametrize("host", ["", "account", "account.dfs", "a.queue.core.x", "a.dfs.x:80"])
-def test_what_is_no_account_is_refused(host: str) -> None:
+def test_a_host_of_no_account_is_refused(host: str) -> None:
     with pytest.raises(InvalidInput, match="is no host of an Azure storage account: use abfss://"):
         blob_host(host)
 
@@ -206,19 +196,14 @@ def test_f1_no_request_is_sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert adapter._pool_maxsize == 7
 
 
-def test_a_key_is_of_the_urls_account(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_of_the_urls_account_or_of_the_environments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "other")
     monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
     client = connect("account.blob.core.windows.net", StoreOptions())
     assert account_key_of(client) == ("account", KEY)
     assert client.primary_endpoint == "https://account.blob.core.windows.net/"
-
-
-def test_without_an_account_in_the_url_the_environments_is_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "other")
-    monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
     assert connect("", StoreOptions()).primary_endpoint == "https://other.blob.core.windows.net/"
     before = environment_of(*AZURE_ENVIRONMENT)
     monkeypatch.setenv("AZURE_STORAGE_KEY", OTHER)
@@ -234,14 +219,7 @@ def test_anonymous_takes_no_key_of_the_environment(monkeypatch: pytest.MonkeyPat
 def test_a_service_credential_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_KEY", KEY)
     vended = SimpleNamespace(get_token=lambda *_, **__: None)
-    asked = []
-
-    def provider(name: str) -> object:
-        asked.append(name)
-        return vended
-
-    dbutils = SimpleNamespace(credentials=SimpleNamespace(getServiceCredentialsProvider=provider))
-    monkeypatch.setattr(sys.modules["__main__"], "dbutils", dbutils, raising=False)
+    asked = notebook_credential(monkeypatch, vended)
     options = StoreOptions(service_credential="team")
     assert connect("account.blob.core.windows.net", options).credential is vended
     assert asked == ["team"]
@@ -280,7 +258,7 @@ def test_a_shared_access_signature_is_used(monkeypatch: pytest.MonkeyPatch) -> N
     assert "hunter2" not in client.primary_endpoint
 
 
-def test_else_it_is_the_identity_of_whoever_runs_this() -> None:
+def test_without_any_it_is_the_identity_of_this_process() -> None:
     client = connect("a.blob.core.windows.net", StoreOptions())
     assert type(client.credential).__name__ == "DefaultAzureCredential"
 

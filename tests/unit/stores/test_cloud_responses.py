@@ -94,9 +94,13 @@ def test_an_upload_that_a_proxy_answers_is_believed_only_if_the_object_is_there(
 def test_f12_a_read_without_a_strong_version_is_refused(
     cloud: Cloud, script: Script, version: str | None, named: str
 ) -> None:
+    message = f"'{cloud}://bucket/root' at http.*a read with {named}"
     store, _ = script(cloud.found_as(version))
-    with pytest.raises(UnsafeStore, match=f"'{cloud}://bucket/root' at http.*a read with {named}"):
+    with pytest.raises(UnsafeStore, match=message):
         store.get("k")
+    store, _ = script(cloud.unversioned, cloud.found_as(version))
+    with pytest.raises(UnsafeStore, match=message):
+        store.check_conditional_writes("m")
 
 
 @pytest.mark.parametrize("cloud", [GCS, AZURE], ids=str, indirect=True)

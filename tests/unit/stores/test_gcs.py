@@ -5,12 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import google.auth.credentials
 import pytest
@@ -38,7 +36,7 @@ from opendata_buffer.stores.gcs import (
 from opendata_buffer.stores.http import DeadlinePassed, md5
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.http_scripts import Reply, ScriptedServer
-from tests.unit.stores.cloud_responses import DATE_MS, GCS, Script, scripted
+from tests.unit.stores.cloud_responses import DATE_MS, GCS, Script, notebook_credential, scripted
 
 SLOW_DOWN = Reply(429, b'{"error": {"message": "slow down"}}')
 WRITTEN, FOUND = GCS.written, GCS.found
@@ -289,15 +287,7 @@ def test_anonymous_needs_no_credentials() -> None:
 def test_a_service_credential_is_used_with_the_scope_of_storage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = Credentials(scopes=None)
-    asked = []
-
-    def provider(name: str) -> Credentials:
-        asked.append(name)
-        return found
-
-    dbutils = SimpleNamespace(credentials=SimpleNamespace(getServiceCredentialsProvider=provider))
-    monkeypatch.setattr(sys.modules["__main__"], "dbutils", dbutils, raising=False)
+    asked = notebook_credential(monkeypatch, Credentials(scopes=None))
     client = connect(StoreOptions(service_credential="team"))
     assert asked == ["team"]
     assert client._http.credentials.scopes == [
@@ -336,31 +326,21 @@ def test_after_the_deadline_nothing_is_sent() -> None:
     assert server.asked == []
 
 
-def test_a_store_that_refuses_nothing_is_never_waited_for() -> None:
-    rate = WriteRate()
-    assert rate.due("m", 5.0) == 0
-    rate.accepted("m", 5.0)
-    assert rate.due("m", 5.0) == 0
-
-
 def test_after_a_refusal_the_next_write_waits_for_its_time() -> None:
     rate = WriteRate()
     rate.accepted("m", 5.0)
+    assert rate.due("m", 5.0) == 0, "nothing was refused"
     rate.refused("m", 5.25)
     assert rate.due("m", 5.25) == 0.75
     assert rate.due("m", 6.5) == 0, "it is late already"
     rate.accepted("m", 6.5)
     assert rate.due("m", 6.75) == 0.75
     assert rate.due("other", 6.75) == 0, "each object counts for itself"
-
-
-def test_a_refusal_is_forgotten_in_time() -> None:
-    rate = WriteRate()
-    rate.accepted("m", 0.0)
-    rate.refused("m", 0.0)
-    rate.accepted("m", WriteRate.REMEMBERED_S)
-    assert rate.due("m", WriteRate.REMEMBERED_S) == 1.0
-    assert rate.due("m", WriteRate.REMEMBERED_S + 0.5) == 0
+    assert pickle.loads(pickle.dumps(rate)).due("m", 6.75) == 0, "another process, another clock"
+    later = 5.25 + WriteRate.REMEMBERED_S
+    rate.accepted("m", later)
+    assert rate.due("m", later) == 1.0
+    assert rate.due("m", later + 0.5) == 0, "the refusal is forgotten"
 
 
 def test_it_holds_no_more_objects_than_it_says() -> None:
@@ -371,13 +351,6 @@ def test_it_holds_no_more_objects_than_it_says() -> None:
     assert len(rate._accepted) <= WriteRate.MAX_KEYS
     assert len(rate._refused) <= WriteRate.MAX_KEYS
     assert rate.due(f"{3 * WriteRate.MAX_KEYS - 1}", 0.0) == 1.0
-
-
-def test_another_process_begins_anew_for_its_clock_is_another() -> None:
-    rate = WriteRate()
-    rate.accepted("m", 5.0)
-    rate.refused("m", 5.0)
-    assert pickle.loads(pickle.dumps(rate)).due("m", 5.0) == 0
 
 
 def test_the_checksum_is_found_among_others() -> None:

@@ -147,12 +147,6 @@ def failing(*errors: Exception) -> tuple[Service, list[Exception]]:
     return Service(read=read), left
 
 
-def test_a_call_that_succeeds_is_made_once() -> None:
-    store, _ = failing()
-    store.get("k")
-    assert store.time.monotonic() == 0
-
-
 def test_the_last_attempts_error_is_raised() -> None:
     store, left = failing(*[TransientStorageError(str(number)) for number in range(9)])
     with pytest.raises(TransientStorageError, match=r"^3$"):

@@ -50,6 +50,18 @@ def fail_with(code: int) -> Any:
     return fail
 
 
+def create(store: LocalStore, key: str, data: bytes) -> str:
+    outcome = store.put_if(key, data, ABSENT)
+    assert isinstance(outcome, outcomes.Applied)
+    return outcome.value
+
+
+def read(store: LocalStore, key: str) -> Blob:
+    found = store.get(key)
+    assert isinstance(found, Blob)
+    return found
+
+
 def leftovers(root: Path) -> list[str]:
     return os.listdir(root / RESERVED / "tmp")
 
@@ -108,42 +120,17 @@ def test_one_name_cannot_be_object_and_directory(store: LocalStore, root: Path) 
 
 
 @pytest.mark.parametrize("way", ["put", "put_if"])
-def test_bytes_are_durable_before_they_get_their_name_and_the_name_after(
+def test_bytes_are_durable_before_they_get_their_name_and_the_lock_is_held_for_the_rename_alone(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """Or a power cut could leave the name with nothing behind it, or the old object."""
-    store.put("in/other", b"")
-    steps: list[str] = []
-    fsync, replace = os.fsync, os.replace
-
-    def synced(fd: int) -> None:
-        steps.append("directory" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
-        fsync(fd)
-
-    def renamed(old: str, new: str) -> None:
-        steps.append("rename")
-        replace(old, new)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", renamed)
-    if way == "put":
-        store.put("in/m", b"1")
-    else:
-        store.put_if("in/m", b"1", ABSENT)
-    assert steps[-3:] == ["file", "rename", "directory"]
-
-
-def test_a_conditional_put_holds_its_lock_for_the_rename_alone(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
     """A process that is suspended with the lock stops all the others: not while a disk works."""
-    first = store.put_if("m", b"1", ABSENT)
-    assert isinstance(first, outcomes.Applied)
+    first = create(store, "in/m", b"1")
     steps: list[str] = []
 
     def step(name: str, act: Any) -> Any:
         def run(*args: Any) -> Any:
-            steps.append(name)
+            is_directory = name == "fsync" and stat.S_ISDIR(os.fstat(args[0]).st_mode)
+            steps.append("fsync directory" if is_directory else name)
             return act(*args)
 
         return run
@@ -153,31 +140,31 @@ def test_a_conditional_put_holds_its_lock_for_the_rename_alone(
     monkeypatch.setattr(os, "replace", step("rename", os.replace))
     monkeypatch.setattr(FileLock, "__enter__", step("lock", FileLock.__enter__))
     monkeypatch.setattr(FileLock, "__exit__", step("unlock", FileLock.__exit__))
-    assert isinstance(store.put_if("m", b"2", IfVersion(first.value)), outcomes.Applied)
-    assert steps == ["write", "fsync", "lock", "rename", "unlock", "fsync"]
-    # Who has lost its race already leaves lock and disk alone.
-    assert isinstance(store.put_if("m", b"3", IfVersion(first.value)), outcomes.Conflict)
+    if way == "put":
+        store.put("in/m", b"2")
+    else:
+        assert isinstance(store.put_if("in/m", b"2", IfVersion(first)), outcomes.Applied)
+    assert steps == ["write", "fsync", "lock", "rename", "unlock", "fsync directory"]
+    # A writer that has lost its race already uses neither lock nor disk.
+    assert isinstance(store.put_if("in/m", b"3", IfVersion(first)), outcomes.Conflict)
     assert len(steps) == 6
 
 
-def test_who_loses_its_race_while_it_writes_leaves_nothing_behind(
+def test_a_writer_that_loses_its_race_while_it_writes_leaves_nothing_behind(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = store.put_if("m", b"1", ABSENT)
-    assert isinstance(first, outcomes.Applied)
+    first = create(store, "m", b"1")
     faster = LocalStore(root)
     fsync = os.fsync
 
     def synced(fd: int) -> None:
         monkeypatch.setattr(os, "fsync", fsync)
-        assert isinstance(faster.put_if("m", b"2", IfVersion(first.value)), outcomes.Applied)
+        assert isinstance(faster.put_if("m", b"2", IfVersion(first)), outcomes.Applied)
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", synced)
-    assert isinstance(store.put_if("m", b"3", IfVersion(first.value)), outcomes.Conflict)
-    blob = store.get("m")
-    assert isinstance(blob, Blob)
-    assert blob.data == b"2"
+    assert isinstance(store.put_if("m", b"3", IfVersion(first)), outcomes.Conflict)
+    assert read(store, "m").data == b"2"
     assert leftovers(root) == []
 
 
@@ -214,23 +201,20 @@ def test_a_version_does_not_return_when_the_object_does_and_the_clock_went_back(
 def test_readers_need_no_lock(store: LocalStore, root: Path, runtime: ManualRuntime) -> None:
     store.put_if("m", b"1", ABSENT)
     with FileLock(LocalPaths(root).lock("m"), runtime):
-        blob = store.get("m")
-        assert isinstance(blob, Blob)
-        assert blob.data == b"1"
+        assert read(store, "m").data == b"1"
 
 
-def test_who_never_got_the_lock_surely_wrote_nothing(
+def test_a_writer_that_never_got_the_lock_wrote_nothing(
     store: LocalStore, root: Path, runtime: ManualRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = store.put_if("m", b"1", ABSENT)
-    assert isinstance(first, outcomes.Applied)
+    first = create(store, "m", b"1")
 
     def time_out(*_: object) -> None:
         raise LockTimeout("lock")
 
     monkeypatch.setattr(FileLock, "_lock_file", time_out)
     with pytest.raises(TransientStorageError, match="another process holds the lock"):
-        store.put_if("m", b"2", IfVersion(first.value))
+        store.put_if("m", b"2", IfVersion(first))
     with pytest.raises(TransientStorageError, match="another process holds the lock"):
         store.put("m", b"2")
     (failure,) = store.delete_many(["m"])
@@ -240,29 +224,27 @@ def test_who_never_got_the_lock_surely_wrote_nothing(
 def test_a_full_disk_names_path_and_fix_and_leaves_the_old_bytes(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = store.put_if("m", b"old", ABSENT)
-    assert isinstance(outcome, outcomes.Applied)
+    outcome = create(store, "m", b"old")
     with monkeypatch.context() as patch:
         patch.setattr(os, "writev", fail_with(errno.ENOSPC))
         with pytest.raises(PermanentStorageError, match=r"cannot write '.*/m': .*Free some space"):
-            store.put_if("m", b"new", IfVersion(outcome.value))
+            store.put_if("m", b"new", IfVersion(outcome))
         with pytest.raises(PermanentStorageError, match="Free some space"):
             store.put("in/new", b"new")
     assert leftovers(root) == []
     blob = store.get("m")
     assert isinstance(blob, Blob)
-    assert (blob.data, blob.version) == (b"old", outcome.value)
+    assert (blob.data, blob.version) == (b"old", outcome)
 
 
-def test_too_many_open_files_are_told_as_surely_nothing_written(
+def test_with_too_many_open_files_nothing_is_written(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = store.put_if("m", b"old", ABSENT)
-    assert isinstance(first, outcomes.Applied)
+    first = create(store, "m", b"old")
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", fail_with(errno.EMFILE))
         with pytest.raises(TransientStorageError, match="Too many open files"):
-            store.put_if("m", b"new", IfVersion(first.value))
+            store.put_if("m", b"new", IfVersion(first))
         with pytest.raises(TransientStorageError):
             store.get("m")
 
@@ -270,8 +252,7 @@ def test_too_many_open_files_are_told_as_surely_nothing_written(
 def test_f2_a_failure_after_the_rename_is_an_unknown_outcome(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = store.put_if("m", b"old", ABSENT)
-    assert isinstance(outcome, outcomes.Applied)
+    outcome = create(store, "m", b"old")
     real = os.fsync
 
     def fails_on_directories(fd: int) -> None:
@@ -281,18 +262,15 @@ def test_f2_a_failure_after_the_rename_is_an_unknown_outcome(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fails_on_directories)
-        assert isinstance(store.put_if("m", b"new", IfVersion(outcome.value)), outcomes.Unknown)
-    blob = store.get("m")
-    assert isinstance(blob, Blob)
-    assert blob.data == b"new"
+        assert isinstance(store.put_if("m", b"new", IfVersion(outcome)), outcomes.Unknown)
+    assert read(store, "m").data == b"new"
 
 
 @pytest.mark.parametrize("name", ["flock", "close"])
 def test_f2_a_lock_that_cannot_be_given_back_after_the_rename_is_an_unknown_outcome(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    first = store.put_if("m", b"old", ABSENT)
-    assert isinstance(first, outcomes.Applied)
+    first = create(store, "m", b"old")
     lock_inode = os.stat(LocalPaths(root).lock("m")).st_ino
     module: Any = fcntl if name == "flock" else os
     real = getattr(module, name)
@@ -305,7 +283,7 @@ def test_f2_a_lock_that_cannot_be_given_back_after_the_rename_is_an_unknown_outc
 
     with monkeypatch.context() as patch:
         patch.setattr(module, name, fails_on_the_lock)
-        outcome = store.put_if("m", b"new", IfVersion(first.value))
+        outcome = store.put_if("m", b"new", IfVersion(first))
     assert isinstance(outcome, outcomes.Unknown)
     assert "was replaced" in outcome.reason
     blob = store.get("m")
@@ -328,9 +306,7 @@ def test_f2_a_rename_whose_answer_was_lost_is_an_unknown_outcome(
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lost)
         assert isinstance(store.put_if("m", b"new", ABSENT), outcomes.Unknown)
-    blob = store.get("m")
-    assert isinstance(blob, Blob)
-    assert blob.data == b"new"
+    assert read(store, "m").data == b"new"
 
 
 def test_empty_directories_are_pruned_but_the_root_stays(store: LocalStore, root: Path) -> None:
@@ -396,12 +372,6 @@ def test_f12_a_file_system_with_coarse_times_is_refused(
         store.check_conditional_writes("in/manifest")
 
 
-def test_no_permission_names_the_path(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "mkdir", fail_with(errno.EACCES))
-    with pytest.raises(PermanentStorageError, match="right to write"):
-        store.put("a", b"")
-
-
 # put_pieces and get_into: only a store of files has them.
 
 
@@ -412,9 +382,7 @@ def test_an_object_is_written_from_its_pieces(tmp_path: Path, count: int) -> Non
     assert not isinstance(MemoryStore(), PutPieces)
     pieces = [memoryview(b"%d" % n) if n % 2 else b"%d" % n for n in range(count)]
     store.put_pieces("a/b", pieces)
-    blob = store.get("a/b")
-    assert isinstance(blob, Blob)
-    assert blob.data == b"".join(pieces)
+    assert read(store, "a/b").data == b"".join(pieces)
 
 
 def test_an_object_is_read_to_memory_of_the_callers(tmp_path: Path) -> None:
@@ -480,24 +448,14 @@ def test_the_lock_of_the_longest_name_is_a_file_name() -> None:
     assert len(os.path.basename(LocalPaths("/data").lock("é" * 127))) <= 255
 
 
-@pytest.mark.parametrize("root", ["/", "//", "/dbfs/mnt/queue", "/Volumes/main/queue"])
+@pytest.mark.parametrize("root", ["/", "//", "/dbfs/mnt/queue", "/Volumes/main/queue", "/link"])
 def test_a_root_without_locks_is_refused(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(os.path, "realpath", lambda path: path.replace("/link", "/dbfs/mnt/queue"))
     with pytest.raises(InvalidInput, match=r"root of the file system|Databricks mount"):
         LocalPaths(root)
-
-
-def test_on_a_mac_volumes_are_disks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
-    assert LocalPaths("/Volumes/disk").root == "/Volumes/disk"
-
-
-def test_a_link_into_a_databricks_mount_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os.path, "realpath", lambda _: "/dbfs/mnt/queue")
-    with pytest.raises(InvalidInput, match="Databricks mount"):
-        LocalPaths(tmp_path / "link")
+    assert LocalPaths("/Volumes/disk").root == "/Volumes/disk", "on a Mac volumes are disks"
 
 
 def keys_below(root: Path, prefix: str, start_after: str = "") -> list[str]:
