@@ -190,8 +190,8 @@ class AzureStore(CloudStore):
         return False
 
     def _page(self, prefix: str, start_after: str, token: str | None, wanted: int | None) -> Page:
-        passes_by = bool(start_after) and token is None
-        size = _PAGE if wanted is None or passes_by else min(wanted, _PAGE)
+        skips = bool(start_after) and token is None
+        size = _PAGE if wanted is None or skips else min(wanted, _PAGE)
         dates: list[str | None] = []
         pages = (
             self._container()

@@ -214,8 +214,8 @@ class GcsStore(CloudStore):
     def _answered(self, response: Response, verb: str, name: str) -> StorageError:
         """The error for a response that is an HTTP error."""
         reason, message = _reason_and_message(response)
-        said = redacted(f"{response.status} {reason} {message}")
-        what = f"{self._cannot(verb, name, self._endpoint())}: {said}".rstrip(". ")
+        answer = redacted(f"{response.status} {reason} {message}")
+        what = f"{self._cannot(verb, name, self._endpoint())}: {answer}".rstrip(". ")
         if _is_throttled(response):
             return TransientStorageError(
                 f"{what}. GCS takes about one write a second to one object, and more requests to a "

@@ -190,7 +190,7 @@ class CloudStore(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Name the client that requests will make."""
+        """Set what is the service's own: ``_client``, which the first request makes."""
 
     @property
     def url(self) -> str:
@@ -440,8 +440,8 @@ class CloudStore(ABC):
 
     def _call(self, request: Callable[[], T], verb: str, name: str) -> T:
         """What ``request`` returns, within the caller's deadline; errors are the library's."""
-        # Without the client, which knows the endpoint: making it may be what takes too long.
-        what = self._cannot(verb, name, self._options.endpoint_url)
+        # Not the client's endpoint: making the client may be what takes too long.
+        endpoint = self._options.endpoint_url
 
         def mapped() -> T:
             try:
@@ -453,11 +453,12 @@ class CloudStore(ABC):
             except _MALFORMED as error:
                 # Client libraries take any response to be the service's. What a broken server or
                 # a proxy sent ends in whatever error comes of it.
-                raise self._unanswered(what, error) from error
+                raise self._unanswered(self._cannot(verb, name, endpoint), error) from error
 
         try:
             return within_deadline(self._runtime, mapped)
         except DeadlinePassed:
+            what = self._cannot(verb, name, endpoint)
             raise self._unanswered(what, "no answer in time") from None
 
     def _repeated(self, request: Callable[[], T], verb: str, name: str) -> T:

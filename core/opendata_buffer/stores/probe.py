@@ -1,7 +1,7 @@
 """Whether a store honours conditional writes, tried by a few real ones (failure F12).
 
 First one after the other, then several at once: some stores honour each condition that is asked
-alone, and let two concurrent writers both win, because they look first and write then.
+alone, and let two concurrent writers both win, because they compare first and write then.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SAFE: set[str] = set()
 RACES = 3
 """Objects that writers race for, twice each."""
 _RACERS = 6
-"""Writers of one race: the more, the likelier two of them are between look and write at once."""
+"""Writers of one race: the more, the likelier two of them are between comparison and write at once."""
 
 _SUFFIX_BYTES = len(".probe-") + 26
 _CLEAN_UP_S = 2.0
