@@ -40,7 +40,7 @@ SAFE: set[str] = set()
 RACES = 3
 """Objects that writers race for, twice each."""
 _RACERS = 6
-"""Writers of one race: the more, the likelier two of them are between comparison and write at once."""
+"""Writers of one race: the more, the likelier that two compare before either of them writes."""
 
 _SUFFIX_BYTES = len(".probe-") + 26
 _CLEAN_UP_S = 2.0
