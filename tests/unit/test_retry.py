@@ -9,7 +9,7 @@ import pytest
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import TransientStorageError
-from opendata_buffer.retry import Retries, full_jitter, queue_retry
+from opendata_buffer.retry import Retries, queue_retry
 from opendata_buffer.runtime import deadline
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -32,7 +32,7 @@ class Failing:
 def policy(
     runtime: ManualRuntime, *, base_ms: int = 10, max_ms: int = 100, deadline_ms: int = 1_000
 ) -> Retries:
-    return full_jitter(
+    return Retries(
         runtime, base_ms=base_ms, max_ms=max_ms, deadline_ms=deadline_ms, retry_on=(OSError,)
     )
 
@@ -110,7 +110,7 @@ def test_each_call_has_a_deadline_of_its_own() -> None:
 def test_who_counts_retries_is_told_before_each_pause() -> None:
     runtime = Always(0.5)
     told: list[int] = []
-    patient = full_jitter(
+    patient = Retries(
         runtime,
         base_ms=10,
         max_ms=100,
@@ -177,7 +177,7 @@ def test_a_pause_takes_the_place_of_the_backoff_where_there_is_one() -> None:
         seen.append(error)
         return next(pauses)
 
-    policy = full_jitter(
+    policy = Retries(
         runtime, base_ms=10, max_ms=100, deadline_ms=1_000, retry_on=(OSError,), pause=pause
     )
     assert policy(Failing(3)) == 4
@@ -188,7 +188,7 @@ def test_a_pause_takes_the_place_of_the_backoff_where_there_is_one() -> None:
 
 def test_a_pause_ends_at_the_deadline_too() -> None:
     runtime = Always(0.5)
-    policy = full_jitter(
+    policy = Retries(
         runtime,
         base_ms=10,
         max_ms=100,

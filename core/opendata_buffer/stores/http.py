@@ -32,7 +32,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import MAX_KEY_BYTES, check_key
 from opendata_buffer.redaction import redacted
-from opendata_buffer.retry import full_jitter
+from opendata_buffer.retry import Retries
 from opendata_buffer.runtime import Runtime, SystemRuntime, remaining
 from opendata_buffer.stores.base import (
     Absent,
@@ -345,7 +345,7 @@ def repeat_transient(runtime: Runtime, options: StoreOptions, once: Callable[[],
         # Jitter: all clients that were refused together would otherwise return together.
         return min(asked, options.read_timeout_ms / 1000) + runtime.random()
 
-    policy = full_jitter(
+    policy = Retries(
         runtime,
         base_ms=100,
         max_ms=2_000,
