@@ -84,7 +84,7 @@ def text_of(module: str) -> str:
 def graph() -> dict[str, set[str]]:
     """Not at import: every process that collects tests would read all modules.
 
-    Without the root, which is an index of names: importing it imports no module of the library.
+    Without the root, which is an index of names: importing it imports the errors only.
     """
     return {name: imports_of(text_of(name), MODULES) - {name, LIBRARY} for name in MODULES}
 
