@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from opendata_buffer.gc import GarbageCollector as GarbageCollector
     from opendata_buffer.gc import GcPlan as GcPlan
     from opendata_buffer.gc import GcReport as GcReport
-    from opendata_buffer.producer.handle import DurabilityWatcher as DurabilityWatcher
-    from opendata_buffer.producer.handle import Durable as Durable
-    from opendata_buffer.producer.handle import WriteHandle as WriteHandle
+    from opendata_buffer.producer.batching import DurabilityWatcher as DurabilityWatcher
+    from opendata_buffer.producer.batching import Durable as Durable
+    from opendata_buffer.producer.batching import WriteHandle as WriteHandle
     from opendata_buffer.producer.producer import Producer as Producer
     from opendata_buffer.stores.open import open_store as open_store
     from opendata_buffer.topic.consumer import TopicArrowBatch as TopicArrowBatch
@@ -89,7 +89,7 @@ _NAMES = {
     "formats.keys": ["Transaction"],
     "formats.entries": ["Metadata"],
     "gc": ["GarbageCollector", "GcPlan", "GcReport"],
-    "producer.handle": ["DurabilityWatcher", "Durable", "WriteHandle"],
+    "producer.batching": ["DurabilityWatcher", "Durable", "WriteHandle"],
     "producer.producer": ["Producer"],
     "stores.open": ["open_store"],
     "topic.consumer": ["TopicArrowBatch", "TopicBatch", "TopicConsumer"],

@@ -9,7 +9,7 @@ from opendata_buffer.errors import FlushFailed, OpenDataBufferError, TransientSt
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.producer.handle import Durable, WriteHandle
+from opendata_buffer.producer.batching import Durable, WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.stores.base import NotModified
 from opendata_buffer.stores.memory import MemoryStore

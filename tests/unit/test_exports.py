@@ -33,7 +33,7 @@ DOCUMENTED: dict[str, list[str]] = {
     "formats.keys": ["Transaction"],
     "formats.entries": ["Metadata"],
     "gc": ["GarbageCollector", "GcPlan", "GcReport"],
-    "producer.handle": ["DurabilityWatcher", "Durable", "WriteHandle"],
+    "producer.batching": ["DurabilityWatcher", "Durable", "WriteHandle"],
     "producer.producer": ["Producer"],
     "stores.open": ["open_store"],
     "topic.consumer": ["TopicArrowBatch", "TopicBatch", "TopicConsumer"],

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import opendata_buffer
-from opendata_buffer.concurrency import locked
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -32,7 +31,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.write_fairness import WriteFairness
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.runtime import Runtime, SystemRuntime, locked
 from opendata_buffer.stores.base import RateLimited, Store
 
 MOST_LOOKED_AT = 1_000

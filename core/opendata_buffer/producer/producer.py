@@ -22,19 +22,20 @@ from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.messages.message_ids import parse_uuid
-from opendata_buffer.producer.append_buffer import (
+from opendata_buffer.producer.batching import (
     CLOSED,
     PIECE_HELD,
     RECORD_HELD,
     CurrentBuffer,
     Item,
     ProduceRequest,
+    WriteHandle,
     block_bytes,
     encode_entries,
     encode_list,
+    wakeable,
 )
 from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
-from opendata_buffer.producer.handle import WriteHandle, wakeable
 from opendata_buffer.producer.sender import Sender
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
@@ -115,7 +116,7 @@ class Producer(Closeable):
         return self.accept(self.prepare([record]))
 
     def _add(self, item: Item) -> WriteHandle | None:
-        """Add a record or a piece to the open buffer without a lock: see :mod:`.append_buffer`.
+        """Add a record or a piece to the open buffer without a lock: see :mod:`.batching`.
 
         Returns:
             Its handle; None when the item is too large for a batch.

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from opendata_buffer import metrics
-from opendata_buffer.concurrency import locked
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import (
     Closed,
@@ -29,13 +28,12 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import batch_key, tagged_ulid
-from opendata_buffer.producer.accumulator import Accumulator
+from opendata_buffer.producer.accumulator import Accumulator, LateUpload
 from opendata_buffer.producer.batching import Batch, Stage
 from opendata_buffer.producer.group_commit import Committer, OpenCommitter
-from opendata_buffer.producer.ordered_uploads import LateUpload
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.retry import queue_retry
-from opendata_buffer.runtime import Moment, Runtime, Task, deadline
+from opendata_buffer.runtime import Moment, Runtime, Task, deadline, locked, wait_for
 from opendata_buffer.stores.base import Put, PutPieces, Store
 
 
@@ -285,16 +283,16 @@ class Sender:
     @locked
     def _await_claim(self) -> None:
         """Wait for the appender's first act; with a deadline, whatever the store does."""
+
+        def is_claimed() -> bool:
+            return self._committer is not None or self._refusal is not None
+
         limit = self._config.cas_deadline_ms / 1000
-        until = self._runtime.monotonic() + limit
-        while self._committer is None and self._refusal is None:
-            left = until - self._runtime.monotonic()
-            if left <= 0:
-                raise TransientStorageError(
-                    f"store {self._store.url} did not answer within {limit:g} s (cas_deadline_ms):"
-                    " check its address and the network. Nothing was produced."
-                )
-            self._condition.wait(left)
+        if not wait_for(self._runtime, self._condition, is_claimed, limit):
+            raise TransientStorageError(
+                f"store {self._store.url} did not answer within {limit:g} s (cas_deadline_ms):"
+                " check its address and the network. Nothing was produced."
+            )
         if self._refusal is not None:
             raise self._refusal
 

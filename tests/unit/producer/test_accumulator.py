@@ -15,9 +15,13 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.producer.accumulator import Accumulator, Work
-from opendata_buffer.producer.append_buffer import REQUEST_HELD, ProduceRequest
-from opendata_buffer.producer.batching import Batch
-from opendata_buffer.producer.handle import DurabilityWatcher, Durable
+from opendata_buffer.producer.batching import (
+    REQUEST_HELD,
+    Batch,
+    DurabilityWatcher,
+    Durable,
+    ProduceRequest,
+)
 from opendata_buffer.runtime import Moment
 from opendata_buffer.testing.runtime import ManualRuntime
 

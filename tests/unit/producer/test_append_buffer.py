@@ -10,18 +10,19 @@ import pytest
 
 from opendata_buffer.errors import Closed, InvalidInput
 from opendata_buffer.formats.batch import encode_block, split_records
-from opendata_buffer.producer.append_buffer import (
+from opendata_buffer.producer.batching import (
     BUFFER_HELD,
     PIECE_HELD,
     RECORD_HELD,
     RECORDS_AT_ONCE,
     AppendBuffer,
+    DurabilityWatcher,
     Item,
     RecordEncoder,
+    WriteHandle,
     encode_entries,
     encode_list,
 )
-from opendata_buffer.producer.handle import DurabilityWatcher, WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore

@@ -7,14 +7,17 @@ import pytest
 from opendata_buffer.formats.batch import Compression, decode_batch
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.producer.append_buffer import (
+from opendata_buffer.producer.batching import (
+    METADATA_FLUSH_BYTES,
+    RANGE_BYTES,
     RECORD_HELD,
     REQUEST_HELD,
     AppendBuffer,
+    Batch,
+    Batcher,
+    DurabilityWatcher,
     ProduceRequest,
 )
-from opendata_buffer.producer.batching import METADATA_FLUSH_BYTES, RANGE_BYTES, Batch, Batcher
-from opendata_buffer.producer.handle import DurabilityWatcher
 from opendata_buffer.testing.runtime import ManualRuntime
 
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from opendata_buffer.errors import TransientStorageError
-from opendata_buffer.producer.handle import DurabilityWatcher, Durable, WriteHandle
+from opendata_buffer.producer.batching import DurabilityWatcher, Durable, WriteHandle
 from opendata_buffer.runtime import SystemRuntime
 
 DURABLE = Durable(7, "ingest/x.batch")

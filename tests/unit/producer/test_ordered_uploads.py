@@ -10,9 +10,8 @@ from opendata_buffer.errors import (
     PermanentStorageError,
     TransientStorageError,
 )
-from opendata_buffer.producer.batching import Batch, Stage
-from opendata_buffer.producer.handle import DurabilityWatcher, Durable
-from opendata_buffer.producer.ordered_uploads import OrderedUploads
+from opendata_buffer.producer.accumulator import OrderedUploads
+from opendata_buffer.producer.batching import Batch, DurabilityWatcher, Durable, Stage
 from opendata_buffer.runtime import Moment
 from opendata_buffer.testing.runtime import ManualRuntime
 

@@ -24,9 +24,13 @@ from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.producer.append_buffer import ProduceRequest
-from opendata_buffer.producer.batching import Batch, Stage
-from opendata_buffer.producer.handle import DurabilityWatcher, WriteHandle
+from opendata_buffer.producer.batching import (
+    Batch,
+    DurabilityWatcher,
+    ProduceRequest,
+    Stage,
+    WriteHandle,
+)
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.producer.sender import Uploader
 from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome, Store
