@@ -12,11 +12,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
-from types import TracebackType
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 _BASE32 = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -29,16 +28,9 @@ def ulid_of(timestamp_ms: int, randomness: bytes) -> str:
     return "".join([_BASE32[bits >> shift & 31] for shift in range(125, -1, -5)])
 
 
-class Condition(Protocol):
+class Condition(AbstractContextManager[bool], Protocol):
     """``threading.Condition``, which also tells whether the calling thread holds it."""
 
-    def __enter__(self) -> bool: ...
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
     def wait(self, timeout: float | None = None) -> bool: ...
     def notify_all(self) -> None: ...
     def held(self) -> bool:
@@ -153,15 +145,11 @@ class Moment:
     """A point in time by both clocks of one machine.
 
     Both, because each fails in its own way: the wall clock may be set back, and the monotonic
-    one stands still while the machine is suspended and starts anew with it.
-
-    Attributes:
-        wall_ms: Milliseconds since the Unix epoch.
-        monotonic: Seconds of the monotonic clock.
+    one stops while the machine is suspended and starts anew when it boots.
     """
 
-    wall_ms: int
-    monotonic: float
+    wall_ms: int  # since the Unix epoch
+    monotonic: float  # seconds
 
     @classmethod
     def now(cls, runtime: Runtime) -> Moment:
@@ -175,8 +163,7 @@ class Moment:
     def age_ms(self, now: Moment) -> float:
         """Milliseconds until ``now``, by the clock that says more.
 
-        The collector does not wait for a machine that sleeps (failure F5): what may be old is
-        taken to be old.
+        A collector elsewhere goes on while this machine sleeps (failure F5).
         """
         return max(float(now.wall_ms - self.wall_ms), (now.monotonic - self.monotonic) * 1000)
 

@@ -25,7 +25,6 @@ from opendata_buffer.producer.batching import (
     AppendBuffer,
     Batch,
     Batcher,
-    CurrentBuffer,
     DurabilityWatcher,
     Durable,
     Item,
@@ -39,17 +38,11 @@ from opendata_buffer.runtime import Moment, Runtime, locked, wait_for
 
 @dataclass(frozen=True, slots=True)
 class LateUpload:
-    """A batch whose entry landed when a collector may already have deleted its object.
-
-    Attributes:
-        batch: The batch.
-        sequence: Of its entry.
-        age: Seconds since its name was made.
-    """
+    """A batch whose entry landed when a collector may already have deleted its object."""
 
     batch: Batch
     sequence: int
-    age: float
+    age: float  # seconds since its name was made
 
 
 class OrderedUploads:
@@ -77,15 +70,13 @@ class OrderedUploads:
     6. An outcome is final; a later one is ignored.
 
     Args:
-        manifest_path: Named in errors.
-        max_age: Seconds after which an uploaded object is not appended any more: half the
-            collector's grace period.
+        config: Settings.
         append_limit: Seconds after which an append without an answer is completed as unknown.
     """
 
-    def __init__(self, *, manifest_path: str, max_age: float, append_limit: float) -> None:
-        self._manifest_path = manifest_path
-        self._max_age = max_age
+    def __init__(self, config: ProducerConfig, append_limit: float) -> None:
+        self._manifest_path = config.manifest_path
+        self._max_age = config.gc_grace_period_ms / 2000
         self._append_limit = append_limit
         # A completed batch stays in the queue until it is at the front: completing takes no search.
         self._queue: deque[Batch] = deque()
@@ -268,17 +259,11 @@ def _not_in_time(batch: Batch) -> TransientStorageError:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """What a worker does next: it uploads a batch, or completes the watchers of batches.
-
-    Attributes:
-        batch: To be stored; None when there are completed ones.
-        completed: Batches whose watchers are to be completed.
-        add_worker: Whether to start one more worker first: no other one is idle.
-    """
+    """What a worker does next: it uploads a batch, or completes the watchers of batches."""
 
     batch: Batch | None = None
     completed: Sequence[Batch] = ()
-    add_worker: bool = False
+    add_worker: bool = False  # first, because no other one is idle
 
 
 class Accumulator:
@@ -293,17 +278,9 @@ class Accumulator:
         self._config = config
         self._runtime = runtime
         self._condition = runtime.condition()
-        self._batcher = Batcher(
-            flush_interval=config.flush_interval_ms / 1000,
-            flush_size=config.flush_size_bytes,
-            max_size=config.max_batch_bytes,
-            watcher=lambda: DurabilityWatcher(runtime),
-        )
-        self._ordered = OrderedUploads(
-            manifest_path=config.manifest_path,
-            max_age=config.gc_grace_period_ms / 2000,
-            append_limit=append_limit,
-        )
+        self._batcher = Batcher(config, lambda: DurabilityWatcher(runtime))
+        self.current = self._batcher.current  # where callers put what needs no lock
+        self._ordered = OrderedUploads(config, append_limit)
         self._to_upload: deque[Batch] = deque()
         # Batches that have left the batcher and whose callers do not know the outcome.
         self._in_flight: dict[DurabilityWatcher, Batch] = {}
@@ -316,7 +293,7 @@ class Accumulator:
         self._ordered_failed = False
         self._closing = False
         self._abandoned: BaseException | None = None
-        self._threads = 0
+        self.threads = 1  # that have not ended; the first one is the appender
         self._workers = 0
         self._idle = 0
         self._uploading = 0
@@ -326,26 +303,11 @@ class Accumulator:
         self._when_room: list[Callable[[], None]] = []
         self._worker_wakes_at: float | None = None  # when an idle worker wakes by itself
 
-    @property
-    def current(self) -> CurrentBuffer:
-        """Where callers put what needs no lock: see :mod:`.batching`."""
-        return self._batcher.current
-
-    @property
-    def threads(self) -> int:
-        """How many threads of the producer have not ended."""
-        return self._threads
-
     # Called by the calling thread.
 
     @locked
     def accept(self, request: ProduceRequest) -> DurabilityWatcher:
-        """Accept a request when the buffer has room for it, and set its ingestion time.
-
-        Raises:
-            Closed: The producer is being closed.
-            FlushFailed: The request has a transaction and an earlier one failed.
-        """
+        """Accept a request when the buffer has room for it, and set its ingestion time."""
         self._wait_for_room(request.held)
         return self._accept(request)
 
@@ -368,12 +330,7 @@ class Accumulator:
     def add_item(self, item: Item, late_for: AppendBuffer | None = None) -> WriteHandle:
         """Accept a call without metadata when there is room for it; it opens the next buffer.
 
-        Args:
-            item: Records of the call.
-            late_for: The buffer it was appended to around the time of its closing, if any.
-
-        Raises:
-            Closed: The producer is being closed.
+        ``late_for`` is the buffer it was appended to around the time of its closing, if any.
         """
         if late_for is not None and late_for.was_included(item):
             assert late_for.handle is not None
@@ -390,13 +347,12 @@ class Accumulator:
     def _accept(self, request: ProduceRequest) -> DurabilityWatcher:
         if request.transaction is not None and request.message is None:
             if self._ordered_failed:
-                # The reader would take the failed transaction for a repeat of a later one when it
-                # is produced again.
+                # Produced again, the failed transaction would look like a repeat of this one.
                 reason = f"an earlier batch failed: {self._first_failure}"
                 raise FlushFailed(self._failed_calls, reason)
             if request.transaction.app not in self._apps:
-                # It may repeat one of an earlier process. Appended directly behind that one, the
-                # reader would take both for one transaction: those are contiguous.
+                # It may repeat one of an earlier process. Directly behind that one, the reader
+                # would take both for one transaction: those are contiguous.
                 self._batcher.add_separator(self._runtime.monotonic())
                 self._apps.add(request.transaction.app)
         request.ingestion_time_ms = self._runtime.now_ms()
@@ -406,12 +362,7 @@ class Accumulator:
 
     @locked
     def flush(self, timeout: float | None) -> None:
-        """Wait until the outcome of everything accepted so far is known.
-
-        Raises:
-            TimeoutError: It is not, after ``timeout`` seconds.
-            FlushFailed: Something was given up, now or before.
-        """
+        """Wait until the outcome of everything accepted so far is known. See ``Producer.flush``."""
         self._batcher.seal(self._runtime.monotonic())
         self._condition.notify_all()
         # Not those sealed from now on: under a steady load there is always one.
@@ -428,7 +379,6 @@ class Accumulator:
                 f"{len(waiting)} batches not durable after {timeout:g} s; the producer goes on "
                 "trying: flush again"
             )
-        self._check_failures()
 
     @locked
     def begin_closing(self) -> list[Callable[[], None]]:
@@ -446,22 +396,20 @@ class Accumulator:
 
     @locked
     def await_end(self, seconds: float | None) -> bool:
-        """Wait until every outcome is known and the threads left are waiting for the store.
-
-        Returns:
-            False when that took longer than ``seconds``.
-        """
+        """Wait until every outcome is known and all threads left wait for the store; else False."""
 
         def is_ended() -> bool:
             blocked = self._uploading + self._appending if self._is_done() else 0
-            return self._threads <= blocked
+            return self.threads <= blocked
 
         return wait_for(self._runtime, self._condition, is_ended, seconds)
 
     @locked
     def check(self) -> None:
         """Raise ``FlushFailed`` when something was given up."""
-        self._check_failures()
+        if self._first_failure is not None:
+            reason = str(self._first_failure)
+            raise FlushFailed(self._failed_calls, reason) from self._first_failure
 
     @locked
     def held_bytes(self) -> int:
@@ -595,10 +543,7 @@ class Accumulator:
 
     @locked
     def release(self, batches: Sequence[Batch]) -> list[Callable[[], None]]:
-        """Free the room of batches whose watchers are completed, and let flush() return.
-
-        Returns the callbacks of :meth:`accept_now`: there is room.
-        """
+        """Free the room of completed batches; returns callbacks of :meth:`accept_now`."""
         for batch in batches:
             self._in_flight_held -= batch.held
             self._in_flight_calls -= batch.calls
@@ -608,14 +553,9 @@ class Accumulator:
         return self._take_waiting()
 
     @locked
-    def begin_thread(self) -> None:
-        """The appender is about to start."""
-        self._threads += 1
-
-    @locked
     def end_thread(self) -> None:
         """A thread ends."""
-        self._threads -= 1
+        self.threads -= 1
         self._condition.notify_all()
 
     # With the lock held.
@@ -648,11 +588,6 @@ class Accumulator:
         if self._closing:
             raise Closed("the producer was closed: produce() needs an open one")
 
-    def _check_failures(self) -> None:
-        if self._first_failure is not None:
-            reason = str(self._first_failure)
-            raise FlushFailed(self._failed_calls, reason) from self._first_failure
-
     def _take_waiting(self) -> list[Callable[[], None]]:
         waiting, self._when_room = self._when_room, []
         return waiting
@@ -676,7 +611,7 @@ class Accumulator:
             self._condition.notify_all()
 
     def _add_workers(self, count: int) -> None:
-        self._threads += count
+        self.threads += count
         self._workers += count
         self._idle += count
 

@@ -39,6 +39,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.formats.arrow import encode_arrow_block, encode_bytes
 from opendata_buffer.formats.batch import Compression, encode_block, seal_pieces
@@ -301,7 +302,7 @@ class AppendBuffer:
         return self.held - BUFFER_HELD - PIECE_HELD * self.pieces - (RECORD_HELD - _PREFIX) * single
 
     def close(self) -> None:
-        """The items in it by now count, later ones do not. With the lock held."""
+        """Count the items in it by now and no later ones. With the lock held."""
         if self._closed_at is None:
             self._closed_at = len(self._items)
 
@@ -320,8 +321,8 @@ class AppendBuffer:
         return True
 
     def items(self) -> list[Item]:
-        """All that count, in order; once it is closed."""
-        # A copy: a thread that came too late may still add an item to the list, and takes it back.
+        """Those that count, once it is closed."""
+        # A copy: a thread that is late may still add an item to the list, and remove it again.
         return self._items[: self.calls]
 
 
@@ -348,7 +349,7 @@ CLOSED = AppendBuffer(b"", 0, None, 0, float("-inf"))
 class CurrentBuffer:
     """Holds the buffer that is open now; it is replaced only with the lock held."""
 
-    __slots__ = ("__weakref__", "buffer")
+    __slots__ = ("buffer",)
 
     def __init__(self) -> None:
         self.buffer = CLOSED
@@ -367,6 +368,12 @@ class ProduceRequest:
     ingestion_time_ms: int  # set when it is accepted
     transaction: Transaction | None = None
     message: UUID | None = None
+
+    pieces = 1
+
+    def items(self) -> list[Item]:
+        """All of it, as one piece."""
+        return [(self.block, self.count)]
 
     @property
     def alone(self) -> bool:
@@ -407,51 +414,6 @@ def encode_list(entries: Sequence[Any]) -> tuple[bytes | memoryview, int] | None
     if set(map(type, records)) != _BYTES:
         return None
     return encode_bytes(records), len(records)
-
-
-class RecordEncoder:
-    """Joins the parts of a batch to a record block, in order."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes | memoryview] = []
-        self._records: list[bytes] = []  # of neighbouring buffers, encoded together
-        self._encoded = 0
-
-    @property
-    def count(self) -> int:
-        """Records so far."""
-        return self._encoded + len(self._records)
-
-    def add(self, block: bytes | memoryview, count: int) -> None:
-        """Add a piece that is encoded, and the number of its records."""
-        self._encode()
-        self._pieces.append(block)
-        self._encoded += count
-
-    def add_buffer(self, buffer: AppendBuffer) -> None:
-        """Add the items of a closed buffer."""
-        items = buffer.items()
-        if not buffer.pieces:
-            self._records += items  # type: ignore[arg-type]
-        else:
-            for item in items:
-                if type(item) is tuple:
-                    self.add(*item)
-                else:
-                    self._records.append(item)  # type: ignore[arg-type]
-        if len(self._records) >= RECORDS_AT_ONCE:
-            self._encode()
-
-    def pieces(self) -> list[bytes | memoryview]:
-        """The block, one piece behind the other."""
-        self._encode()
-        return self._pieces
-
-    def _encode(self) -> None:
-        if self._records:
-            self._pieces.append(encode_bytes(self._records))
-            self._encoded += len(self._records)
-            self._records = []
 
 
 class Stage(Enum):
@@ -531,13 +493,13 @@ class Batch:
         self.parts.append(request)
 
     def add_buffer(self, buffer: AppendBuffer) -> None:
-        """Accept a buffer, which goes on to take calls; :meth:`close_buffer` counts them."""
+        """Accept an open buffer; :meth:`close_buffer` counts its calls."""
         self._count_range(buffer)
         self.buffer = buffer
         self.parts.append(buffer)
 
     def close_buffer(self) -> None:
-        """Close the buffer, if there is one, and count the items in it."""
+        """Close the open buffer, if any, and count its items."""
         buffer = self.buffer
         if buffer is not None:
             buffer.close()
@@ -547,20 +509,39 @@ class Batch:
     def encode(self, compression: Compression, level: int) -> list[bytes | memoryview]:
         """The object's bytes, in pieces; sets ``metadata``, ``count`` and ``size``."""
         ranges: list[Metadata] = []
-        encoder = RecordEncoder()
+        pieces: list[bytes | memoryview] = []
+        records: list[bytes] = []  # of neighbouring buffers, encoded together
+        encoded = 0
         before: ProduceRequest | AppendBuffer | None = None
+
+        def encode_records() -> None:
+            nonlocal encoded
+            if records:
+                pieces.append(encode_bytes(records))
+                encoded += len(records)
+                records.clear()
+
         for part in self.parts:
             if before is None or not _shares_range(part, before):
-                ranges.append(Metadata(encoder.count, part.ingestion_time_ms, part.metadata))
+                start = encoded + len(records)
+                ranges.append(Metadata(start, part.ingestion_time_ms, part.metadata))
             before = part
-            if isinstance(part, AppendBuffer):
-                encoder.add_buffer(part)
+            if not part.pieces:
+                records += part.items()  # type: ignore[arg-type]
             else:
-                encoder.add(part.block, part.count)
-        pieces = encoder.pieces()
-        self.metadata, self.count = tuple(ranges), encoder.count
+                for item in part.items():
+                    if type(item) is tuple:
+                        encode_records()
+                        pieces.append(item[0])
+                        encoded += item[1]
+                    else:
+                        records.append(item)  # type: ignore[arg-type]
+            if len(records) >= RECORDS_AT_ONCE:
+                encode_records()
+        encode_records()
+        self.metadata, self.count = tuple(ranges), encoded
         self.size = sum(map(len, pieces))
-        return seal_pieces(pieces, encoder.count, compression, level)
+        return seal_pieces(pieces, encoded, compression, level)
 
     def _count(self, part: ProduceRequest | AppendBuffer, calls: int) -> None:
         self.size += part.size
@@ -581,26 +562,12 @@ def _shares_range(
 
 
 class Batcher:
-    """Accumulates calls until size or age says that a batch is full.
+    """Accumulates calls until size or age says that a batch is full."""
 
-    Args:
-        flush_interval: Seconds in which the open batch becomes due, at the latest.
-        flush_size: Bytes beyond which it is full; a loose limit.
-        max_size: Bytes no batch exceeds.
-        watcher: Makes the watcher of a new batch.
-    """
-
-    def __init__(
-        self,
-        *,
-        flush_interval: float,
-        flush_size: int,
-        max_size: int,
-        watcher: Callable[[], DurabilityWatcher],
-    ) -> None:
-        self._flush_interval = flush_interval
-        self._flush_size = flush_size
-        self._max_size = max_size
+    def __init__(self, config: ProducerConfig, watcher: Callable[[], DurabilityWatcher]) -> None:
+        self._flush_interval = config.flush_interval_ms / 1000
+        self._flush_size = config.flush_size_bytes
+        self._max_size = config.max_batch_bytes
         self._watcher = watcher
         self._batches: deque[Batch] = deque()  # sealed ones; the last may be open
         self._last_due_at: float | None = None
@@ -632,7 +599,7 @@ class Batcher:
 
     @property
     def batches(self) -> list[Batch]:
-        """All that wait here, in produce order."""
+        """In produce order."""
         return list(self._batches)
 
     def add(self, request: ProduceRequest, now: float) -> DurabilityWatcher:
@@ -750,7 +717,7 @@ class Batcher:
         return batch
 
     def _next_due_at(self, now: float) -> float:
-        """At most an interval from now, and under a steady load one interval after the last.
+        """An interval from now; under a steady load one interval after the last was due.
 
         Counted from the first call alone, the wait for that call would add to every interval.
         """

@@ -26,7 +26,6 @@ from opendata_buffer.producer.batching import (
     CLOSED,
     PIECE_HELD,
     RECORD_HELD,
-    CurrentBuffer,
     Item,
     ProduceRequest,
     WriteHandle,
@@ -88,7 +87,6 @@ class Producer(Closeable):
         metrics.producer_buffered_bytes.watch(self, lambda each: each.buffered_bytes, where)
         if isinstance(runtime, SystemRuntime):
             _open_senders.add(self._sender)
-            _open_buffers.add(self._current)
 
     def send(self, record: bytes | bytearray | memoryview) -> WriteHandle:
         """Accept one record without metadata, at the least cost: half a microsecond.
@@ -118,13 +116,11 @@ class Producer(Closeable):
     def _add(self, item: Item) -> WriteHandle | None:
         """Add a record or a piece to the open buffer without a lock: see :mod:`.batching`.
 
-        Returns:
-            Its handle; None when the item is too large for a batch.
+        Returns None when the item is too large for a batch.
         """
         held = len(item[0]) + PIECE_HELD if type(item) is tuple else len(item) + RECORD_HELD
         # No call lies between reading what is left and writing it, so no other thread subtracts in
-        # between. Functions that are attributes go into variables first: the interpreter looks for
-        # `buffer.append(...)` as for a method, which takes 30 ns longer.
+        # between. Calling `buffer.append(...)` and not a variable would take 30 ns longer.
         monotonic = self._monotonic
         now = monotonic()
         current = self._current
@@ -269,7 +265,7 @@ class Producer(Closeable):
         return ProduceRequest(block, count, metadata, 0, transaction, message)
 
     def accept(self, request: ProduceRequest) -> WriteHandle:
-        """The second half: take a prepared request in. Blocks while the buffer is full.
+        """The second half: accept a prepared request. Blocks while the buffer is full.
 
         Raises:
             Closed, FlushFailed: As :meth:`produce`.
@@ -293,6 +289,7 @@ class Producer(Closeable):
         """
         self._check_process()
         self._accumulator.flush(timeout)
+        self._accumulator.check()
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then end the threads. A second call does nothing; nor does one in a fork.
@@ -321,7 +318,6 @@ class Producer(Closeable):
         self._closed = True
         metrics.producer_buffered_bytes.unwatch(self)
         _open_senders.discard(self._sender)
-        _open_buffers.discard(self._current)
 
     @property
     def buffered_bytes(self) -> int:
@@ -347,13 +343,12 @@ class Producer(Closeable):
 
 
 _open_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
-_open_buffers: weakref.WeakSet[CurrentBuffer] = weakref.WeakSet()
 
 
 def _close_buffers() -> None:
-    """In a forked child: send() must come to the check that this is another process."""
-    for current in list(_open_buffers):
-        current.buffer = CLOSED
+    """In a forked child: send() must reach the check that this is another process."""
+    for sender in list(_open_senders):
+        sender.accumulator.current.buffer = CLOSED
 
 
 if hasattr(os, "register_at_fork"):  # where there is a fork

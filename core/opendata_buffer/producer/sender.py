@@ -38,7 +38,7 @@ from opendata_buffer.stores.base import Put, PutPieces, Store
 
 
 class Uploader:
-    """Writes batch objects; called by several threads at once, with a batch each."""
+    """Writes batch objects. Several threads call it at once, each with a batch of its own."""
 
     def __init__(self, store: Put, config: ProducerConfig, runtime: Runtime) -> None:
         self._store = store
@@ -46,16 +46,13 @@ class Uploader:
         self._runtime = runtime
 
     def upload(self, batch: Batch, tag: str) -> None:
-        """Write the object under a new name; retried until the batch's deadline.
+        """Encode the batch, and write it under a new name until it is stored or too late.
 
-        A new name each time: the collector takes an object's age from its name (failure F5).
-
-        Args:
-            batch: Encoded first, unless it was before; gets the name.
-            tag: Of the committer that appends it, for its name.
+        A new name each time: the collector takes an object's age from its name (failure F5). The
+        tag in the name is that of the committer which appends it.
 
         Raises:
-            StorageError: The store refused it, or did not take it in time.
+            StorageError: The store refused it, or did not answer in time.
             InvalidInput: It cannot be encoded.
         """
         config = self._config
@@ -67,7 +64,7 @@ class Uploader:
             batch.data = data
             batch.parts = []
         if batch.stage is Stage.COMPLETED:
-            # By another thread, maybe before the encoding, which then found no parts.
+            # By another thread, perhaps before the encoding, which then found no parts.
             return
         ulid = tagged_ulid(self._runtime.ulid(), tag)
         batch.named = Moment.now(self._runtime)
@@ -118,16 +115,6 @@ ABANDON_S = 1.0
 class Sender:
     """A producer's accumulator and the threads that upload and append what it holds.
 
-    Args:
-        config: Settings.
-        store: Where objects and manifest live.
-        runtime: Clock and threads.
-        open_committer: Opens what appends the batches.
-
-    Attributes:
-        accumulator: Takes in what callers produce.
-        process: Id of the process that has the threads; a forked one has not.
-
     Raises:
         TransientStorageError: The store did not answer within ``cas_deadline_ms``.
         OpenDataBufferError: See :func:`.claim_for_writing`.
@@ -150,13 +137,12 @@ class Sender:
         # An append makes its last attempt at its deadline; half of this is for that one's answer.
         self._append_limit = 2 * self._append_config.cas_deadline_ms / 1000
         self.accumulator = Accumulator(config, self._append_limit, runtime)
-        self.process = os.getpid()
+        self.process = os.getpid()  # a forked process has no threads
         self._tasks: list[Task] = []
         self._condition = runtime.condition()
         self._committer: Committer | None = None
         self._refusal: BaseException | None = None
         try:
-            self.accumulator.begin_thread()
             self._start(self._append_all, "opendata-buffer-appender", self.accumulator.end_thread)
             self.accumulator.add_workers()
             self._start_worker()
@@ -172,11 +158,7 @@ class Sender:
         return self._committer
 
     def close(self, timeout: float | None) -> None:
-        """Complete everything and end the threads; those that wait for the store end later.
-
-        Raises:
-            FlushFailed: Something was given up, now or before.
-        """
+        """Complete everything and end the threads; those that wait for the store end later."""
         _wake(self.accumulator.begin_closing())
         if not self.accumulator.await_end(timeout):
             self.accumulator.abandon(
@@ -336,7 +318,7 @@ class Sender:
 
 
 def _wake(waiting: Sequence[Callable[[], None]]) -> None:
-    """Let coroutines that found no room try again; each function only wakes an event loop."""
+    """Make coroutines that found no room try again."""
     for wake in waiting:
         wake()
 
@@ -351,10 +333,9 @@ def _for_handles(error: BaseException) -> BaseException:
 def _with_long_deadline(config: ProducerConfig) -> ProducerConfig:
     """Let an append try as long as its batches do.
 
-    An append whose answer was lost is decided by reading the manifest, once the store answers
-    again. Given up before, its batches would have failed although they may be queued. But no
-    longer than the second half of the grace period: the first half may have passed when the append
-    begins (failure F5).
+    The manifest tells what became of an append without an answer, once the store answers again.
+    Given up before, its batches would fail although they may be queued. But no longer than the
+    second half of the grace period: the first may have passed when it begins (failure F5).
     """
     most_ms = min(config.delivery_timeout_ms, config.gc_grace_period_ms // 2)
     return replace(config, cas_deadline_ms=max(config.cas_deadline_ms, most_ms))

@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 
 from opendata_buffer.errors import Closed, InvalidInput
-from opendata_buffer.formats.batch import encode_block, split_records
+from opendata_buffer.formats.batch import Compression, decode_batch, encode_block, split_records
 from opendata_buffer.producer.batching import (
     BUFFER_HELD,
     PIECE_HELD,
     RECORD_HELD,
     RECORDS_AT_ONCE,
     AppendBuffer,
+    Batch,
     DurabilityWatcher,
     Item,
-    RecordEncoder,
+    ProduceRequest,
     WriteHandle,
     encode_entries,
     encode_list,
@@ -66,6 +67,7 @@ def test_what_comes_after_the_closing_is_handed_back_once() -> None:
     opened.close()
     late = b"late"
     opened.append(late)
+    assert opened.items() == [b"first", b"in"]
     assert opened.was_included(late) is False
     assert opened.was_included(b"in") is True
     assert opened.items() == [b"first", b"in"]
@@ -273,8 +275,8 @@ def piece(*records: bytes) -> tuple[bytes, int]:
     return encode_block(records), len(records)
 
 
-def split(encoder: RecordEncoder) -> list[bytes]:
-    return split_records(b"".join(encoder.pieces()), encoder.count)
+def encoded(*parts: AppendBuffer | ProduceRequest) -> list[bytes | memoryview]:
+    return Batch(HANDLE.watcher, parts=list(parts)).encode(Compression.NONE, 3)
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
@@ -311,30 +313,18 @@ def test_bytes_of_a_class_of_their_own_are_not_trusted_to_know_their_length() ->
 
 
 def test_records_and_pieces_keep_their_order() -> None:
-    encoder = RecordEncoder()
-    encoder.add_buffer(closed(b"a", b"b"))
-    assert encoder.count == 2
-    encoder.add_buffer(closed(b"c", piece(b"d", b"e"), b"f"))
-    assert encoder.count == 6
-    encoder.add(*piece(b"g", b"h"))
-    encoder.add_buffer(closed(piece(b"i", b""), piece(b"j")))
-    assert encoder.count == 11
-    assert split(encoder) == [b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h", b"i", b"", b"j"]
+    pieces = encoded(
+        closed(b"a", b"b"),
+        closed(b"c", piece(b"d", b"e"), b"f"),
+        ProduceRequest(*piece(b"g", b"h"), b"", 0),
+        closed(piece(b"i", b""), piece(b"j")),
+    )
+    assert decode_batch(b"".join(pieces)) == [*map(bytes, zip(b"abcdefghi")), b"", b"j"]
 
 
 def test_neighbouring_buffers_are_joined_in_one_go_and_many_records_in_several() -> None:
-    encoder = RecordEncoder()
     records = [b"%d" % n for n in range(RECORDS_AT_ONCE + 2_000)]
-    for start in range(0, len(records), 1_000):
-        encoder.add_buffer(closed(*records[start : start + 1_000]))
-    assert encoder.count == len(records)
-    assert len(encoder.pieces()) == 2
-    assert split(encoder) == records
-
-
-def test_items_of_a_closed_buffer_are_those_it_counted_though_a_late_thread_adds_one() -> None:
-    buffer = opened_with(b"first")
-    buffer.close()
-    items = buffer.items()
-    buffer.append(b"late")
-    assert items == [b"first"]
+    starts = range(0, len(records), 1_000)
+    pieces = encoded(*(closed(*records[start : start + 1_000]) for start in starts))
+    assert len(pieces) == 3  # the last one is the footer
+    assert decode_batch(b"".join(pieces)) == records

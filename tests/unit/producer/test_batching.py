@@ -19,6 +19,7 @@ from opendata_buffer.producer.batching import (
     ProduceRequest,
 )
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.producer.world import config
 
 
 def call(
@@ -28,12 +29,8 @@ def call(
 
 
 def batcher(flush_size: int = 100, max_size: int = 1_000) -> Batcher:
-    return Batcher(
-        flush_interval=0.1,
-        flush_size=flush_size,
-        max_size=max_size,
-        watcher=lambda: DurabilityWatcher(ManualRuntime()),
-    )
+    settings = config(flush_interval_ms=100, flush_size_bytes=flush_size, max_batch_bytes=max_size)
+    return Batcher(settings, lambda: DurabilityWatcher(ManualRuntime()))
 
 
 def sealed(b: Batcher) -> list[Batch]:
