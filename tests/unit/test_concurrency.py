@@ -19,6 +19,8 @@ RUNTIME = SystemRuntime()
 def test_results_come_in_the_order_of_the_items() -> None:
     assert in_parallel(RUNTIME, lambda each: each * 2, range(100), most=7) == list(range(0, 200, 2))
     assert in_parallel(RUNTIME, str, []) == []
+    thread = threading.current_thread()
+    assert in_parallel(RUNTIME, lambda _: threading.current_thread(), [0]) == [thread]
 
 
 def test_calls_run_at_the_same_time() -> None:
@@ -41,49 +43,42 @@ def test_no_more_run_at_once_than_allowed() -> None:
     assert 1 <= highest <= 3
 
 
-def test_where_calls_are_over_at_once_few_threads_do_them_all() -> None:
-    class AtOnce(SystemRuntime):
-        spawned = 0
+class Threads(SystemRuntime):
+    """Starts at most so many threads; with ``at_once`` each has ended when it is started."""
 
-        def spawn(self, target: Callable[[], None], name: str) -> Task:
-            self.spawned += 1
-            task = super().spawn(target, name)
+    def __init__(self, most: int, *, at_once: bool = False) -> None:
+        self.started = 0
+        self._most = most
+        self._at_once = at_once
+
+    def spawn(self, target: Callable[[], None], name: str) -> Task:
+        if self.started == self._most:
+            raise RuntimeError("can't start new thread")
+        self.started += 1
+        task = super().spawn(target, name)
+        if self._at_once:
             task.join()
-            return task
+        return task
 
-    runtime = AtOnce()
+
+def test_where_calls_are_over_at_once_few_threads_do_them_all() -> None:
+    runtime = Threads(20, at_once=True)
     assert in_parallel(runtime, str, range(20)) == [str(each) for each in range(20)]
-    assert runtime.spawned == 1
+    assert runtime.started == 1
 
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_where_no_more_threads_start_the_caller_does_what_is_left(threads: int) -> None:
-    class FewThreads(SystemRuntime):
-        left = threads
-
-        def spawn(self, target: Callable[[], None], name: str) -> Task:
-            if not self.left:
-                raise RuntimeError("can't start new thread")
-            self.left -= 1
-            return super().spawn(target, name)
-
-    begun: set[str] = set()
-    own = threading.current_thread()
+    used: set[str] = set()
 
     def call(number: int) -> int:
-        begun.add(threading.current_thread().name)
+        used.add(threading.current_thread().name)
         RUNTIME.sleep(0.002)
         return number
 
-    assert in_parallel(FewThreads(), call, range(20)) == list(range(20))
-    assert own.name in begun
-    assert len(begun) <= threads + 1
-
-
-def test_one_item_needs_no_thread() -> None:
-    assert in_parallel(RUNTIME, lambda _: threading.current_thread(), [0]) == [
-        threading.current_thread()
-    ]
+    assert in_parallel(Threads(threads), call, range(20)) == list(range(20))
+    assert threading.current_thread().name in used
+    assert len(used) <= threads + 1
 
 
 def test_an_error_is_raised_once_all_others_have_ended() -> None:
@@ -113,30 +108,17 @@ class Failing(Closeable):
         raise FlushFailed(1, "the store is gone")
 
 
-def test_a_close_that_fails_is_told() -> None:
+def test_a_close_that_fails_hides_no_error_that_ended_the_block(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with pytest.raises(FlushFailed), Failing() as thing:
         assert thing.closed == 0
     assert thing.closed == 1
-
-
-def test_a_close_that_fails_does_not_hide_the_error_that_ended_the_block(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    thing = Failing()
     with pytest.raises(ZeroDivisionError), thing:
         raise ZeroDivisionError
-    assert thing.closed == 1
+    assert thing.closed == 2
     assert "closing the Failing failed" in caplog.text
     assert "the store is gone" in caplog.text
-
-
-def test_errors_of_others_come_out() -> None:
-    class Broken(Closeable):
-        def close(self, timeout: float | None = None) -> None:
-            raise RuntimeError("a bug")
-
-    with pytest.raises(RuntimeError, match="a bug"), Broken():
-        pass
 
 
 WAIT_S = 60.0

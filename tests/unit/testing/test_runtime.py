@@ -28,7 +28,8 @@ def test_a_seed_repeats_ulids_and_jitter() -> None:
     assert ManualRuntime(seed=8).ulid() != ManualRuntime(seed=9).ulid()
 
 
-def test_a_timed_wait_ends_when_the_clock_says_so() -> None:
+@pytest.mark.parametrize("notified", [True, False])
+def test_a_timed_wait_ends_when_notified_or_when_the_clock_says_so(notified: bool) -> None:
     runtime = ManualRuntime()
     condition = runtime.condition()
     outcome: list[bool] = []
@@ -41,26 +42,13 @@ def test_a_timed_wait_ends_when_the_clock_says_so() -> None:
     runtime.await_waits(1)
     runtime.advance(9.9)
     assert task.is_alive()
-    runtime.advance(0.1)
-    task.join(30)
-    assert outcome == [False]
-
-
-def test_a_timed_wait_ends_when_notified() -> None:
-    runtime = ManualRuntime()
-    condition = runtime.condition()
-    outcome: list[bool] = []
-
-    def wait() -> None:
+    if notified:
         with condition:
-            outcome.append(condition.wait(10))
-
-    task = runtime.spawn(wait, "waiter")
-    runtime.await_waits(1)
-    with condition:
-        condition.notify_all()
+            condition.notify_all()
+    else:
+        runtime.advance(0.1)
     task.join(30)
-    assert outcome == [True]
+    assert outcome == [notified]
 
 
 def test_waits_that_do_not_come_are_an_error() -> None:

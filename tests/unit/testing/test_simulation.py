@@ -1,13 +1,20 @@
-"""The simulation itself: one history per seed, virtual time, kills and pauses."""
+"""The simulation: one history per seed, virtual clocks, threads and locks, kills and pauses."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 
 from tests.support.simulation import SimRuntime, Simulation, SimulationFailed
-from tests.unit.testing.simulated import simulate
+
+
+def simulate(main: Callable[[Simulation, SimRuntime], None], seed: int = 1) -> Simulation:
+    simulation = Simulation(seed, max_steps=20_000)
+    runtime = simulation.process("p")
+    simulation.run(lambda: main(simulation, runtime))
+    return simulation
 
 
 def race(seed: int) -> tuple[list[str], str]:
@@ -104,19 +111,11 @@ def test_an_interrupted_thread_leaves_what_it_waits_for_at_once(how: str) -> Non
 def test_paused_process_stands_still_while_clocks_go_on() -> None:
     def main(simulation: Simulation, runtime: SimRuntime) -> None:
         frozen = simulation.process("frozen")
-        woke: list[float] = []
-
-        def body() -> None:
-            frozen.sleep(1)
-            woke.append(frozen.monotonic())
-
-        task = frozen.spawn(body, "t")
+        task = frozen.spawn(lambda: frozen.sleep(1), "t")
         runtime.sleep(0.5)
         simulation.pause(frozen, 3600)
-        runtime.sleep(2)
-        assert woke == []
         task.join()
-        assert woke == [3600.5]
+        assert runtime.monotonic() == frozen.monotonic() == 3600.5
 
     simulate(main)
 
@@ -146,10 +145,8 @@ def test_deadlock_is_reported_with_who_waits_for_what() -> None:
         with condition:
             condition.wait()
 
-    with pytest.raises(
-        SimulationFailed, match="everybody waits for ever: main waits for a notification"
-    ):
-        simulate(lambda simulation, runtime: main(simulation, runtime))
+    with pytest.raises(SimulationFailed, match="main waits for a notification"):
+        simulate(main)
 
 
 def test_endless_run_is_reported() -> None:
@@ -182,3 +179,85 @@ def test_broken_rule_ends_the_run_whatever_is_caught() -> None:
 
     with pytest.raises(SimulationFailed, match="rule 1 broken"):
         simulate(main)
+
+
+@pytest.mark.parametrize("how", ["sleep", "wait"])
+def test_waiting_for_the_last_moment_ends(how: str) -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        condition = runtime.condition()
+        runtime.sleep(340.7)
+        due = math.nextafter(runtime.monotonic(), math.inf)
+        while (left := due - runtime.monotonic()) > 0:
+            if how == "sleep":
+                runtime.sleep(left)
+            else:
+                with condition:
+                    condition.wait(left)
+
+    simulate(main)
+
+
+def test_wait_ends_by_notification_or_by_time() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        condition = runtime.condition()
+        results: list[tuple[bool, float]] = []
+
+        def wait(timeout: float | None) -> Callable[[], None]:
+            def body() -> None:
+                with condition:
+                    results.append((condition.wait(timeout), runtime.monotonic()))
+
+            return body
+
+        tasks = [runtime.spawn(wait(timeout), "w") for timeout in (None, 5.0, 1.0)]
+        runtime.sleep(2.0)
+        with condition:
+            condition.notify_all()
+        for task in tasks:
+            task.join()
+        assert sorted(results) == [(False, 1.0), (True, 2.0), (True, 2.0)]
+
+    simulate(main)
+
+
+def test_lock_is_exclusive_and_reentrant() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        condition = runtime.condition()
+        inside: list[int] = []
+
+        def body() -> None:
+            with condition, condition:
+                inside.append(1)
+                assert len(inside) == 1
+                runtime.sleep(0.1)
+                inside.pop()
+
+        for task in [runtime.spawn(body, "t") for _ in range(5)]:
+            task.join()
+        assert runtime.monotonic() == pytest.approx(0.5, abs=1e-3)
+
+    simulate(main)
+
+
+def test_an_interrupted_wait_has_its_lock_back_first() -> None:
+    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+        condition = runtime.condition()
+        freed: list[float] = []
+
+        def waits() -> None:
+            with condition:
+                try:
+                    condition.wait()
+                except KeyboardInterrupt:
+                    freed.append(runtime.monotonic())
+                    condition.notify_all()  # refused to whoever does not hold it
+
+        task = runtime.spawn(waits, "waits")
+        runtime.sleep(1)
+        with condition:
+            simulation.interrupt(task)
+            runtime.sleep(5)
+        task.join()
+        assert freed == [6]
+
+    simulate(main)
