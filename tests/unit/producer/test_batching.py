@@ -35,10 +35,7 @@ def batcher(flush_size: int = 100, max_size: int = 1_000) -> Batcher:
 
 def sealed(b: Batcher) -> list[Batch]:
     """The batches that are full; the open one stays, whatever its age."""
-    found = []
-    while (batch := b.take(0.0)) is not None:
-        found.append(batch)
-    return found
+    return list(iter(lambda: b.take(0.0), None))
 
 
 def take(b: Batcher, now: float = 0.0) -> Batch | None:
@@ -106,12 +103,15 @@ def test_f32_a_call_that_finds_the_batch_due_takes_it_along() -> None:
     assert take(b) is None
 
 
-def test_full_only_when_the_size_is_exceeded() -> None:
+@pytest.mark.parametrize(("entries", "size"), [([b"x" * 6, b""], 14), ([b""] * 3, 12)])
+def test_f33_full_when_the_size_is_exceeded_prefixes_included(
+    entries: list[bytes], size: int
+) -> None:
     b = batcher(flush_size=10)
-    b.add(call(b"x" * 6), now=0.0)
-    assert sealed(b) == []
-    b.add(call(b""), now=0.0)
-    assert [batch.size for batch in sealed(b)] == [14]
+    for entry in entries:
+        assert sealed(b) == []
+        b.add(call(entry), now=0.0)
+    assert [batch.size for batch in sealed(b)] == [size]
 
 
 def test_f35_metadata_fills_a_batch_too() -> None:
@@ -146,36 +146,19 @@ def test_f34_no_batch_has_more_records_than_its_footer_can_count(
     assert [[batch.count for batch in full] for full in added] == [[], [], [2]]
 
 
-def test_a_message_has_its_batch_to_itself_and_its_failure_stops_no_other() -> None:
+@pytest.mark.parametrize("message", [None, UUID("9a1b2c3d-4e5f-1678-8a02-010203040506")])
+def test_a_transaction_or_message_has_its_batch_and_only_a_transaction_is_ordered(
+    message: UUID | None,
+) -> None:
     b = batcher()
-    message = UUID("9a1b2c3d-4e5f-1678-8a02-010203040506")
+    transaction = Transaction("a", 1)
     b.add(call(b"x"), now=0.0)
-    b.add(ProduceRequest(b"\1\0\0\0m", 1, b"", 1_700, Transaction("a", 1), message), now=0.0)
+    b.add(ProduceRequest(b"\1\0\0\0m", 1, b"", 1_700, transaction, message), now=0.0)
     b.add(call(b"y"), now=0.0)
-    full = sealed(b)
-    assert [each.message for each in full] == [None, message]
-    assert full[1].transaction == Transaction("a", 1)
-    assert not full[1].ordered
-
-
-def test_a_transaction_has_its_batch_to_itself() -> None:
-    b = batcher()
-    b.add(call(b"a"), now=0.0)
-    txn = Transaction("app", 3)
-    b.add(call(b"t", transaction=txn), now=0.0)
-    full = sealed(b)
-    assert [(batch.count, batch.transaction) for batch in full] == [(1, None), (1, txn)]
-    assert [batch.ordered for batch in full] == [False, True]
-    assert take(b) is None
-
-
-def test_f33_empty_records_count_by_their_prefix() -> None:
-    b = batcher(flush_size=10)
-    fulls = []
-    for _ in range(3):
-        b.add(call(b""), now=0.0)
-        fulls.append(len(sealed(b)))
-    assert fulls == [0, 0, 1]
+    plain, alone = sealed(b)
+    assert (plain.transaction, plain.message, plain.ordered) == (None, None, False)
+    assert (alone.transaction, alone.message) == (transaction, message)
+    assert alone.ordered is (message is None)
 
 
 def test_f33_what_waits_is_counted_until_it_is_taken() -> None:
@@ -215,7 +198,7 @@ def ranges(made: Batch) -> tuple[Metadata, ...]:
 
 
 def test_f35_a_thousand_single_record_calls_make_a_range_for_each_millisecond() -> None:
-    # What the manifest carries for a batch is written again with each append.
+    # The manifest has them, and is written again with each append.
     made = batch(*(call(b"x", b"topic", at=n // 100) for n in range(1_000)))
     assert ranges(made) == tuple(Metadata(n * 100, n, b"topic") for n in range(10))
     assert made.metadata_size == 10 * (RANGE_BYTES + len(b"topic"))

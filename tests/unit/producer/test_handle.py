@@ -24,9 +24,9 @@ def test_pending_then_durable_and_the_first_outcome_stays(watcher: DurabilityWat
     assert watcher.result() == watcher.await_durable() == DURABLE
 
 
-def test_a_failure_is_raised_to_everybody_who_asks(watcher: DurabilityWatcher) -> None:
+def test_a_failure_is_raised_by_each_way_to_ask(watcher: DurabilityWatcher) -> None:
     watcher.complete(TransientStorageError("slow down"))
-    for ask in (watcher.result, watcher.await_durable):
+    for ask in (watcher.result, watcher.await_durable, lambda: asyncio.run(_wait(watcher))):
         with pytest.raises(TransientStorageError, match="slow down"):
             ask()
 
@@ -80,12 +80,6 @@ def test_a_handle_is_awaited_from_asyncio_and_completed_from_a_thread(
         return await asyncio.wait_for(_wait(watcher), 20)
 
     assert asyncio.run(main()) == DURABLE
-
-
-def test_a_failure_reaches_the_awaiting_task(watcher: DurabilityWatcher) -> None:
-    watcher.complete(TransientStorageError("slow down"))
-    with pytest.raises(TransientStorageError):
-        asyncio.run(_wait(watcher))
 
 
 def test_a_closed_loop_is_left_alone(watcher: DurabilityWatcher) -> None:

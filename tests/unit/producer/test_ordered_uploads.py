@@ -40,6 +40,7 @@ def enter(
     ordered: bool = False,
     deadline: float = 1e9,
     named: float = 0.0,
+    stored: bool = False,
 ) -> Batch:
     batch = Batch(
         WATCHER,
@@ -51,6 +52,8 @@ def enter(
         named=at(named),
     )
     uploads.enter(batch)
+    if stored:
+        uploads.stored(batch)
     return batch
 
 
@@ -84,48 +87,36 @@ def test_one_group_is_appended_at_a_time() -> None:
     assert uploads.take(at(0)) == ([second], [])
 
 
-def test_a_completed_batch_keeps_no_bytes() -> None:
+def test_a_failed_upload_keeps_no_bytes_and_lets_those_behind_it_pass() -> None:
     uploads = uploads_of()
-    batch = enter(uploads, 1)
-    uploads.fail(batch, DENIED)
-    assert batch.data is None
-
-
-def test_a_failed_upload_lets_those_behind_it_pass() -> None:
-    uploads = uploads_of()
-    first, second = enter(uploads, 1), enter(uploads, 2)
-    uploads.stored(second)
+    first, second = enter(uploads, 1), enter(uploads, 2, stored=True)
     uploads.fail(first, DENIED)
     assert append(uploads, 0) == [second.location]
-    assert first.outcome is DENIED
+    assert (first.outcome, first.data) == (DENIED, None)
 
 
-def test_a_failed_transaction_takes_later_ones_with_it_and_only_those() -> None:
+def test_a_failed_transaction_fails_the_later_ones_and_no_other_batch() -> None:
     uploads = uploads_of()
-    before = enter(uploads, 0, ordered=True)
+    before = enter(uploads, 0, ordered=True, stored=True)
     failed = enter(uploads, 1, ordered=True)
-    plain = enter(uploads, 2)
-    later = enter(uploads, 3, ordered=True)
+    plain = enter(uploads, 2, stored=True)
+    later = enter(uploads, 3, ordered=True, stored=True)
     uploads.fail(failed, DENIED)
-    for batch in (before, plain, later):
-        uploads.stored(batch)
-    assert later.stage is Stage.COMPLETED
-    assert later.outcome is DENIED
+    assert (later.stage, later.outcome) == (Stage.COMPLETED, DENIED)
     assert append(uploads, 0) == [before.location, plain.location]
 
 
-def test_a_transaction_cannot_enter_behind_the_sweep_of_a_failed_one() -> None:
-    """produce() may have looked for failures just before there was one."""
+def test_a_transaction_that_enters_behind_a_failed_one_fails() -> None:
+    """produce() may have checked for failures just before there was one."""
     uploads = uploads_of()
     uploads.fail(enter(uploads, 0, ordered=True), DENIED)
     late = enter(uploads, 1, ordered=True)
     assert late.outcome is DENIED
-    plain = enter(uploads, 2)
-    uploads.stored(plain)
+    plain = enter(uploads, 2, stored=True)
     assert append(uploads, 0) == [plain.location]
 
 
-def test_the_ordered_uploads_before_two_failures_are_swept_by_the_second() -> None:
+def test_of_two_failures_the_one_in_front_fails_those_between_them() -> None:
     uploads = uploads_of()
     first, middle, third = (enter(uploads, n, ordered=True) for n in range(3))
     uploads.fail(third, DENIED)
@@ -135,9 +126,9 @@ def test_the_ordered_uploads_before_two_failures_are_swept_by_the_second() -> No
 
 def test_f5_old_uploads_go_back_together_and_keep_their_places() -> None:
     uploads = uploads_of(max_age=300.0)
-    old, young, old_too = enter(uploads, 1), enter(uploads, 2, named=301), enter(uploads, 3)
-    for batch in (old, young, old_too):
-        uploads.stored(batch)
+    failed, old = enter(uploads, 0, stored=True), enter(uploads, 1, stored=True)
+    young, old_too = enter(uploads, 2, named=301, stored=True), enter(uploads, 3, stored=True)
+    uploads.fail(failed, DENIED)
     assert uploads.take(at(301)) == ([], [old, old_too])
     assert uploads.take(at(301)) == ([], [])
     for batch in (old_too, old):
@@ -146,36 +137,22 @@ def test_f5_old_uploads_go_back_together_and_keep_their_places() -> None:
     assert append(uploads, 0, now=302) == [old.location, young.location, old_too.location]
 
 
-def test_f5_an_upload_of_a_machine_that_was_suspended_goes_back() -> None:
+@pytest.mark.parametrize(
+    ("named", "now"),
+    [(0, at(0, wall=301)), (1000, at(1301, wall=0))],
+    ids=["the machine was suspended", "the wall clock was set back"],
+)
+def test_f5_f6_the_clock_that_says_more_tells_an_uploads_age(named: float, now: Moment) -> None:
     """Linux stops the monotonic clock while the machine sleeps; the collector does not."""
     uploads = uploads_of(max_age=300.0)
-    batch = enter(uploads, 1)
-    uploads.stored(batch)
-    assert uploads.take(at(0, wall=301)) == ([], [batch])
+    batch = enter(uploads, 1, named=named, stored=True)
+    assert uploads.take(now) == ([], [batch])
 
 
-def test_f5_f6_a_wall_clock_that_was_set_back_does_not_make_an_upload_young() -> None:
-    uploads = uploads_of(max_age=300.0)
-    batch = enter(uploads, 1, named=1000)
-    uploads.stored(batch)
-    assert uploads.take(at(1301, wall=0)) == ([], [batch])
-
-
-def test_f5_an_upload_that_failed_is_not_uploaded_again() -> None:
-    uploads = uploads_of(max_age=300.0)
-    old, young = enter(uploads, 1), enter(uploads, 2, named=301)
-    uploads.stored(old)
-    uploads.stored(young)
-    uploads.fail(old, DENIED)
-    assert uploads.take(at(301)) == ([young], [])
-
-
-def test_f5_a_commit_that_slept_past_the_grace_period_is_not_told_as_durable() -> None:
+def test_f5_a_commit_that_slept_past_the_grace_period_is_not_durable() -> None:
     """The process freezes between the age check and the answer of its write."""
     uploads = uploads_of(max_age=300.0)
-    late, fresh = enter(uploads, 1), enter(uploads, 2, named=299)
-    uploads.stored(late)
-    uploads.stored(fresh)
+    late, fresh = enter(uploads, 1, stored=True), enter(uploads, 2, named=299, stored=True)
     uploads.take(at(300))
     (found,) = uploads.landed(7, at(601))
     assert (found.batch, found.sequence, found.age) == (late, 7, 601.0)
@@ -188,9 +165,8 @@ def test_f5_a_commit_that_slept_past_the_grace_period_is_not_told_as_durable() -
 
 def test_a_refused_append_leaves_its_uploads_in_front() -> None:
     uploads = uploads_of()
-    first, second, third = (enter(uploads, n) for n in range(3))
-    uploads.stored(first)
-    uploads.stored(second)
+    first, second = (enter(uploads, n, stored=True) for n in range(2))
+    third = enter(uploads, 2)
     uploads.take(at(0))
     uploads.stored(third)
     uploads.refused(TransientStorageError("slow down"), at(0))
@@ -200,9 +176,7 @@ def test_a_refused_append_leaves_its_uploads_in_front() -> None:
 
 def test_f35_a_part_of_what_is_ready_can_be_taken() -> None:
     uploads = uploads_of()
-    batches = [enter(uploads, n) for n in range(5)]
-    for batch in batches:
-        uploads.stored(batch)
+    batches = [enter(uploads, n, stored=True) for n in range(5)]
     assert uploads.take(at(0), 2) == (batches[:2], [])
     uploads.landed(0, at(0))
     assert uploads.take(at(0)) == (batches[2:], [])
@@ -211,9 +185,8 @@ def test_f35_a_part_of_what_is_ready_can_be_taken() -> None:
 def test_a_deadline_is_kept_whatever_an_upload_waits_for() -> None:
     uploads = uploads_of()
     hangs = enter(uploads, 1, deadline=10)
-    behind = enter(uploads, 2, deadline=11)
+    behind = enter(uploads, 2, deadline=11, stored=True)
     refused = TransientStorageError("slow down")
-    uploads.stored(behind)
     assert uploads.next_deadline() == 10
     uploads.expire(9.9)
     assert hangs.outcome is None
@@ -245,10 +218,8 @@ def test_uploads_that_always_grow_too_old_end_at_their_deadline() -> None:
 
 def test_an_append_without_an_answer_is_unknown_in_the_end() -> None:
     uploads = uploads_of(append_limit=120.0)
-    first, second = enter(uploads, 1, ordered=True), enter(uploads, 2, ordered=True)
+    first, second = (enter(uploads, n, ordered=True, stored=True) for n in range(2))
     behind = enter(uploads, 3, ordered=True)
-    uploads.stored(first)
-    uploads.stored(second)
     uploads.take(at(5))
     assert uploads.next_deadline() == 125
     uploads.expire(125)
@@ -263,8 +234,7 @@ def test_an_append_without_an_answer_is_unknown_in_the_end() -> None:
 
 def test_after_abandon_every_batch_has_an_outcome() -> None:
     uploads = uploads_of()
-    appending, waiting = enter(uploads, 1), enter(uploads, 2)
-    uploads.stored(appending)
+    appending, waiting = enter(uploads, 1, stored=True), enter(uploads, 2)
     uploads.take(at(0))
     closed = Closed("no time left")
     uploads.abandon(closed)
@@ -283,9 +253,8 @@ def test_an_append_must_begin_before_its_objects_are_old_and_its_deadlines_pass(
 def test_completing_a_long_queue_takes_time_in_proportion_to_its_length(outcome: str) -> None:
     def seconds(count: int) -> float:
         uploads = uploads_of()
-        batches = [enter(uploads, n, ordered=True, deadline=100) for n in range(count)]
-        for batch in batches:
-            uploads.stored(batch)
+        for n in range(count):
+            enter(uploads, n, ordered=True, deadline=100, stored=True)
         began = time.thread_time()
         uploads.take(at(0))
         if outcome == "landed":

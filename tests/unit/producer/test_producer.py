@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from opendata_buffer import outcomes
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import (
     Closed,
     CommitStateUnknown,
@@ -36,29 +37,28 @@ from tests.unit.producer.world import WAIT_S, bytes_of, config, entries, held_co
 
 
 class Gate(MemoryStore):
-    """Batch uploads wait until the gate opens, or fail as told."""
+    """Batch uploads wait until the gate opens; those that contain a refused part then fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_open: bool = True) -> None:
         super().__init__("gate")
         self.open = threading.Event()
-        self.open.set()
-        self.fail: Callable[[str, bytes], None] = lambda key, data: None
+        if is_open:
+            self.open.set()
+        self.refused: dict[bytes, Exception] = {}
+        self.before_put: Callable[[], None] = lambda: None
         self.uploads: list[str] = []
-
-    def deny(self, part: bytes = b"") -> None:
-        """Uploads that have this part are refused for good."""
-
-        def fail(key: str, data: bytes) -> None:
-            if part in data:
-                raise PermanentStorageError("access denied")
-
-        self.fail = fail
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         self.uploads.append(key)
         assert self.open.wait(WAIT_S)
-        self.fail(key, bytes(data))
+        self.before_put()
+        for part, error in self.refused.items():
+            if part in bytes(data):
+                raise error
         super().put(key, data)
+
+
+DENIED = PermanentStorageError("access denied")
 
 
 def test_what_is_durable_is_stored_and_queued() -> None:
@@ -115,16 +115,10 @@ def test_entries_in_any_form(given: Any) -> None:
     store = MemoryStore()
     with Producer(config(compression=Compression.ZSTD), store=store) as producer:
         producer.produce(given)
-    assert records(store) == [b"abc", b""]
-
-
-def test_a_buffer_may_be_reused_at_once() -> None:
-    store = MemoryStore()
-    with Producer(config(), store=store) as producer:
         buffer = bytearray(b"before")
         producer.produce([buffer])
-        buffer[:] = b"after!"
-    assert records(store) == [b"before"]
+        buffer[:] = b"after!"  # it may be used again at once
+    assert records(store) == [b"abc", b"", b"before"]
 
 
 @pytest.mark.parametrize(
@@ -133,8 +127,10 @@ def test_a_buffer_may_be_reused_at_once() -> None:
 def test_wrong_entries_are_refused_whole(wrong: Any) -> None:
     store = MemoryStore()
     with Producer(config(), store=store) as producer:
-        with pytest.raises(InvalidInput):
-            producer.produce(wrong)
+        for call in (producer.produce, producer.send):
+            if call == producer.produce or not isinstance(wrong, bytes):
+                with pytest.raises(InvalidInput):
+                    call(wrong)
         producer.produce([b"right"])
     assert records(store) == [b"right"]
 
@@ -167,8 +163,7 @@ def test_f4_a_producer_of_a_queue_that_was_started_over_needs_no_other_one_close
 
 
 def test_in_asyncio_a_full_buffer_holds_the_call_back_and_not_the_loop() -> None:
-    store = Gate()
-    store.open.clear()
+    store = Gate(is_open=False)
 
     async def main(producer: Producer) -> list[int]:
         handles = [await producer.produce_async([b"x" * 90])]
@@ -190,8 +185,7 @@ def test_in_asyncio_a_full_buffer_holds_the_call_back_and_not_the_loop() -> None
 
 
 def test_in_asyncio_a_call_that_waits_while_the_producer_closes_is_refused() -> None:
-    store = Gate()
-    store.open.clear()
+    store = Gate(is_open=False)
     producer = Producer(config(max_buffered_bytes=100, flush_size_bytes=1), store=store)
 
     async def main() -> None:
@@ -211,22 +205,16 @@ def test_in_asyncio_a_call_that_waits_while_the_producer_closes_is_refused() -> 
 
 @pytest.mark.parametrize("call", [([b"x" * 90], b""), ([], b"x" * 90)])
 def test_f33_bytes_in_flight_hold_callers_back(call: tuple[list[bytes], bytes]) -> None:
-    store = Gate()
-    store.open.clear()
+    store = Gate(is_open=False)
     producer = Producer(config(max_buffered_bytes=100, flush_size_bytes=1), store=store)
     producer.produce(*call)
-    accepted = threading.Event()
-
-    def produce_more() -> None:
-        producer.produce(*call)
-        accepted.set()
-
-    thread = threading.Thread(target=produce_more)
+    thread = threading.Thread(target=producer.produce, args=call)
     thread.start()
-    assert not accepted.wait(0.2)
+    thread.join(0.2)
+    assert thread.is_alive()
     store.open.set()
-    assert accepted.wait(WAIT_S)
-    thread.join()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
     producer.close()
 
 
@@ -253,7 +241,7 @@ def test_a_flush_ends_although_others_go_on_producing() -> None:
 
     done = threading.Event()
 
-    def others(key: str, data: bytes) -> None:
+    def others() -> None:
         # Whenever a batch is stored, the next one is begun.
         if not done.is_set():
             producer.produce([b"other"])
@@ -261,7 +249,7 @@ def test_a_flush_ends_although_others_go_on_producing() -> None:
                 producer._accumulator._batcher.seal(runtime.monotonic())
                 producer._accumulator._condition.notify_all()
 
-    store.fail = others
+    store.before_put = others
     try:
         producer.flush(WAIT_S)
         assert mine.watcher.result() is not None
@@ -273,12 +261,7 @@ def test_a_flush_ends_although_others_go_on_producing() -> None:
 
 def test_f29_f30_a_batch_given_up_fails_its_handles_flush_and_close() -> None:
     store = Gate()
-
-    def fail(key: str, data: bytes) -> None:
-        if b"poor" in data:
-            raise TransientStorageError("slow down")
-
-    store.fail = fail
+    store.refused[b"poor"] = TransientStorageError("slow down")
     settings = config(delivery_timeout_ms=50, flush_size_bytes=1)
     # Its time passes while an upload that failed waits to be tried again, and not otherwise.
     producer = Producer(settings, store=store, runtime=ManualRuntime())
@@ -296,7 +279,7 @@ def test_f29_f30_a_batch_given_up_fails_its_handles_flush_and_close() -> None:
 
 def test_a_permanent_failure_is_not_waited_for() -> None:
     store = Gate()
-    store.deny()
+    store.refused[b""] = DENIED
     producer = Producer(config(), store=store)
     with pytest.raises(PermanentStorageError):
         producer.produce([b"a"]).watcher.await_durable(WAIT_S)
@@ -363,32 +346,25 @@ def test_f5_an_object_that_was_collected_before_its_entry_landed_is_written_agai
     assert records(store) == [b"a"]
 
 
-def test_transactions_have_their_identity_in_the_location() -> None:
-    store = MemoryStore()
-    with Producer(config(), store=store) as producer:
-        producer.produce([b"a"], transaction=Transaction("app-1", 7))
-        producer.produce([b"b"])
-    separator, first, second = entries(store)
-    assert separator.metadata == ()
-    assert decode_batch(bytes_of(store, separator.location)) == []
-    assert first.location.startswith("ingest/app=app-1/batch=7/")
-    assert second.location.count("/") == 1
-
-
 def test_only_the_first_transaction_of_each_app_has_a_separator_in_front() -> None:
     store = MemoryStore()
+    given = [("a", 1), ("a", 2), ("b", 1), ("a", 3), ("b", 2)]
     with Producer(config(), store=store) as producer:
-        for app, number in (("a", 1), ("a", 2), ("b", 1), ("a", 3), ("b", 2)):
+        for app, number in given:
             producer.produce([b"x"], transaction=Transaction(app, number))
-    found = (parse_location(entry.location, "ingest") for entry in entries(store))
+        producer.produce([b"y"])
+    queued = entries(store)
+    found = [parse_location(entry.location, "ingest") for entry in queued]
     transactions = [each and each.txn and (each.txn.app, each.txn.batch) for each in found]
-    assert transactions == [None, ("a", 1), ("a", 2), None, ("b", 1), ("a", 3), ("b", 2)]
+    assert transactions == [None, *given[:2], None, *given[2:], None]
+    for separator in (queued[0], queued[3]):
+        assert separator.metadata == ()
+        assert decode_batch(bytes_of(store, separator.location)) == []
 
 
 def test_a_failed_transaction_is_not_overtaken_by_later_ones() -> None:
-    store = Gate()
-    store.open.clear()
-    store.deny(b"one")
+    store = Gate(is_open=False)
+    store.refused[b"one"] = DENIED
     producer = Producer(config(), store=store)
     one = producer.produce([b"one"], transaction=Transaction("a", 1))
     two = producer.produce([b"two"], transaction=Transaction("a", 2))
@@ -411,20 +387,13 @@ def test_messages_have_a_batch_each_and_enter_the_queue_in_produce_order() -> No
         producer.produce([b"before"])
         for at, message in enumerate(messages):
             producer.produce([b"%d" % at], message=message, transaction=txn if at % 2 else None)
+        with pytest.raises(InvalidInput, match="no version 1 UUID"):
+            producer.produce([b"x"], message=UUID("7d444840-9dc0-41d1-b245-5ffdce74fad2"))
         producer.produce([b"behind"])
     found = [parse_location(entry.location, "ingest") for entry in entries(store)]
     assert [each and each.message for each in found] == [None, *messages, None]
     assert [each and each.txn for each in found[1:-1]] == [None, txn] * 10
     assert records(store) == [b"before", *(b"%d" % at for at in range(20)), b"behind"]
-
-
-def test_a_message_of_another_uuid_version_is_refused_and_nothing_is_accepted() -> None:
-    store = MemoryStore()
-    with Producer(config(), store=store) as producer:
-        with pytest.raises(InvalidInput, match="no version 1 UUID"):
-            producer.produce([b"x"], message=UUID("7d444840-9dc0-41d1-b245-5ffdce74fad2"))
-        producer.produce([b"y"])
-    assert records(store) == [b"y"]
 
 
 def test_f12_a_store_without_compare_and_swap_is_refused_before_anything_is_written() -> None:
@@ -456,25 +425,16 @@ def test_f24_prefixes_that_stores_escape_keep_their_name(prefix: str) -> None:
 
 
 def test_threads_may_close_one_producer_at_once() -> None:
-    failures: list[BaseException] = []
     for _ in range(20):
         producer = Producer(held_config(), store=MemoryStore())
         producer.produce([b"a"])
         together = threading.Barrier(4)
 
-        def close(producer: Producer = producer, together: threading.Barrier = together) -> None:
+        def close(_: int, producer: Producer = producer, together: Any = together) -> None:
             together.wait(WAIT_S)
-            try:
-                producer.close()
-            except BaseException as error:
-                failures.append(error)
+            producer.close()
 
-        threads = [threading.Thread(target=close) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert failures == []
+        in_parallel(SystemRuntime(), close, range(4))
 
 
 class FewThreads(SystemRuntime):
@@ -511,33 +471,26 @@ def test_a_producer_is_not_made_when_no_thread_would_flush_it(threads: int) -> N
     assert len(entries(store)) == 1
 
 
-def test_f30_exit_closes_every_forgotten_producer(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    store, broken = MemoryStore(), MemoryStore()
-    producers = [Producer(held_config(), store=broken), Producer(held_config(), store=store)]
-    senders = [producer._sender for producer in producers]
-    producers[1].produce([b"a"])
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(producer_module, "_open_senders", senders)
-        patch.setattr(senders[0].accumulator, "begin_closing", lambda: 1 / 0)
-        producer_module._close_forgotten()
-    producers[0].close()
-    assert len(entries(store)) == 1
-    assert "closing the producer failed" in caplog.text
-
-
-def test_an_interrupt_ends_the_closing_at_exit(
+def test_f30_exit_closes_every_forgotten_producer_until_it_is_interrupted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def interrupted(seconds: float) -> bool:
         raise KeyboardInterrupt
 
-    producer = Producer(held_config(), store=MemoryStore())
-    producer.produce([b"a"])
-    with monkeypatch.context() as patch:
-        patch.setattr(producer_module, "_open_senders", [producer._sender])
-        patch.setattr(producer._accumulator, "await_end", interrupted)
+    store = MemoryStore()
+    stores = [MemoryStore(), store, MemoryStore(), MemoryStore()]
+    producers = [Producer(held_config(), store=each) for each in stores]
+    for producer in producers[1:]:
+        producer.produce([b"a"])
+    senders = [producer._sender for producer in producers]
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(producer_module, "_open_senders", senders)
+        patch.setattr(senders[0].accumulator, "begin_closing", lambda: 1 / 0)
+        patch.setattr(senders[2].accumulator, "await_end", interrupted)
         producer_module._close_forgotten()
+    assert "closing the producer failed" in caplog.text
     assert "interrupted: 1 produce() calls are not durable" in caplog.text
-    producer.close()
+    assert records(store) == [b"a"]
+    assert producers[3].buffered_bytes > 0
+    for producer in producers:
+        producer.close()

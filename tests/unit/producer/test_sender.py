@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,12 +46,12 @@ def within(seconds: float, call: Callable[[], object]) -> BaseException | None:
     raised: list[BaseException | None] = []
 
     def run() -> None:
+        error: BaseException | None = None
         try:
             call()
-        except BaseException as error:
-            raised.append(error)
-        else:
-            raised.append(None)
+        except BaseException as caught:
+            error = caught
+        raised.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -163,22 +162,19 @@ def waits(handle: WriteHandle) -> None:
         handle.watcher.await_durable(0.001)
 
 
-def test_a_signal_handler_that_calls_a_producer_inside_its_call_is_told() -> None:
+def test_a_signal_handler_that_calls_a_producer_inside_its_call_is_refused() -> None:
     producer = Producer(config(), store=MemoryStore())
 
-    def handler(*_: object) -> None:
+    batcher = producer._accumulator._batcher
+    original = batcher.add_item
+
+    def interrupted_by_a_handler(*_: Any) -> Any:
         producer.close()
 
-    original = producer._accumulator._batcher.add_item
-
-    def put(*args: Any) -> Any:
-        handler()
-        return original(*args)
-
-    producer._accumulator._batcher.add_item = put  # type: ignore[method-assign]
+    batcher.add_item = interrupted_by_a_handler  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="by a signal handler: raise an exception"):
         producer.produce([b"a"])
-    producer._accumulator._batcher.add_item = original  # type: ignore[method-assign]
+    batcher.add_item = original  # type: ignore[method-assign]
     producer.produce([b"b"]).watcher.await_durable(WAIT_S)
     producer.close(WAIT_S)
 
@@ -192,8 +188,6 @@ def test_a_callback_that_ends_its_thread_stops_no_other_handle(error: BaseExcept
     with Producer(held_config(), store=store) as producer:
 
         def callback() -> None:
-            if isinstance(error, SystemExit):
-                sys.exit(1)
             raise error
 
         producer.produce([b"a"]).watcher.add_done_callback(callback)
@@ -333,13 +327,10 @@ def test_delivery_times_out_while_every_upload_hangs(
     for handle in handles:
         with pytest.raises(TransientStorageError, match="delivery_timeout_ms"):
             handle.watcher.await_durable(WAIT_S)
-    # Who waits for a batch is told before its room is free again.
+    # Handles have their outcome before the room of their batch is free.
     eventually(lambda: producer.buffered_bytes == 0)
     # The time for close() with no other deadline follows from what a batch may take.
     assert isinstance(within(WAIT_S, producer.close), FlushFailed)
-
-
-# The buffer limit.
 
 
 # Uploads.
