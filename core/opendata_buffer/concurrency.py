@@ -42,9 +42,6 @@ class Closeable(ABC):
         log.exception("closing the %s failed", type(self).__name__)
 
 
-MAX_PARALLEL = 32
-"""Half of the connections that a store keeps."""
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -54,17 +51,13 @@ def in_parallel(
     call: Callable[[Item], Result],
     items: Iterable[Item],
     *,
-    most: int = MAX_PARALLEL,
+    most: int = 32,  # a quarter of the connections that a store keeps by default
 ) -> list[Result]:
-    """``call`` of each item, in threads, within the deadline of the calling thread.
-
-    Returns:
-        The results, in the order of the items.
+    """The results of ``call`` of each item, from threads that have the caller's deadline.
 
     Raises:
-        Exception: What the first of the failed calls raised, in the order of the items; all
-            others have ended by then, so none of them is still under way. A caller that wants
-            to know each outcome lets ``call`` return its error.
+        Exception: What the first of the failed calls raised, in the order of the items. All
+            others have ended by then. For each outcome, let ``call`` return its error.
     """
     wanted = tuple(items)
     if len(wanted) <= 1:
@@ -81,15 +74,11 @@ def in_parallel(
                     return
                 index, item = waiting.pop()
             try:
-                result = call(item)
+                results[index] = call(item)
             except BaseException as error:  # raised again in the caller's thread
-                with changed:
-                    errors[index] = error
-                    changed.notify_all()
-            else:
-                with changed:
-                    results[index] = result
-                    changed.notify_all()
+                errors[index] = error
+            with changed:
+                changed.notify_all()
 
     for _ in range(min(most, len(wanted))):
         with changed:

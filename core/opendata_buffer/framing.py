@@ -94,14 +94,12 @@ class Splitter(ABC):
             raise self._error
 
     def _broken(self, reason: str) -> InvalidInput:
-        """The error about a record that does not follow the framing."""
         return InvalidInput(
             f"record {self._record}, at byte {self._begin} of the input: {reason}. The records "
             "before it were taken; mend the input, or choose the framing it was written with."
         )
 
     def _too_large(self, size: int) -> InvalidInput:
-        """The error about a record that fits into no batch."""
         return self._broken(
             f"it has {size} bytes or more, and a record may have {self._max_bytes}: raise the "
             "limit on a batch's size here and at the consumer, or split the record"
@@ -253,14 +251,10 @@ def join_lines(records: pa.BinaryArray, end: bytes = b"\n") -> memoryview:
     wide = records.cast(pa.large_binary())
     empty, newline = (pa.scalar(each, pa.large_binary()) for each in (b"", end))
     joined = pc.binary_join_element_wise(wide, empty, newline)
-    data = joined.buffers()[2]
-    return memoryview(data)[: _end(joined)] if len(joined) else memoryview(b"")
-
-
-def _end(values: pa.LargeBinaryArray) -> int:
-    """Where the last value ends; buffers may be longer than what they hold."""
-    offsets = memoryview(values.buffers()[1]).cast("q")
-    return offsets[len(values)]
+    if not len(joined):
+        return memoryview(b"")
+    # A buffer may be longer than the values in it.
+    return memoryview(joined.buffers()[2])[: pc.sum(pc.binary_length(joined)).as_py()]
 
 
 class _TextSplitter(Splitter):
@@ -303,6 +297,9 @@ class _TextSplitter(Splitter):
             data = b"".join(self._open)
             try:
                 self._check(data)
+            except UnicodeDecodeError as error:
+                self._error = self._broken(f"no UTF-8 text ({error.reason} at byte {error.start})")
+                return
             except ValueError as error:
                 self._error = self._broken(str(error))
                 return
@@ -337,8 +334,6 @@ class NdjsonSplitter(_TextSplitter):
             json.loads(text, parse_int=str)  # int() refuses more than 4300 digits.
         except RecursionError:
             raise ValueError("JSON that is nested too deeply") from None
-        except UnicodeDecodeError as error:
-            raise ValueError(f"no UTF-8 text ({error.reason} at byte {error.start})") from None
         except json.JSONDecodeError as error:
             raise ValueError(f"no JSON value: {error.msg} at character {error.pos}") from None
 
@@ -363,8 +358,6 @@ class CsvSplitter(_TextSplitter):
         self._quotes = 0
         try:
             list(csv.reader([data.decode()], strict=True))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"no UTF-8 text ({error.reason} at byte {error.start})") from None
         except csv.Error as error:
             raise ValueError(f"no CSV row: {error}") from None
 

@@ -1,7 +1,7 @@
 """Metrics: OpenData's instrument names through the OpenTelemetry metrics API.
 
 Nothing is measured until the application installs a ``MeterProvider``; it may do so before or
-after this module is imported. Call sites name the instrument and nothing else::
+after this module is imported::
 
     metrics.manifest_writes.add(1, {"role": "producer"})
     metrics.flush_duration_seconds.record(seconds)
@@ -10,8 +10,6 @@ after this module is imported. Call sites name the instrument and nothing else::
 
 A gauge that is watched is computed when a reader collects: it goes on rising while a consumer
 stalls, and ends with its owner.
-
-Each instrument adds a row to :data:`TABLE`; units are in the names or in UCUM braces.
 """
 
 from __future__ import annotations
@@ -98,31 +96,28 @@ class WatchedGauge:
                 yield measured
 
 
-def _row(name: str, kind: Kind, unit: str, meaning: str, labels: tuple[str, ...]) -> Metric:
-    row = Metric(PREFIX + name, kind, unit, labels, meaning)
-    TABLE.append(row)
-    return row
+def _row(
+    kind: Kind, name: str, unit: str, meaning: str, labels: tuple[str, ...] = ()
+) -> tuple[str, str, str]:
+    TABLE.append(Metric(PREFIX + name, kind, unit, labels, meaning))
+    return PREFIX + name, unit, meaning
 
 
 def _counter(name: str, unit: str, meaning: str, labels: tuple[str, ...] = ()) -> Counter:
-    row = _row(name, "counter", unit, meaning, labels)
-    return _meter.create_counter(row.name, row.unit, row.meaning)
+    return _meter.create_counter(*_row("counter", name, unit, meaning, labels))
 
 
 def _gauge(name: str, unit: str, meaning: str, labels: tuple[str, ...] = ()) -> Gauge:
-    row = _row(name, "gauge", unit, meaning, labels)
-    return _meter.create_gauge(row.name, row.unit, row.meaning)
+    return _meter.create_gauge(*_row("gauge", name, unit, meaning, labels))
 
 
 def _watched(name: str, unit: str, meaning: str, labels: tuple[str, ...] = ()) -> WatchedGauge:
-    row = _row(name, "gauge", unit, meaning, labels)
-    return WatchedGauge(row.name, row.unit, row.meaning)
+    return WatchedGauge(*_row("gauge", name, unit, meaning, labels))
 
 
 def _histogram(name: str, meaning: str) -> Histogram:
-    row = _row(name, "histogram", "s", meaning, ())
     return _meter.create_histogram(
-        row.name, row.unit, row.meaning, explicit_bucket_boundaries_advisory=SECONDS_BUCKETS
+        *_row("histogram", name, "s", meaning), explicit_bucket_boundaries_advisory=SECONDS_BUCKETS
     )
 
 

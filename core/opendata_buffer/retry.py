@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 import tenacity
 
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.runtime import Runtime, remaining
 
@@ -53,6 +54,7 @@ class Retries:
         Raises:
             BaseException: What it raised, at once or in the last attempt.
         """
+        before_pause = self.before_pause
         until = self.runtime.monotonic() + self.deadline_ms / 1000
         try:
             # Most calls succeed at once; tenacity would cost each of them more than the call.
@@ -81,15 +83,11 @@ class Retries:
             late = around is not None and state.upcoming_sleep >= around
             return late or until <= self.runtime.monotonic()
 
-        def before_sleep(_: tenacity.RetryCallState) -> None:
-            if self.before_pause is not None:
-                self.before_pause()
-
         return tenacity.Retrying(
             sleep=self.runtime.sleep,
             wait=wait,
             stop=stop,
-            before_sleep=before_sleep,
+            before_sleep=None if before_pause is None else lambda _: before_pause(),
             retry=tenacity.retry_if_exception_type(self.retry_on),
             reraise=True,
         )(again)
@@ -103,20 +101,9 @@ class Retries:
         return self.runtime.random() * step_ms / 1000
 
 
-class BackoffSettings(Protocol):
-    """The retry settings of a :class:`.QueueConfig`, which lies above this module."""
-
-    @property
-    def backoff_base_ms(self) -> int: ...  # noqa: D102
-    @property
-    def backoff_max_ms(self) -> int: ...  # noqa: D102
-    @property
-    def cas_deadline_ms(self) -> int: ...  # noqa: D102
-
-
 def queue_retry(
     runtime: Runtime,
-    config: BackoffSettings,
+    config: QueueConfig,
     *,
     deadline_ms: int | None = None,
     retry_on: tuple[type[BaseException], ...] = (TransientStorageError,),

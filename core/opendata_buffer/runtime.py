@@ -35,7 +35,6 @@ class Condition(AbstractContextManager[bool], Protocol):
     def notify_all(self) -> None: ...
     def held(self) -> bool:
         """Whether the calling thread holds the lock."""
-        ...
 
 
 class Lockable(Protocol):
@@ -109,35 +108,27 @@ class Runtime(Protocol):
 
     def now_ms(self) -> int:
         """Wall clock, milliseconds since the Unix epoch. May jump; never used for waiting."""
-        ...
 
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back. For intervals, ages and deadlines."""
-        ...
 
     def cpu_time(self) -> float:
         """Seconds of processor time the calling thread has used, without waiting."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Block the calling thread."""
-        ...
 
     def condition(self) -> Condition:
         """A new condition with its lock."""
-        ...
 
     def spawn(self, target: Callable[[], None], name: str) -> Task:
         """Start a daemon thread that runs ``target``."""
-        ...
 
     def random(self) -> float:
         """A number in [0, 1). For jitter only."""
-        ...
 
     def ulid(self) -> str:
         """A new ULID of the current wall clock, 26 characters."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

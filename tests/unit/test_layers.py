@@ -21,8 +21,9 @@ LIBRARY = "opendata_buffer"
 # know each other. A room is a package of core or one of the modules that lie beside them.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "runtime"}),
-    frozenset({"concurrency", "metrics", "formats", "framing", "outcomes", "redaction", "retry"}),
+    frozenset({"concurrency", "metrics", "formats", "framing", "outcomes", "redaction"}),
     frozenset({"config", "messages", "values"}),
+    frozenset({"retry"}),
     frozenset({"option_reader", "stores"}),
     frozenset({"queue"}),
     frozenset({"gc", "quarantine", "transactions"}),

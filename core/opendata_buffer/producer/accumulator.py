@@ -35,14 +35,9 @@ from opendata_buffer.producer.batching import (
 )
 from opendata_buffer.runtime import Moment, Runtime, locked, wait_for
 
-
-@dataclass(frozen=True, slots=True)
-class LateUpload:
-    """A batch whose entry landed when a collector may already have deleted its object."""
-
-    batch: Batch
-    sequence: int
-    age: float  # seconds since its name was made
+LateUpload = tuple[Batch, int, float]
+"""A batch whose entry landed when a collector may have deleted its object, its sequence, and the
+seconds since its name was made."""
 
 
 class OrderedUploads:
@@ -101,9 +96,8 @@ class OrderedUploads:
         """Begin an append, of at most ``most`` batches; None takes all that are ready.
 
         Returns:
-            The batches to append, in order, for which :meth:`landed`, :meth:`refused` or
-            :meth:`failed` is called next; and those that grew too old and must be stored again
-            under another name.
+            The batches to append, in order, until :meth:`landed`, :meth:`refused` or
+            :meth:`failed`; and those that grew too old and must be stored again.
         """
         self.expire(now.monotonic)
         if self._group:
@@ -147,10 +141,10 @@ class OrderedUploads:
         for position, batch in enumerate(self._group):
             age = batch.age(now)
             if age > 2 * self._max_age:
-                late.append(LateUpload(batch, first + position, age))
+                late.append((batch, first + position, age))
             else:
                 self._complete(batch, Durable(first + position, batch.location))
-        self._group = [each.batch for each in late]
+        self._group = [batch for batch, *_ in late]
         return late
 
     def refused(self, error: OpenDataBufferError, now: Moment) -> None:
@@ -246,11 +240,8 @@ class OrderedUploads:
 
 
 def _not_in_time(batch: Batch) -> TransientStorageError:
-    reason = (
-        "its upload did not end"
-        if batch.stage is Stage.UPLOADING
-        else "a batch before it did not get in"
-    )
+    uploading = batch.stage is Stage.UPLOADING
+    reason = "its upload did not end" if uploading else "a batch before it did not get in"
     return TransientStorageError(
         f"a batch of {batch.calls} produce() calls was not durable within delivery_timeout_ms: "
         f"{reason}. Nothing of it is queued. Look at the store, or raise delivery_timeout_ms."
@@ -278,9 +269,9 @@ class Accumulator:
         self._config = config
         self._runtime = runtime
         self._condition = runtime.condition()
-        self._batcher = Batcher(config, lambda: DurabilityWatcher(runtime))
-        self.current = self._batcher.current  # where callers put what needs no lock
+        self.batcher = Batcher(config, lambda: DurabilityWatcher(runtime))
         self._ordered = OrderedUploads(config, append_limit)
+        self.begin_by = self._ordered.begin_by
         self._to_upload: deque[Batch] = deque()
         # Batches that have left the batcher and whose callers do not know the outcome.
         self._in_flight: dict[DurabilityWatcher, Batch] = {}
@@ -306,7 +297,7 @@ class Accumulator:
     # Called by the calling thread.
 
     @locked
-    def accept(self, request: ProduceRequest) -> DurabilityWatcher:
+    def accept(self, request: ProduceRequest) -> WriteHandle:
         """Accept a request when the buffer has room for it, and set its ingestion time."""
         self._wait_for_room(request.held)
         return self._accept(request)
@@ -314,7 +305,7 @@ class Accumulator:
     @locked
     def accept_now(
         self, request: ProduceRequest, when_room: Callable[[], None]
-    ) -> DurabilityWatcher | None:
+    ) -> WriteHandle | None:
         """As :meth:`accept`, without waiting: None while there is no room.
 
         ``when_room`` is then called once, when it is worth to try again.
@@ -340,11 +331,11 @@ class Accumulator:
         counted = self._config.max_buffered_inputs is not None
         room = 0 if counted else self._config.max_buffered_bytes - self._held()
         now = self._runtime.monotonic()
-        handle = self._batcher.add_item(item, self._runtime.now_ms(), now, room)
+        handle = self.batcher.add_item(item, self._runtime.now_ms(), now, room)
         self._wake_workers()
         return handle
 
-    def _accept(self, request: ProduceRequest) -> DurabilityWatcher:
+    def _accept(self, request: ProduceRequest) -> WriteHandle:
         if request.transaction is not None and request.message is None:
             if self._ordered_failed:
                 # Produced again, the failed transaction would look like a repeat of this one.
@@ -353,20 +344,20 @@ class Accumulator:
             if request.transaction.app not in self._apps:
                 # It may repeat one of an earlier process. Directly behind that one, the reader
                 # would take both for one transaction: those are contiguous.
-                self._batcher.add_separator(self._runtime.monotonic())
+                self.batcher.add_separator(self._runtime.monotonic())
                 self._apps.add(request.transaction.app)
         request.ingestion_time_ms = self._runtime.now_ms()
-        watcher = self._batcher.add(request, self._runtime.monotonic())
+        watcher = self.batcher.add(request, self._runtime.monotonic())
         self._wake_workers()
-        return watcher
+        return WriteHandle(watcher, request.ingestion_time_ms)
 
     @locked
     def flush(self, timeout: float | None) -> None:
         """Wait until the outcome of everything accepted so far is known. See ``Producer.flush``."""
-        self._batcher.seal(self._runtime.monotonic())
+        self.batcher.seal(self._runtime.monotonic())
         self._condition.notify_all()
         # Not those sealed from now on: under a steady load there is always one.
-        waiting = [*self._in_flight, *(batch.watcher for batch in self._batcher.batches)]
+        waiting = [*self._in_flight, *(batch.watcher for batch in self.batcher.batches)]
 
         def is_done() -> bool:
             while waiting and waiting[-1].is_set and waiting[-1] not in self._in_flight:
@@ -384,7 +375,7 @@ class Accumulator:
     def begin_closing(self) -> list[Callable[[], None]]:
         """Accept nothing more, complete what is there; returns callbacks of :meth:`accept_now`."""
         self._closing = True
-        self._batcher.seal(self._runtime.monotonic())
+        self.batcher.seal(self._runtime.monotonic())
         self._condition.notify_all()
         return self._take_waiting()
 
@@ -419,7 +410,7 @@ class Accumulator:
     @locked
     def waiting_calls(self) -> int:
         """Accepted calls whose outcome is not known."""
-        return self._in_flight_calls + self._batcher.calls
+        return self._in_flight_calls + self.batcher.calls
 
     # Called by workers.
 
@@ -438,7 +429,7 @@ class Accumulator:
                 return Work(self._to_upload.popleft(), add_worker=self._checkout())
             if self._is_done():
                 return None
-            limits = [self._batcher.due_at, self._ordered.next_deadline()]
+            limits = [self.batcher.due_at, self._ordered.next_deadline()]
             wakes_at = min((each for each in limits if each is not None), default=None)
             self._worker_wakes_at = wakes_at
             self._condition.wait(None if wakes_at is None else max(0.0, wakes_at - now))
@@ -452,7 +443,6 @@ class Accumulator:
             self._ordered.fail(batch, error)
         self._uploading -= 1
         self._idle += 1
-        # This worker finds by itself what else there is to do.
         self._wake_appender()
 
     @locked
@@ -489,10 +479,6 @@ class Accumulator:
             self._condition.wait()
             self._appender_waits = False
         return None
-
-    def begin_by(self, group: Sequence[Batch]) -> float:
-        """See :meth:`.OrderedUploads.begin_by`."""
-        return self._ordered.begin_by(group)
 
     @locked
     def landed(self, first: int) -> list[LateUpload]:
@@ -561,7 +547,7 @@ class Accumulator:
     # With the lock held.
 
     def _held(self) -> int:
-        return self._in_flight_held + self._batcher.held
+        return self._in_flight_held + self.batcher.held
 
     def _has_room(self, size: int) -> bool:
         """Whether one more call with so many bytes may come in (failure F33)."""
@@ -570,7 +556,7 @@ class Accumulator:
         if held and held + size > self._config.max_buffered_bytes:
             return False
         most = self._config.max_buffered_inputs
-        return most is None or self._in_flight_calls + self._batcher.calls < most
+        return most is None or self._in_flight_calls + self.batcher.calls < most
 
     def _wait_for_room(self, size: int) -> None:
         def is_met() -> bool:
@@ -601,7 +587,7 @@ class Accumulator:
 
     def _wake_workers(self) -> None:
         """Wake the workers when none of them wakes by itself before a batch is due."""
-        due_at = self._batcher.due_at
+        due_at = self.batcher.due_at
         if due_at is not None and (self._worker_wakes_at is None or due_at < self._worker_wakes_at):
             self._condition.notify_all()
 
@@ -633,13 +619,13 @@ class Accumulator:
 
     def _is_done(self) -> bool:
         """Whether the outcome of every accepted call is known and no more can come."""
-        return self._closing and not self._batcher.batches and not self._in_flight
+        return self._closing and not self.batcher.batches and not self._in_flight
 
     def _collect(self, now: float) -> None:
         """Let sealed batches be uploaded, and complete what is past its deadline."""
         if self._abandoned is not None:
-            self._batcher.seal(now)
-        while (batch := self._batcher.take(now)) is not None:
+            self.batcher.seal(now)
+        while (batch := self.batcher.take(now)) is not None:
             assert batch.sealed_at is not None
             batch.deadline = batch.sealed_at + self._config.delivery_timeout_ms / 1000
             self._in_flight[batch.watcher] = batch

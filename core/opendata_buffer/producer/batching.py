@@ -11,9 +11,9 @@ A caller may be stopped just before its ``append`` while the buffer is closed an
 record is not lost::
 
     caller                                   batcher, with the lock held
-    1  buffer = current.buffer               a  current.buffer = CLOSED
+    1  buffer = batcher.buffer               a  batcher.buffer = CLOSED
     2  buffer.append(item)                   b  buffer.close(): the items in it by now count
-    3  current.buffer is still buffer?
+    3  batcher.buffer is still buffer?
 
 If it is, (a) has not happened, and (b) will see the item. If not, the caller takes the lock and
 calls :meth:`AppendBuffer.was_included`: an item behind those that count is taken out, and the
@@ -98,10 +98,7 @@ class Durable:
 
 
 class DurabilityWatcher:
-    """Tells whether the entries of a ``produce()`` call are durable. Thread-safe.
-
-    Made by the producer, one for each batch.
-    """
+    """Tells whether the entries of the calls in one batch are durable. Thread-safe."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -239,8 +236,6 @@ class AppendBuffer:
 
     Args:
         first: The item it is opened for.
-        ingestion_time_ms: Of all its records.
-        handle: Of all its calls.
         limit: Bytes of ``max_buffered_bytes`` that it may take; see :func:`held_at_opening`.
             ``left`` of them are free: callers subtract an item's size before they append it.
         until: When it is full by age, monotonic seconds.
@@ -346,15 +341,6 @@ CLOSED = AppendBuffer(b"", 0, None, 0, float("-inf"))
 """Has no room, so callers take the lock."""
 
 
-class CurrentBuffer:
-    """Holds the buffer that is open now; it is replaced only with the lock held."""
-
-    __slots__ = ("buffer",)
-
-    def __init__(self) -> None:
-        self.buffer = CLOSED
-
-
 @dataclass(slots=True, eq=False)
 class ProduceRequest:
     """One ``produce()`` call that cannot go into an append buffer.
@@ -416,6 +402,9 @@ def encode_list(entries: Sequence[Any]) -> tuple[bytes | memoryview, int] | None
     return encode_bytes(records), len(records)
 
 
+Part = ProduceRequest | AppendBuffer
+
+
 class Stage(Enum):
     """Stages of a batch: see :class:`.OrderedUploads`. An open batch is UPLOADING."""
 
@@ -439,15 +428,12 @@ class Batch:
             the separator in front of the first one.
         parts: In produce order, until it is encoded; none in a separator.
         buffer: The last part, while it is open.
-        size: Bytes of the record block.
         metadata_size: Bytes that the ranges take in the manifest, at most.
         held: Bytes of ``max_buffered_bytes``.
         held_before: Bytes of the batches that waited ahead of it when it was opened.
         metadata: The ranges of its queue entry; set with ``data``.
         data: The object's bytes, or its pieces, until the outcome is known; None before encoding.
-        location: The object's key.
         named: When the location's ULID was made; None before the first upload.
-        trouble: The error of its last attempt.
     """
 
     watcher: DurabilityWatcher
@@ -455,7 +441,7 @@ class Batch:
     ordered: bool = False
     transaction: Transaction | None = None
     message: UUID | None = None
-    parts: list[ProduceRequest | AppendBuffer] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     buffer: AppendBuffer | None = None
     size: int = 0
     metadata_size: int = 0
@@ -470,7 +456,7 @@ class Batch:
     data: bytes | list[bytes | memoryview] | None = None
     location: str = ""
     named: Moment | None = None
-    trouble: OpenDataBufferError | None = None
+    trouble: OpenDataBufferError | None = None  # of its last attempt
     outcome: Durable | BaseException | None = None
 
     @property
@@ -512,7 +498,7 @@ class Batch:
         pieces: list[bytes | memoryview] = []
         records: list[bytes] = []  # of neighbouring buffers, encoded together
         encoded = 0
-        before: ProduceRequest | AppendBuffer | None = None
+        before: Part | None = None
 
         def encode_records() -> None:
             nonlocal encoded
@@ -543,20 +529,18 @@ class Batch:
         self.size = sum(map(len, pieces))
         return seal_pieces(pieces, encoded, compression, level)
 
-    def _count(self, part: ProduceRequest | AppendBuffer, calls: int) -> None:
+    def _count(self, part: Part, calls: int) -> None:
         self.size += part.size
         self.count += part.count
         self.held += part.held
         self.calls += calls
 
-    def _count_range(self, part: ProduceRequest | AppendBuffer) -> None:
+    def _count_range(self, part: Part) -> None:
         if not self.parts or not _shares_range(part, self.parts[-1]):
             self.metadata_size += RANGE_BYTES + len(part.metadata)
 
 
-def _shares_range(
-    part: ProduceRequest | AppendBuffer, before: ProduceRequest | AppendBuffer
-) -> bool:
+def _shares_range(part: Part, before: Part) -> bool:
     """Whether one metadata range can stand for both."""
     return part.ingestion_time_ms == before.ingestion_time_ms and part.metadata == before.metadata
 
@@ -571,7 +555,7 @@ class Batcher:
         self._watcher = watcher
         self._batches: deque[Batch] = deque()  # sealed ones; the last may be open
         self._last_due_at: float | None = None
-        self.current = CurrentBuffer()
+        self.buffer = CLOSED  # the one that is open now
 
     @property
     def due_at(self) -> float | None:
@@ -645,7 +629,7 @@ class Batcher:
         if self._seal_full(batch, now):
             batch.close_buffer()
         else:
-            self.current.buffer = buffer
+            self.buffer = buffer
         return handle
 
     def add_separator(self, now: float) -> None:
@@ -678,7 +662,7 @@ class Batcher:
 
     def _close_buffer(self) -> None:
         """Make callers take the lock, and count what is in the buffer."""
-        self.current.buffer = CLOSED
+        self.buffer = CLOSED
         if self._batches:
             self._batches[-1].close_buffer()
 

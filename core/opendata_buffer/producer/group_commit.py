@@ -42,25 +42,21 @@ class Committer(Protocol):
     @property
     def attempts(self) -> int:
         """Manifest writes tried so far."""
-        ...
 
     @property
     def conflicts(self) -> int:
         """How many of them lost against another writer."""
-        ...
 
     @property
     def tag(self) -> str:
         """Six characters for the ULIDs of all batches that are appended through it: by them
         other processes tell how many write. See :func:`.tagged_ulid`."""
-        ...
 
     def pause(self) -> float:
         """Seconds until an append would begin, because others write; not above zero: at once.
 
         A caller that puts its append together only then gets all of it into one write.
         """
-        ...
 
     def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
         """Append entries in one write: contiguous, in order, all or none. Blocks.
@@ -79,11 +75,9 @@ class Committer(Protocol):
             CommitStateUnknown: It may have been appended.
             OpenDataBufferError: Nothing was appended, and trying again does not help.
         """
-        ...
 
     def close(self) -> None:
         """One caller appends no more; called once by each."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -115,8 +109,8 @@ class GroupCommitter:
     ) -> None:
         self._runtime = runtime
         self._on_idle = on_idle
-        self._tag = ulid_tag(runtime.ulid())
-        self._fairness = WriteFairness(runtime.random, self._tag)
+        self.tag = ulid_tag(runtime.ulid())
+        self._fairness = WriteFairness(runtime.random, self.tag)
         self._queue = Queue(
             store,
             config,
@@ -143,11 +137,6 @@ class GroupCommitter:
     def conflicts(self) -> int:
         """See :class:`Committer`."""
         return self._queue.conflicts
-
-    @property
-    def tag(self) -> str:
-        """See :class:`Committer`."""
-        return self._tag
 
     def pause(self) -> float:
         """See :class:`Committer`."""

@@ -28,7 +28,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import batch_key, tagged_ulid
-from opendata_buffer.producer.accumulator import Accumulator, LateUpload
+from opendata_buffer.producer.accumulator import Accumulator
 from opendata_buffer.producer.batching import Batch, Stage
 from opendata_buffer.producer.group_commit import Committer, OpenCommitter
 from opendata_buffer.queue.ownership import claim_for_writing
@@ -115,10 +115,7 @@ ABANDON_S = 1.0
 class Sender:
     """A producer's accumulator and the threads that upload and append what it holds.
 
-    Raises:
-        TransientStorageError: The store did not answer within ``cas_deadline_ms``.
-        OpenDataBufferError: See :func:`.claim_for_writing`.
-        RuntimeError: The process has no thread left for it.
+    Raises ``RuntimeError`` when the process can start no thread, and as :class:`.Producer`.
     """
 
     def __init__(
@@ -294,25 +291,25 @@ class Sender:
             if not isinstance(error, OpenDataBufferError):
                 log.exception("group commit failed")
         else:
-            for late in self.accumulator.landed(first):
-                self.accumulator.fail(late.batch, self._repair(late))
+            for batch, sequence, age in self.accumulator.landed(first):
+                self.accumulator.fail(batch, self._repair(batch, sequence, age))
         self._complete(self.accumulator.appended())
         if pause:
             self._runtime.sleep(RETRY_PAUSE_S)
 
-    def _repair(self, late: LateUpload) -> CommitStateUnknown:
+    def _repair(self, batch: Batch, sequence: int, age: float) -> CommitStateUnknown:
         """Write the object again so that its entry has one; returns the outcome (failure F5)."""
         try:
-            self._uploader.repair(late.batch)
+            self._uploader.repair(batch)
             result = "its object was written again in case it is gone"
         except OpenDataBufferError as error:
             result = f"its object could not be written again: {error}"
         return CommitStateUnknown(
             self._config.manifest_path,
-            late.sequence,
-            (late.batch.location,),
-            late.sequence + 1,
-            f"it was appended {late.age:.0f} s after its upload, later than the collector's grace "
+            sequence,
+            (batch.location,),
+            sequence + 1,
+            f"it was appended {age:.0f} s after its upload, later than the collector's grace "
             f"period allows; {result}",
         )
 

@@ -9,7 +9,7 @@ import pytest
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.producer.accumulator import Accumulator, Work
-from opendata_buffer.producer.batching import Batch, DurabilityWatcher, ProduceRequest
+from opendata_buffer.producer.batching import Batch, DurabilityWatcher, ProduceRequest, WriteHandle
 from opendata_buffer.runtime import Moment
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -17,7 +17,7 @@ RECORD = b"\x01\0\0\0a"
 DENIED = PermanentStorageError("denied")
 
 
-def accept_now(accumulator: Accumulator, size: int = len(RECORD)) -> DurabilityWatcher | None:
+def accept_now(accumulator: Accumulator, size: int = len(RECORD)) -> WriteHandle | None:
     return accumulator.accept_now(ProduceRequest(bytes(size), 1, b"", 0), int)
 
 
@@ -32,7 +32,7 @@ class Fixture:
         self.accumulator.add_workers()
 
     def accept(self) -> DurabilityWatcher:
-        return self.accumulator.accept(ProduceRequest(RECORD, 1, b"", 0))
+        return self.accumulator.accept(ProduceRequest(RECORD, 1, b"", 0)).watcher
 
     def work(self) -> Work:
         work = self.accumulator.next_work()

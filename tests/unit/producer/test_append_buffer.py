@@ -91,7 +91,7 @@ def test_of_one_object_that_came_twice_the_late_one_comes_again() -> None:
 
 def meanwhile(producer: Producer, act: Callable[[float], None]) -> None:
     """Just before the next record is appended to the open buffer, ``act`` runs."""
-    opened = producer._current.buffer
+    opened = producer._batcher.buffer
     append = opened.append
 
     def act_first(item: Item) -> None:

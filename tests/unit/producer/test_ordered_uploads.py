@@ -154,8 +154,7 @@ def test_f5_a_commit_that_slept_past_the_grace_period_is_not_durable() -> None:
     uploads = uploads_of(max_age=300.0)
     late, fresh = enter(uploads, 1, stored=True), enter(uploads, 2, named=299, stored=True)
     uploads.take(at(300))
-    (found,) = uploads.landed(7, at(601))
-    assert (found.batch, found.sequence, found.age) == (late, 7, 601.0)
+    assert uploads.landed(7, at(601)) == [(late, 7, 601.0)]
     assert late.outcome is None
     assert fresh.outcome == Durable(8, fresh.location)
     unknown = CommitStateUnknown("q/manifest", 7, (late.location,), 8, "late")

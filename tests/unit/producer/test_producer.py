@@ -246,7 +246,7 @@ def test_a_flush_ends_although_others_go_on_producing() -> None:
         if not done.is_set():
             producer.produce([b"other"])
             with producer._accumulator._condition:
-                producer._accumulator._batcher.seal(runtime.monotonic())
+                producer._batcher.seal(runtime.monotonic())
                 producer._accumulator._condition.notify_all()
 
     store.before_put = others

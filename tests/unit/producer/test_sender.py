@@ -165,7 +165,7 @@ def waits(handle: WriteHandle) -> None:
 def test_a_signal_handler_that_calls_a_producer_inside_its_call_is_refused() -> None:
     producer = Producer(config(), store=MemoryStore())
 
-    batcher = producer._accumulator._batcher
+    batcher = producer._batcher
     original = batcher.add_item
 
     def interrupted_by_a_handler(*_: Any) -> Any:
