@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 from tests.support.simulation import no_collections
+
+Interrupt = Callable[[Callable[[], object]], bool]
 
 
 class _InterruptAt:
@@ -27,16 +29,29 @@ class _InterruptAt:
         return self
 
 
-def interrupted(call: Callable[[], object], step: int, *, opcodes: bool = False) -> bool:
-    """Run ``call`` with ``KeyboardInterrupt`` at one of its steps, in whichever function.
+def each_step(*, least: int, opcodes: bool = False) -> Iterator[Interrupt]:
+    """Functions that run a call with ``KeyboardInterrupt`` at step 1, 2, ... until none is left.
 
-    Args:
-        call: Runs in this thread; others are left alone.
-        step: Which step, from 1.
-        opcodes: Count the interpreter's instructions and not lines.
+    Call each once. It returns whether the step came; there must be more than ``least``.
+    """
+    step, more = 0, True
 
-    Returns:
-        False when the call ended before that step.
+    def interrupt(call: Callable[[], object]) -> bool:
+        nonlocal more
+        more = interrupted(call, step, opcodes=opcodes)
+        return more
+
+    while more:
+        step += 1
+        yield interrupt
+    assert step > least
+
+
+def interrupted(call: Callable[[], object], step: int, *, opcodes: bool) -> bool:
+    """Run ``call`` with an interrupt at a step from 1: a line, or an instruction of Python's.
+
+
+    Returns False when the call ended before that step. Other threads are left alone.
     """
     before = sys.gettrace()
     interrupt = _InterruptAt(step, "opcode" if opcodes else "line")

@@ -11,7 +11,7 @@ from opendata_buffer.concurrency import Closeable, in_parallel
 from opendata_buffer.errors import FlushFailed
 from opendata_buffer.runtime import SystemRuntime, Task, deadline, locked, remaining
 from tests.support.simulation import Simulation
-from tests.unit.interrupts import interrupted
+from tests.unit.interrupts import each_step
 
 RUNTIME = SystemRuntime()
 
@@ -103,7 +103,7 @@ def test_calls_see_the_deadline_of_their_caller() -> None:
 class Failing(Closeable):
     closed = 0
 
-    def close(self, timeout: float | None = None) -> None:
+    def close(self) -> None:
         self.closed += 1
         raise FlushFailed(1, "the store is gone")
 
@@ -152,12 +152,10 @@ class Counter:
 @pytest.mark.parametrize("opcodes", [False, True], ids=["lines", "opcodes"])
 def test_an_interrupt_at_any_step_leaves_the_lock_free(opcodes: bool) -> None:
     counter = Counter()
-    step = 1
-    while interrupted(counter.add, step, opcodes=opcodes):
-        assert not counter._condition.held(), f"step {step}"
-        step += 1
+    for interrupt in each_step(least=20, opcodes=opcodes):
+        interrupt(counter.add)
+        assert not counter._condition.held()
     assert counter.is_free()
-    assert step > 20
 
 
 def test_an_error_of_the_method_is_raised_and_the_lock_is_free() -> None:
@@ -177,14 +175,7 @@ def test_a_call_in_the_middle_of_another_one_is_refused_and_does_no_harm() -> No
 
 def test_simulated_locks_are_given_back_too() -> None:
     simulation = Simulation(seed=1)
-    runtime = simulation.process("one")
     counter = Counter()
-    counter._condition = runtime.condition()
-    free: list[bool] = []
-
-    def main() -> None:
-        counter.add()
-        free.append(not counter._condition.held())
-
-    simulation.run(main)
-    assert free == [True]
+    counter._condition = simulation.process("one").condition()
+    simulation.run(counter.add)
+    assert (counter.value, counter._condition.held()) == (1, False)

@@ -15,23 +15,6 @@ from opendata_buffer.config import (
     StoreOptions,
 )
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.batch import Compression
-
-
-def test_defaults_are_the_rfcs() -> None:
-    producer = ProducerConfig(store="/data")
-    assert producer.data_path_prefix == "ingest"
-    assert producer.manifest_path == "ingest/manifest"
-    assert producer.flush_interval_ms == 100
-    assert producer.flush_size_bytes == 64 * 1024 * 1024
-    assert producer.max_buffered_inputs is None
-    assert producer.compression is Compression.NONE
-    assert producer.zstd_level == 1
-    consumer = ConsumerConfig(store="/data")
-    assert consumer.manifest_path == "ingest/manifest"
-    assert consumer.ack_interval == 100
-    assert consumer.gc.interval_ms == 5 * 60_000
-    assert consumer.gc.grace_period_ms == 10 * 60_000
 
 
 def test_the_manifest_follows_the_prefix_unless_given() -> None:

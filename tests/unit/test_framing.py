@@ -99,27 +99,6 @@ def split(*chunks: bytes, max_bytes: int = 100) -> list[bytes]:
     return [line for chunk in chunks for line in splitter.feed(chunk)] + splitter.finish()
 
 
-@pytest.mark.parametrize(
-    ("chunks", "lines"),
-    [
-        ((), []),
-        ((b"",), []),
-        ((b"a\n",), [b"a"]),
-        ((b"a",), [b"a"]),
-        ((b"a\nb",), [b"a", b"b"]),
-        ((b"\n",), [b""]),
-        ((b"\n\n",), [b"", b""]),
-        ((b"a\r\n",), [b"a\r"]),
-        ((b"\x00\xff\r",), [b"\x00\xff\r"]),
-        ((b"a", b"b", b"\nc", b"\n"), [b"ab", b"c"]),
-        ((b"a\n", b"\n", b"b"), [b"a", b"", b"b"]),
-        (("€\n".encode()[:1], "€\n".encode()[1:]), ["€".encode()]),
-    ],
-)
-def test_lines_of_chunks(chunks: tuple[bytes, ...], lines: list[bytes]) -> None:
-    assert split(*chunks) == lines
-
-
 def test_lines_are_returned_as_soon_as_they_are_complete() -> None:
     splitter = LineSplitter(100)
     assert splitter.feed(b"one\ntwo\nthr") == [b"one", b"two"]
@@ -254,14 +233,6 @@ def test_every_stream_is_unpacked_as_gazette_does(vector: dict) -> None:  # type
             assert data.hex() == expected["hex"]
     assert b"".join(data for _, data in found) == stream
     assert list(unpack_fixed(stream)) == found
-
-
-@pytest.mark.parametrize("name", ["length", "protobuf-fixed"])
-@given(st.lists(st.binary(max_size=30)), st.integers(1, 7))
-def test_records_with_a_prefix_come_back_whatever_pieces_the_stream_comes_in(
-    name: str, records: list[bytes], size: int
-) -> None:
-    assert cut(FRAMINGS[name].splitter(100), framed(name, records), size) == records
 
 
 def test_garbage_longer_than_one_read_is_reported_and_the_next_frame_found() -> None:

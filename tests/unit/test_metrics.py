@@ -86,7 +86,7 @@ def test_without_a_provider_measuring_does_nothing() -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
-# One batch through everything: produced, contended for, consumed, acknowledged, collected.
+# One batch: produced, contended for, consumed, acknowledged, collected.
 USE_ALL = """
 import json
 from opentelemetry.metrics import set_meter_provider

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.interrupts import interrupted
+from tests.unit.interrupts import each_step
 from tests.unit.producer.world import WAIT_S, batches, config, entries, held_config
 
 
@@ -125,18 +126,17 @@ def test_a_record_that_comes_while_the_producer_is_closed_is_refused() -> None:
 
 @pytest.mark.parametrize("how", ["send", "produce", "many"])
 def test_an_interrupt_at_any_instruction_loses_and_doubles_nothing(how: str) -> None:
-    step, more, seen = 0, True, set()
-    while more:
-        step += 1
+    seen = set()
+    for interrupt in each_step(least=30, opcodes=True):
         store = MemoryStore()
         producer = producer_of(store)
         call = {
-            "send": lambda producer=producer: producer.send(b"hit"),
-            "produce": lambda producer=producer: producer.produce([b"hit"]),
-            "many": lambda producer=producer: producer.produce([b"hit", b"and"]),
+            "send": partial(producer.send, b"hit"),
+            "produce": partial(producer.produce, [b"hit"]),
+            "many": partial(producer.produce, [b"hit", b"and"]),
         }[how]
         producer.send(b"before")
-        more = interrupted(call, step, opcodes=True)
+        interrupt(call)
         producer.send(b"after")
         producer.close(WAIT_S)
         (got,) = batches(store)
@@ -144,7 +144,6 @@ def test_an_interrupt_at_any_instruction_loses_and_doubles_nothing(how: str) -> 
         seen.add(tuple(got))
     hit = (b"hit", b"and") if how == "many" else (b"hit",)
     assert seen == {(b"before", b"after"), (b"before", *hit, b"after")}
-    assert step > 30
 
 
 def test_threads_that_send_beside_many_flushes_lose_and_double_nothing() -> None:
