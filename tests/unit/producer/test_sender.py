@@ -109,7 +109,7 @@ def silent() -> Iterator[Silent]:
 def test_an_interrupt_anywhere_in_produce_leaves_nothing_stuck(
     settings: dict[str, int], call: dict[str, Any]
 ) -> None:
-    # A plain call that finds an open buffer takes few steps: see test_append_buffer.py.
+    # A plain call that finds an open buffer takes few steps: see test_batching.py.
     for interrupt in each_step(least=40 if call or settings else 10):
         store = MemoryStore()
         producer = Producer(config(flush_interval_ms=8, **settings), store=store)
