@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.support.simulation import no_collections
 
-Interrupt = Callable[[Callable[[], object]], bool]
+Interrupt = Callable[[Callable[[], object]], None]
 
 
 class _InterruptAt:
@@ -32,37 +32,28 @@ class _InterruptAt:
 def each_step(*, least: int, opcodes: bool = False) -> Iterator[Interrupt]:
     """Functions that run a call with ``KeyboardInterrupt`` at step 1, 2, ... until none is left.
 
-    Call each once. It returns whether the step came; there must be more than ``least``.
+    A step is a line, or with ``opcodes`` an instruction, in whichever function of this thread.
+    There must be more than ``least``.
     """
     step, more = 0, True
 
-    def interrupt(call: Callable[[], object]) -> bool:
+    def interrupt(call: Callable[[], object]) -> None:
         nonlocal more
-        more = interrupted(call, step, opcodes=opcodes)
-        return more
+        before = sys.gettrace()
+        tracer = _InterruptAt(step, "opcode" if opcodes else "line")
+        with no_collections():
+            sys.settrace(tracer)
+            try:
+                call()
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(before)
+        # Not whether it came out of the call: the step may be in the finalizer of an earlier
+        # test's object, where the interpreter reports an error and goes on.
+        more = tracer.came
 
     while more:
         step += 1
         yield interrupt
     assert step > least
-
-
-def interrupted(call: Callable[[], object], step: int, *, opcodes: bool) -> bool:
-    """Run ``call`` with an interrupt at a step from 1: a line, or an instruction of Python's.
-
-
-    Returns False when the call ended before that step. Other threads are left alone.
-    """
-    before = sys.gettrace()
-    interrupt = _InterruptAt(step, "opcode" if opcodes else "line")
-    with no_collections():
-        sys.settrace(interrupt)
-        try:
-            call()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before)
-    # Not whether it came out of the call: the step may be in the finalizer of an earlier test's
-    # object, where the interpreter reports an error and goes on.
-    return interrupt.came
