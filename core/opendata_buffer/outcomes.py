@@ -5,7 +5,7 @@ answers a change that took several attempts with one of the same four, and each 
 sees for a write stands for one of them. There is no other vocabulary for it.
 
 ==============  ====================  ======================  ====================  ==============
-outcome         what the store said   what surely happened,   what the caller does  error that a
+outcome         the store's answer    what surely happened,   what the caller does  error that a
                                       what surely did not                           user sees
 ==============  ====================  ======================  ====================  ==============
 `Applied`       success, and the      Written, exactly this.  Goes on with the new  none

@@ -142,7 +142,7 @@ SEEN: Counter[str] = Counter()
 """Of all seeds of this process."""
 
 
-def test_every_handle_has_an_outcome_whoever_is_interrupted_and_whatever_hangs(seed: int) -> None:
+def test_every_handle_has_an_outcome_after_interrupts_and_hanging_stores(seed: int) -> None:
     service = Service(seed)
     service.simulation.run(service.main)
     assert service.handles

@@ -92,7 +92,7 @@ def then(step: Step, meanwhile: Callable[[ScriptedStore], None]) -> Step:
 
 
 def before(step: Step, meanwhile: Callable[[ScriptedStore], None]) -> Step:
-    """Somebody else writes just before ``step``."""
+    """``meanwhile``, by another writer, just before ``step``."""
 
     def both(store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion) -> PutOutcome:
         meanwhile(store)

@@ -99,7 +99,9 @@ def test_every_storage_option_has_its_setting() -> None:
         region="r", roleArn=role, externalId="e", sessionName="s", accessKeyId="k",
         secretAccessKey="secret", sessionToken="c",
     )  # fmt: skip
-    assert storage_settings(options) == QueueConfig(
+    queue = storage_settings(options)
+    assert QueueConfig(**queue_fields(queue)) == queue
+    assert queue == QueueConfig(
         store="s3://bucket/root",
         data_path_prefix="a",
         manifest_path="b",
@@ -123,14 +125,12 @@ def test_a_path_is_made_absolute_where_the_option_is_read(
         assert storage_settings(reader(path=url)).store == url
 
 
-@pytest.mark.parametrize("name", ["serviceCredential", "databricks.serviceCredential"])
-def test_a_service_credential_has_the_names_that_other_connectors_give_it(name: str) -> None:
-    options = OptionReader({"path": "s3://b", name.lower(): "team"}, NAMES, "sink")
-    assert storage_settings(options).store_options.service_credential == "team"
-
-
-def test_two_service_credentials_are_refused() -> None:
-    both = {"path": "s3://b", "serviceCredential": "a", "databricks.serviceCredential": "b"}
+def test_a_service_credential_has_the_names_that_other_connectors_give_it() -> None:
+    names = ("serviceCredential", "databricks.serviceCredential")
+    for name in names:
+        options = OptionReader({"path": "s3://b", name.lower(): "team"}, NAMES, "sink")
+        assert storage_settings(options).store_options.service_credential == "team"
+    both = {"path": "s3://b", **dict(zip(names, "ab", strict=True))}
     with pytest.raises(InvalidInput, match=r"\('a'\) and databricks.serviceCredential \('b'\)"):
         storage_settings(OptionReader(both, NAMES, "sink"))
 
@@ -145,8 +145,3 @@ def test_two_service_credentials_are_refused() -> None:
 def test_a_store_that_spark_cannot_use_is_refused(options: dict[str, str], says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
         storage_settings(reader(**options))
-
-
-def test_queue_fields_build_the_same_queue_again() -> None:
-    config = QueueConfig(store="x", data_path_prefix="a", cas_deadline_ms=5, max_manifest_bytes=99)
-    assert QueueConfig(**queue_fields(config)) == config

@@ -202,7 +202,7 @@ def test_a_deadline_is_kept_whatever_an_upload_waits_for() -> None:
     assert isinstance(hangs.outcome, TransientStorageError)
     assert "delivery_timeout_ms: its upload did not end" in str(hangs.outcome)
     assert uploads.take(at(10)) == ([behind], [])
-    # While it is being appended, nobody knows whether it is queued.
+    # While it is being appended, it may be queued.
     uploads.expire(50)
     assert behind.outcome is None
     uploads.refused(refused, at(51))
@@ -257,7 +257,7 @@ def test_an_append_must_begin_before_its_objects_are_old_and_its_deadlines_pass(
     assert uploads.begin_by(group[1:]) == 315
 
 
-@pytest.mark.parametrize("outcome", ["landed", "failed", "refused", "expired"])
+@pytest.mark.parametrize("outcome", ["landed", "failed", "expired"])
 def test_completing_a_long_queue_takes_time_in_proportion_to_its_length(outcome: str) -> None:
     def seconds(count: int) -> float:
         uploads = uploads_of()
@@ -271,9 +271,9 @@ def test_completing_a_long_queue_takes_time_in_proportion_to_its_length(outcome:
             uploads.failed(DENIED)
         else:
             uploads.refused(TransientStorageError("slow down"), at(0))
-            uploads.expire(100 if outcome == "expired" else 0)
+            uploads.expire(100)
         took = time.thread_time() - began
-        assert (len(uploads.take_completed()) == count) == (outcome != "refused")
+        assert len(uploads.take_completed()) == count
         return took
 
     # As many batches in 16 queues as in one: 16 times the time if each searched its queue.

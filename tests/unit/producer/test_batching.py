@@ -97,7 +97,7 @@ def test_of_one_object_that_came_twice_the_late_one_comes_again() -> None:
     opened.append(twice)
     opened.close()
     opened.append(twice)
-    # Two callers ask, in any order; one of them is told to bring it again.
+    # Two callers ask, in any order; one of them appends it again.
     assert [opened.was_included(twice), opened.was_included(twice)] == [False, True]
     assert opened.items() == [b"first", b"twice"]
 

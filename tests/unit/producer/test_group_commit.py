@@ -136,7 +136,7 @@ def test_f2_no_append_joins_a_write_whose_answer_was_lost() -> None:
     callers = held(store, 1)
     store.go_on.set()
     callers.join()
-    # It may have landed alone: with the other one in it, nobody could tell any more.
+    # It may have landed alone: with the other append in it, the manifest could not show that.
     assert callers.outcomes == {0: 0, 1: 1}
     assert queued(store) == [entry(0).location, entry(1).location]
 
@@ -256,7 +256,7 @@ class OneInTen(MemoryStore):
         return self.due
 
 
-def test_an_append_waits_for_the_stores_pace_and_takes_what_comes_meanwhile_with_it() -> None:
+def test_an_append_waits_for_the_stores_pace() -> None:
     store, runtime = OneInTen(), ManualRuntime()
     committer = shared_committer(store, CONFIG, runtime)
     assert committer.append([entry(0)], begin_by=1e6) == 0

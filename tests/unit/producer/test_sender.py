@@ -234,7 +234,7 @@ def test_f29_an_unexpected_error_fails_its_group_and_not_the_thread(
     producer = Producer(config(), store=store)
     store.bugs = 1
     failed = producer.produce([b"a"])
-    # Nobody who asks for the outcome is ended by what ended a call of the store.
+    # Asking for the outcome raises no SystemExit, although a call of the store did.
     with pytest.raises(RuntimeError if isinstance(bug, RuntimeError) else OpenDataBufferError):
         failed.watcher.await_durable(WAIT_S)
     producer.produce([b"b"]).watcher.await_durable(WAIT_S)
@@ -380,7 +380,7 @@ def test_f5_each_upload_of_a_batch_has_a_new_name() -> None:
     assert stored(store, first) == stored(store, batch.location) == [b"a"]
 
 
-def test_f29_what_is_transient_is_tried_again_under_the_same_name() -> None:
+def test_f29_a_transient_error_is_retried_under_the_same_name() -> None:
     runtime = ManualRuntime()
     store = Scripted(TransientStorageError("one"), TransientStorageError("two"))
     batch = prepared(runtime)

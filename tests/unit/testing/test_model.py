@@ -150,7 +150,7 @@ def test_a_sink_is_written_only_from_where_it_is() -> None:
     assert not sink.holds(4)
 
 
-def test_a_batch_that_nobody_was_promised_may_be_deleted_and_written_again(model: Model) -> None:
+def test_a_batch_that_is_not_durable_may_be_deleted_and_written_again(model: Model) -> None:
     model.append(A)
     model.object_deleted("c", A)
     assert model.counts["lost unacknowledged"] == 1

@@ -220,7 +220,7 @@ def test_an_interrupted_wait_has_its_lock_back_first(
                 condition.wait()
             except KeyboardInterrupt:
                 freed.append(runtime.monotonic())
-                condition.notify_all()  # refused to whoever does not hold it
+                condition.notify_all()  # an error without the lock
 
     task = runtime.spawn(waits, "waits")
     runtime.sleep(1)
