@@ -166,18 +166,18 @@ def test_in_asyncio_a_full_buffer_holds_the_call_back_and_not_the_loop() -> None
 
     async def main(producer: Producer) -> list[int]:
         handles = [await producer.produce_async([b"x" * 90])]
-        waiting = [asyncio.create_task(producer.produce_async([b"%d" % n])) for n in range(3)]
-        cancelled = asyncio.create_task(producer.produce_async([b"cancelled"]))
+        *waiting, cancelled = (
+            asyncio.create_task(producer.produce_async([b"%d" % n])) for n in range(4)
+        )
         for _ in range(10):
-            await asyncio.sleep(0)  # the loop turns
+            await asyncio.sleep(0)  # other tasks of the loop run
         assert not any(each.done() for each in (*waiting, cancelled))
         cancelled.cancel()
         store.open.set()
         handles += await asyncio.gather(*waiting)
         return [(await handle).sequence for handle in handles]
 
-    settings = config(max_buffered_bytes=100, flush_size_bytes=1)
-    with Producer(settings, store=store) as producer:
+    with Producer(config(max_buffered_bytes=100, flush_size_bytes=1), store=store) as producer:
         sequences = asyncio.run(asyncio.wait_for(main(producer), WAIT_S))
     assert sorted(sequences) == [0, 1, 2, 3]
     assert sorted(records(store)) == [b"0", b"1", b"2", b"x" * 90]
