@@ -26,7 +26,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.redaction import redacted
-from opendata_buffer.retry import full_jitter
+from opendata_buffer.retry import Retries
 from opendata_buffer.stores.base import (
     Blob,
     Condition,
@@ -135,7 +135,7 @@ class GcsStore(CloudStore):
 
         # Evenly: the next write is accepted within a second, and a pause that grows after each
         # refusal comes seconds too late.
-        policy = full_jitter(
+        policy = Retries(
             self._runtime,
             base_ms=100,
             max_ms=400,

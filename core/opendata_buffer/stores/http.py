@@ -35,7 +35,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import MAX_KEY_BYTES, check_key
 from opendata_buffer.redaction import check_no_secrets, redacted
-from opendata_buffer.retry import full_jitter
+from opendata_buffer.retry import Retries
 from opendata_buffer.runtime import Runtime, SystemRuntime, remaining
 from opendata_buffer.stores.base import (
     Blob,
@@ -475,7 +475,7 @@ class CloudStore(ABC):
             # Jitter: all clients that were refused together would otherwise return together.
             return min(asked, options.read_timeout_ms / 1000) + self._runtime.random()
 
-        policy = full_jitter(
+        policy = Retries(
             self._runtime,
             base_ms=100,
             max_ms=2_000,

@@ -15,7 +15,7 @@ from opendata_buffer import outcomes
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import ObjectNotFound, TransientStorageError, UnsafeStore
 from opendata_buffer.formats.keys import MAX_KEY_BYTES
-from opendata_buffer.retry import full_jitter
+from opendata_buffer.retry import Retries
 from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import (
     ABSENT,
@@ -79,7 +79,7 @@ def probe_conditional_writes(
             made.append(key())
             _race(store, made[-1], name, runtime)
 
-    policy = full_jitter(
+    policy = Retries(
         runtime,
         base_ms=100,
         max_ms=2_000,

@@ -39,7 +39,7 @@ from opendata_buffer.errors import (
     UnsafeStore,
 )
 from opendata_buffer.redaction import redacted
-from opendata_buffer.retry import full_jitter
+from opendata_buffer.retry import Retries
 from opendata_buffer.stores.base import (
     Blob,
     Condition,
@@ -159,7 +159,7 @@ class S3Store(CloudStore):
 
         # 409 means that another operation was under way and this one was not applied: the same
         # put may simply be sent again (failure F3).
-        policy = full_jitter(
+        policy = Retries(
             self._runtime, base_ms=20, max_ms=200, deadline_ms=2_000, retry_on=(_Busy,)
         )
         try:
