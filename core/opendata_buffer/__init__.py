@@ -12,14 +12,18 @@
             print(batch.entries)
             consumer.ack(batch.sequence)
 
-Every public name is here. A name's module is imported when the name is first used: importing
-Arrow takes 0.2 s, which neither ``--help`` nor Spark's search for data sources should pay.
+Every public name is here. The errors are imported at once; the module of any other name when the
+name is first used: importing Arrow takes 0.2 s, which neither ``--help`` nor Spark's search for
+data sources should pay.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from opendata_buffer import errors
+from opendata_buffer.errors import *  # noqa: F403  (its __all__, here and below)
 
 if TYPE_CHECKING:
     from opendata_buffer.broker.committer import open_brokered_committer as open_brokered_committer
@@ -41,42 +45,15 @@ if TYPE_CHECKING:
     from opendata_buffer.consumer.fetch import RawBatch as RawBatch
     from opendata_buffer.consumer.isolation import TransactionFilter as TransactionFilter
     from opendata_buffer.consumer.read_ahead import fetch_many as fetch_many
-    from opendata_buffer.errors import BatchMissing as BatchMissing
-    from opendata_buffer.errors import BatchUnreadable as BatchUnreadable
-    from opendata_buffer.errors import ClaimLost as ClaimLost
-    from opendata_buffer.errors import Closed as Closed
-    from opendata_buffer.errors import CommitStateUnknown as CommitStateUnknown
-    from opendata_buffer.errors import Conflict as Conflict
-    from opendata_buffer.errors import CorruptBatch as CorruptBatch
-    from opendata_buffer.errors import CorruptData as CorruptData
-    from opendata_buffer.errors import CorruptManifest as CorruptManifest
-    from opendata_buffer.errors import DataLoss as DataLoss
-    from opendata_buffer.errors import Drained as Drained
-    from opendata_buffer.errors import Fenced as Fenced
-    from opendata_buffer.errors import FlushFailed as FlushFailed
-    from opendata_buffer.errors import ForeignLocation as ForeignLocation
-    from opendata_buffer.errors import InvalidInput as InvalidInput
-    from opendata_buffer.errors import MalformedRecord as MalformedRecord
-    from opendata_buffer.errors import ObjectNotFound as ObjectNotFound
-    from opendata_buffer.errors import OpenDataBufferError as OpenDataBufferError
-    from opendata_buffer.errors import PermanentStorageError as PermanentStorageError
-    from opendata_buffer.errors import PoisonBatch as PoisonBatch
-    from opendata_buffer.errors import PrefixConflict as PrefixConflict
-    from opendata_buffer.errors import QueueFull as QueueFull
-    from opendata_buffer.errors import QueueReset as QueueReset
-    from opendata_buffer.errors import StorageError as StorageError
-    from opendata_buffer.errors import Superseded as Superseded
-    from opendata_buffer.errors import TransientStorageError as TransientStorageError
-    from opendata_buffer.errors import UnsafeStore as UnsafeStore
     from opendata_buffer.formats.batch import Compression as Compression
     from opendata_buffer.formats.entries import Metadata as Metadata
     from opendata_buffer.formats.keys import Transaction as Transaction
     from opendata_buffer.gc import GarbageCollector as GarbageCollector
     from opendata_buffer.gc import GcPlan as GcPlan
     from opendata_buffer.gc import GcReport as GcReport
-    from opendata_buffer.producer.handle import DurabilityWatcher as DurabilityWatcher
-    from opendata_buffer.producer.handle import Durable as Durable
-    from opendata_buffer.producer.handle import WriteHandle as WriteHandle
+    from opendata_buffer.producer.batching import DurabilityWatcher as DurabilityWatcher
+    from opendata_buffer.producer.batching import Durable as Durable
+    from opendata_buffer.producer.batching import WriteHandle as WriteHandle
     from opendata_buffer.producer.producer import Producer as Producer
     from opendata_buffer.stores.open import open_store as open_store
     from opendata_buffer.topic.consumer import TopicArrowBatch as TopicArrowBatch
@@ -108,40 +85,11 @@ _NAMES = {
     "consumer.fetch": ["ArrowBatch", "BatchDescriptor", "ConsumedBatch", "FetchHandle", "RawBatch"],
     "consumer.isolation": ["TransactionFilter"],
     "consumer.read_ahead": ["fetch_many"],
-    "errors": [
-        "BatchMissing",
-        "BatchUnreadable",
-        "ClaimLost",
-        "Closed",
-        "CommitStateUnknown",
-        "Conflict",
-        "CorruptBatch",
-        "CorruptData",
-        "CorruptManifest",
-        "DataLoss",
-        "Drained",
-        "Fenced",
-        "FlushFailed",
-        "ForeignLocation",
-        "InvalidInput",
-        "MalformedRecord",
-        "ObjectNotFound",
-        "OpenDataBufferError",
-        "PermanentStorageError",
-        "PoisonBatch",
-        "PrefixConflict",
-        "QueueFull",
-        "QueueReset",
-        "StorageError",
-        "Superseded",
-        "TransientStorageError",
-        "UnsafeStore",
-    ],
     "formats.batch": ["Compression"],
     "formats.keys": ["Transaction"],
     "formats.entries": ["Metadata"],
     "gc": ["GarbageCollector", "GcPlan", "GcReport"],
-    "producer.handle": ["DurabilityWatcher", "Durable", "WriteHandle"],
+    "producer.batching": ["DurabilityWatcher", "Durable", "WriteHandle"],
     "producer.producer": ["Producer"],
     "stores.open": ["open_store"],
     "topic.consumer": ["TopicArrowBatch", "TopicBatch", "TopicConsumer"],
@@ -154,7 +102,7 @@ _NAMES = {
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = sorted(_MODULES)
+__all__ = sorted([*errors.__all__, *_MODULES])
 
 # Not public. Producers, consumers and queues lie below the package ``broker`` and use these of it,
 # from the moment on in which they need a broker.

@@ -1,11 +1,4 @@
-"""Threads and locks: calls in parallel, methods under a lock, objects that a block closes.
-
-Locks are taken in no order, because a thread that holds one of :func:`locked` takes no other, and
-calls no store and no caller's function: the object gives out values, and acts on them unlocked.
-Three locks are held while a store or a connection answers: of a :class:`.Consumer`, which admits
-its callers one by one, of a broker's :class:`.Service` and of a client's :class:`.Discovery`. What
-is called there has at most one lock of its own, and calls nothing back.
-"""
+"""Calls in parallel, and objects that a ``with`` block closes."""
 
 from __future__ import annotations
 
@@ -13,12 +6,11 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
-from functools import wraps
 from types import TracebackType
-from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 from opendata_buffer.errors import OpenDataBufferError
-from opendata_buffer.runtime import Condition, Runtime
+from opendata_buffer.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
@@ -47,68 +39,11 @@ class Closeable(ABC):
             self._note_failed_close(error)
 
     def _note_failed_close(self, error: OpenDataBufferError) -> None:
-        """Say that closing failed after the block had; called while the error is handled."""
         log.exception("closing the %s failed", type(self).__name__)
 
 
-class Lockable(Protocol):
-    """An object with one lock."""
-
-    _condition: Condition
-
-
-Owner = TypeVar("Owner", bound=Lockable)
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-
-
-def locked(
-    method: Callable[Concatenate[Owner, Parameters], Result],
-) -> Callable[Concatenate[Owner, Parameters], Result]:
-    """Run a method with its object's lock held, and release the lock however it ends.
-
-    Ctrl-C raises ``KeyboardInterrupt`` between any two steps of the main thread, and
-    ``PyThreadState_SetAsyncExc`` any error in any thread. A ``with`` statement leaves its lock
-    locked when that happens between taking it and entering the block, or between leaving the block
-    and releasing it, and the next thread that needs the lock waits for ever. Here there is no such
-    gap. Half of a change is not undone, so the methods change their object's state in single
-    steps, each of which leaves it valid.
-
-    Locked methods do not call each other: the lock is not taken twice.
-
-    Raises:
-        RuntimeError: The thread holds the lock already: a signal handler interrupted it in the
-            middle of a change and calls the same object.
-    """
-
-    @wraps(method)
-    def run(self: Owner, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        condition = self._condition
-        if condition.held():
-            raise RuntimeError(
-                f"{method.__qualname__.lstrip('_')} was called in the middle of another call of "
-                "the same object, by a signal handler: raise an exception in the handler, and "
-                "call it where that is caught"
-            )
-        try:
-            try:
-                condition.__enter__()
-                return method(self, *args, **kwargs)
-            finally:
-                if condition.held():
-                    condition.__exit__(None, None, None)
-        finally:
-            # Reached with the lock held when the error came while the inner lines released it.
-            if condition.held():
-                condition.__exit__(None, None, None)
-
-    return run
-
-
-MAX_PARALLEL = 32
-"""Half of the connections that a store keeps."""
-
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def in_parallel(
@@ -116,17 +51,13 @@ def in_parallel(
     call: Callable[[Item], Result],
     items: Iterable[Item],
     *,
-    most: int = MAX_PARALLEL,
+    most: int = 32,  # a quarter of the connections that a store keeps by default
 ) -> list[Result]:
-    """``call`` of each item, in threads, within the deadline of the calling thread.
-
-    Returns:
-        The results, in the order of the items.
+    """The results of ``call`` of each item, from threads that have the caller's deadline.
 
     Raises:
-        Exception: What the first of the failed calls raised, in the order of the items; all
-            others have ended by then, so none of them is still under way. A caller that wants
-            to know each outcome lets ``call`` return its error.
+        Exception: What the first of the failed calls raised, in the order of the items. All
+            others have ended by then. For each outcome, let ``call`` return its error.
     """
     wanted = tuple(items)
     if len(wanted) <= 1:
@@ -143,15 +74,11 @@ def in_parallel(
                     return
                 index, item = waiting.pop()
             try:
-                result = call(item)
+                results[index] = call(item)
             except BaseException as error:  # raised again in the caller's thread
-                with changed:
-                    errors[index] = error
-                    changed.notify_all()
-            else:
-                with changed:
-                    results[index] = result
-                    changed.notify_all()
+                errors[index] = error
+            with changed:
+                changed.notify_all()
 
     for _ in range(min(most, len(wanted))):
         with changed:

@@ -35,6 +35,7 @@ Every error survives pickling and carries the values its message names as attrib
 
 from __future__ import annotations
 
+import copyreg
 from typing import Any, Self
 
 __all__ = [
@@ -68,22 +69,13 @@ __all__ = [
 ]
 
 
-def _rebuild(
-    cls: type[OpenDataBufferError], args: tuple[Any, ...], state: dict[str, Any]
-) -> OpenDataBufferError:
-    error = cls.__new__(cls)
-    error.args = args
-    error.__dict__.update(state)
-    return error
-
-
 class OpenDataBufferError(Exception):
     """Base of all errors of this library."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default protocol calls cls(*args), which fails for any __init__ with other
         # parameters; Spark and multiprocessing send errors between processes.
-        return (_rebuild, (type(self), self.args, self.__dict__.copy()))
+        return (copyreg.__newobj__, (type(self), *self.args), self.__dict__.copy())  # type: ignore[attr-defined]
 
 
 class InvalidInput(OpenDataBufferError, ValueError):

@@ -26,10 +26,11 @@ from __future__ import annotations
 import csv
 import json
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from io import BytesIO
-from typing import BinaryIO, Literal, Protocol
+from typing import BinaryIO, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -48,36 +49,12 @@ _READ_BYTES = 64 * 1024
 Kind = Literal["frame", "desync", "error"]
 
 
-class Splitter(Protocol):
-    """Cuts one stream into records.
+class Splitter(ABC):
+    """Cuts one stream into records; made by :attr:`Framing.splitter`.
 
     Errors name the record, counted from 1, and the byte of the stream at which it begins,
     counted from 0. The records before a broken one are returned first: the error is raised by
-    the next call.
-    """
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """The records that ``chunk`` completes.
-
-        Raises:
-            InvalidInput: A record is broken, or larger than allowed.
-        """
-        ...
-
-    def finish(self) -> list[bytes]:
-        """The records that the end of the stream completes.
-
-        Raises:
-            InvalidInput: The stream ends in the middle of a record.
-        """
-        ...
-
-
-class _Splitter:
-    """The limit and the position that all splitters keep, and the error that waits to be raised.
-
-    Args:
-        max_bytes: Largest record; a larger one is refused before memory is taken for it.
+    the next call. A record of more than ``max_bytes`` is refused before memory is taken for it.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -87,36 +64,42 @@ class _Splitter:
         self._error: InvalidInput | None = None
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """See :meth:`Splitter.feed`."""
+        """The records that ``chunk`` completes.
+
+        Raises:
+            InvalidInput: A record is broken, or larger than allowed.
+        """
         self._raise()
         return self._split(chunk)
 
     def finish(self) -> list[bytes]:
-        """See :meth:`Splitter.finish`."""
+        """The records that the end of the stream completes.
+
+        Raises:
+            InvalidInput: The stream ends in the middle of a record.
+        """
         self._raise()
         records = self._end()
         self._raise()
         return records
 
-    def _split(self, chunk: bytes) -> list[bytes]:
-        raise NotImplementedError
+    @abstractmethod
+    def _split(self, chunk: bytes) -> list[bytes]: ...
 
-    def _end(self) -> list[bytes]:
-        raise NotImplementedError
+    @abstractmethod
+    def _end(self) -> list[bytes]: ...
 
     def _raise(self) -> None:
         if self._error is not None:
             raise self._error
 
     def _broken(self, reason: str) -> InvalidInput:
-        """The error about a record that does not follow the framing."""
         return InvalidInput(
             f"record {self._record}, at byte {self._begin} of the input: {reason}. The records "
             "before it were taken; mend the input, or choose the framing it was written with."
         )
 
     def _too_large(self, size: int) -> InvalidInput:
-        """The error about a record that fits into no batch."""
         return self._broken(
             f"it has {size} bytes or more, and a record may have {self._max_bytes}: raise the "
             "limit on a batch's size here and at the consumer, or split the record"
@@ -139,101 +122,36 @@ def unpack_fixed(
         a frame is too long: the bytes that there are of it.
     """
     source = BytesIO(stream) if isinstance(stream, bytes) else stream
-    frames = _Frames(max_bytes)
+    held = bytearray()
     while chunk := source.read(_READ_BYTES):
-        yield from frames.feed(chunk)
-        if frames.failed:
-            return
-    yield from frames.finish()
-
-
-class _Frames:
-    """Takes bytes of a stream, and returns its frames and the bytes between them."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._held = bytearray()
-        self.failed = False
-        self.size = 0
-        """Length of the frame at the front, where its header is complete."""
-
-    def feed(self, chunk: bytes) -> Iterator[tuple[Kind, bytes]]:
-        """What ``chunk`` completes."""
-        self._held += chunk
-        while len(self._held) >= _HEADER.size and not self.failed:
-            word, self.size = _HEADER.unpack_from(self._held)
+        held += chunk
+        while len(held) >= _HEADER.size:
+            word, size = _HEADER.unpack_from(held)
+            kind: Kind = "frame"
+            end = _HEADER.size + size
             if word != _WORD:
-                yield "desync", self._take(self._garbage())
-            elif self.size > self._max_bytes:
-                self.failed = True
-                yield "error", self._take(len(self._held))
-            elif len(self._held) < _HEADER.size + self.size:
+                kind = "desync"
+                found = held.find(_WORD, 1)
+                # The last bytes may be the beginning of a magic word.
+                end = found if found >= 0 else len(held) - (len(_WORD) - 1)
+            elif size > max_bytes:
+                yield "error", bytes(held)
                 return
-            else:
-                yield "frame", self._take(_HEADER.size + self.size)
-
-    def finish(self) -> Iterator[tuple[Kind, bytes]]:
-        """What the end of the stream leaves: nothing where it ends behind a frame."""
-        if self._held:
-            self.failed = True
-            yield "error", self._take(len(self._held))
-
-    def _garbage(self) -> int:
-        """Bytes before the next magic word, or before what may be the beginning of one."""
-        found = self._held.find(_WORD, 1)
-        return found if found >= 0 else len(self._held) - (len(_WORD) - 1)
-
-    def _take(self, size: int) -> bytes:
-        taken = bytes(memoryview(self._held)[:size])
-        del self._held[:size]
-        return taken
-
-
-class FixedSplitter(_Splitter):
-    """Cuts a stream of fixed frames into records, without their headers."""
-
-    def __init__(self, max_bytes: int) -> None:
-        super().__init__(max_bytes)
-        self._frames = _Frames(max_bytes)
-
-    def _split(self, chunk: bytes) -> list[bytes]:
-        return self._records(self._frames.feed(chunk))
-
-    def _end(self) -> list[bytes]:
-        return self._records(self._frames.finish())
-
-    def _records(self, items: Iterator[tuple[Kind, bytes]]) -> list[bytes]:
-        records = []
-        for kind, data in items:
-            if kind != "frame":
-                self._error = self._error_of(kind, data)
+            elif len(held) < end:
                 break
-            records.append(data[_HEADER.size :])
-            self._record += 1
-            self._begin += len(data)
-        return records
-
-    def _error_of(self, kind: Kind, data: bytes) -> InvalidInput:
-        if kind == "desync":
-            return self._broken(f"no magic word {_WORD.hex(' ')} but {data[:16].hex(' ')}")
-        if len(data) >= _HEADER.size and self._frames.size > self._max_bytes:
-            return self._too_large(self._frames.size)
-        return self._broken(f"the input ends {len(data)} bytes into the frame")
+            yield kind, bytes(memoryview(held)[:end])
+            del held[:end]
+    if held:
+        yield "error", bytes(held)
 
 
-def join_fixed(records: Iterable[bytes]) -> bytes:
-    """The records as frames."""
-    pieces: list[bytes] = []
-    for record in records:
-        pieces += (_HEADER.pack(_WORD, len(record)), record)
-    return b"".join(pieces)
+class PrefixSplitter(Splitter):
+    """Cuts a stream of records that follow their u32 length, and a magic word if there is one."""
 
-
-class LengthSplitter(_Splitter):
-    """Cuts a stream of length-prefixed records."""
-
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, word: bytes = b"") -> None:
         super().__init__(max_bytes)
+        self._word = word
+        self._prefix = len(word) + _LENGTH.size
         self._held = bytearray()
 
     def _split(self, chunk: bytes) -> list[bytes]:
@@ -241,18 +159,21 @@ class LengthSplitter(_Splitter):
         records: list[bytes] = []
         at = 0
         with memoryview(self._held) as held:
-            while len(held) - at >= _LENGTH.size:
-                (size,) = _LENGTH.unpack_from(held, at)
-                if size > self._max_bytes:
+            while len(held) - at >= self._prefix and self._error is None:
+                begin = at + self._prefix
+                (size,) = _LENGTH.unpack_from(held, begin - _LENGTH.size)
+                if held[at : at + len(self._word)] != self._word:
+                    found = bytes(held[at : at + 16]).hex(" ")
+                    self._error = self._broken(f"no magic word {self._word.hex(' ')} but {found}")
+                elif size > self._max_bytes:
                     self._error = self._too_large(size)
+                elif begin + size > len(held):
                     break
-                end = at + _LENGTH.size + size
-                if end > len(held):
-                    break
-                records.append(bytes(held[at + _LENGTH.size : end]))
-                self._record += 1
-                self._begin += end - at
-                at = end
+                else:
+                    records.append(bytes(held[begin : begin + size]))
+                    self._record += 1
+                    self._begin += self._prefix + size
+                    at = begin + size
         del self._held[:at]
         return records
 
@@ -264,15 +185,15 @@ class LengthSplitter(_Splitter):
         return []
 
 
-def join_length(records: Iterable[bytes]) -> bytes:
-    """The records, each behind its length."""
+def _join(records: Iterable[bytes], word: bytes = b"") -> bytes:
+    """The records, each behind its length, and that behind the magic word."""
     pieces: list[bytes] = []
     for record in records:
-        pieces += (_LENGTH.pack(len(record)), record)
+        pieces += (word, _LENGTH.pack(len(record)), record)
     return b"".join(pieces)
 
 
-class LineSplitter(_Splitter):
+class LineSplitter(Splitter):
     """Cuts a stream into lines, without their newlines.
 
     A record ends at ``\\n`` and only there: a ``\\r`` before it belongs to the record, so binary
@@ -330,17 +251,13 @@ def join_lines(records: pa.BinaryArray, end: bytes = b"\n") -> memoryview:
     wide = records.cast(pa.large_binary())
     empty, newline = (pa.scalar(each, pa.large_binary()) for each in (b"", end))
     joined = pc.binary_join_element_wise(wide, empty, newline)
-    data = joined.buffers()[2]
-    return memoryview(data)[: _end(joined)] if len(joined) else memoryview(b"")
+    if not len(joined):
+        return memoryview(b"")
+    # A buffer may be longer than the values in it.
+    return memoryview(joined.buffers()[2])[: pc.sum(pc.binary_length(joined)).as_py()]
 
 
-def _end(values: pa.LargeBinaryArray) -> int:
-    """Where the last value ends; buffers may be longer than what they hold."""
-    offsets = memoryview(values.buffers()[1]).cast("q")
-    return offsets[len(values)]
-
-
-class _TextSplitter(_Splitter):
+class _TextSplitter(Splitter):
     """Puts lines together until they are one record, and checks it."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -380,6 +297,9 @@ class _TextSplitter(_Splitter):
             data = b"".join(self._open)
             try:
                 self._check(data)
+            except UnicodeDecodeError as error:
+                self._error = self._broken(f"no UTF-8 text ({error.reason} at byte {error.start})")
+                return
             except ValueError as error:
                 self._error = self._broken(str(error))
                 return
@@ -394,9 +314,9 @@ class _TextSplitter(_Splitter):
         """Whether the record ends with this line of it; asked of each line once, in order."""
         return True
 
+    @abstractmethod
     def _check(self, data: bytes) -> None:
         """Raise ValueError when a whole record, with its line ending, is none."""
-        raise NotImplementedError
 
     def _check_size(self) -> None:
         if self._size > self._max_bytes + 2 and self._error is None:  # Two for the line ending.
@@ -414,8 +334,6 @@ class NdjsonSplitter(_TextSplitter):
             json.loads(text, parse_int=str)  # int() refuses more than 4300 digits.
         except RecursionError:
             raise ValueError("JSON that is nested too deeply") from None
-        except UnicodeDecodeError as error:
-            raise ValueError(f"no UTF-8 text ({error.reason} at byte {error.start})") from None
         except json.JSONDecodeError as error:
             raise ValueError(f"no JSON value: {error.msg} at character {error.pos}") from None
 
@@ -440,8 +358,6 @@ class CsvSplitter(_TextSplitter):
         self._quotes = 0
         try:
             list(csv.reader([data.decode()], strict=True))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"no UTF-8 text ({error.reason} at byte {error.start})") from None
         except csv.Error as error:
             raise ValueError(f"no CSV row: {error}") from None
 
@@ -503,8 +419,11 @@ FRAMINGS = {
         Framing("ndjson", "records", NdjsonSplitter, join_lines, checks=True),
         Framing("csv", "records", CsvSplitter, lambda each: join_lines(each, b"\r\n"), checks=True),
         Framing(
-            "protobuf-fixed", "records", FixedSplitter, lambda each: join_fixed(each.to_pylist())
+            "protobuf-fixed",
+            "records",
+            lambda most: PrefixSplitter(most, _WORD),
+            lambda each: _join(each.to_pylist(), _WORD),
         ),
-        Framing("length", "records", LengthSplitter, lambda each: join_length(each.to_pylist())),
+        Framing("length", "records", PrefixSplitter, lambda each: _join(each.to_pylist())),
     )
 }

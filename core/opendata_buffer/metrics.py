@@ -1,7 +1,7 @@
 """Metrics: OpenData's instrument names through the OpenTelemetry metrics API.
 
 Nothing is measured until the application installs a ``MeterProvider``; it may do so before or
-after this module is imported. Call sites name the instrument and nothing else::
+after this module is imported::
 
     metrics.manifest_writes.add(1, {"role": "producer"})
     metrics.flush_duration_seconds.record(seconds)
@@ -10,8 +10,6 @@ after this module is imported. Call sites name the instrument and nothing else::
 
 A gauge that is watched is computed when a reader collects: it goes on rising while a consumer
 stalls, and ends with its owner.
-
-Each instrument adds a row to :data:`TABLE`; units are in the names or in UCUM braces.
 """
 
 from __future__ import annotations
@@ -38,21 +36,13 @@ Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        name: Full name, ``buffer.`` included.
-        kind: ``counter`` only grows, ``gauge`` is the last value, ``histogram`` a distribution.
-        unit: UCUM unit: ``By`` bytes, ``s`` seconds, ``{batch}`` a count of batches.
-        labels: Names of the attributes every measurement carries.
-        meaning: What is counted, and when.
-    """
-
-    name: str
+    name: str  # ``buffer.`` included
     kind: Kind
-    unit: str
-    labels: tuple[str, ...]
-    meaning: str
+    unit: str  # UCUM: ``By`` bytes, ``s`` seconds, ``{batch}`` a count of batches
+    labels: tuple[str, ...]  # the attributes of every measurement
+    meaning: str  # what is counted, and when
 
 
 _ROLE = ("role",)
@@ -67,12 +57,7 @@ Owner = TypeVar("Owner")
 
 
 def queue_label(url: str, manifest_path: str) -> str:
-    """The value of the ``queue`` attribute: where the manifest is.
-
-    Args:
-        url: Of the store, as :attr:`.Store.url` gives it: without credentials.
-        manifest_path: The manifest's key.
-    """
+    """The value of the ``queue`` attribute: the manifest's URL in a store with this URL."""
     root = url.partition("?")[0]
     return root + ("" if root.endswith("/") else "/") + manifest_path
 
@@ -81,9 +66,8 @@ class WatchedGauge:
     """A gauge that is computed when a reader collects, by calling those that have a value."""
 
     def __init__(self, name: str, unit: str, meaning: str) -> None:
-        # Weak references: an owner that is dropped without being closed must not be kept alive,
-        # nor reported for ever. A plain dictionary, and each use of it one step: it needs no lock
-        # that an interrupted thread could leave locked.
+        # Weak references: an owner that is dropped without being closed must not be kept alive, nor
+        # reported for ever. Each use of the dictionary is one step, so it needs no lock.
         self._owners: dict[int, Callable[[], Observation | None]] = {}
         _meter.create_observable_gauge(name, [self._observe], unit, meaning)
 
@@ -112,46 +96,40 @@ class WatchedGauge:
                 yield measured
 
 
-def _row(name: str, kind: Kind, unit: str, meaning: str, labels: tuple[str, ...]) -> Metric:
-    row = Metric(PREFIX + name, kind, unit, labels, meaning)
-    TABLE.append(row)
-    return row
+def _row(
+    kind: Kind, name: str, unit: str, meaning: str, labels: tuple[str, ...] = ()
+) -> tuple[str, str, str]:
+    TABLE.append(Metric(PREFIX + name, kind, unit, labels, meaning))
+    return PREFIX + name, unit, meaning
 
 
 def _counter(name: str, unit: str, meaning: str, labels: tuple[str, ...] = ()) -> Counter:
-    row = _row(name, "counter", unit, meaning, labels)
-    return _meter.create_counter(row.name, row.unit, row.meaning)
+    return _meter.create_counter(*_row("counter", name, unit, meaning, labels))
 
 
 def _gauge(name: str, unit: str, meaning: str, labels: tuple[str, ...] = ()) -> Gauge:
-    row = _row(name, "gauge", unit, meaning, labels)
-    return _meter.create_gauge(row.name, row.unit, row.meaning)
+    return _meter.create_gauge(*_row("gauge", name, unit, meaning, labels))
 
 
 def _watched(name: str, unit: str, meaning: str, labels: tuple[str, ...] = ()) -> WatchedGauge:
-    row = _row(name, "gauge", unit, meaning, labels)
-    return WatchedGauge(row.name, row.unit, row.meaning)
+    return WatchedGauge(*_row("gauge", name, unit, meaning, labels))
 
 
 def _histogram(name: str, meaning: str) -> Histogram:
-    row = _row(name, "histogram", "s", meaning, ())
     return _meter.create_histogram(
-        row.name, row.unit, row.meaning, explicit_bucket_boundaries_advisory=SECONDS_BUCKETS
+        *_row("histogram", name, "s", meaning), explicit_bucket_boundaries_advisory=SECONDS_BUCKETS
     )
 
 
 # Producer
 batches_flushed = _counter(
-    "batches_flushed",
-    "{batch}",
-    "Batches made durable: uploaded, enqueued.",
+    "batches_flushed", "{batch}", "Batches made durable: uploaded, enqueued."
 )
 entries_flushed = _counter("entries_flushed", "{entry}", "Records in the batches made durable.")
 bytes_flushed = _counter("bytes_flushed", "By", "Bytes of those records, before compression.")
 bytes_written = _counter("bytes_written", "By", "Bytes of batch objects uploaded, footer included.")
 flush_duration_seconds = _histogram(
-    "flush_duration_seconds",
-    "Uploading one batch object, retries included.",
+    "flush_duration_seconds", "Uploading one batch object, retries included."
 )
 producer_buffered_bytes = _watched(
     "producer_buffered_bytes",
@@ -163,16 +141,10 @@ producer_buffered_bytes = _watched(
 # Manifest, by the role that writes it: producer, consumer, ...
 manifest_writes = _counter("manifest_writes", "{write}", "Attempts to write the manifest.", _ROLE)
 manifest_conflicts = _counter(
-    "manifest_conflicts",
-    "{conflict}",
-    "Attempts that lost a race.",
-    _ROLE,
+    "manifest_conflicts", "{conflict}", "Attempts that lost a race.", _ROLE
 )
 conflict_rate = _gauge(
-    "conflict_rate",
-    "1",
-    "Share of the last 100 attempts that lost a race, 0 to 1.",
-    _QUEUE + _ROLE,
+    "conflict_rate", "1", "Share of the last 100 attempts that lost a race, 0 to 1.", _QUEUE + _ROLE
 )
 
 # Consumer
@@ -180,13 +152,10 @@ batches_collected = _counter("batches_collected", "{batch}", "Batches fetched an
 entries_collected = _counter("entries_collected", "{entry}", "Records in the batches fetched.")
 bytes_collected = _counter("bytes_collected", "By", "Bytes of batch objects fetched.")
 fetch_duration_seconds = _histogram(
-    "fetch_duration_seconds",
-    "Fetching one batch; with its decoding where one call does both.",
+    "fetch_duration_seconds", "Fetching one batch; with its decoding where one call does both."
 )
 descriptors_handed_out = _counter(
-    "descriptors_handed_out",
-    "{descriptor}",
-    "Queue entries handed out.",
+    "descriptors_handed_out", "{descriptor}", "Queue entries handed out."
 )
 acks = _counter("acks", "{ack}", "Batches acknowledged.")
 consumer_lag_seconds = _watched(
@@ -203,10 +172,7 @@ oldest_unacked_seconds = _watched(
     _QUEUE,
 )
 queue_length = _gauge(
-    "queue_length",
-    "{batch}",
-    "Queued batches when the manifest was last read.",
-    _QUEUE,
+    "queue_length", "{batch}", "Queued batches when the manifest was last read.", _QUEUE
 )
 batches_quarantined = _counter(
     "batches_quarantined",
@@ -232,9 +198,7 @@ records_dropped = _counter(
 # Garbage collector
 gc_files_deleted = _counter("gc_files_deleted", "{file}", "Batch objects the collector deleted.")
 gc_files_failed = _counter(
-    "gc_files_failed",
-    "{file}",
-    "Deletions that failed; the next cycle retries.",
+    "gc_files_failed", "{file}", "Deletions that failed; the next cycle retries."
 )
 gc_duration_seconds = _histogram("gc_duration_seconds", "One cycle of the collector.")
 gc_cycles_held = _counter(
@@ -258,10 +222,7 @@ write_repeats_dropped = _counter(
 
 # Broker, in the process that serves
 broker_clients = _watched(
-    "broker_clients",
-    "{client}",
-    "Connections of producers and workers.",
-    _QUEUE,
+    "broker_clients", "{client}", "Connections of producers and workers.", _QUEUE
 )
 broker_waiting_entries = _watched(
     "broker_waiting_entries",
@@ -271,9 +232,7 @@ broker_waiting_entries = _watched(
 )
 broker_commits = _counter("broker_commits", "{commit}", "Groups the broker appended, a write each.")
 broker_entries_appended = _counter(
-    "broker_entries_appended",
-    "{entry}",
-    "Queue entries in those groups.",
+    "broker_entries_appended", "{entry}", "Queue entries in those groups."
 )
 claims_held = _watched("claims_held", "{batch}", "Batches that workers hold.", _QUEUE)
 claims_lapsed = _counter(

@@ -75,11 +75,7 @@ class OptionReader:
         self._values = {name.lower(): value for name, value in options.items()}
 
     def text(self, name: str) -> str | None:
-        """The value, or None when it is not given.
-
-        Raises:
-            InvalidInput: It is given and empty.
-        """
+        """The value, or None when it is not given; an empty one is refused."""
         value = self._values.get(name.lower())
         if value is None:
             return None
@@ -97,11 +93,7 @@ class OptionReader:
         return default if value is None else value
 
     def integer(self, name: str, default: int | None, *, least: int = 0) -> Any:
-        """A whole number of at least ``least``; ``default`` (an int or None) when not given.
-
-        Raises:
-            InvalidInput: Anything else, and numbers beyond 64 bits.
-        """
+        """A whole number of at least ``least`` within 64 bits; ``default``, an int or None."""
         value = self.text(name)
         if value is None:
             return default
@@ -117,11 +109,7 @@ class OptionReader:
         )
 
     def boolean(self, name: str, default: bool) -> bool:
-        """True or false.
-
-        Raises:
-            InvalidInput: Any other word.
-        """
+        """True or false."""
         value = self.text(name)
         if value is None:
             return default
@@ -133,11 +121,7 @@ class OptionReader:
         raise InvalidInput(f"option {name} is {value!r}: use true or false")
 
     def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
-        """One of a few words, in any case; returned as spelled in ``choices``.
-
-        Raises:
-            InvalidInput: Any other word.
-        """
+        """One of a few words, in any case; returned as spelled in ``choices``."""
         value = self.text(name)
         if value is None:
             return default

@@ -5,7 +5,7 @@ answers a change that took several attempts with one of the same four, and each 
 sees for a write stands for one of them. There is no other vocabulary for it.
 
 ==============  ====================  ======================  ====================  ==============
-outcome         what the store said   what surely happened,   what the caller does  error that a
+outcome         the store's answer    what surely happened,   what the caller does  error that a
                                       what surely did not                           user sees
 ==============  ====================  ======================  ====================  ==============
 `Applied`       success, and the      Written, exactly this.  Goes on with the new  none
@@ -47,23 +47,15 @@ T = TypeVar("T", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Applied(Generic[T]):
-    """The write was applied.
-
-    Attributes:
-        value: Of a store's put the new version of the object; of a change the new value.
-    """
+    """The write was applied."""
 
     value: T
+    """Of a store's put the new version of the object; of a change the new value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Surely not written: another writer was faster.
-
-    Attributes:
-        attempts: How many attempts were made, of which each lost.
-        waited_s: For how long, in seconds.
-    """
+    """Surely not written: another writer was faster, at each of the attempts."""
 
     attempts: int = 1
     waited_s: float = 0.0
@@ -82,17 +74,13 @@ class Vanished:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The write may have been applied, or may still be (failures F1, F2).
-
-    Attributes:
-        reason: Why that is not known.
-        first_mark: Of a change, where the first attempt in doubt would be found.
-        cause: The error that ended the change, if it was an error and not the deadline.
-    """
+    """The write may have been applied, or may still be (failures F1, F2)."""
 
     reason: str
     first_mark: int = 0
+    """Of a change, where the first attempt in doubt would be found."""
     cause: OpenDataBufferError | None = None
+    """The error that ended the change, if it was an error and not the deadline."""
 
     def __str__(self) -> str:
         return self.reason.rstrip(".")

@@ -27,14 +27,10 @@ def redacted(text: str) -> str:
 
 
 def check_no_secrets(name: str, url: str) -> None:
-    """Refuse a URL with user information or a query string.
-
-    Args:
-        name: The setting the URL came from, for the message.
-        url: Or a path, which is never refused.
+    """Refuse a URL with user information or a query string, without showing them.
 
     Raises:
-        InvalidInput: It has; the message does not show it.
+        InvalidInput: The URL of the setting ``name`` has some; a path never has.
     """
     if _USER.search(url):
         raise InvalidInput(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, Protocol, TypeVar
+from dataclasses import KW_ONLY, dataclass
+from typing import ParamSpec, TypeVar
 
 import tenacity
 
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.runtime import Runtime, remaining
 
@@ -14,125 +16,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class BackoffSettings(Protocol):
-    """The retry settings of a ``QueueConfig``."""
-
-    @property
-    def backoff_base_ms(self) -> int:
-        """First backoff step, milliseconds."""
-        ...
-
-    @property
-    def backoff_max_ms(self) -> int:
-        """Largest backoff step, milliseconds."""
-        ...
-
-    @property
-    def cas_deadline_ms(self) -> int:
-        """Milliseconds after which no further attempt begins."""
-        ...
-
-
+@dataclass(frozen=True)
 class Retries:
-    """A retry policy: call it with a function and its arguments. See :func:`full_jitter`.
-
-    It keeps nothing between calls, so it may be used again and by several threads.
-    """
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        base_ms: int,
-        max_ms: int,
-        deadline_ms: int,
-        retry_on: tuple[type[BaseException], ...],
-        pause: Callable[[BaseException], float | None] | None,
-        before_pause: Callable[[], None] | None,
-        max_attempts: int | None,
-    ) -> None:
-        self._runtime = runtime
-        self._base_s = base_ms / 1000
-        self._max_s = max_ms / 1000
-        self._deadline_s = deadline_ms / 1000
-        self._retry_on = retry_on
-        self._pause = pause
-        self._before_pause = before_pause
-        self._max_attempts = max_attempts
-
-    def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What the function returns.
-
-        Raises:
-            BaseException: What it raised, at once or in the last attempt.
-        """
-        until = self._runtime.monotonic() + self._deadline_s
-        try:
-            # Most calls succeed at once; tenacity would cost each of them more than the call.
-            return call(*args, **kwargs)
-        except self._retry_on as error:
-            first = [error]
-
-        def again() -> T:
-            # The attempt that was made above.
-            if first:
-                raise first.pop()
-            return call(*args, **kwargs)
-
-        def wait(state: tenacity.RetryCallState) -> float:
-            assert state.outcome is not None
-            pause = self._pause_after(state.attempt_number, state.outcome.exception())
-            # Cut at the deadline, so that the last attempt is made at it and not given away.
-            return min(pause, max(0.0, until - self._runtime.monotonic()))
-
-        def stop(state: tenacity.RetryCallState) -> bool:
-            if state.attempt_number == self._max_attempts:
-                return True
-            # At the caller's deadline nothing can be tried any more, and the error of the last
-            # attempt says more than that time is up.
-            around = remaining()
-            late = around is not None and state.upcoming_sleep >= around
-            return late or until <= self._runtime.monotonic()
-
-        def before_sleep(_: tenacity.RetryCallState) -> None:
-            if self._before_pause is not None:
-                self._before_pause()
-
-        return tenacity.Retrying(
-            sleep=self._runtime.sleep,
-            wait=wait,
-            stop=stop,
-            before_sleep=before_sleep,
-            retry=tenacity.retry_if_exception_type(self._retry_on),
-            reraise=True,
-        )(again)
-
-    def _pause_after(self, failures: int, error: BaseException | None) -> float:
-        pause = None if error is None or self._pause is None else self._pause(error)
-        if pause is not None:
-            return pause
-        # The exponent is capped: 2.0**1024 overflows after some hours of retries.
-        step = min(self._max_s, self._base_s * 2.0 ** min(failures - 1, 64))
-        return self._runtime.random() * step
-
-
-def full_jitter(
-    runtime: Runtime,
-    *,
-    base_ms: int,
-    max_ms: int,
-    deadline_ms: int,
-    retry_on: tuple[type[BaseException], ...],
-    pause: Callable[[BaseException], float | None] | None = None,
-    before_pause: Callable[[], None] | None = None,
-    max_attempts: int | None = None,
-) -> Retries:
     """A retry policy with full-jitter exponential backoff within a deadline.
 
-    Attempt ``n`` is followed by a sleep drawn from [0, min(max_ms, base_ms * 2**(n-1))). Full
-    jitter, because writers that lost one CAS race together would otherwise meet again in the
-    next one (failure F14).
+    Call it with a function and its arguments; several threads may. Attempt ``n`` is followed by a
+    sleep drawn from [0, min(max_ms, base_ms * 2**(n-1))). Full jitter, because writers that lost
+    one CAS race together would otherwise meet again in the next one (failure F14).
 
-    Args:
+    Attributes:
         runtime: Where sleeping, time and randomness come from.
         base_ms: First backoff step, milliseconds.
         max_ms: Largest backoff step, milliseconds.
@@ -145,31 +37,81 @@ def full_jitter(
         before_pause: Called before each of these sleeps.
         max_attempts: How many attempts are made at most. Default: until the deadline.
     """
-    return Retries(
-        runtime, base_ms, max_ms, deadline_ms, retry_on, pause, before_pause, max_attempts
-    )
+
+    runtime: Runtime
+    _: KW_ONLY
+    base_ms: int
+    max_ms: int
+    deadline_ms: int
+    retry_on: tuple[type[BaseException], ...]
+    pause: Callable[[BaseException], float | None] | None = None
+    before_pause: Callable[[], None] | None = None
+    max_attempts: int | None = None
+
+    def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What the function returns.
+
+        Raises:
+            BaseException: What it raised, at once or in the last attempt.
+        """
+        before_pause = self.before_pause
+        until = self.runtime.monotonic() + self.deadline_ms / 1000
+        try:
+            # Most calls succeed at once; tenacity would cost each of them more than the call.
+            return call(*args, **kwargs)
+        except self.retry_on as error:
+            first = [error]
+
+        def again() -> T:
+            # The attempt that was made above.
+            if first:
+                raise first.pop()
+            return call(*args, **kwargs)
+
+        def wait(state: tenacity.RetryCallState) -> float:
+            assert state.outcome is not None
+            pause = self._pause_after(state.attempt_number, state.outcome.exception())
+            # Cut at the deadline, so that the last attempt is made at it and not given away.
+            return min(pause, max(0.0, until - self.runtime.monotonic()))
+
+        def stop(state: tenacity.RetryCallState) -> bool:
+            if state.attempt_number == self.max_attempts:
+                return True
+            # At the caller's deadline nothing can be tried any more, and the error of the last
+            # attempt says more than that time is up.
+            around = remaining()
+            late = around is not None and state.upcoming_sleep >= around
+            return late or until <= self.runtime.monotonic()
+
+        return tenacity.Retrying(
+            sleep=self.runtime.sleep,
+            wait=wait,
+            stop=stop,
+            before_sleep=None if before_pause is None else lambda _: before_pause(),
+            retry=tenacity.retry_if_exception_type(self.retry_on),
+            reraise=True,
+        )(again)
+
+    def _pause_after(self, failures: int, error: BaseException | None) -> float:
+        pause = None if error is None or self.pause is None else self.pause(error)
+        if pause is not None:
+            return pause
+        # The exponent is capped: 2.0**1024 overflows after some hours of retries.
+        step_ms = min(self.max_ms, self.base_ms * 2.0 ** min(failures - 1, 64))
+        return self.runtime.random() * step_ms / 1000
 
 
 def queue_retry(
     runtime: Runtime,
-    config: BackoffSettings,
+    config: QueueConfig,
     *,
     deadline_ms: int | None = None,
     retry_on: tuple[type[BaseException], ...] = (TransientStorageError,),
     pause: Callable[[BaseException], float | None] | None = None,
     before_pause: Callable[[], None] | None = None,
 ) -> Retries:
-    """:func:`full_jitter` with the backoff of a queue's settings.
-
-    Args:
-        runtime: Where sleeping, time and randomness come from.
-        config: ``backoff_base_ms``, ``backoff_max_ms`` and ``cas_deadline_ms`` are used.
-        deadline_ms: Milliseconds in place of ``cas_deadline_ms``.
-        retry_on: Errors that are retried.
-        pause: See :func:`full_jitter`.
-        before_pause: See :func:`full_jitter`.
-    """
-    return full_jitter(
+    """:class:`Retries` with the backoff of a queue's settings, by default until its deadline."""
+    return Retries(
         runtime,
         base_ms=config.backoff_base_ms,
         max_ms=config.backoff_max_ms,

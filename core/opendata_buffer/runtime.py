@@ -12,11 +12,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 _BASE32 = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 """Crockford's digits, which ULIDs are written in: 26 of them hold 128 bits."""
@@ -28,21 +28,72 @@ def ulid_of(timestamp_ms: int, randomness: bytes) -> str:
     return "".join([_BASE32[bits >> shift & 31] for shift in range(125, -1, -5)])
 
 
-class Condition(Protocol):
+class Condition(AbstractContextManager[bool], Protocol):
     """``threading.Condition``, which also tells whether the calling thread holds it."""
 
-    def __enter__(self) -> bool: ...
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
     def wait(self, timeout: float | None = None) -> bool: ...
     def notify_all(self) -> None: ...
     def held(self) -> bool:
         """Whether the calling thread holds the lock."""
-        ...
+
+
+class Lockable(Protocol):
+    """An object with one lock."""
+
+    _condition: Condition
+
+
+Owner = TypeVar("Owner", bound=Lockable)
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def locked(
+    method: Callable[Concatenate[Owner, Parameters], Result],
+) -> Callable[Concatenate[Owner, Parameters], Result]:
+    """Run a method with its object's lock held, and release the lock however it ends.
+
+    Ctrl-C raises ``KeyboardInterrupt`` between any two steps of the main thread, and
+    ``PyThreadState_SetAsyncExc`` any error in any thread. A ``with`` statement leaves its lock
+    locked when that happens between taking it and entering the block, or between leaving the block
+    and releasing it, and the next thread that needs the lock waits for ever. This function releases
+    it there too. Half of a change is not undone, so the methods change their object's state in
+    single steps, each of which leaves it valid.
+
+    Locks are taken in no order, because a locked method takes no other lock, and calls no store, no
+    caller's function and no other locked method of its object: it returns values, and its caller
+    acts on them unlocked. Three locks are held while a store or a connection answers: of a
+    :class:`.Consumer`, which admits its callers one by one, of a broker's :class:`.Service` and of
+    a client's :class:`.Discovery`. What they call has at most one lock of its own, and calls
+    nothing back.
+
+    Raises:
+        RuntimeError: The thread holds the lock already: a signal handler interrupted it in the
+            middle of a change and calls the same object.
+    """
+
+    @wraps(method)
+    def run(self: Owner, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        condition = self._condition
+        if condition.held():
+            raise RuntimeError(
+                f"{method.__qualname__.lstrip('_')} was called in the middle of another call of "
+                "the same object, by a signal handler: raise an exception in the handler, and "
+                "call it where that is caught"
+            )
+        try:
+            try:
+                condition.__enter__()
+                return method(self, *args, **kwargs)
+            finally:
+                if condition.held():
+                    condition.__exit__(None, None, None)
+        finally:
+            # Reached with the lock held when the error came while the inner lines released it.
+            if condition.held():
+                condition.__exit__(None, None, None)
+
+    return run
 
 
 class Task(Protocol):
@@ -57,35 +108,27 @@ class Runtime(Protocol):
 
     def now_ms(self) -> int:
         """Wall clock, milliseconds since the Unix epoch. May jump; never used for waiting."""
-        ...
 
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back. For intervals, ages and deadlines."""
-        ...
 
     def cpu_time(self) -> float:
         """Seconds of processor time the calling thread has used, without waiting."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Block the calling thread."""
-        ...
 
     def condition(self) -> Condition:
         """A new condition with its lock."""
-        ...
 
     def spawn(self, target: Callable[[], None], name: str) -> Task:
         """Start a daemon thread that runs ``target``."""
-        ...
 
     def random(self) -> float:
         """A number in [0, 1). For jitter only."""
-        ...
 
     def ulid(self) -> str:
         """A new ULID of the current wall clock, 26 characters."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +136,11 @@ class Moment:
     """A point in time by both clocks of one machine.
 
     Both, because each fails in its own way: the wall clock may be set back, and the monotonic
-    one stands still while the machine is suspended and starts anew with it.
-
-    Attributes:
-        wall_ms: Milliseconds since the Unix epoch.
-        monotonic: Seconds of the monotonic clock.
+    one stops while the machine is suspended and starts anew when it boots.
     """
 
-    wall_ms: int
-    monotonic: float
+    wall_ms: int  # since the Unix epoch
+    monotonic: float  # seconds
 
     @classmethod
     def now(cls, runtime: Runtime) -> Moment:
@@ -115,8 +154,7 @@ class Moment:
     def age_ms(self, now: Moment) -> float:
         """Milliseconds until ``now``, by the clock that says more.
 
-        The collector does not wait for a machine that sleeps (failure F5): what may be old is
-        taken to be old.
+        A collector elsewhere goes on while this machine sleeps (failure F5).
         """
         return max(float(now.wall_ms - self.wall_ms), (now.monotonic - self.monotonic) * 1000)
 
@@ -156,6 +194,22 @@ def remaining() -> float | None:
         return None
     runtime, at = found
     return at - runtime.monotonic()
+
+
+def wait_for(
+    runtime: Runtime, condition: Condition, is_met: Callable[[], bool], seconds: float | None
+) -> bool:
+    """Wait, with the lock held, until ``is_met()``; False when that took longer than ``seconds``.
+
+    ``is_met`` is asked after each notification. None waits without a limit.
+    """
+    until = None if seconds is None else runtime.monotonic() + seconds
+    while not is_met():
+        left = None if until is None else until - runtime.monotonic()
+        if left is not None and left <= 0:
+            return False
+        condition.wait(left)
+    return True
 
 
 class _SystemCondition(threading.Condition):

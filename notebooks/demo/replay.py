@@ -25,7 +25,7 @@ from opendata_buffer import (
     Transaction,
     WriteHandle,
 )
-from opendata_buffer.producer.append_buffer import ProduceRequest
+from opendata_buffer.producer.batching import ProduceRequest
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import is_topic
 

@@ -1,4 +1,4 @@
-"""A process that forks while a producer is open: gunicorn, Celery, multiprocessing's fork."""
+"""A process that forks or ends while a producer is open: gunicorn, Celery, multiprocessing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from pathlib import Path
 import pytest
 
 from opendata_buffer import Consumer, ConsumerConfig
+
+
+def consumed(store: Path) -> list[list[bytes]]:
+    with Consumer(ConsumerConfig(store=str(store))) as consumer:
+        return [batch.entries for batch in iter(consumer.next_batch, None)]
+
 
 PARENT = """
 import logging, os, sys, warnings
@@ -50,10 +56,8 @@ def test_a_forked_child_has_a_producer_of_its_own(tmp_path: Path, broker: str) -
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "Make a producer in each process, after the fork" in done.stdout
-    with Consumer(ConsumerConfig(store=str(tmp_path))) as consumer:
-        got = [batch.entries for batch in iter(consumer.next_batch, None)]
     first = [[b"first"]] if broker == "host" else []
-    assert sorted(got) == [[b"child"], *first, [b"parent"]]
+    assert sorted(consumed(tmp_path)) == [[b"child"], *first, [b"parent"]]
 
 
 KILLED = """
@@ -100,3 +104,24 @@ def test_a_broker_that_was_killed_is_seen_to_be_dead_though_a_child_of_it_lives(
             socket.create_connection((host, int(port)), 10)
         assert parent.stdout.read(0) == ""
         parent.stdin.close()  # the child ends
+
+
+FORGETFUL = """
+import sys
+from opendata_buffer import Producer, ProducerConfig
+
+def main():
+    # A minute's interval: nothing is flushed by its age before the end.
+    producer = Producer(ProducerConfig(store=sys.argv[1], flush_interval_ms=60_000))
+    producer.produce([b"a", b"b"])
+
+main()
+"""
+
+
+def test_f30_a_producer_nobody_closed_is_flushed_at_exit(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORGETFUL, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "was not closed before exit" in done.stderr
+    assert consumed(tmp_path) == [[b"a", b"b"]]

@@ -96,7 +96,7 @@ def test_kill9_loses_and_repeats_nothing_on_a_real_s3_server(
 def kill_and_count(store: str, home: Path, seed: int, kills: int) -> None:
     """Two producers and a consumer are killed at any time; each record is in the end once.
 
-    Nobody ends before the last kill, however long this process has no processor.
+    No process ends before the last kill, however long this one has no processor.
     """
     rng = random.Random(seed)
     database = str(home / "sink.db")

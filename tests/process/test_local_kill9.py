@@ -74,5 +74,5 @@ def test_kill_9_leaves_old_or_new_bytes_and_no_stuck_lock(tmp_path: Path) -> Non
         assert blob.data == b"%08d" % number * 5_000
     # What it had not reported is whole or not there.
     assert {info.size for info in store.list("in/").objects} == {40_000}
-    # Half-written files lie aside, where no reader looks, until they are swept.
+    # Half-written files are in a directory of their own, until they are deleted.
     assert len(os.listdir(tmp_path / RESERVED / "tmp")) <= KILLS

@@ -33,7 +33,7 @@ from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.producer.handle import WriteHandle
+from opendata_buffer.producer.batching import WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 from tests.support.simulation import no_collections
+
+Interrupt = Callable[[Callable[[], object]], None]
 
 
 class _InterruptAt:
@@ -27,29 +29,33 @@ class _InterruptAt:
         return self
 
 
-def interrupted(call: Callable[[], object], step: int, *, opcodes: bool = False) -> bool:
-    """Run ``call`` with ``KeyboardInterrupt`` at one of its steps, in whichever function.
+def each_step(*, least: int, opcodes: bool = False) -> Iterator[Interrupt]:
+    """Functions that run a call with ``KeyboardInterrupt`` at step 1, 2, ... until none is left.
 
-    Args:
-        call: Runs in this thread; others are left alone.
-        step: Which step, from 1.
-        opcodes: Count the interpreter's instructions and not lines.
-
-    Returns:
-        False when the call ended before that step.
+    A step is a line, or with ``opcodes`` an instruction, in whichever function of this thread.
+    There must be more than ``least``.
     """
-    before = sys.gettrace()
-    interrupt = _InterruptAt(step, "opcode" if opcodes else "line")
-    # Python 3.12 traces no instructions but those of frames that ask for it before settrace().
-    sys._getframe().f_trace_opcodes = opcodes
-    with no_collections():
-        sys.settrace(interrupt)
-        try:
-            call()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before)
-    # Not whether it came out of the call: the step may be in the finalizer of an earlier test's
-    # object, where the interpreter reports an error and goes on.
-    return interrupt.came
+    step, more = 0, True
+
+    def interrupt(call: Callable[[], object]) -> None:
+        nonlocal more
+        before = sys.gettrace()
+        tracer = _InterruptAt(step, "opcode" if opcodes else "line")
+        # Python 3.12 traces no instructions but those of frames that ask for it before settrace().
+        sys._getframe().f_trace_opcodes = opcodes
+        with no_collections():
+            sys.settrace(tracer)
+            try:
+                call()
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(before)
+        # Not whether it came out of the call: the step may be in the finalizer of an earlier
+        # test's object, where the interpreter reports an error and goes on.
+        more = tracer.came
+
+    while more:
+        step += 1
+        yield interrupt
+    assert step > least

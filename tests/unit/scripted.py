@@ -63,29 +63,21 @@ class DeafStore(MemoryStore):
         return super().put_if(key, data, condition)
 
 
-def applied(store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion) -> PutOutcome:
-    return store.really_put_if(key, data, when)
+def _step(outcome: PutOutcome | None, *, is_applied: bool) -> Step:
+    def step(store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion) -> PutOutcome:
+        found = store.really_put_if(key, data, when) if is_applied else None
+        answer = outcome or found
+        assert answer is not None
+        return answer
+
+    return step
 
 
-def applied_answer_lost(
-    store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
-) -> PutOutcome:
-    store.really_put_if(key, data, when)
-    return outcomes.Unknown("read timed out")
-
-
-def applied_then_412(
-    store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
-) -> PutOutcome:
-    """What a client or proxy that repeats the request makes of its own success."""
-    store.really_put_if(key, data, when)
-    return outcomes.Conflict()
-
-
-def not_applied_answer_lost(
-    store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
-) -> PutOutcome:
-    return outcomes.Unknown("connection reset")
+applied = _step(None, is_applied=True)
+applied_answer_lost = _step(outcomes.Unknown("read timed out"), is_applied=True)
+not_applied_answer_lost = _step(outcomes.Unknown("connection reset"), is_applied=False)
+applied_then_412 = _step(outcomes.Conflict(), is_applied=True)
+"""What a client or proxy that repeats the request makes of its own success."""
 
 
 def then(step: Step, meanwhile: Callable[[ScriptedStore], None]) -> Step:
@@ -100,7 +92,7 @@ def then(step: Step, meanwhile: Callable[[ScriptedStore], None]) -> Step:
 
 
 def before(step: Step, meanwhile: Callable[[ScriptedStore], None]) -> Step:
-    """Somebody else writes just before ``step``."""
+    """``meanwhile``, by another writer, just before ``step``."""
 
     def both(store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion) -> PutOutcome:
         meanwhile(store)

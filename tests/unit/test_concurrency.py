@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from opendata_buffer.concurrency import Closeable, in_parallel, locked
+from opendata_buffer.concurrency import Closeable, in_parallel
 from opendata_buffer.errors import FlushFailed
-from opendata_buffer.runtime import SystemRuntime, Task, deadline, remaining
+from opendata_buffer.runtime import SystemRuntime, Task, deadline, locked, remaining
 from tests.support.simulation import Simulation
-from tests.unit.interrupts import interrupted
+from tests.unit.interrupts import each_step
 
 RUNTIME = SystemRuntime()
 
@@ -19,6 +19,8 @@ RUNTIME = SystemRuntime()
 def test_results_come_in_the_order_of_the_items() -> None:
     assert in_parallel(RUNTIME, lambda each: each * 2, range(100), most=7) == list(range(0, 200, 2))
     assert in_parallel(RUNTIME, str, []) == []
+    thread = threading.current_thread()
+    assert in_parallel(RUNTIME, lambda _: threading.current_thread(), [0]) == [thread]
 
 
 def test_calls_run_at_the_same_time() -> None:
@@ -41,49 +43,42 @@ def test_no_more_run_at_once_than_allowed() -> None:
     assert 1 <= highest <= 3
 
 
-def test_where_calls_are_over_at_once_few_threads_do_them_all() -> None:
-    class AtOnce(SystemRuntime):
-        spawned = 0
+class Threads(SystemRuntime):
+    """Starts at most so many threads; with ``at_once`` each has ended when it is started."""
 
-        def spawn(self, target: Callable[[], None], name: str) -> Task:
-            self.spawned += 1
-            task = super().spawn(target, name)
+    def __init__(self, most: int, *, at_once: bool = False) -> None:
+        self.started = 0
+        self._most = most
+        self._at_once = at_once
+
+    def spawn(self, target: Callable[[], None], name: str) -> Task:
+        if self.started == self._most:
+            raise RuntimeError("can't start new thread")
+        self.started += 1
+        task = super().spawn(target, name)
+        if self._at_once:
             task.join()
-            return task
+        return task
 
-    runtime = AtOnce()
+
+def test_where_calls_are_over_at_once_few_threads_do_them_all() -> None:
+    runtime = Threads(20, at_once=True)
     assert in_parallel(runtime, str, range(20)) == [str(each) for each in range(20)]
-    assert runtime.spawned == 1
+    assert runtime.started == 1
 
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_where_no_more_threads_start_the_caller_does_what_is_left(threads: int) -> None:
-    class FewThreads(SystemRuntime):
-        left = threads
-
-        def spawn(self, target: Callable[[], None], name: str) -> Task:
-            if not self.left:
-                raise RuntimeError("can't start new thread")
-            self.left -= 1
-            return super().spawn(target, name)
-
-    begun: set[str] = set()
-    own = threading.current_thread()
+    used: set[str] = set()
 
     def call(number: int) -> int:
-        begun.add(threading.current_thread().name)
+        used.add(threading.current_thread().name)
         RUNTIME.sleep(0.002)
         return number
 
-    assert in_parallel(FewThreads(), call, range(20)) == list(range(20))
-    assert own.name in begun
-    assert len(begun) <= threads + 1
-
-
-def test_one_item_needs_no_thread() -> None:
-    assert in_parallel(RUNTIME, lambda _: threading.current_thread(), [0]) == [
-        threading.current_thread()
-    ]
+    assert in_parallel(Threads(threads), call, range(20)) == list(range(20))
+    assert threading.current_thread().name in used
+    assert len(used) <= threads + 1
 
 
 def test_an_error_is_raised_once_all_others_have_ended() -> None:
@@ -108,35 +103,22 @@ def test_calls_see_the_deadline_of_their_caller() -> None:
 class Failing(Closeable):
     closed = 0
 
-    def close(self, timeout: float | None = None) -> None:
+    def close(self) -> None:
         self.closed += 1
         raise FlushFailed(1, "the store is gone")
 
 
-def test_a_close_that_fails_is_told() -> None:
+def test_a_close_that_fails_hides_no_error_that_ended_the_block(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with pytest.raises(FlushFailed), Failing() as thing:
         assert thing.closed == 0
     assert thing.closed == 1
-
-
-def test_a_close_that_fails_does_not_hide_the_error_that_ended_the_block(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    thing = Failing()
     with pytest.raises(ZeroDivisionError), thing:
         raise ZeroDivisionError
-    assert thing.closed == 1
+    assert thing.closed == 2
     assert "closing the Failing failed" in caplog.text
     assert "the store is gone" in caplog.text
-
-
-def test_errors_of_others_come_out() -> None:
-    class Broken(Closeable):
-        def close(self, timeout: float | None = None) -> None:
-            raise RuntimeError("a bug")
-
-    with pytest.raises(RuntimeError, match="a bug"), Broken():
-        pass
 
 
 WAIT_S = 60.0
@@ -167,26 +149,18 @@ class Counter:
         return bool(found)
 
 
-@pytest.mark.parametrize("opcodes", [False, True], ids=["lines", "opcodes"])
-def test_an_interrupt_at_any_step_leaves_the_lock_free(opcodes: bool) -> None:
+def test_an_interrupt_at_any_instruction_leaves_the_lock_free() -> None:
     counter = Counter()
-    step = 1
-    while interrupted(counter.add, step, opcodes=opcodes):
-        assert not counter._condition.held(), f"step {step}"
-        step += 1
+    for interrupt in each_step(least=20, opcodes=True):
+        interrupt(counter.add)
+        assert not counter._condition.held()
     assert counter.is_free()
-    assert step > 20
 
 
-def test_an_error_of_the_method_is_raised_and_the_lock_is_free() -> None:
+def test_errors_and_calls_inside_a_call_leave_the_lock_free() -> None:
     counter = Counter()
     with pytest.raises(TypeError):
         counter.add("one")  # type: ignore[arg-type]
-    assert counter.is_free()
-
-
-def test_a_call_in_the_middle_of_another_one_is_refused_and_does_no_harm() -> None:
-    counter = Counter()
     with pytest.raises(RuntimeError, match=r"Counter.add was called in the middle of another"):
         counter.add_twice()
     assert counter.value == 0
@@ -195,14 +169,7 @@ def test_a_call_in_the_middle_of_another_one_is_refused_and_does_no_harm() -> No
 
 def test_simulated_locks_are_given_back_too() -> None:
     simulation = Simulation(seed=1)
-    runtime = simulation.process("one")
     counter = Counter()
-    counter._condition = runtime.condition()
-    free: list[bool] = []
-
-    def main() -> None:
-        counter.add()
-        free.append(not counter._condition.held())
-
-    simulation.run(main)
-    assert free == [True]
+    counter._condition = simulation.process("one").condition()
+    simulation.run(counter.add)
+    assert (counter.value, counter._condition.held()) == (1, False)

@@ -15,23 +15,6 @@ from opendata_buffer.config import (
     StoreOptions,
 )
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.batch import Compression
-
-
-def test_defaults_are_the_rfcs() -> None:
-    producer = ProducerConfig(store="/data")
-    assert producer.data_path_prefix == "ingest"
-    assert producer.manifest_path == "ingest/manifest"
-    assert producer.flush_interval_ms == 100
-    assert producer.flush_size_bytes == 64 * 1024 * 1024
-    assert producer.max_buffered_inputs is None
-    assert producer.compression is Compression.NONE
-    assert producer.zstd_level == 1
-    consumer = ConsumerConfig(store="/data")
-    assert consumer.manifest_path == "ingest/manifest"
-    assert consumer.ack_interval == 100
-    assert consumer.gc.interval_ms == 5 * 60_000
-    assert consumer.gc.grace_period_ms == 10 * 60_000
 
 
 def test_the_manifest_follows_the_prefix_unless_given() -> None:
@@ -46,6 +29,8 @@ def test_the_manifest_follows_the_prefix_unless_given() -> None:
         (ProducerConfig, {"flush_interval_ms": 0}, ["flush_interval_ms", "0", "at least 1"]),
         (ProducerConfig, {"flush_size_bytes": "64m"}, ["flush_size_bytes", "'64m'"]),
         (ProducerConfig, {"upload_concurrency": True}, ["upload_concurrency"]),
+        (ProducerConfig, {"max_buffered_inputs": 0}, ["max_buffered_inputs"]),
+        (ProducerConfig, {"broker": "maybe"}, ["broker", "auto, host, off"]),
         (ProducerConfig, {"zstd_level": 23}, ["zstd_level", "23", "1 to 22"]),
         (ProducerConfig, {"zstd_level": "3"}, ["zstd_level", "'3'"]),
         (ProducerConfig, {"compression": "zstd"}, ["'zstd'", "Compression.ZSTD"]),
@@ -57,24 +42,19 @@ def test_the_manifest_follows_the_prefix_unless_given() -> None:
         (QueueConfig, {"max_manifest_bytes": 21}, ["max_manifest_bytes", "22"]),
         (QueueConfig, {"max_manifest_bytes": 2**31}, ["max_manifest_bytes", "at most 1073741824"]),
         (ConsumerConfig, {"ack_interval": -1}, ["ack_interval", "-1"]),
+        (GarbageCollectorConfig, {"grace_period_ms": -1}, ["grace_period_ms"]),
+        (GarbageCollectorConfig, {"interval_ms": sys.maxsize}, ["gc interval_ms", "at most"]),
+        (StoreOptions, {"max_attempts": 0}, ["max_attempts"]),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(
     cls: type[Any], settings: dict[str, Any], words: list[str]
 ) -> None:
+    store = {"store": "/d"} if issubclass(cls, QueueConfig) else {}
     with pytest.raises(InvalidInput) as caught:
-        cls(**{"store": "/d", **settings})
+        cls(**{**store, **settings})
     for word in words:
         assert word in str(caught.value)
-
-
-def test_collector_and_store_settings_are_checked_too() -> None:
-    with pytest.raises(InvalidInput, match="grace_period_ms"):
-        GarbageCollectorConfig(grace_period_ms=-1)
-    with pytest.raises(InvalidInput, match=r"gc interval_ms.*at most"):
-        GarbageCollectorConfig(interval_ms=sys.maxsize)
-    with pytest.raises(InvalidInput, match="max_attempts"):
-        StoreOptions(max_attempts=0)
 
 
 def test_configs_pickle() -> None:

@@ -47,6 +47,7 @@ def test_every_error_has_an_example_here() -> None:
     }
     assert classes == {type(example) for example in EXAMPLES}
     assert {cls.__name__ for cls in classes} | {"OpenDataBufferError"} == set(errors.__all__)
+    assert issubclass(errors.InvalidInput, ValueError)
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
@@ -81,7 +82,3 @@ def test_every_error_survives_pickling_with_its_values(error: OpenDataBufferErro
 def test_messages_name_the_values_and_the_fix(error: Exception, words: list[str]) -> None:
     for word in words:
         assert word in str(error)
-
-
-def test_wrong_input_is_also_a_value_error() -> None:
-    assert issubclass(errors.InvalidInput, ValueError)

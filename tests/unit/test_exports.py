@@ -4,66 +4,32 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import opendata_buffer
 from opendata_buffer import errors
 
-# What the README documents, by the module each name lives in.
-DOCUMENTED: dict[str, list[str]] = {
-    "broker.worker": ["ClaimedBatch", "Worker"],
-    "config": [
-        "ConsumerConfig",
-        "GarbageCollectorConfig",
-        "ProducerConfig",
-        "QueueConfig",
-        "StoreOptions",
-        "WorkerConfig",
-    ],
-    "consumer.consumer": ["Consumer"],
-    "consumer.cursors": ["BatchDescriptor", "Position"],
-    "consumer.fetch": ["ArrowBatch", "ConsumedBatch", "FetchHandle", "RawBatch"],
-    "consumer.isolation": ["TransactionFilter"],
-    "consumer.read_ahead": ["fetch_many"],
-    "errors": errors.__all__,
-    "formats.batch": ["Compression"],
-    "formats.keys": ["Transaction"],
-    "formats.entries": ["Metadata"],
-    "gc": ["GarbageCollector", "GcPlan", "GcReport"],
-    "producer.handle": ["DurabilityWatcher", "Durable", "WriteHandle"],
-    "producer.producer": ["Producer"],
-    "stores.open": ["open_store"],
-    "topic.consumer": ["TopicArrowBatch", "TopicBatch", "TopicConsumer"],
-    "topic.description": ["Partition", "TopicDescription"],
-    "topic.partition_consumer": ["PartitionPosition"],
-    "topic.producer": ["TopicHandle", "TopicProducer", "TopicWatcher"],
-    "topic.publisher": ["AckIntents", "Publisher"],
-    "topic.topic": ["Topic"],
-    "values": ["ValueOptions"],
-}
-
-
-def documented() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for module, names in DOCUMENTED.items():
-        for name in names:
-            assert name not in found, f"{name} lives in {module} and {found[name]}"
-            found[name] = module
-    return found
+API = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
+LISTED = re.findall(r"^::: (opendata_buffer\.[\w.]+)\.(\w+)$", API.read_text("utf-8"), re.MULTILINE)
+DOCUMENTED = {name: module for module, name in LISTED}
+DOCUMENTED |= dict.fromkeys(errors.__all__, "opendata_buffer.errors")
+PARTITIONERS = {"modulo", "rendezvous", "random"}
+"""Imported from their module."""
 
 
 def test_all_is_exactly_what_is_documented() -> None:
-    assert set(opendata_buffer.__all__) == set(documented())
+    assert set(opendata_buffer.__all__) == set(DOCUMENTED) - PARTITIONERS
 
 
 @pytest.mark.parametrize("name", opendata_buffer.__all__)
 def test_a_public_name_is_the_object_of_its_module_and_has_a_docstring(name: str) -> None:
     value = getattr(opendata_buffer, name)
-    module = importlib.import_module(f"opendata_buffer.{documented()[name]}")
-    assert value is getattr(module, name)
+    assert value is getattr(importlib.import_module(DOCUMENTED[name]), name)
     assert inspect.getdoc(value)
 
 

@@ -21,13 +21,9 @@ from opendata_buffer.errors import InvalidInput
 from opendata_buffer.framing import (
     FRAMINGS,
     CsvSplitter,
-    FixedSplitter,
-    LengthSplitter,
     LineSplitter,
     NdjsonSplitter,
     Splitter,
-    join_fixed,
-    join_length,
     join_lines,
     unpack_fixed,
 )
@@ -46,6 +42,13 @@ def framed(name: str, records: list[bytes]) -> bytes:
     return bytes(FRAMINGS[name].framed(pa.array(records, pa.binary()), 7))
 
 
+def cut(splitter: Splitter, stream: bytes, size: int = 5) -> list[bytes]:
+    found = []
+    for begin in range(0, len(stream), size):
+        found += splitter.feed(stream[begin : begin + size])
+    return found + splitter.finish()
+
+
 def test_the_command_line_offers_all_of_them() -> None:
     @options.framing
     def command() -> None: ...
@@ -58,12 +61,7 @@ def test_the_command_line_offers_all_of_them() -> None:
 @pytest.mark.parametrize("name", FRAMINGS)
 @pytest.mark.parametrize("step", [1, 3, 10_000])
 def test_what_goes_out_comes_in(name: str, step: int) -> None:
-    data = framed(name, VALUES[name])
-    splitter = FRAMINGS[name].splitter(1000)
-    found = []
-    for begin in range(0, len(data), step):
-        found += splitter.feed(data[begin : begin + step])
-    assert found + splitter.finish() == VALUES[name]
+    assert cut(FRAMINGS[name].splitter(1000), framed(name, VALUES[name]), step) == VALUES[name]
 
 
 def test_bytes_on_the_wire() -> None:
@@ -72,11 +70,7 @@ def test_bytes_on_the_wire() -> None:
     assert framed("csv", [b"1,2"]) == b"1,2\r\n"
     assert framed("length", [b"ab"]) == struct.pack("<I", 2) + b"ab"
     assert framed("protobuf-fixed", [b"ab"]) == b"\x66\x33\x93\x36" + struct.pack("<I", 2) + b"ab"
-
-
-@pytest.mark.parametrize("name", FRAMINGS)
-def test_no_records_are_no_bytes(name: str) -> None:
-    assert framed(name, []) == b""
+    assert {framed(name, []) for name in FRAMINGS} == {b""}
 
 
 @pytest.mark.parametrize(
@@ -102,35 +96,14 @@ def test_a_record_that_would_come_back_as_another_is_not_written(name: str, reco
 
 def split(*chunks: bytes, max_bytes: int = 100) -> list[bytes]:
     splitter = LineSplitter(max_bytes)
-    lines = [line for chunk in chunks for line in splitter.feed(chunk)]
-    return lines + splitter.finish()
-
-
-@pytest.mark.parametrize(
-    ("chunks", "lines"),
-    [
-        ((), []),
-        ((b"",), []),
-        ((b"a\n",), [b"a"]),
-        ((b"a",), [b"a"]),
-        ((b"a\nb",), [b"a", b"b"]),
-        ((b"\n",), [b""]),
-        ((b"\n\n",), [b"", b""]),
-        ((b"a\r\n",), [b"a\r"]),
-        ((b"\x00\xff\r",), [b"\x00\xff\r"]),
-        ((b"a", b"b", b"\nc", b"\n"), [b"ab", b"c"]),
-        ((b"a\n", b"\n", b"b"), [b"a", b"", b"b"]),
-        (("€\n".encode()[:1], "€\n".encode()[1:]), ["€".encode()]),
-    ],
-)
-def test_lines_of_chunks(chunks: tuple[bytes, ...], lines: list[bytes]) -> None:
-    assert split(*chunks) == lines
+    return [line for chunk in chunks for line in splitter.feed(chunk)] + splitter.finish()
 
 
 def test_lines_are_returned_as_soon_as_they_are_complete() -> None:
     splitter = LineSplitter(100)
     assert splitter.feed(b"one\ntwo\nthr") == [b"one", b"two"]
-    assert splitter.feed(b"ee\n") == [b"three"]
+    assert splitter.feed(b"ee\nrest") == [b"three"]
+    assert splitter.finish() == [b"rest"]
     assert splitter.finish() == []
 
 
@@ -144,31 +117,11 @@ def test_the_lines_before_one_that_is_too_long_are_returned_first() -> None:
             splitter.finish()
 
 
-def test_a_line_that_never_ends_is_not_held() -> None:
-    splitter = LineSplitter(4)
-    assert splitter.feed(b"123") == []
-    assert splitter.feed(b"45") == []
-    with pytest.raises(InvalidInput, match="line 1 "):
-        splitter.feed(b"6")
-
-
-def test_finish_leaves_nothing_behind() -> None:
-    splitter = LineSplitter(100)
-    splitter.feed(b"rest")
-    assert splitter.finish() == [b"rest"]
-    assert splitter.finish() == []
-
-
 @pytest.mark.parametrize("chunks", [(b"12345\n",), (b"12345",), (b"123", b"45"), (b"1\n12345\n",)])
 def test_a_line_longer_than_the_limit_is_refused(chunks: tuple[bytes, ...]) -> None:
     with pytest.raises(InvalidInput, match=r"more than 4 bytes.*--max-batch-bytes"):
         split(*chunks, max_bytes=4)
     assert split(b"1234\n1234", max_bytes=4) == [b"1234", b"1234"]
-
-
-def test_the_refusal_counts_lines_from_one() -> None:
-    with pytest.raises(InvalidInput, match="line 3 "):
-        split(b"1\n", b"2\n1234567\n", max_bytes=4)
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200)))
@@ -179,36 +132,9 @@ def test_any_cut_gives_the_lines_of_the_whole(data: bytes, cuts: list[int]) -> N
     assert split(*chunks, max_bytes=1000) == [line.removesuffix(b"\n") for line in io.BytesIO(data)]
 
 
-def join(records: list[bytes]) -> bytes:
-    return bytes(join_lines(pa.array(records, pa.binary())))
-
-
-def test_join_ends_every_record_with_a_newline() -> None:
-    assert join([]) == b""
-    assert join([b""]) == b"\n"
-    assert join([b"a", b"", b"b"]) == b"a\n\nb\n"
-
-
 def test_join_takes_a_slice_of_an_array() -> None:
-    assert bytes(join_lines(pa.array([b"a", b"bb", b"c", b"d"], pa.binary())[1:3])) == b"bb\nc\n"
-    assert bytes(join_lines(pa.array([b"a"], pa.binary())[1:])) == b""
-
-
-@given(st.lists(st.binary(max_size=20).filter(lambda record: b"\n" not in record)))
-def test_joined_records_split_back(records: list[bytes]) -> None:
-    assert split(join(records), max_bytes=1000) == records
-
-
-def cut(splitter: Splitter, stream: bytes, size: int = 5) -> list[bytes]:
-    found = []
-    for begin in range(0, len(stream), size):
-        found += splitter.feed(stream[begin : begin + size])
-    return found + splitter.finish()
-
-
-def test_a_number_of_json_may_have_as_many_digits_as_its_writer_liked() -> None:
-    record = b'{"a":' + b"1" * 5_000 + b"}"
-    assert cut(NdjsonSplitter(10_000), record + b"\n", 1_000) == [record]
+    records = pa.array([b"a", b"bb", b"c", b"d"], pa.binary())
+    assert [bytes(join_lines(each)) for each in (records[1:3], records[4:])] == [b"bb\nc\n", b""]
 
 
 def test_json_values_are_records_and_keep_their_bytes() -> None:
@@ -216,6 +142,8 @@ def test_json_values_are_records_and_keep_their_bytes() -> None:
     records = [b'{"a": 1}', b"[1,  2]", b'"\xc3\xbc"', b"null"]
     for size in (1, 3, 100):
         assert cut(NdjsonSplitter(100), stream, size) == records
+    many_digits = b'{"a":' + b"1" * 5_000 + b"}"
+    assert cut(NdjsonSplitter(10_000), many_digits + b"\n", 1_000) == [many_digits]
 
 
 @pytest.mark.parametrize(
@@ -251,19 +179,16 @@ def test_a_quoted_field_may_hold_newlines_and_quotes() -> None:
 
 @pytest.mark.parametrize(
     ("row", "says"),
-    [(b'"a"b,c\n', "no CSV row"), (b'\xff,"a"\n', "no UTF-8 text")],
+    [
+        (b'"a"b,c\nc\n', "no CSV row"),
+        (b'\xff,"a"\nc\n', "no UTF-8 text"),
+        (b'"b\n', "the input ends inside a quoted field"),
+    ],
 )
 def test_a_row_that_is_no_csv_is_named_by_record_and_byte(row: bytes, says: str) -> None:
     splitter = CsvSplitter(100)
-    assert splitter.feed(b"a,b\n" + row + b"c\n") == [b"a,b"]
+    assert splitter.feed(b"a,b\n" + row) == [b"a,b"]
     with pytest.raises(InvalidInput, match=f"record 2, at byte 4 of the input: {says}"):
-        splitter.finish()
-
-
-def test_an_input_that_ends_in_a_quoted_field_is_an_error() -> None:
-    splitter = CsvSplitter(100)
-    assert splitter.feed(b'a\n"b\n') == [b"a"]
-    with pytest.raises(InvalidInput, match=r"record 2, at byte 2 .* inside a quoted field"):
         splitter.finish()
 
 
@@ -310,74 +235,37 @@ def test_every_stream_is_unpacked_as_gazette_does(vector: dict) -> None:  # type
     assert list(unpack_fixed(stream)) == found
 
 
-def test_the_vectors_have_frames_gaps_and_errors() -> None:
-    kinds = {each["kind"] for vector in STREAMS for each in vector["unpacked"]}
-    assert kinds == {"frame", "desync", "error"}
-
-
-@given(st.lists(st.binary(max_size=30)), st.integers(1, 7))
-def test_fixed_frames_come_back_whatever_pieces_the_stream_comes_in(
-    records: list[bytes], size: int
-) -> None:
-    stream = join_fixed(records)
-    splitter = FixedSplitter(max_bytes=100)
-    found = []
-    for begin in range(0, len(stream), size):
-        found += splitter.feed(stream[begin : begin + size])
-    assert found + splitter.finish() == records
-
-
 def test_garbage_longer_than_one_read_is_reported_and_the_next_frame_found() -> None:
     garbage = b"\x66\x33\x93" * 100_000
-    found = list(unpack_fixed(BytesIO(garbage + join_fixed([b"found"]))))
+    frame = framed("protobuf-fixed", [b"found"])
+    found = list(unpack_fixed(BytesIO(garbage + frame)))
     assert b"".join(data for kind, data in found if kind == "desync") == garbage
-    assert found[-1] == ("frame", join_fixed([b"found"]))
+    assert found[-1] == ("frame", frame)
 
 
-def test_a_frame_longer_than_allowed_is_an_error_before_it_is_read() -> None:
-    stream = b"\x66\x33\x93\x36\xff\xff\xff\xff" + bytes(50)
-    assert [kind for kind, _ in unpack_fixed(stream, max_bytes=1000)] == ["error"]
-    splitter = FixedSplitter(max_bytes=1000)
-    assert splitter.feed(stream) == []
-    with pytest.raises(InvalidInput, match="4294967295 bytes or more, and a record may have 1000"):
-        splitter.feed(b"")
-
-
-def test_the_records_before_a_broken_one_are_given_first_and_the_error_says_where() -> None:
-    splitter = FixedSplitter(max_bytes=1000)
-    assert splitter.feed(join_fixed([b"one", b"two"]) + b"garbage!garbage!") == [b"one", b"two"]
-    with pytest.raises(InvalidInput, match="record 3, at byte 22 of the input: no magic word"):
-        splitter.finish()
-
-
-def test_a_stream_that_ends_in_a_frame_is_an_error() -> None:
-    splitter = FixedSplitter(max_bytes=1000)
-    assert splitter.feed(join_fixed([b"one", b"two"])[:-1]) == [b"one"]
-    with pytest.raises(InvalidInput, match="record 2, at byte 11 of the input: the input ends 10"):
-        splitter.finish()
-
-
-@given(st.lists(st.binary(max_size=30)), st.integers(1, 7))
-def test_length_prefixed_records_come_back_whatever_pieces_the_stream_comes_in(
-    records: list[bytes], size: int
+@pytest.mark.parametrize(
+    ("name", "prefix", "at"),
+    [("length", b"", 8), ("protobuf-fixed", b"\x66\x33\x93\x36", 12)],
+)
+def test_a_broken_record_with_a_prefix_is_named_behind_those_before_it(
+    name: str, prefix: bytes, at: int
 ) -> None:
-    stream = join_length(records)
-    splitter = LengthSplitter(max_bytes=100)
-    found = []
-    for begin in range(0, len(stream), size):
-        found += splitter.feed(stream[begin : begin + size])
-    assert found + splitter.finish() == records
+    too_long = prefix + b"\xff\xff\xff\x7f"
+    for broken, says in [
+        (too_long, "2147483647 bytes or more, and a record may have 10"),
+        (framed(name, [b"not"])[:-1], f"the input ends {len(prefix) + 6} bytes into the record"),
+    ]:
+        splitter = FRAMINGS[name].splitter(10)
+        assert splitter.feed(framed(name, [b"fits"]) + broken) == [b"fits"]
+        with pytest.raises(InvalidInput, match=rf"record 2, at byte {at} of the input: .*{says}"):
+            splitter.finish()
+    found = [kind for kind, _ in unpack_fixed(b"\x66\x33\x93\x36" + b"\xff" * 50, max_bytes=10)]
+    assert found == ["error"]
 
 
-def test_a_length_above_the_limit_is_refused_before_it_is_read() -> None:
-    splitter = LengthSplitter(max_bytes=10)
-    assert splitter.feed(join_length([b"fits"]) + b"\xff\xff\xff\x7f") == [b"fits"]
-    with pytest.raises(InvalidInput, match=r"record 2, at byte 8 .* 2147483647 bytes or more"):
-        splitter.feed(b"x")
-
-
-def test_a_stream_that_ends_in_a_record_is_an_error_that_says_where() -> None:
-    splitter = LengthSplitter(max_bytes=10)
-    assert splitter.feed(join_length([b"fits", b"not"])[:-1]) == [b"fits"]
-    with pytest.raises(InvalidInput, match="record 2, at byte 8 of the input: the input ends 6"):
+def test_a_frame_without_its_magic_word_is_an_error() -> None:
+    splitter = FRAMINGS["protobuf-fixed"].splitter(1000)
+    frames = framed("protobuf-fixed", [b"one", b"two"])
+    assert splitter.feed(frames + b"garbage!garbage!") == [b"one", b"two"]
+    with pytest.raises(InvalidInput, match="record 3, at byte 22 of the input: no magic word"):
         splitter.finish()

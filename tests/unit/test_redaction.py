@@ -45,22 +45,22 @@ def test_the_rest_stays_as_it_is(text: str) -> None:
     check_no_secrets("store", text)
 
 
-SECRETS = ["https://me:hunter2@host", "https://hunter2@host", "https://host/?sig=hunter2"]
-
-
-@pytest.mark.parametrize("url", SECRETS)
-def test_an_endpoint_with_a_secret_is_refused_without_showing_it(url: str) -> None:
-    with pytest.raises(InvalidInput, match=r"endpoint_url 'https://.*\*\*\*") as caught:
-        StoreOptions(endpoint_url=url)
-    assert "hunter2" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     "url",
-    ["s3://AKIA:hunter2@bucket", "s3://AKIA:a/hunter2@bucket/r", "s3://bucket/r?token=hunter2"],
+    [
+        "https://me:hunter2@host",
+        "https://hunter2@host",
+        "https://host/?sig=hunter2",
+        "s3://AKIA:a/hunter2@bucket/r",
+        "s3://bucket/r?token=hunter2",
+    ],
 )
-def test_a_store_with_a_secret_is_refused_without_showing_it(url: str) -> None:
-    for way in (lambda: QueueConfig(store=url), lambda: open_store(url)):
-        with pytest.raises(InvalidInput, match=r"\*\*\*") as caught:
+def test_a_url_with_a_secret_is_refused_without_showing_it(url: str) -> None:
+    for way in (
+        lambda: StoreOptions(endpoint_url=url),
+        lambda: QueueConfig(store=url),
+        lambda: open_store(url),
+    ):
+        with pytest.raises(InvalidInput, match=r"'.*://.*\*\*\*") as caught:
             way()
         assert "hunter2" not in str(caught.value)

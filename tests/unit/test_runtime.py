@@ -1,25 +1,25 @@
+"""The system's runtime, deadlines and moments, and the manual clock."""
+
 from __future__ import annotations
 
 import os
 import time
+
+import pytest
 
 from opendata_buffer.formats.keys import ulid_timestamp_ms
 from opendata_buffer.runtime import Moment, SystemRuntime, deadline, remaining
 from opendata_buffer.testing.runtime import ManualRuntime
 
 
-def test_the_clocks_are_the_systems() -> None:
+def test_the_clocks_are_the_systems_and_a_ulid_has_the_time() -> None:
     runtime = SystemRuntime()
-    assert abs(runtime.now_ms() - time.time() * 1000) < 60_000
+    before = runtime.now_ms()
+    assert abs(before - time.time() * 1000) < 60_000
     earlier = runtime.monotonic()
     runtime.sleep(0.001)
     assert runtime.monotonic() > earlier
     assert 0 <= runtime.random() < 1
-
-
-def test_a_ulid_carries_the_time_and_never_repeats() -> None:
-    runtime = SystemRuntime()
-    before = runtime.now_ms()
     ulids = {runtime.ulid() for _ in range(10_000)}
     assert len(ulids) == 10_000
     assert all(before <= ulid_timestamp_ms(ulid) <= runtime.now_ms() for ulid in ulids)
@@ -46,38 +46,15 @@ def test_forked_processes_draw_different_ulids() -> None:
     assert len(set(tails)) == len(tails) == 200
 
 
-def test_spawn_runs_in_a_daemon_thread() -> None:
-    runtime = SystemRuntime()
-    done = runtime.condition()
-    ran: list[bool] = []
-
-    def target() -> None:
-        with done:
-            ran.append(True)
-            done.notify_all()
-
-    task = runtime.spawn(target, "test")
-    with done:
-        while not ran:
-            assert done.wait(60)
-    task.join(60)
-    assert not task.is_alive()
-
-
-def test_an_age_is_told_by_the_clock_that_says_more() -> None:
+def test_moments_are_compared_by_both_clocks() -> None:
     runtime = ManualRuntime(now_ms=1_000_000)
     since = Moment.now(runtime)
+    assert since.precedes(Moment.now(runtime))
     assert since.age_ms(Moment.now(runtime)) == 0
     runtime.advance(2.5)
     assert since.age_ms(Moment.now(runtime)) == 2_500
     runtime.set_wall_clock(1_060_000)
     assert since.age_ms(Moment.now(runtime)) == 60_000
-
-
-def test_a_moment_does_not_precede_one_with_a_clock_that_was_set_back() -> None:
-    runtime = ManualRuntime(now_ms=1_000_000)
-    since = Moment.now(runtime)
-    assert since.precedes(Moment.now(runtime))
     runtime.set_wall_clock(900_000)
     assert not since.precedes(Moment.now(runtime))
     assert not Moment(0, 10.0).precedes(Moment(1_000, 2.0))
@@ -102,3 +79,51 @@ def test_a_thread_begins_without_a_deadline(runtime: ManualRuntime) -> None:
     with deadline(runtime, 10):
         SystemRuntime().spawn(lambda: seen.append(remaining()), "test").join(30)
     assert seen == [None]
+
+
+def test_sleep_moves_both_clocks_and_returns() -> None:
+    runtime = ManualRuntime(now_ms=1_000)
+    runtime.sleep(2.5)
+    assert (runtime.now_ms(), runtime.monotonic(), runtime.slept) == (3_500, 2.5, [2.5])
+
+
+def test_a_wall_clock_jump_leaves_the_monotonic_clock() -> None:
+    runtime = ManualRuntime(now_ms=1_000)
+    runtime.advance(1)
+    runtime.set_wall_clock(500)
+    assert (runtime.now_ms(), runtime.monotonic()) == (500, 1.0)
+
+
+def test_a_seed_repeats_ulids_and_jitter() -> None:
+    one, two = ManualRuntime(seed=7), ManualRuntime(seed=7)
+    assert [one.ulid(), one.random()] == [two.ulid(), two.random()]
+    assert ulid_timestamp_ms(one.ulid()) == one.now_ms()
+    assert ManualRuntime(seed=8).ulid() != ManualRuntime(seed=9).ulid()
+
+
+@pytest.mark.parametrize("notified", [True, False])
+def test_a_timed_wait_ends_when_notified_or_when_the_clock_says_so(notified: bool) -> None:
+    runtime = ManualRuntime()
+    condition = runtime.condition()
+    outcome: list[bool] = []
+
+    def wait() -> None:
+        with condition:
+            outcome.append(condition.wait(10))
+
+    task = runtime.spawn(wait, "waiter")
+    runtime.await_waits(1)
+    runtime.advance(9.9)
+    assert task.is_alive()
+    if notified:
+        with condition:
+            condition.notify_all()
+    else:
+        runtime.advance(0.1)
+    task.join(30)
+    assert outcome == [notified]
+
+
+def test_waits_that_do_not_come_are_an_error() -> None:
+    with pytest.raises(TimeoutError, match="0 of 1 waits"):
+        ManualRuntime().await_waits(1, timeout=0.01)

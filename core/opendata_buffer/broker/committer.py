@@ -22,7 +22,6 @@ from opendata_buffer.broker.discovery import Discovery
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
-from opendata_buffer.concurrency import locked
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -35,7 +34,7 @@ from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.producer.group_commit import Committer, shared_committer
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.runtime import Runtime, SystemRuntime, locked
 from opendata_buffer.stores.base import Store
 
 log = logging.getLogger(__name__)

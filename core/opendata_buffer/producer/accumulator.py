@@ -1,4 +1,4 @@
-"""Accepted calls until their outcome is known: the producer's state, under one lock.
+"""Accepted calls until their outcome is known: order, limits and state, under one lock.
 
 The calling thread may be interrupted anywhere, so it changes the state in single steps. The threads
 of the :class:`~.sender.Sender` take work from here and bring the results back. The accumulator
@@ -12,35 +12,249 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from opendata_buffer.concurrency import locked
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.errors import Closed, FlushFailed, OpenDataBufferError, QueueFull
-from opendata_buffer.producer.append_buffer import (
+from opendata_buffer.errors import (
+    Closed,
+    CommitStateUnknown,
+    FlushFailed,
+    OpenDataBufferError,
+    QueueFull,
+    TransientStorageError,
+)
+from opendata_buffer.producer.batching import (
     AppendBuffer,
-    CurrentBuffer,
+    Batch,
+    Batcher,
+    DurabilityWatcher,
+    Durable,
     Item,
     ProduceRequest,
+    Stage,
+    WriteHandle,
     held_at_opening,
 )
-from opendata_buffer.producer.batching import Batch, Batcher, Stage
-from opendata_buffer.producer.handle import DurabilityWatcher, WriteHandle
-from opendata_buffer.producer.ordered_uploads import LateUpload, OrderedUploads
-from opendata_buffer.runtime import Moment, Runtime
+from opendata_buffer.runtime import Moment, Runtime, locked, wait_for
+
+LateUpload = tuple[Batch, int, float]
+"""A batch whose entry landed when a collector may have deleted its object, its sequence, and the
+seconds since its name was made."""
+
+
+class OrderedUploads:
+    """Which sealed batches of one producer may be appended, in which order. Pure.
+
+    Times are passed in, as seconds of the monotonic clock. Every batch passes these stages::
+
+                     stored()              take()                landed()
+        UPLOADING ────────────> UPLOADED ──────────> APPENDING ────────────> COMPLETED
+            ^                    │    ^                  │      failed()
+            └────────────────────┘    └──────────────────┘
+              take(): grew too old      refused(): surely not written
+
+    1. Batches wait in produce order, which never changes: a group to append is a series of
+       uploaded ones, and nothing passes a batch that is neither stored nor completed. One group is
+       appended at a time.
+    2. An uploaded object older than half the collector's grace period is not appended but stored
+       again, under a new name: the append could take the other half (failure F5).
+    3. An append that was refused leaves its batches where they were, for the next group.
+    4. A batch that fails is completed alone, those behind it go on. An *ordered* one (a
+       transaction, or the separator before it) completes all ordered ones behind it, too: appended
+       now, they would make the reader take the failed one for a repeat when it is produced again.
+    5. Every batch is completed by its deadline, in any stage but APPENDING; an append without an
+       answer is completed as unknown after a time of its own.
+    6. An outcome is final; a later one is ignored.
+
+    Args:
+        config: Settings.
+        append_limit: Seconds after which an append without an answer is completed as unknown.
+    """
+
+    def __init__(self, config: ProducerConfig, append_limit: float) -> None:
+        self._manifest_path = config.manifest_path
+        self._max_age = config.gc_grace_period_ms / 2000
+        self._append_limit = append_limit
+        # A completed batch stays in the queue until it is at the front: completing takes no search.
+        self._queue: deque[Batch] = deque()
+        self._group: list[Batch] = []
+        self._group_limit = 0.0
+        self._completed: list[Batch] = []
+        self._failure: BaseException | None = None
+
+    def enter(self, batch: Batch) -> None:
+        """Put a sealed batch at the end; behind a failed ordered batch an ordered one fails."""
+        if batch.ordered and self._failure is not None:
+            self._complete(batch, self._failure)
+        else:
+            self._queue.append(batch)
+
+    def stored(self, batch: Batch) -> None:
+        """The batch's object is stored."""
+        if batch.stage is Stage.UPLOADING:
+            batch.stage = Stage.UPLOADED
+
+    def take(self, now: Moment, most: int | None = None) -> tuple[list[Batch], list[Batch]]:
+        """Begin an append, of at most ``most`` batches; None takes all that are ready.
+
+        Returns:
+            The batches to append, in order, until :meth:`landed`, :meth:`refused` or
+            :meth:`failed`; and those that grew too old and must be stored again.
+        """
+        self.expire(now.monotonic)
+        if self._group:
+            return [], []
+        ready: list[Batch] = []
+        again: list[Batch] = []
+        for batch in self._queue:
+            if batch.stage is Stage.COMPLETED:
+                continue
+            if batch.stage is Stage.UPLOADING or len(ready) == most:
+                break
+            if batch.age(now) > self._max_age:
+                batch.stage = Stage.UPLOADING
+                again.append(batch)
+            elif not again:
+                ready.append(batch)
+            # The loop goes on behind an old one: all old ones are stored again at the same time.
+        for batch in ready:
+            batch.stage = Stage.APPENDING
+        while self._queue and self._queue[0].stage in (Stage.APPENDING, Stage.COMPLETED):
+            self._queue.popleft()
+        self._group = ready
+        self._group_limit = now.monotonic + self._append_limit
+        return list(ready), again
+
+    def begin_by(self, group: Sequence[Batch]) -> float:
+        """Until when the append of the group may begin, monotonic seconds."""
+        limits = [batch.deadline for batch in group]
+        limits += [each.named.monotonic + self._max_age for each in group if each.named]
+        return min(limits)
+
+    def landed(self, first: int, now: Moment) -> list[LateUpload]:
+        """The group was appended, its first batch with sequence ``first``.
+
+        Returns:
+            Those that landed later than the grace period allows, because the process slept
+            between the age check and the answer: a collector may delete the object now or later
+            (failure F5). Store each again, then :meth:`fail` it: it may still be deleted.
+        """
+        late: list[LateUpload] = []
+        for position, batch in enumerate(self._group):
+            age = batch.age(now)
+            if age > 2 * self._max_age:
+                late.append((batch, first + position, age))
+            else:
+                self._complete(batch, Durable(first + position, batch.location))
+        self._group = [batch for batch, *_ in late]
+        return late
+
+    def refused(self, error: OpenDataBufferError, now: Moment) -> None:
+        """Surely nothing of the group was written: it goes back to the front of the queue."""
+        group, self._group = self._group, []
+        for batch in group:
+            batch.stage = Stage.UPLOADED
+            batch.trouble = error
+        self._queue.extendleft(reversed(group))
+        self.expire(now.monotonic)
+
+    def failed(self, error: BaseException) -> None:
+        """The group failed for good."""
+        group, self._group = self._group, []
+        self._fail(group, error)
+
+    def fail(self, batch: Batch, error: BaseException) -> None:
+        """Fail one batch, and the ordered ones behind it if it is ordered."""
+        self._fail([batch], error)
+        if batch in self._group:
+            self._group.remove(batch)
+
+    def expire(self, now: float) -> None:
+        """Fail what is past its deadline."""
+        if self._group and now >= self._group_limit:
+            self._fail_group_as_unknown(f"no answer in {self._append_limit:g} s")
+        while (head := self._head()) is not None and head.deadline <= now:
+            self._fail([head], head.trouble or _not_in_time(head))
+
+    def abandon(self, error: BaseException) -> None:
+        """Complete everything; what is being appended is unknown."""
+        self._fail_group_as_unknown(str(error))
+        for batch in self._queue:
+            self._complete(batch, error)
+        self._queue.clear()
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`expire` has something to do, monotonic seconds; None when never."""
+        head = self._head()
+        limits = [] if head is None else [head.deadline]
+        if self._group:
+            limits.append(self._group_limit)
+        return min(limits, default=None)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether :meth:`take` has something to do."""
+        head = self._head()
+        return not self._group and head is not None and head.stage is Stage.UPLOADED
+
+    @property
+    def has_completed(self) -> bool:
+        """Whether :meth:`take_completed` has any."""
+        return bool(self._completed)
+
+    def take_completed(self) -> list[Batch]:
+        """The batches that were completed since the last call."""
+        completed, self._completed = self._completed, []
+        return completed
+
+    def _head(self) -> Batch | None:
+        # Deadlines rise along the queue, so the first batch without an outcome has the earliest.
+        while self._queue and self._queue[0].stage is Stage.COMPLETED:
+            self._queue.popleft()
+        return self._queue[0] if self._queue else None
+
+    def _fail_group_as_unknown(self, reason: str) -> None:
+        if self._group:
+            locations = tuple(each.location for each in self._group)
+            self.failed(CommitStateUnknown(self._manifest_path, None, locations, None, reason))
+
+    def _fail(self, batches: Sequence[Batch], error: BaseException) -> None:
+        first = next((x for x in batches if x.ordered and x.stage is not Stage.COMPLETED), None)
+        for batch in batches:
+            self._complete(batch, error)
+        if first is not None:
+            self._failure = error
+            behind = first not in self._queue
+            for batch in self._queue:
+                if behind and batch.ordered:
+                    self._complete(batch, error)
+                behind = behind or batch is first
+
+    def _complete(self, batch: Batch, outcome: Durable | BaseException) -> None:
+        if batch.stage is Stage.COMPLETED:
+            return
+        # The stage first: an uploading thread that sees another stage has read the bytes before.
+        batch.stage = Stage.COMPLETED
+        batch.outcome = outcome
+        batch.data = None
+        batch.parts = []
+        self._completed.append(batch)
+
+
+def _not_in_time(batch: Batch) -> TransientStorageError:
+    uploading = batch.stage is Stage.UPLOADING
+    reason = "its upload did not end" if uploading else "a batch before it did not get in"
+    return TransientStorageError(
+        f"a batch of {batch.calls} produce() calls was not durable within delivery_timeout_ms: "
+        f"{reason}. Nothing of it is queued. Look at the store, or raise delivery_timeout_ms."
+    )
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """What a worker does next: upload, or complete the watchers of batches.
-
-    Attributes:
-        batch: To be stored; None when there are completed ones.
-        completed: Batches whose watchers are to be completed.
-        add_worker: Whether to start one more worker first: no other one is idle.
-    """
+    """What a worker does next: it uploads a batch, or completes the watchers of batches."""
 
     batch: Batch | None = None
     completed: Sequence[Batch] = ()
-    add_worker: bool = False
+    add_worker: bool = False  # first, because no other one is idle
 
 
 class Accumulator:
@@ -48,28 +262,16 @@ class Accumulator:
 
     A worker uploads, completes watchers, or is idle: one idle worker keeps the time, so there is
     one more worker than there are uploads at once. One more thread, the appender, appends.
-
-    Args:
-        config: Settings.
-        append_limit: Seconds after which an append without an answer is completed as unknown.
-        runtime: Clock and lock.
+    ``append_limit`` is as for :class:`OrderedUploads`.
     """
 
     def __init__(self, config: ProducerConfig, append_limit: float, runtime: Runtime) -> None:
         self._config = config
         self._runtime = runtime
         self._condition = runtime.condition()
-        self._batcher = Batcher(
-            flush_interval=config.flush_interval_ms / 1000,
-            flush_size=config.flush_size_bytes,
-            max_size=config.max_batch_bytes,
-            watcher=lambda: DurabilityWatcher(runtime),
-        )
-        self._ordered = OrderedUploads(
-            manifest_path=config.manifest_path,
-            max_age=config.gc_grace_period_ms / 2000,
-            append_limit=append_limit,
-        )
+        self.batcher = Batcher(config, lambda: DurabilityWatcher(runtime))
+        self._ordered = OrderedUploads(config, append_limit)
+        self.begin_by = self._ordered.begin_by
         self._to_upload: deque[Batch] = deque()
         # Batches that have left the batcher and whose callers do not know the outcome.
         self._in_flight: dict[DurabilityWatcher, Batch] = {}
@@ -82,7 +284,7 @@ class Accumulator:
         self._ordered_failed = False
         self._closing = False
         self._abandoned: BaseException | None = None
-        self._threads = 0
+        self.threads = 1  # that have not ended; the first one is the appender
         self._workers = 0
         self._idle = 0
         self._uploading = 0
@@ -90,58 +292,36 @@ class Accumulator:
         self._appender_waits = False
         self._callers_wait = 0
         self._when_room: list[Callable[[], None]] = []
-        self._looks_at: float | None = None  # when an idle worker wakes by itself
-
-    @property
-    def current(self) -> CurrentBuffer:
-        """Where callers put what needs no lock: see :mod:`.append_buffer`."""
-        return self._batcher.current
-
-    @property
-    def threads(self) -> int:
-        """How many threads of the producer have not ended."""
-        return self._threads
+        self._worker_wakes_at: float | None = None  # when an idle worker wakes by itself
 
     # Called by the calling thread.
 
     @locked
-    def accept(self, request: ProduceRequest) -> DurabilityWatcher:
-        """Take a request in, waiting for room in the buffer; stamps its ingestion time.
-
-        Raises:
-            Closed: The producer is being closed.
-            FlushFailed: The request has a transaction and an earlier one failed.
-        """
+    def accept(self, request: ProduceRequest) -> WriteHandle:
+        """Accept a request when the buffer has room for it, and set its ingestion time."""
         self._wait_for_room(request.held)
         return self._accept(request)
 
     @locked
     def accept_now(
         self, request: ProduceRequest, when_room: Callable[[], None]
-    ) -> DurabilityWatcher | None:
+    ) -> WriteHandle | None:
         """As :meth:`accept`, without waiting: None while there is no room.
 
-        Args:
-            request: What to take in.
-            when_room: Called once when it is worth to try again, if there was no room.
+        ``when_room`` is then called once, when it is worth to try again.
         """
         self._check_closing()
         if self._has_room(request.held):
             return self._accept(request)
-        self._let_look()
+        self._wake_workers()
         self._when_room.append(when_room)
         return None
 
     @locked
     def add_item(self, item: Item, late_for: AppendBuffer | None = None) -> WriteHandle:
-        """Take in a call without metadata, waiting for room; it opens the next buffer.
+        """Accept a call without metadata when there is room for it; it opens the next buffer.
 
-        Args:
-            item: Records of the call.
-            late_for: The buffer it was appended to around the time of its closing, if any.
-
-        Raises:
-            Closed: The producer is being closed.
+        ``late_for`` is the buffer it was appended to around the time of its closing, if any.
         """
         if late_for is not None and late_for.was_included(item):
             assert late_for.handle is not None
@@ -151,64 +331,51 @@ class Accumulator:
         counted = self._config.max_buffered_inputs is not None
         room = 0 if counted else self._config.max_buffered_bytes - self._held()
         now = self._runtime.monotonic()
-        handle = self._batcher.add_item(item, self._runtime.now_ms(), now, room)
-        self._let_look()
+        handle = self.batcher.add_item(item, self._runtime.now_ms(), now, room)
+        self._wake_workers()
         return handle
 
-    def _accept(self, request: ProduceRequest) -> DurabilityWatcher:
+    def _accept(self, request: ProduceRequest) -> WriteHandle:
         if request.transaction is not None and request.message is None:
             if self._ordered_failed:
-                # The reader would take the failed transaction for a repeat of a later one when it
-                # is produced again.
+                # Produced again, the failed transaction would look like a repeat of this one.
                 reason = f"an earlier batch failed: {self._first_failure}"
                 raise FlushFailed(self._failed_calls, reason)
             if request.transaction.app not in self._apps:
-                # It may repeat one of an earlier process. Appended directly behind that one, the
-                # reader would take both for one transaction: those are contiguous.
-                self._batcher.add_separator(self._runtime.monotonic())
+                # It may repeat one of an earlier process. Directly behind that one, the reader
+                # would take both for one transaction: those are contiguous.
+                self.batcher.add_separator(self._runtime.monotonic())
                 self._apps.add(request.transaction.app)
         request.ingestion_time_ms = self._runtime.now_ms()
-        watcher = self._batcher.add(request, self._runtime.monotonic())
-        self._let_look()
-        return watcher
+        watcher = self.batcher.add(request, self._runtime.monotonic())
+        self._wake_workers()
+        return WriteHandle(watcher, request.ingestion_time_ms)
 
     @locked
     def flush(self, timeout: float | None) -> None:
-        """Wait until the outcome of everything accepted so far is known.
-
-        Raises:
-            TimeoutError: It is not, after ``timeout`` seconds.
-            FlushFailed: Something was given up, now or before.
-        """
-        # Without a timeout each batch's own deadline is the limit: workers keep it.
-        until = None if timeout is None else self._runtime.monotonic() + timeout
-        self._batcher.seal(self._runtime.monotonic())
+        """Wait until the outcome of everything accepted so far is known. See ``Producer.flush``."""
+        self.batcher.seal(self._runtime.monotonic())
         self._condition.notify_all()
         # Not those sealed from now on: under a steady load there is always one.
-        waiting = [*self._in_flight, *(batch.watcher for batch in self._batcher.batches)]
-        while True:
+        waiting = [*self._in_flight, *(batch.watcher for batch in self.batcher.batches)]
+
+        def is_done() -> bool:
             while waiting and waiting[-1].is_set and waiting[-1] not in self._in_flight:
                 waiting.pop()
-            if not waiting:
-                break
-            left = None if until is None else until - self._runtime.monotonic()
-            if left is not None and left <= 0:
-                raise TimeoutError(
-                    f"{len(waiting)} batches not durable after {timeout:g} s; the producer goes on "
-                    "trying: flush again"
-                )
-            self._wait_as_caller(left)
-        self._check_failures()
+            return not waiting
+
+        # Without a timeout each batch's own deadline is the limit: workers keep it.
+        if not self._wait_as_caller(is_done, timeout):
+            raise TimeoutError(
+                f"{len(waiting)} batches not durable after {timeout:g} s; the producer goes on "
+                "trying: flush again"
+            )
 
     @locked
     def begin_closing(self) -> list[Callable[[], None]]:
-        """Accept nothing more; what is there is completed, and the threads end.
-
-        Returns:
-            Callbacks of those who wait for room: see :meth:`accept_now`.
-        """
+        """Accept nothing more, complete what is there; returns callbacks of :meth:`accept_now`."""
         self._closing = True
-        self._batcher.seal(self._runtime.monotonic())
+        self.batcher.seal(self._runtime.monotonic())
         self._condition.notify_all()
         return self._take_waiting()
 
@@ -220,23 +387,20 @@ class Accumulator:
 
     @locked
     def await_end(self, seconds: float | None) -> bool:
-        """Wait until every outcome is known and the threads left are waiting for the store.
+        """Wait until every outcome is known and all threads left wait for the store; else False."""
 
-        Returns:
-            Whether it is so; False after so many seconds.
-        """
-        until = None if seconds is None else self._runtime.monotonic() + seconds
-        while self._threads > (self._uploading + self._appending if self._is_done() else 0):
-            left = None if until is None else until - self._runtime.monotonic()
-            if left is not None and left <= 0:
-                return False
-            self._condition.wait(left)
-        return True
+        def is_ended() -> bool:
+            blocked = self._uploading + self._appending if self._is_done() else 0
+            return self.threads <= blocked
+
+        return wait_for(self._runtime, self._condition, is_ended, seconds)
 
     @locked
     def check(self) -> None:
         """Raise ``FlushFailed`` when something was given up."""
-        self._check_failures()
+        if self._first_failure is not None:
+            reason = str(self._first_failure)
+            raise FlushFailed(self._failed_calls, reason) from self._first_failure
 
     @locked
     def held_bytes(self) -> int:
@@ -246,7 +410,7 @@ class Accumulator:
     @locked
     def waiting_calls(self) -> int:
         """Accepted calls whose outcome is not known."""
-        return self._in_flight_calls + self._batcher.calls
+        return self._in_flight_calls + self.batcher.calls
 
     # Called by workers.
 
@@ -256,7 +420,7 @@ class Accumulator:
         while True:
             now = self._runtime.monotonic()
             self._collect(now)
-            self._let_append()
+            self._wake_appender()
             completed = self._ordered.take_completed()
             if completed:
                 return Work(completed=completed, add_worker=self._checkout())
@@ -265,9 +429,10 @@ class Accumulator:
                 return Work(self._to_upload.popleft(), add_worker=self._checkout())
             if self._is_done():
                 return None
-            limits = [self._batcher.due_at, self._ordered.next_deadline()]
-            self._looks_at = min((each for each in limits if each is not None), default=None)
-            self._condition.wait(None if self._looks_at is None else max(0.0, self._looks_at - now))
+            limits = [self.batcher.due_at, self._ordered.next_deadline()]
+            wakes_at = min((each for each in limits if each is not None), default=None)
+            self._worker_wakes_at = wakes_at
+            self._condition.wait(None if wakes_at is None else max(0.0, wakes_at - now))
 
     @locked
     def uploaded(self, batch: Batch, error: BaseException | None) -> None:
@@ -278,8 +443,7 @@ class Accumulator:
             self._ordered.fail(batch, error)
         self._uploading -= 1
         self._idle += 1
-        # This worker finds by itself what else there is to do.
-        self._let_append()
+        self._wake_appender()
 
     @locked
     def checkin(self) -> None:
@@ -297,8 +461,7 @@ class Accumulator:
     def next_group(self, pause: Callable[[], float]) -> list[Batch] | None:
         """Wait for batches to append; None when there will be none.
 
-        Args:
-            pause: Seconds to leave to other processes before the group is put together.
+        ``pause`` gives the seconds to leave to other processes before the group is put together.
         """
         while not self._is_done() and self._abandoned is None:
             if (wait := self._pause(pause())) > 0:
@@ -316,10 +479,6 @@ class Accumulator:
             self._condition.wait()
             self._appender_waits = False
         return None
-
-    def begin_by(self, group: Sequence[Batch]) -> float:
-        """See :meth:`.OrderedUploads.begin_by`."""
-        return self._ordered.begin_by(group)
 
     @locked
     def landed(self, first: int) -> list[LateUpload]:
@@ -358,9 +517,9 @@ class Accumulator:
 
     @locked
     def record_failures(self, batches: Sequence[Batch]) -> None:
-        """Remember the failed ones for ever: each flush raises, and transactions are refused.
+        """Make each flush raise from now on, and refuse later transactions, if some failed.
 
-        Before their watchers are completed, so that no later transaction gets in.
+        Called before their watchers are completed, so that no later transaction is accepted.
         """
         for batch in batches:
             if isinstance(batch.outcome, BaseException):
@@ -370,11 +529,7 @@ class Accumulator:
 
     @locked
     def release(self, batches: Sequence[Batch]) -> list[Callable[[], None]]:
-        """Free the room of batches whose watchers are completed, and let flush() return.
-
-        Returns:
-            What to call now that there is room: see :meth:`accept_now`.
-        """
+        """Free the room of completed batches; returns callbacks of :meth:`accept_now`."""
         for batch in batches:
             self._in_flight_held -= batch.held
             self._in_flight_calls -= batch.calls
@@ -384,20 +539,15 @@ class Accumulator:
         return self._take_waiting()
 
     @locked
-    def begin_thread(self) -> None:
-        """The appender is about to start."""
-        self._threads += 1
-
-    @locked
     def end_thread(self) -> None:
         """A thread ends."""
-        self._threads -= 1
+        self.threads -= 1
         self._condition.notify_all()
 
     # With the lock held.
 
     def _held(self) -> int:
-        return self._in_flight_held + self._batcher.held
+        return self._in_flight_held + self.batcher.held
 
     def _has_room(self, size: int) -> bool:
         """Whether one more call with so many bytes may come in (failure F33)."""
@@ -406,53 +556,53 @@ class Accumulator:
         if held and held + size > self._config.max_buffered_bytes:
             return False
         most = self._config.max_buffered_inputs
-        return most is None or self._in_flight_calls + self._batcher.calls < most
+        return most is None or self._in_flight_calls + self.batcher.calls < most
 
     def _wait_for_room(self, size: int) -> None:
-        self._check_closing()
-        while not self._has_room(size):
+        def is_met() -> bool:
+            if self._closing or self._has_room(size):
+                return True
             # An interrupted call may have left a batch without waking a worker.
-            self._let_look()
-            self._wait_as_caller(None)
-            self._check_closing()
+            self._wake_workers()
+            return False
+
+        if not is_met():
+            self._wait_as_caller(is_met)
+        self._check_closing()
 
     def _check_closing(self) -> None:
         if self._closing:
             raise Closed("the producer was closed: produce() needs an open one")
 
-    def _check_failures(self) -> None:
-        if self._first_failure is not None:
-            reason = str(self._first_failure)
-            raise FlushFailed(self._failed_calls, reason) from self._first_failure
-
     def _take_waiting(self) -> list[Callable[[], None]]:
         waiting, self._when_room = self._when_room, []
         return waiting
 
-    def _wait_as_caller(self, seconds: float | None) -> None:
+    def _wait_as_caller(self, is_met: Callable[[], bool], seconds: float | None = None) -> bool:
         # Too high after an interrupt, which costs a needless notification for each group.
         self._callers_wait += 1
-        self._condition.wait(seconds)
+        met = wait_for(self._runtime, self._condition, is_met, seconds)
         self._callers_wait -= 1
+        return met
 
-    def _let_look(self) -> None:
-        """Wake the workers when none of them looks at the batcher in time by itself."""
-        due_at = self._batcher.due_at
-        if due_at is not None and (self._looks_at is None or due_at < self._looks_at):
+    def _wake_workers(self) -> None:
+        """Wake the workers when none of them wakes by itself before a batch is due."""
+        due_at = self.batcher.due_at
+        if due_at is not None and (self._worker_wakes_at is None or due_at < self._worker_wakes_at):
             self._condition.notify_all()
 
-    def _let_append(self) -> None:
+    def _wake_appender(self) -> None:
         """Wake the appender when it waits and need not."""
         if self._appender_waits and self._ordered.is_ready:
             self._condition.notify_all()
 
     def _add_workers(self, count: int) -> None:
-        self._threads += count
+        self.threads += count
         self._workers += count
         self._idle += count
 
     def _checkout(self) -> bool:
-        """An idle worker leaves with work. Whether one more is added, because no other is idle."""
+        """Count one idle worker less; returns whether one more was added, as no other is idle."""
         self._idle -= 1
         if self._idle or self._workers > self._config.upload_concurrency:
             return False
@@ -469,13 +619,13 @@ class Accumulator:
 
     def _is_done(self) -> bool:
         """Whether the outcome of every accepted call is known and no more can come."""
-        return self._closing and not self._batcher.batches and not self._in_flight
+        return self._closing and not self.batcher.batches and not self._in_flight
 
     def _collect(self, now: float) -> None:
         """Let sealed batches be uploaded, and complete what is past its deadline."""
         if self._abandoned is not None:
-            self._batcher.seal(now)
-        while (batch := self._batcher.take(now)) is not None:
+            self.batcher.seal(now)
+        while (batch := self.batcher.take(now)) is not None:
             assert batch.sealed_at is not None
             batch.deadline = batch.sealed_at + self._config.delivery_timeout_ms / 1000
             self._in_flight[batch.watcher] = batch

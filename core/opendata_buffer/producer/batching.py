@@ -1,38 +1,69 @@
-"""Which entries go into which batch, and what a batch is (OpenData RFC 0001, Producer). Pure.
+"""Records, the batches that they go into, and the handles that tell their outcome.
 
-Times are passed in, as seconds of the monotonic clock.
+A lock, two clocks, an encoded block and a handle for each ``produce()`` call would cost a call
+with one record many times what its record costs. So the :class:`Batcher` opens an
+:class:`AppendBuffer` for the calls of one millisecond, and callers add to it by one
+``list.append``, which neither another thread nor a signal interrupts. Only the call that opens the
+next buffer takes the lock. Single records are joined by the thread that uploads their batch; a list
+of records comes as one item that its caller has encoded.
+
+A caller may be stopped just before its ``append`` while the buffer is closed and uploaded. Its
+record is not lost::
+
+    caller                                   batcher, with the lock held
+    1  buffer = batcher.buffer               a  batcher.buffer = CLOSED
+    2  buffer.append(item)                   b  buffer.close(): the items in it by now count
+    3  batcher.buffer is still buffer?
+
+If it is, (a) has not happened, and (b) will see the item. If not, the caller takes the lock and
+calls :meth:`AppendBuffer.was_included`: an item behind those that count is taken out, and the
+caller puts it into the next buffer. A caller that is interrupted between 2 and 3 does not know
+whether its record was accepted; nor does it after any other exception.
 
 The thread that calls ``produce()`` may be interrupted between any two steps (Ctrl-C), so every
-change here is one step that leaves all else valid: a request is accepted by one ``append``, a batch
-is sealed by setting one attribute.
+change of a batch is one step that leaves all else valid: a request is accepted by one ``append``, a
+batch is sealed by setting one attribute. Times are passed in, as seconds of the monotonic clock.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 from uuid import UUID
 
-from opendata_buffer.errors import OpenDataBufferError
-from opendata_buffer.formats.batch import Compression, seal_pieces
+import pyarrow as pa
+
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.errors import InvalidInput, OpenDataBufferError
+from opendata_buffer.formats.arrow import encode_arrow_block, encode_bytes
+from opendata_buffer.formats.batch import Compression, encode_block, seal_pieces
 from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.producer.append_buffer import (
-    BUFFER_S,
-    CLOSED,
-    AppendBuffer,
-    CurrentBuffer,
-    Item,
-    ProduceRequest,
-    RecordEncoder,
-    block_bytes,
-    held_at_opening,
-    records_in,
-)
-from opendata_buffer.producer.handle import DurabilityWatcher, Durable, WriteHandle
-from opendata_buffer.runtime import Moment
+from opendata_buffer.runtime import Moment, Runtime, locked, wait_for
+
+log = logging.getLogger(__name__)
+
+BUFFER_S = 0.001
+"""How long a buffer is open: metadata has times in milliseconds."""
+
+RECORD_HELD = 64
+"""What a record takes of ``max_buffered_bytes`` beside its bytes: a Python object's head, and its
+place in a list."""
+
+PIECE_HELD = 128
+"""What a piece takes beside its bytes: two objects, and their place in a list."""
+
+BUFFER_HELD = 256
+"""What an append buffer takes beside its items: its objects."""
+
+REQUEST_HELD = 256
+"""What a produce request takes beside its bytes: about the memory of its objects."""
 
 RANGE_BYTES = 16
 """What a metadata range takes in the manifest beside its payload."""
@@ -43,9 +74,339 @@ MAX_RECORDS = 2**32 - 1
 METADATA_FLUSH_BYTES = 4 * 1024 * 1024
 """Metadata beyond which a batch is full: it is one entry of the manifest (failure F35)."""
 
+RECORDS_AT_ONCE = 16_384
+"""Joined to one piece of a record block: a fifth faster than all of a batch at once, because the
+records are still in the processor's caches when they get their length prefixes."""
+
+_PREFIX = 4
+"""Bytes before each record of a block."""
+
+_BYTES = {bytes}
+
+Item = bytes | tuple[bytes | memoryview, int]
+"""What one call adds to a buffer: a record; or a piece, several records encoded as part of a record
+block with their number. The caller encodes them because it has just made them: they are in the
+processor's caches, and one object is kept instead of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """Where durable entries are: the batch's sequence in the queue and its location."""
+
+    sequence: int
+    location: str
+
+
+class DurabilityWatcher:
+    """Tells whether the entries of the calls in one batch are durable. Thread-safe."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._condition = runtime.condition()
+        self._outcome: Durable | BaseException | None = None
+        self._callbacks: list[Callable[[], None]] = []
+
+    def result(self) -> Durable | None:
+        """None while the entries wait; where they are once they are durable.
+
+        Raises:
+            OpenDataBufferError: The entries were given up; ``CommitStateUnknown`` says that they
+                may be in the queue all the same.
+        """
+        outcome = self._outcome
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def await_durable(self, timeout: float | None = None) -> Durable:
+        """Block until the entries are stored and their batch is queued.
+
+        Args:
+            timeout: Seconds; None waits until the producer's delivery timeout.
+
+        Raises:
+            TimeoutError: Not yet; the producer goes on trying.
+            OpenDataBufferError: The entries were given up, as in :meth:`result`.
+        """
+        self._await_outcome(timeout)
+        return self._durable()
+
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once the outcome is known, at once if it is already.
+
+        It is called from a thread of the producer, which waits for it: it must not block, so
+        neither produce nor flush. What it raises is logged.
+        """
+        if self._add_callback(callback):
+            return
+        try:
+            callback()
+        except Exception:
+            log.exception("a callback of a write handle failed")
+
+    def __await__(self) -> Generator[None, None, Durable]:
+        return self._wait_async().__await__()
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the outcome is known."""
+        return self._outcome is not None
+
+    def complete(self, outcome: Durable | BaseException) -> None:
+        """Set the outcome and call the callbacks. For the producer; only the first call counts."""
+        for callback in self._set(outcome):
+            try:
+                callback()
+            except BaseException:
+                # This is a thread of the producer. sys.exit() in a callback would end that thread
+                # and not the process, and all other handles would wait for ever.
+                log.exception("a callback of a write handle failed")
+
+    @locked
+    def _set(self, outcome: Durable | BaseException) -> list[Callable[[], None]]:
+        if self._outcome is not None:
+            return []
+        self._outcome = outcome
+        self._condition.notify_all()
+        callbacks, self._callbacks = self._callbacks, []
+        return callbacks
+
+    @locked
+    def _add_callback(self, callback: Callable[[], None]) -> bool:
+        if self._outcome is not None:
+            return False
+        self._callbacks.append(callback)
+        return True
+
+    @locked
+    def _await_outcome(self, timeout: float | None) -> None:
+        if not wait_for(self._runtime, self._condition, lambda: self.is_set, timeout):
+            raise TimeoutError(
+                f"not durable after {timeout} s; the producer goes on trying: wait again"
+            )
+
+    async def _wait_async(self) -> Durable:
+        done, wake = wakeable()
+        self.add_done_callback(wake)
+        await done
+        return self._durable()
+
+    def _durable(self) -> Durable:
+        result = self.result()
+        assert result is not None
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class WriteHandle:
+    """What ``produce()`` returns. ``await handle`` waits for durability in asyncio.
+
+    Attributes:
+        watcher: Tells when the entries are durable.
+        ingestion_time_ms: The time recorded for them, milliseconds since the Unix epoch.
+    """
+
+    watcher: DurabilityWatcher
+    ingestion_time_ms: int
+
+    def __await__(self) -> Generator[None, None, Durable]:
+        return self.watcher.__await__()
+
+
+def wakeable() -> tuple[asyncio.Future[None], Callable[[], None]]:
+    """A future of the running event loop, and a function for any thread that sets its result."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def wake() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    def wake_from_thread() -> None:
+        # RuntimeError: the loop was closed meanwhile, so nothing waits for the future. A check
+        # of loop.is_closed() before the call would race with the closing.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(wake)
+
+    return future, wake_from_thread
+
+
+class AppendBuffer:
+    """Items of one millisecond in produce order. Only :attr:`append` is used without the lock.
+
+    Args:
+        first: The item it is opened for.
+        limit: Bytes of ``max_buffered_bytes`` that it may take; see :func:`held_at_opening`.
+            ``left`` of them are free: callers subtract an item's size before they append it.
+        until: When it is full by age, monotonic seconds.
+    """
+
+    __slots__ = (
+        "_closed_at",
+        "_items",
+        "_limit",
+        "append",
+        "handle",
+        "ingestion_time_ms",
+        "left",
+        "more",
+        "pieces",
+        "until",
+    )
+
+    metadata = b""
+
+    def __init__(
+        self,
+        first: Item,
+        ingestion_time_ms: int,
+        handle: WriteHandle | None,
+        limit: int,
+        until: float,
+    ) -> None:
+        self._items: list[Item] = [first]
+        self._limit = limit
+        self._closed_at: int | None = None
+        self.append = self._items.append
+        self.handle = handle
+        self.ingestion_time_ms = ingestion_time_ms
+        self.pieces = 1 if type(first) is tuple else 0
+        self.more = records_in(first) - 1  # records beyond one of each item
+        self.left = limit - held_at_opening(first)
+        self.until = until
+
+    @property
+    def calls(self) -> int:
+        """Calls in it."""
+        return len(self._items) if self._closed_at is None else self._closed_at
+
+    @property
+    def count(self) -> int:
+        """Records in it."""
+        return self.calls + self.more
+
+    @property
+    def held(self) -> int:
+        """Bytes of ``max_buffered_bytes`` that it takes."""
+        return self._limit - self.left
+
+    @property
+    def size(self) -> int:
+        """Bytes of its records in a block, at most: late items are included."""
+        single = self.calls - self.pieces
+        return self.held - BUFFER_HELD - PIECE_HELD * self.pieces - (RECORD_HELD - _PREFIX) * single
+
+    def close(self) -> None:
+        """Count the items in it by now and no later ones. With the lock held."""
+        if self._closed_at is None:
+            self._closed_at = len(self._items)
+
+    def was_included(self, item: Item) -> bool:
+        """Whether an item that was appended around the time of closing counts; removed if not.
+
+        With the lock held, once for each such item.
+        """
+        self.close()
+        for index in range(self.calls, len(self._items)):
+            # By identity. If two callers appended the same object and one was late, either of
+            # them may append it again.
+            if self._items[index] is item:
+                del self._items[index]
+                return False
+        return True
+
+    def items(self) -> list[Item]:
+        """Those that count, once it is closed."""
+        # A copy: a thread that is late may still add an item to the list, and remove it again.
+        return self._items[: self.calls]
+
+
+def records_in(item: Item) -> int:
+    """How many records the item has."""
+    return item[1] if type(item) is tuple else 1
+
+
+def block_bytes(item: Item) -> int:
+    """Bytes of the item's records in a block."""
+    return len(item[0]) if type(item) is tuple else _PREFIX + len(item)
+
+
+def held_at_opening(item: Item) -> int:
+    """Bytes of ``max_buffered_bytes`` that a buffer takes which is opened for this item."""
+    beside = PIECE_HELD if type(item) is tuple else RECORD_HELD - _PREFIX
+    return BUFFER_HELD + block_bytes(item) + beside
+
+
+CLOSED = AppendBuffer(b"", 0, None, 0, float("-inf"))
+"""Has no room, so callers take the lock."""
+
+
+@dataclass(slots=True, eq=False)
+class ProduceRequest:
+    """One ``produce()`` call that cannot go into an append buffer.
+
+    One with a transaction, or with an identity as a message, has a batch of its own.
+    """
+
+    block: bytes | memoryview  # the entries as a piece of a record block
+    count: int
+    metadata: bytes
+    ingestion_time_ms: int  # set when it is accepted
+    transaction: Transaction | None = None
+    message: UUID | None = None
+
+    pieces = 1
+
+    def items(self) -> list[Item]:
+        """All of it, as one piece."""
+        return [(self.block, self.count)]
+
+    @property
+    def alone(self) -> bool:
+        """Whether it has a batch to itself."""
+        return self.transaction is not None or self.message is not None
+
+    @property
+    def held(self) -> int:
+        """Bytes of ``max_buffered_bytes`` that it takes (failure F33)."""
+        return len(self.block) + len(self.metadata) + REQUEST_HELD
+
+    @property
+    def size(self) -> int:
+        """Bytes of its records in a block."""
+        return len(self.block)
+
+
+def encode_entries(entries: Any) -> tuple[bytes | memoryview, int]:
+    """The record block of one ``produce()`` call, and the number of entries in it.
+
+    Raises:
+        InvalidInput: See :func:`.encode_block` and :func:`.encode_arrow_block`.
+    """
+    if isinstance(entries, pa.Array | pa.ChunkedArray):
+        return encode_arrow_block(entries)
+    if isinstance(entries, bytes | bytearray | memoryview | str):
+        raise InvalidInput(
+            f"entries is one {type(entries).__name__}: give a list of entries, [entry]"
+        )
+    taken = entries if isinstance(entries, list | tuple) else list(entries)
+    return encode_list(taken) or (encode_block(taken), len(taken))
+
+
+def encode_list(entries: Sequence[Any]) -> tuple[bytes | memoryview, int] | None:
+    """As :func:`encode_entries`, of a list or tuple that holds nothing but ``bytes``; or None."""
+    # A copy: another thread may change the list between the check and the encoding.
+    records = tuple(entries)
+    if set(map(type, records)) != _BYTES:
+        return None
+    return encode_bytes(records), len(records)
+
+
+Part = ProduceRequest | AppendBuffer
+
 
 class Stage(Enum):
-    """Where a batch stands: see :mod:`.ordered_uploads`. An open batch is UPLOADING."""
+    """Stages of a batch: see :class:`.OrderedUploads`. An open batch is UPLOADING."""
 
     UPLOADING = auto()
     UPLOADED = auto()
@@ -59,31 +420,20 @@ class Batch:
 
     Calls are counted as they come. The thread that brings one may be interrupted between counting
     it and adding it, so the counts may be too high, never too low; :meth:`encode` counts anew. The
-    items of an open :class:`~.append_buffer.AppendBuffer` are counted when that is closed.
+    items of an open :class:`AppendBuffer` are counted when that is closed.
 
     Attributes:
-        watcher: Shared by the handles of its calls.
-        due_at: When it is sealed at the latest, monotonic seconds.
+        due_at: When it is sealed at the latest, monotonic seconds; as all times without a unit.
         ordered: Whether its failure stops the ordered batches behind it: it is a transaction, or
             the separator in front of the first one.
-        transaction: Identity of the call that has this batch to itself.
-        message: Identity as a message of the call that has this batch to itself.
         parts: In produce order, until it is encoded; none in a separator.
         buffer: The last part, while it is open.
-        size: Bytes of the record block; at most, until it is encoded.
         metadata_size: Bytes that the ranges take in the manifest, at most.
-        count: Records; at most, until it is encoded.
-        calls: Calls, at most.
-        held: Bytes of ``max_buffered_bytes``, at most.
+        held: Bytes of ``max_buffered_bytes``.
         held_before: Bytes of the batches that waited ahead of it when it was opened.
-        sealed_at: When it was sealed, monotonic seconds; None while it is open.
-        deadline: When to give up, monotonic seconds.
         metadata: The ranges of its queue entry; set with ``data``.
         data: The object's bytes, or its pieces, until the outcome is known; None before encoding.
-        location: The object's key.
         named: When the location's ULID was made; None before the first upload.
-        trouble: The error of its last attempt.
-        outcome: Set when it is completed.
     """
 
     watcher: DurabilityWatcher
@@ -91,7 +441,7 @@ class Batch:
     ordered: bool = False
     transaction: Transaction | None = None
     message: UUID | None = None
-    parts: list[ProduceRequest | AppendBuffer] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     buffer: AppendBuffer | None = None
     size: int = 0
     metadata_size: int = 0
@@ -106,7 +456,7 @@ class Batch:
     data: bytes | list[bytes | memoryview] | None = None
     location: str = ""
     named: Moment | None = None
-    trouble: OpenDataBufferError | None = None
+    trouble: OpenDataBufferError | None = None  # of its last attempt
     outcome: Durable | BaseException | None = None
 
     @property
@@ -129,13 +479,13 @@ class Batch:
         self.parts.append(request)
 
     def add_buffer(self, buffer: AppendBuffer) -> None:
-        """Accept a buffer, which goes on to take calls; :meth:`close_buffer` counts them."""
+        """Accept an open buffer; :meth:`close_buffer` counts its calls."""
         self._count_range(buffer)
         self.buffer = buffer
         self.parts.append(buffer)
 
     def close_buffer(self) -> None:
-        """Close the buffer, if there is one, and count the items in it."""
+        """Close the open buffer, if any, and count its items."""
         buffer = self.buffer
         if buffer is not None:
             buffer.close()
@@ -145,68 +495,71 @@ class Batch:
     def encode(self, compression: Compression, level: int) -> list[bytes | memoryview]:
         """The object's bytes, in pieces; sets ``metadata``, ``count`` and ``size``."""
         ranges: list[Metadata] = []
-        encoder = RecordEncoder()
-        before: ProduceRequest | AppendBuffer | None = None
+        pieces: list[bytes | memoryview] = []
+        records: list[bytes] = []  # of neighbouring buffers, encoded together
+        encoded = 0
+        before: Part | None = None
+
+        def encode_records() -> None:
+            nonlocal encoded
+            if records:
+                pieces.append(encode_bytes(records))
+                encoded += len(records)
+                records.clear()
+
         for part in self.parts:
             if before is None or not _shares_range(part, before):
-                ranges.append(Metadata(encoder.count, part.ingestion_time_ms, part.metadata))
+                start = encoded + len(records)
+                ranges.append(Metadata(start, part.ingestion_time_ms, part.metadata))
             before = part
-            if isinstance(part, AppendBuffer):
-                encoder.add_buffer(part)
+            if not part.pieces:
+                records += part.items()  # type: ignore[arg-type]
             else:
-                encoder.add(part.block, part.count)
-        pieces = encoder.pieces()
-        self.metadata, self.count = tuple(ranges), encoder.count
+                for item in part.items():
+                    if type(item) is tuple:
+                        encode_records()
+                        pieces.append(item[0])
+                        encoded += item[1]
+                    else:
+                        records.append(item)  # type: ignore[arg-type]
+            if len(records) >= RECORDS_AT_ONCE:
+                encode_records()
+        encode_records()
+        self.metadata, self.count = tuple(ranges), encoded
         self.size = sum(map(len, pieces))
-        return seal_pieces(pieces, encoder.count, compression, level)
+        return seal_pieces(pieces, encoded, compression, level)
 
-    def _count(self, part: ProduceRequest | AppendBuffer, calls: int) -> None:
+    def _count(self, part: Part, calls: int) -> None:
         self.size += part.size
         self.count += part.count
         self.held += part.held
         self.calls += calls
 
-    def _count_range(self, part: ProduceRequest | AppendBuffer) -> None:
+    def _count_range(self, part: Part) -> None:
         if not self.parts or not _shares_range(part, self.parts[-1]):
             self.metadata_size += RANGE_BYTES + len(part.metadata)
 
 
-def _shares_range(
-    part: ProduceRequest | AppendBuffer, before: ProduceRequest | AppendBuffer
-) -> bool:
+def _shares_range(part: Part, before: Part) -> bool:
     """Whether one metadata range can stand for both."""
     return part.ingestion_time_ms == before.ingestion_time_ms and part.metadata == before.metadata
 
 
 class Batcher:
-    """Accumulates calls until size or age says that a batch is full.
+    """Accumulates calls until size or age says that a batch is full."""
 
-    Args:
-        flush_interval: Seconds in which the open batch becomes due, at the latest.
-        flush_size: Bytes beyond which it is full; a loose limit.
-        max_size: Bytes no batch exceeds.
-        watcher: Makes the watcher of a new batch.
-    """
-
-    def __init__(
-        self,
-        *,
-        flush_interval: float,
-        flush_size: int,
-        max_size: int,
-        watcher: Callable[[], DurabilityWatcher],
-    ) -> None:
-        self._flush_interval = flush_interval
-        self._flush_size = flush_size
-        self._max_size = max_size
+    def __init__(self, config: ProducerConfig, watcher: Callable[[], DurabilityWatcher]) -> None:
+        self._flush_interval = config.flush_interval_ms / 1000
+        self._flush_size = config.flush_size_bytes
+        self._max_size = config.max_batch_bytes
         self._watcher = watcher
         self._batches: deque[Batch] = deque()  # sealed ones; the last may be open
         self._last_due_at: float | None = None
-        self.current = CurrentBuffer()
+        self.buffer = CLOSED  # the one that is open now
 
     @property
     def due_at(self) -> float | None:
-        """From when on :meth:`take` has a batch, monotonic seconds; None when there is none."""
+        """From when on :meth:`take` has a batch; None when there is none."""
         if not self._batches:
             return None
         first = self._batches[0]
@@ -230,7 +583,7 @@ class Batcher:
 
     @property
     def batches(self) -> list[Batch]:
-        """All that wait here, in produce order."""
+        """In produce order."""
         return list(self._batches)
 
     def add(self, request: ProduceRequest, now: float) -> DurabilityWatcher:
@@ -252,11 +605,7 @@ class Batcher:
     def add_item(self, item: Item, time_ms: int, now: float, room: int) -> WriteHandle:
         """Put a call without metadata into a new buffer, which becomes the current one.
 
-        Args:
-            item: Its records.
-            time_ms: Ingestion time of the buffer, milliseconds since the Unix epoch.
-            now: Monotonic seconds.
-            room: Bytes of ``max_buffered_bytes`` that are free.
+        ``room`` is how many bytes of ``max_buffered_bytes`` are free.
         """
         self._close_buffer()
         fitting = self._fitting(block_bytes(item), records_in(item), False, now)
@@ -280,7 +629,7 @@ class Batcher:
         if self._seal_full(batch, now):
             batch.close_buffer()
         else:
-            self.current.buffer = buffer
+            self.buffer = buffer
         return handle
 
     def add_separator(self, now: float) -> None:
@@ -292,7 +641,7 @@ class Batcher:
         self._batches.append(separator)
 
     def seal(self, now: float) -> None:
-        """Let nothing more into the open batch, however small it is."""
+        """Close the open batch, however small it is."""
         self._close_buffer()
         batch = self._open()
         if batch is not None:
@@ -312,8 +661,8 @@ class Batcher:
         return self._batches.popleft()
 
     def _close_buffer(self) -> None:
-        """Let callers take the lock, and count what they have put into the buffer."""
-        self.current.buffer = CLOSED
+        """Make callers take the lock, and count what is in the buffer."""
+        self.buffer = CLOSED
         if self._batches:
             self._batches[-1].close_buffer()
 
@@ -333,8 +682,8 @@ class Batcher:
         if batch.sealed_at is None and (
             size > self._flush_size
             or batch.metadata_size > METADATA_FLUSH_BYTES
-            # Callers keep coming while the thread that keeps the time waits for the lock
-            # (failure F32), so age counts here too.
+            # Age counts here too: callers come while the worker that keeps the time waits for the
+            # lock (failure F32).
             or now >= batch.due_at
         ):
             batch.sealed_at = now
@@ -352,7 +701,7 @@ class Batcher:
         return batch
 
     def _next_due_at(self, now: float) -> float:
-        """At most an interval from now, and under a steady load one interval after the last.
+        """An interval from now; under a steady load one interval after the last was due.
 
         Counted from the first call alone, the wait for that call would add to every interval.
         """

@@ -1,12 +1,10 @@
 """Appends to a manifest: the protocol :class:`Committer`, and the process's own.
 
-A committer appends what its callers give it and answers each with a sequence or an error; it
-does not know uploads or producers. :class:`GroupCommitter` joins what waits: while one
-compare-and-swap is on its way, appends of all producers of the process pile up, and the next one
-takes them all. They never race each other then, and the store's rate of compare-and-swaps is not
-the limit on batches per second. Where the store takes one object only so often, an append waits
-until the next is due, and takes what comes meanwhile with it. After each write it leaves the
-manifest to other processes (:mod:`opendata_buffer.producer.write_fairness`).
+While one compare-and-swap is under way, appends of all producers of the process wait, and the next
+one takes them all. So they never race each other, and the store's rate of compare-and-swaps is not
+the limit on batches per second. Where the store accepts writes of one object only so often, an
+append waits until the next is due. After each write, other processes may write
+(:mod:`opendata_buffer.producer.write_fairness`).
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import opendata_buffer
-from opendata_buffer.concurrency import locked
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -32,7 +29,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.write_fairness import WriteFairness
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.runtime import Runtime, SystemRuntime, locked
 from opendata_buffer.stores.base import RateLimited, Store
 
 MOST_LOOKED_AT = 1_000
@@ -45,40 +42,32 @@ class Committer(Protocol):
     @property
     def attempts(self) -> int:
         """Manifest writes tried so far."""
-        ...
 
     @property
     def conflicts(self) -> int:
         """How many of them lost against another writer."""
-        ...
 
     @property
     def tag(self) -> str:
         """Six characters for the ULIDs of all batches that are appended through it: by them
         other processes tell how many write. See :func:`.tagged_ulid`."""
-        ...
 
     def pause(self) -> float:
-        """Seconds until an append would begin; not above zero when it would at once.
+        """Seconds until an append would begin, because others write; not above zero: at once.
 
-        Until then others have their turn. What a caller puts together only then goes into one
-        write, and not half of it into the next.
+        A caller that puts its append together only then gets all of it into one write.
         """
-        ...
 
     def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
         """Append entries in one write: contiguous, in order, all or none. Blocks.
 
         Idempotent by location: what has landed is not appended again. A caller makes one append
-        at a time; appends of several callers land in any order.
+        at a time; appends of several callers land in any order. Returns the first entry's sequence.
 
         Args:
             entries: At least one.
-            begin_by: Monotonic seconds after which no write of it may begin: what waits for its
-                turn until then is refused.
-
-        Returns:
-            The first entry's sequence.
+            begin_by: Monotonic seconds after which no write of it may begin: an append that waits
+                until then is refused.
 
         Raises:
             Conflict, QueueFull, TransientStorageError: Surely nothing was appended, and it may
@@ -86,11 +75,9 @@ class Committer(Protocol):
             CommitStateUnknown: It may have been appended.
             OpenDataBufferError: Nothing was appended, and trying again does not help.
         """
-        ...
 
     def close(self) -> None:
         """One caller appends no more; called once by each."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -106,14 +93,11 @@ class _Request:
 
 
 class _Joined:
-    """A guard's answer: more waits by now, and is to be appended in the same write."""
+    """A guard's answer: more appends wait by now, and go into the same write."""
 
 
 class GroupCommitter:
-    """Joins the appends of all its callers; the thread that finds it idle writes for them all.
-
-    It has no thread of its own. Made by :func:`shared_committer`.
-    """
+    """Joins the appends of its callers; the thread that finds it idle writes for all of them."""
 
     def __init__(
         self,
@@ -125,8 +109,8 @@ class GroupCommitter:
     ) -> None:
         self._runtime = runtime
         self._on_idle = on_idle
-        self._tag = ulid_tag(runtime.ulid())
-        self._fairness = WriteFairness(runtime.random, self._tag)
+        self.tag = ulid_tag(runtime.ulid())
+        self._fairness = WriteFairness(runtime.random, self.tag)
         self._queue = Queue(
             store,
             config,
@@ -154,18 +138,12 @@ class GroupCommitter:
         """See :class:`Committer`."""
         return self._queue.conflicts
 
-    @property
-    def tag(self) -> str:
-        """See :class:`Committer`."""
-        return self._tag
-
     def pause(self) -> float:
         """See :class:`Committer`."""
         return self._pause(self._runtime.monotonic())
 
     def _pause(self, now: float) -> float:
-        # The store's pace counts as a pause for others: what comes meanwhile goes into this write,
-        # and not into the one after it.
+        # The store's pace counts as a pause, too: what comes meanwhile goes into this write.
         pause = self._fairness.pause(now)
         return pause if self._paced is None else max(pause, self._paced.write_due(self._queue.key))
 
@@ -262,7 +240,7 @@ class GroupCommitter:
                     group[0].outcome = error
                     return
                 # Half of them may fit; all together never would, also into an empty queue. And an
-                # entry that no manifest can hold is the fault of one caller, not of all.
+                # entry that no manifest can hold must fail one caller only.
                 half = len(group) // 2
                 self._write(group[:half])
                 self._write(group[half:])
@@ -305,7 +283,7 @@ class GroupCommitter:
         try:
             return [each.location for each in manifest.entries(max(start, end - MOST_LOOKED_AT))]
         except CorruptManifest:
-            # Its readers will say so. An append copies what is there, whatever it is.
+            # An error of readers: an append copies the entries as they are.
             return []
 
     @locked
@@ -314,7 +292,7 @@ class GroupCommitter:
         group, self._under_way = self._under_way, []
         for request in group:
             if request.outcome is None:
-                # The thread that wrote for all was interrupted by no error of the queue's.
+                # The thread that wrote was interrupted, by no error of the queue's.
                 locations = tuple(entry.location for entry in request.entries)
                 reason = "the thread that appended it was interrupted"
                 request.outcome = CommitStateUnknown(self._queue.key, None, locations, None, reason)
@@ -333,14 +311,13 @@ _committers: dict[tuple[int, int, str, str], GroupCommitter] = {}
 def shared_committer(
     store: Store, config: QueueConfig, runtime: Runtime, *, claim: QueueClaim | None = None
 ) -> GroupCommitter:
-    """The process's committer for this manifest, with one more caller, who must close it.
+    """The process's committer for this manifest, with one more caller, which must close it.
 
-    Made for the first caller, with that one's claim, deadlines and limits. A simulated process
-    has a runtime of its own and so stands for itself. A forked child makes its own.
+    It has the claim, the deadlines and the limits of its first caller. A simulated process, which
+    has a runtime of its own, and a forked child have committers of their own.
     """
     process = os.getpid() if isinstance(runtime, SystemRuntime) else id(runtime)
-    # A producer of the queue that was there before it was started over does not keep producers
-    # of the new one out.
+    # The id, because a queue may be started over while producers of the old one are open.
     key = (process, id(store), config.manifest_path, "" if claim is None else claim.queue_id)
 
     def forget() -> None:
@@ -364,8 +341,7 @@ def open_committer(
 ) -> Committer:
     """The committer that ``config.broker`` asks for: an :data:`OpenCommitter`.
 
-    The package ``broker`` lies above this one. The library's root loads it here, so a process
-    whose producers append alone never loads it.
+    The package ``broker`` lies above this one: the root loads it, for processes that use it.
     """
     if config.broker == "off":
         return shared_committer(store, config, runtime, claim=claim)

@@ -22,19 +22,19 @@ from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.messages.message_ids import parse_uuid
-from opendata_buffer.producer.append_buffer import (
+from opendata_buffer.producer.batching import (
     CLOSED,
     PIECE_HELD,
     RECORD_HELD,
-    CurrentBuffer,
     Item,
     ProduceRequest,
+    WriteHandle,
     block_bytes,
     encode_entries,
     encode_list,
+    wakeable,
 )
 from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
-from opendata_buffer.producer.handle import WriteHandle, wakeable
 from opendata_buffer.producer.sender import Sender
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
@@ -81,13 +81,12 @@ class Producer(Closeable):
         self._sender = Sender(config, store, runtime, open_committer)
         # Used by every call, so looked up once.
         self._accumulator = self._sender.accumulator
-        self._current = self._accumulator.current
+        self._batcher = self._accumulator.batcher
         self._monotonic = runtime.monotonic
         where = {"queue": metrics.queue_label(store.url, config.manifest_path)}
         metrics.producer_buffered_bytes.watch(self, lambda each: each.buffered_bytes, where)
         if isinstance(runtime, SystemRuntime):
             _open_senders.add(self._sender)
-            _open_buffers.add(self._current)
 
     def send(self, record: bytes | bytearray | memoryview) -> WriteHandle:
         """Accept one record without metadata, at the least cost: half a microsecond.
@@ -115,19 +114,17 @@ class Producer(Closeable):
         return self.accept(self.prepare([record]))
 
     def _add(self, item: Item) -> WriteHandle | None:
-        """Add a record or a piece to the open buffer without a lock: see :mod:`.append_buffer`.
+        """Add a record or a piece to the open buffer without a lock: see :mod:`.batching`.
 
-        Returns:
-            Its handle; None when the item is too large for a batch.
+        Returns None when the item is too large for a batch.
         """
         held = len(item[0]) + PIECE_HELD if type(item) is tuple else len(item) + RECORD_HELD
         # No call lies between reading what is left and writing it, so no other thread subtracts in
-        # between. Functions that are attributes go into variables first: the interpreter looks for
-        # `buffer.append(...)` as for a method, which takes 30 ns longer.
+        # between. Calling `buffer.append(...)` and not a variable would take 30 ns longer.
         monotonic = self._monotonic
         now = monotonic()
-        current = self._current
-        buffer = current.buffer
+        batcher = self._batcher
+        buffer = batcher.buffer
         left = buffer.left - held
         if left >= 0 and now < buffer.until:
             buffer.left = left
@@ -136,7 +133,7 @@ class Producer(Closeable):
                 buffer.pieces += 1
             append = buffer.append
             append(item)
-            if current.buffer is buffer:
+            if batcher.buffer is buffer:
                 return buffer.handle
             return self._accumulator.add_item(item, buffer)
         self._check_process()
@@ -180,8 +177,7 @@ class Producer(Closeable):
                 that a signal handler raises; what was accepted before is not affected.
             FlushFailed: An earlier transaction failed; later ones would be taken for repeats.
         """
-        # Pass transaction and message by their names. That the signature does not insist on it
-        # saves 60 ns of each call.
+        # transaction and message are not keyword-only: that saves 60 ns of each call.
         if not metadata and transaction is None and message is None:
             kind = type(entries)
             if kind is list or kind is tuple:
@@ -222,16 +218,12 @@ class Producer(Closeable):
         )
 
     async def accept_async(self, request: ProduceRequest) -> WriteHandle:
-        """As :meth:`accept`; while the buffer is full it waits without blocking the event loop.
-
-        Raises:
-            Closed, FlushFailed: As :meth:`produce`.
-        """
+        """As :meth:`accept`; while the buffer is full it waits without blocking the event loop."""
         while True:
             room, wake = wakeable()
-            watcher = self._accumulator.accept_now(request, wake)
-            if watcher is not None:
-                return WriteHandle(watcher, request.ingestion_time_ms)
+            handle = self._accumulator.accept_now(request, wake)
+            if handle is not None:
+                return handle
             await room
 
     def prepare(
@@ -242,12 +234,7 @@ class Producer(Closeable):
         transaction: Transaction | None = None,
         message: UUID | None = None,
     ) -> ProduceRequest:
-        """The first half of :meth:`produce`: check and encode a call. Nothing is accepted yet.
-
-        Raises:
-            InvalidInput: As :meth:`produce`.
-            Closed: The producer was made before this process was forked.
-        """
+        """The first half of :meth:`produce`: check and encode a call. Nothing is accepted yet."""
         self._check_process()
         metadata = bytes(metadata)
         if len(metadata) > MAX_METADATA_BYTES:
@@ -256,25 +243,19 @@ class Producer(Closeable):
                 "rewritten with every append. Put large data into the entries."
             )
         block, count = encode_entries(entries)
-        size = len(block)
-        if size > self._config.max_batch_bytes:
+        most = self._config.max_batch_bytes
+        if len(block) > most:
             raise InvalidInput(
-                f"one call of {count} entries makes {size} bytes, more than max_batch_bytes "
-                f"{self._config.max_batch_bytes}: split it, or raise the limit here and at the "
-                "consumer"
+                f"one call of {count} entries makes {len(block)} bytes, more than max_batch_bytes "
+                f"{most}: split it, or raise the limit here and at the consumer"
             )
         if message is not None:
             parse_uuid(message)
         return ProduceRequest(block, count, metadata, 0, transaction, message)
 
     def accept(self, request: ProduceRequest) -> WriteHandle:
-        """The second half: take a prepared request in. Blocks while the buffer is full.
-
-        Raises:
-            Closed, FlushFailed: As :meth:`produce`.
-        """
-        watcher = self._accumulator.accept(request)
-        return WriteHandle(watcher, request.ingestion_time_ms)
+        """The second half: accept a prepared request. Blocks while the buffer is full."""
+        return self._accumulator.accept(request)
 
     def flush(self, timeout: float | None = None) -> None:
         """Make everything produced so far durable.
@@ -292,6 +273,7 @@ class Producer(Closeable):
         """
         self._check_process()
         self._accumulator.flush(timeout)
+        self._accumulator.check()
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then end the threads. A second call does nothing; nor does one in a fork.
@@ -320,7 +302,6 @@ class Producer(Closeable):
         self._closed = True
         metrics.producer_buffered_bytes.unwatch(self)
         _open_senders.discard(self._sender)
-        _open_buffers.discard(self._current)
 
     @property
     def buffered_bytes(self) -> int:
@@ -346,13 +327,12 @@ class Producer(Closeable):
 
 
 _open_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
-_open_buffers: weakref.WeakSet[CurrentBuffer] = weakref.WeakSet()
 
 
 def _close_buffers() -> None:
-    """In a forked child: send() must come to the check that this is another process."""
-    for current in list(_open_buffers):
-        current.buffer = CLOSED
+    """In a forked child: send() must reach the check that this is another process."""
+    for sender in list(_open_senders):
+        sender.accumulator.batcher.buffer = CLOSED
 
 
 if hasattr(os, "register_at_fork"):  # where there is a fork

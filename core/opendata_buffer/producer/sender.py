@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from opendata_buffer import metrics
-from opendata_buffer.concurrency import locked
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import (
     Closed,
@@ -32,15 +31,14 @@ from opendata_buffer.formats.keys import batch_key, tagged_ulid
 from opendata_buffer.producer.accumulator import Accumulator
 from opendata_buffer.producer.batching import Batch, Stage
 from opendata_buffer.producer.group_commit import Committer, OpenCommitter
-from opendata_buffer.producer.ordered_uploads import LateUpload
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.retry import queue_retry
-from opendata_buffer.runtime import Moment, Runtime, Task, deadline
+from opendata_buffer.runtime import Moment, Runtime, Task, deadline, locked, wait_for
 from opendata_buffer.stores.base import Put, PutPieces, Store
 
 
 class Uploader:
-    """Writes batch objects; called by several threads at once, with a batch each."""
+    """Writes batch objects. Several threads call it at once, each with a batch of its own."""
 
     def __init__(self, store: Put, config: ProducerConfig, runtime: Runtime) -> None:
         self._store = store
@@ -48,16 +46,13 @@ class Uploader:
         self._runtime = runtime
 
     def upload(self, batch: Batch, tag: str) -> None:
-        """Write the object under a new name; retried until the batch's deadline.
+        """Encode the batch, and write it under a new name until it is stored or too late.
 
-        A new name each time: the collector takes an object's age from its name (failure F5).
-
-        Args:
-            batch: Encoded first, unless it was before; gets the name.
-            tag: Of the committer that appends it, for its name.
+        A new name each time: the collector takes an object's age from its name (failure F5). The
+        tag in the name is that of the committer which appends it.
 
         Raises:
-            StorageError: The store refused it, or did not take it in time.
+            StorageError: The store refused it, or did not answer in time.
             InvalidInput: It cannot be encoded.
         """
         config = self._config
@@ -69,7 +64,7 @@ class Uploader:
             batch.data = data
             batch.parts = []
         if batch.stage is Stage.COMPLETED:
-            # By another thread, maybe before the encoding, which then found no parts.
+            # By another thread, perhaps before the encoding, which then found no parts.
             return
         ulid = tagged_ulid(self._runtime.ulid(), tag)
         batch.named = Moment.now(self._runtime)
@@ -120,20 +115,7 @@ ABANDON_S = 1.0
 class Sender:
     """A producer's accumulator and the threads that upload and append what it holds.
 
-    Args:
-        config: Settings.
-        store: Where objects and manifest live.
-        runtime: Clock and threads.
-        open_committer: Opens what appends the batches.
-
-    Attributes:
-        accumulator: Takes in what callers produce.
-        process: Id of the process that has the threads; a forked one has not.
-
-    Raises:
-        TransientStorageError: The store did not answer within ``cas_deadline_ms``.
-        OpenDataBufferError: See :func:`.claim_for_writing`.
-        RuntimeError: The process has no thread left for it.
+    Raises ``RuntimeError`` when the process can start no thread, and as :class:`.Producer`.
     """
 
     def __init__(
@@ -152,13 +134,12 @@ class Sender:
         # An append makes its last attempt at its deadline; half of this is for that one's answer.
         self._append_limit = 2 * self._append_config.cas_deadline_ms / 1000
         self.accumulator = Accumulator(config, self._append_limit, runtime)
-        self.process = os.getpid()
+        self.process = os.getpid()  # a forked process has no threads
         self._tasks: list[Task] = []
         self._condition = runtime.condition()
         self._committer: Committer | None = None
         self._refusal: BaseException | None = None
         try:
-            self.accumulator.begin_thread()
             self._start(self._append_all, "opendata-buffer-appender", self.accumulator.end_thread)
             self.accumulator.add_workers()
             self._start_worker()
@@ -174,11 +155,7 @@ class Sender:
         return self._committer
 
     def close(self, timeout: float | None) -> None:
-        """Complete everything and end the threads; those that wait for the store end later.
-
-        Raises:
-            FlushFailed: Something was given up, now or before.
-        """
+        """Complete everything and end the threads; those that wait for the store end later."""
         _wake(self.accumulator.begin_closing())
         if not self.accumulator.await_end(timeout):
             self.accumulator.abandon(
@@ -285,16 +262,16 @@ class Sender:
     @locked
     def _await_claim(self) -> None:
         """Wait for the appender's first act; with a deadline, whatever the store does."""
+
+        def is_claimed() -> bool:
+            return self._committer is not None or self._refusal is not None
+
         limit = self._config.cas_deadline_ms / 1000
-        until = self._runtime.monotonic() + limit
-        while self._committer is None and self._refusal is None:
-            left = until - self._runtime.monotonic()
-            if left <= 0:
-                raise TransientStorageError(
-                    f"store {self._store.url} did not answer within {limit:g} s (cas_deadline_ms):"
-                    " check its address and the network. Nothing was produced."
-                )
-            self._condition.wait(left)
+        if not wait_for(self._runtime, self._condition, is_claimed, limit):
+            raise TransientStorageError(
+                f"store {self._store.url} did not answer within {limit:g} s (cas_deadline_ms):"
+                " check its address and the network. Nothing was produced."
+            )
         if self._refusal is not None:
             raise self._refusal
 
@@ -314,31 +291,31 @@ class Sender:
             if not isinstance(error, OpenDataBufferError):
                 log.exception("group commit failed")
         else:
-            for late in self.accumulator.landed(first):
-                self.accumulator.fail(late.batch, self._repair(late))
+            for batch, sequence, age in self.accumulator.landed(first):
+                self.accumulator.fail(batch, self._repair(batch, sequence, age))
         self._complete(self.accumulator.appended())
         if pause:
             self._runtime.sleep(RETRY_PAUSE_S)
 
-    def _repair(self, late: LateUpload) -> CommitStateUnknown:
+    def _repair(self, batch: Batch, sequence: int, age: float) -> CommitStateUnknown:
         """Write the object again so that its entry has one; returns the outcome (failure F5)."""
         try:
-            self._uploader.repair(late.batch)
+            self._uploader.repair(batch)
             result = "its object was written again in case it is gone"
         except OpenDataBufferError as error:
             result = f"its object could not be written again: {error}"
         return CommitStateUnknown(
             self._config.manifest_path,
-            late.sequence,
-            (late.batch.location,),
-            late.sequence + 1,
-            f"it was appended {late.age:.0f} s after its upload, later than the collector's grace "
+            sequence,
+            (batch.location,),
+            sequence + 1,
+            f"it was appended {age:.0f} s after its upload, later than the collector's grace "
             f"period allows; {result}",
         )
 
 
 def _wake(waiting: Sequence[Callable[[], None]]) -> None:
-    """Let coroutines that found no room try again; each function only wakes an event loop."""
+    """Make coroutines that found no room try again."""
     for wake in waiting:
         wake()
 
@@ -353,10 +330,9 @@ def _for_handles(error: BaseException) -> BaseException:
 def _with_long_deadline(config: ProducerConfig) -> ProducerConfig:
     """Let an append try as long as its batches do.
 
-    An append whose answer was lost is decided by reading the manifest, once the store answers
-    again. Given up before, its batches would have failed although they may be queued. But no
-    longer than the second half of the grace period: the first half may have passed when the append
-    begins (failure F5).
+    The manifest tells what became of an append without an answer, once the store answers again.
+    Given up before, its batches would fail although they may be queued. But no longer than the
+    second half of the grace period: the first may have passed when it begins (failure F5).
     """
     most_ms = min(config.delivery_timeout_ms, config.gc_grace_period_ms // 2)
     return replace(config, cas_deadline_ms=max(config.cas_deadline_ms, most_ms))

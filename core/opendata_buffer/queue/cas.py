@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from opendata_buffer import outcomes
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CorruptData,
     ObjectNotFound,
@@ -34,7 +35,7 @@ from opendata_buffer.errors import (
     PermanentStorageError,
     TransientStorageError,
 )
-from opendata_buffer.retry import BackoffSettings, queue_retry
+from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime, deadline, remaining
 from opendata_buffer.stores.base import ABSENT, ConditionalPut, Get, IfVersion, NotModified
 
@@ -160,7 +161,7 @@ class CasObject(Generic[T]):
         decode: Callable[[bytes], T],
         encode: Callable[[T], bytes],
         runtime: Runtime,
-        settings: BackoffSettings,
+        settings: QueueConfig,
         max_bytes: int,
         unreadable: Callable[[str], CorruptData] | None = None,
         check_read: Callable[[T, T], None] | None = None,

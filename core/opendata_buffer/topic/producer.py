@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from opendata_buffer.concurrency import Closeable, in_parallel, locked
+from opendata_buffer.concurrency import Closeable, in_parallel
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBufferError
-from opendata_buffer.producer.append_buffer import ProduceRequest
+from opendata_buffer.producer.batching import Durable, ProduceRequest, WriteHandle
 from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
-from opendata_buffer.producer.handle import Durable, WriteHandle
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.runtime import Runtime, SystemRuntime, locked
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.description import TopicDescription

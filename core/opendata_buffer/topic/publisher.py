@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from opendata_buffer.concurrency import Closeable, locked
+from opendata_buffer.concurrency import Closeable
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import (
     Closed,
@@ -44,13 +44,12 @@ from opendata_buffer.messages.message_ids import (
     build_uuid,
     new_producer_id,
 )
-from opendata_buffer.producer.append_buffer import ProduceRequest
+from opendata_buffer.producer.batching import ProduceRequest, WriteHandle
 from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
-from opendata_buffer.producer.handle import WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
+from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, locked
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.producer import TopicHandle, TopicProducer
 from opendata_buffer.topic.topic import Topic

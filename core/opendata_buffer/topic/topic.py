@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 from opendata_buffer import outcomes
-from opendata_buffer.concurrency import locked
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
 from opendata_buffer.errors import (
     Drained,
@@ -20,7 +19,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.ownership import LISTED_BELOW, OWNER_NAME, TOPIC_KEY, check_owner
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
+from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, locked
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import DESCRIPTION, DRAIN_S, TopicDescription

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from opendata_buffer.concurrency import in_parallel
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
@@ -21,7 +22,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, build_uuid
 from opendata_buffer.messages.sequencer import Undecided, undecided
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.retry import BackoffSettings, queue_retry
+from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Put
 
@@ -99,7 +100,7 @@ class MarkerWriter:
     def __init__(
         self,
         store: Put,
-        config: BackoffSettings,
+        config: QueueConfig,
         queue_of: Callable[[str], Queue],
         runtime: Runtime,
         *,

@@ -1,32 +1,292 @@
-"""The accumulator by itself, without the threads of the sender."""
+"""Which batches may be appended, and what only the accumulator decides.
+
+The rest is tested through producers.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import (
     Closed,
-    FlushFailed,
+    CommitStateUnknown,
     PermanentStorageError,
     TransientStorageError,
 )
-from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.producer.accumulator import Accumulator, Work
-from opendata_buffer.producer.append_buffer import REQUEST_HELD, ProduceRequest
-from opendata_buffer.producer.batching import Batch
-from opendata_buffer.producer.handle import DurabilityWatcher, Durable
+from opendata_buffer.producer.accumulator import Accumulator, OrderedUploads
+from opendata_buffer.producer.batching import (
+    Batch,
+    DurabilityWatcher,
+    Durable,
+    ProduceRequest,
+    Stage,
+    WriteHandle,
+)
 from opendata_buffer.runtime import Moment
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.producer.world import config
+
+DENIED = PermanentStorageError("denied")
+WATCHER = DurabilityWatcher(ManualRuntime())
+
+
+def at(seconds: float, *, wall: float | None = None) -> Moment:
+    return Moment(int((seconds if wall is None else wall) * 1000), seconds)
+
+
+def uploads_of(max_age: float = 300.0, append_limit: float = 120.0) -> OrderedUploads:
+    settings = config(manifest_path="q/manifest", gc_grace_period_ms=int(2_000 * max_age))
+    return OrderedUploads(settings, append_limit)
+
+
+def enter(
+    uploads: OrderedUploads,
+    n: int,
+    *,
+    ordered: bool = False,
+    deadline: float = 1e9,
+    named: float = 0.0,
+    stored: bool = False,
+) -> Batch:
+    batch = Batch(
+        WATCHER,
+        ordered=ordered,
+        calls=1,
+        deadline=deadline,
+        location=f"ingest/{n:03d}.batch",
+        data=b"bytes",
+        named=at(named),
+    )
+    uploads.enter(batch)
+    if stored:
+        uploads.stored(batch)
+    return batch
+
+
+def append(uploads: OrderedUploads, first: int, now: float = 0.0) -> list[str]:
+    """Append what is ready, and tell which batches that were."""
+    group, _ = uploads.take(at(now))
+    assert uploads.landed(first, at(now)) == []
+    return [batch.location for batch in group]
+
+
+def test_an_upload_waits_for_the_one_before_it() -> None:
+    uploads = uploads_of()
+    first, second = enter(uploads, 1), enter(uploads, 2)
+    uploads.stored(second)
+    assert uploads.take(at(0)) == ([], [])
+    uploads.stored(first)
+    assert append(uploads, 7) == [first.location, second.location]
+    assert first.outcome == Durable(7, first.location)
+    assert second.outcome == Durable(8, second.location)
+    assert uploads.take_completed() == [first, second]
+
+
+def test_one_group_is_appended_at_a_time() -> None:
+    uploads = uploads_of()
+    first, second = enter(uploads, 1), enter(uploads, 2)
+    uploads.stored(first)
+    assert uploads.take(at(0)) == ([first], [])
+    uploads.stored(second)
+    assert uploads.take(at(0)) == ([], [])
+    uploads.landed(0, at(0))
+    assert uploads.take(at(0)) == ([second], [])
+
+
+def test_a_failed_upload_keeps_no_bytes_and_lets_those_behind_it_pass() -> None:
+    uploads = uploads_of()
+    first, second = enter(uploads, 1), enter(uploads, 2, stored=True)
+    uploads.fail(first, DENIED)
+    assert append(uploads, 0) == [second.location]
+    assert (first.outcome, first.data) == (DENIED, None)
+
+
+def test_a_failed_transaction_fails_the_later_ones_and_no_other_batch() -> None:
+    uploads = uploads_of()
+    before = enter(uploads, 0, ordered=True, stored=True)
+    failed = enter(uploads, 1, ordered=True)
+    plain = enter(uploads, 2, stored=True)
+    later = enter(uploads, 3, ordered=True, stored=True)
+    uploads.fail(failed, DENIED)
+    assert (later.stage, later.outcome) == (Stage.COMPLETED, DENIED)
+    assert append(uploads, 0) == [before.location, plain.location]
+
+
+def test_a_transaction_that_enters_behind_a_failed_one_fails() -> None:
+    """produce() may have checked for failures just before there was one."""
+    uploads = uploads_of()
+    uploads.fail(enter(uploads, 0, ordered=True), DENIED)
+    late = enter(uploads, 1, ordered=True)
+    assert late.outcome is DENIED
+    plain = enter(uploads, 2, stored=True)
+    assert append(uploads, 0) == [plain.location]
+
+
+def test_of_two_failures_the_one_in_front_fails_those_between_them() -> None:
+    uploads = uploads_of()
+    first, middle, third = (enter(uploads, n, ordered=True) for n in range(3))
+    uploads.fail(third, DENIED)
+    uploads.fail(first, DENIED)
+    assert middle.outcome is DENIED
+
+
+def test_f5_old_uploads_go_back_together_and_keep_their_places() -> None:
+    uploads = uploads_of(max_age=300.0)
+    failed, old = enter(uploads, 0, stored=True), enter(uploads, 1, stored=True)
+    young, old_too = enter(uploads, 2, named=301, stored=True), enter(uploads, 3, stored=True)
+    uploads.fail(failed, DENIED)
+    assert uploads.take(at(301)) == ([], [old, old_too])
+    assert uploads.take(at(301)) == ([], [])
+    for batch in (old_too, old):
+        batch.named = at(302)
+        uploads.stored(batch)
+    assert append(uploads, 0, now=302) == [old.location, young.location, old_too.location]
+
+
+@pytest.mark.parametrize(
+    ("named", "now"),
+    [(0, at(0, wall=301)), (1000, at(1301, wall=0))],
+    ids=["the machine was suspended", "the wall clock was set back"],
+)
+def test_f5_f6_the_clock_that_says_more_tells_an_uploads_age(named: float, now: Moment) -> None:
+    """Linux stops the monotonic clock while the machine sleeps; the collector does not."""
+    uploads = uploads_of(max_age=300.0)
+    batch = enter(uploads, 1, named=named, stored=True)
+    assert uploads.take(now) == ([], [batch])
+
+
+def test_f5_a_commit_that_slept_past_the_grace_period_is_not_durable() -> None:
+    """The process freezes between the age check and the answer of its write."""
+    uploads = uploads_of(max_age=300.0)
+    late, fresh = enter(uploads, 1, stored=True), enter(uploads, 2, named=299, stored=True)
+    uploads.take(at(300))
+    assert uploads.landed(7, at(601)) == [(late, 7, 601.0)]
+    assert late.outcome is None
+    assert fresh.outcome == Durable(8, fresh.location)
+    unknown = CommitStateUnknown("q/manifest", 7, (late.location,), 8, "late")
+    uploads.fail(late, unknown)
+    assert late.outcome is unknown
+
+
+def test_a_refused_append_leaves_its_uploads_in_front() -> None:
+    uploads = uploads_of()
+    first, second = (enter(uploads, n, stored=True) for n in range(2))
+    third = enter(uploads, 2)
+    uploads.take(at(0))
+    uploads.stored(third)
+    uploads.refused(TransientStorageError("slow down"), at(0))
+    assert [batch.outcome for batch in (first, second)] == [None, None]
+    assert append(uploads, 0) == [first.location, second.location, third.location]
+
+
+def test_f35_a_part_of_what_is_ready_can_be_taken() -> None:
+    uploads = uploads_of()
+    batches = [enter(uploads, n, stored=True) for n in range(5)]
+    assert uploads.take(at(0), 2) == (batches[:2], [])
+    uploads.landed(0, at(0))
+    assert uploads.take(at(0)) == (batches[2:], [])
+
+
+def test_a_deadline_is_kept_whatever_an_upload_waits_for() -> None:
+    uploads = uploads_of()
+    hangs = enter(uploads, 1, deadline=10)
+    behind = enter(uploads, 2, deadline=11, stored=True)
+    refused = TransientStorageError("slow down")
+    assert uploads.next_deadline() == 10
+    uploads.expire(9.9)
+    assert hangs.outcome is None
+    uploads.expire(10)
+    assert isinstance(hangs.outcome, TransientStorageError)
+    assert "delivery_timeout_ms: its upload did not end" in str(hangs.outcome)
+    assert uploads.take(at(10)) == ([behind], [])
+    # While it is being appended, it may be queued.
+    uploads.expire(50)
+    assert behind.outcome is None
+    uploads.refused(refused, at(51))
+    assert behind.outcome is refused
+
+
+def test_uploads_that_always_grow_too_old_end_at_their_deadline() -> None:
+    uploads = uploads_of(max_age=1.0)
+    batch = enter(uploads, 1, deadline=10)
+    rounds = 0
+    while batch.outcome is None:
+        uploads.stored(batch)
+        now = 2.0 * (rounds + 1)
+        _, again = uploads.take(at(now))
+        for each in again:
+            each.named = at(now)
+        rounds += 1
+        assert rounds < 20
+    assert isinstance(batch.outcome, TransientStorageError)
+
+
+def test_an_append_without_an_answer_is_unknown_in_the_end() -> None:
+    uploads = uploads_of(append_limit=120.0)
+    first, second = (enter(uploads, n, ordered=True, stored=True) for n in range(2))
+    behind = enter(uploads, 3, ordered=True)
+    uploads.take(at(5))
+    assert uploads.next_deadline() == 125
+    uploads.expire(125)
+    for batch in (first, second):
+        assert isinstance(batch.outcome, CommitStateUnknown)
+        assert batch.outcome.locations == (first.location, second.location)
+    assert behind.stage is Stage.COMPLETED
+    # What becomes known later changes nothing.
+    uploads.landed(0, at(126))
+    assert isinstance(first.outcome, CommitStateUnknown)
+
+
+def test_after_abandon_every_batch_has_an_outcome() -> None:
+    uploads = uploads_of()
+    appending, waiting = enter(uploads, 1, stored=True), enter(uploads, 2)
+    uploads.take(at(0))
+    closed = Closed("no time left")
+    uploads.abandon(closed)
+    assert isinstance(appending.outcome, CommitStateUnknown)
+    assert waiting.outcome is closed
+
+
+def test_an_append_must_begin_before_its_objects_are_old_and_its_deadlines_pass() -> None:
+    uploads = uploads_of(max_age=300.0)
+    group = [enter(uploads, 1, named=10), enter(uploads, 2, named=20, deadline=315)]
+    assert uploads.begin_by(group) == 310
+    assert uploads.begin_by(group[1:]) == 315
+
+
+@pytest.mark.parametrize("outcome", ["landed", "failed", "expired"])
+def test_completing_a_long_queue_takes_time_in_proportion_to_its_length(outcome: str) -> None:
+    def seconds(count: int) -> float:
+        uploads = uploads_of()
+        for n in range(count):
+            enter(uploads, n, ordered=True, deadline=100, stored=True)
+        began = time.thread_time()
+        uploads.take(at(0))
+        if outcome == "landed":
+            uploads.landed(0, at(0))
+        elif outcome == "failed":
+            uploads.failed(DENIED)
+        else:
+            uploads.refused(TransientStorageError("slow down"), at(0))
+            uploads.expire(100)
+        took = time.thread_time() - began
+        assert len(uploads.take_completed()) == count
+        return took
+
+    # As many batches in 16 queues as in one: 16 times the time if each searched its queue.
+    few = min(sum(seconds(500) for _ in range(16)) for _ in range(3))
+    many = min(seconds(8_000) for _ in range(3))
+    assert many < 4 * few
+
 
 RECORD = b"\x01\0\0\0a"
-DENIED = PermanentStorageError("denied")
 
 
-def at_once() -> float:
-    return 0.0
+def accept_now(accumulator: Accumulator, size: int = len(RECORD)) -> WriteHandle | None:
+    return accumulator.accept_now(ProduceRequest(bytes(size), 1, b"", 0), int)
 
 
 class Fixture:
@@ -34,169 +294,49 @@ class Fixture:
 
     def __init__(self, **settings: Any) -> None:
         self.runtime = ManualRuntime()
-        settings = {"flush_size_bytes": 1, **settings}
-        config = ProducerConfig(store="memory://unused", **settings)
-        self.accumulator = Accumulator(config, 60.0, self.runtime)
+        self.accumulator = Accumulator(config(flush_size_bytes=1, **settings), 60.0, self.runtime)
         self.accumulator.add_workers()
 
-    def accept(self, transaction: Transaction | None = None) -> DurabilityWatcher:
-        return self.accumulator.accept(ProduceRequest(RECORD, 1, b"", 0, transaction))
-
-    def work(self) -> Work:
-        work = self.accumulator.next_work()
-        assert work is not None
-        return work
+    def accept(self) -> DurabilityWatcher:
+        return self.accumulator.accept(ProduceRequest(RECORD, 1, b"", 0)).watcher
 
     def upload(self) -> Batch:
-        batch = self.work().batch
-        assert batch is not None
-        return batch
+        work = self.accumulator.next_work()
+        assert work is not None
+        assert work.batch is not None
+        return work.batch
 
-    def complete(self) -> list[Batch]:
-        """A worker completes the watchers, and is idle again."""
-        completed = list(self.work().completed)
-        self.release(completed)
-        self.accumulator.checkin()
-        return completed
-
-    def release(self, completed: list[Batch]) -> None:
-        self.accumulator.record_failures(completed)
-        for each in completed:
-            assert each.outcome is not None
-            each.watcher.complete(each.outcome)
-        self.accumulator.release(completed)
+    def release(self) -> None:
+        work = self.accumulator.next_work()
+        assert work is not None
+        self.accumulator.release(work.completed)
 
 
-def test_a_batch_is_uploaded_appended_told_and_gone() -> None:
-    fixture = Fixture()
-    watcher = fixture.accept()
-    batch = fixture.upload()
-    assert fixture.accumulator.held_bytes() == len(RECORD) + REQUEST_HELD
-    assert fixture.accumulator.waiting_calls() == 1
-    fixture.accumulator.uploaded(batch, None)
-    assert fixture.accumulator.next_group(at_once) == [batch]
-    assert fixture.accumulator.landed(7) == []
-    fixture.release(fixture.accumulator.appended())
-    assert watcher.result() == Durable(7, batch.location)
-    assert fixture.accumulator.held_bytes() == fixture.accumulator.waiting_calls() == 0
-    fixture.accumulator.flush(0.0)
+@pytest.mark.parametrize("limit", [{"max_buffered_bytes": 300}, {"max_buffered_inputs": 1}])
+def test_f33_room_is_counted_by_bytes_and_by_calls(limit: dict[str, int]) -> None:
+    fixture = Fixture(**limit)
+    accumulator = fixture.accumulator
+    assert accept_now(accumulator) is not None
+    assert accept_now(accumulator) is None
+    accumulator.uploaded(fixture.upload(), DENIED)
+    assert accept_now(accumulator) is None
+    fixture.release()
+    # One that is larger than the buffer is accepted alone.
+    assert accept_now(accumulator, size=1_000) is not None
 
 
-def test_one_more_worker_is_asked_for_when_the_last_idle_one_leaves() -> None:
-    fixture = Fixture(upload_concurrency=2)
-    for _ in range(3):
-        fixture.accept()
-    first, second = fixture.work(), fixture.work()
-    assert (first.add_worker, second.add_worker) == (True, True)
-    # Two upload, and the third worker, the last, keeps the time.
-    assert fixture.accumulator.threads == 3
-    assert first.batch is not None
-    fixture.accumulator.uploaded(first.batch, None)
-    assert fixture.work().add_worker is False
-
-
-def test_a_worker_that_could_not_be_started_is_asked_for_again() -> None:
-    fixture = Fixture()
-    fixture.accept()
-    fixture.accept()
-    work = fixture.work()
-    assert work.add_worker
-    fixture.accumulator.add_workers(-1)
-    assert fixture.accumulator.threads == 1
-    assert work.batch is not None
-    fixture.accumulator.uploaded(work.batch, None)
-    assert fixture.work().add_worker
-
-
-def test_no_transaction_is_accepted_once_callers_may_know_of_a_failed_one() -> None:
-    fixture = Fixture()
-    fixture.accept(Transaction("a", 1))
-    fixture.accumulator.uploaded(fixture.upload(), None)  # the separator
-    fixture.accumulator.uploaded(fixture.upload(), DENIED)
-    (failed,) = fixture.complete()
-    assert failed.outcome is DENIED
-    with pytest.raises(FlushFailed, match="an earlier batch failed: denied"):
-        fixture.accept(Transaction("a", 2))
-    fixture.accept()
-    for _ in range(2):
-        with pytest.raises(FlushFailed, match="denied") as caught:
-            fixture.accumulator.check()
-        assert caught.value.__cause__ is DENIED
-
-
-def test_f33_room_is_counted_by_bytes_and_by_calls_and_a_large_call_comes_in_alone() -> None:
-    fixture, request = Fixture(max_buffered_bytes=300), ProduceRequest(RECORD, 1, b"", 0)
-    assert fixture.accumulator.accept_now(request, int) is not None
-    assert fixture.accumulator.accept_now(request, int) is None
-    fixture = Fixture(max_buffered_inputs=1)
-    assert fixture.accumulator.accept_now(request, int) is not None
-    assert fixture.accumulator.accept_now(request, int) is None
-    fixture.accumulator.uploaded(fixture.upload(), DENIED)
-    assert fixture.accumulator.accept_now(request, int) is None
-    fixture.complete()
-    assert fixture.accumulator.accept_now(request, int) is not None
-    large = ProduceRequest(bytes(1_000), 1, b"", 0)
-    assert Fixture(max_buffered_bytes=300).accumulator.accept_now(large, int) is not None
-
-
-def test_what_is_past_its_deadline_is_told_although_its_upload_has_not_ended() -> None:
-    fixture = Fixture(delivery_timeout_ms=1_000, upload_concurrency=1)
-    hangs = fixture.accept()
-    waits = fixture.accept()
-    batch = fixture.upload()
-    fixture.runtime.advance(1.0)
-    assert len(fixture.complete()) == 2
-    for watcher in (hangs, waits):
-        with pytest.raises(TransientStorageError, match="delivery_timeout_ms"):
-            watcher.result()
-    assert fixture.accumulator.held_bytes() == 0
-    # Nor does the one that waited for the hanging one go on to be stored.
-    fixture.accumulator.uploaded(batch, None)
-    fixture.accumulator.begin_closing()
-    assert fixture.accumulator.next_work() is None
-    assert fixture.accumulator.next_group(at_once) is None
-
-
-def test_f5_what_grew_old_is_stored_again_before_what_waits() -> None:
+def test_f5_old_uploads_are_stored_again_before_new_ones_are_stored() -> None:
     fixture = Fixture(upload_concurrency=1, gc_grace_period_ms=10_000)
-    fresh, old, waits = (fixture.accept() for _ in range(3))
+    fresh, old, new = (fixture.accept() for _ in range(3))
     for age in (0.0, 6.0):
         batch = fixture.upload()
-        batch.named = Moment.now(fixture.runtime)
-        batch.named = Moment(batch.named.wall_ms, batch.named.monotonic - age)
+        now = Moment.now(fixture.runtime)
+        batch.named = Moment(now.wall_ms, now.monotonic - age)
         fixture.accumulator.uploaded(batch, None)
-    group = fixture.accumulator.next_group(at_once)
+    group = fixture.accumulator.next_group(float)
     assert group is not None
     assert [batch.watcher for batch in group] == [fresh]
     again = fixture.upload()
     assert again.watcher is old
     fixture.accumulator.uploaded(again, None)
-    assert fixture.upload().watcher is waits
-
-
-def test_closing_refuses_calls_and_ends_when_all_is_told_and_every_thread_left() -> None:
-    fixture = Fixture()
-    fixture.accept()
-    fixture.accumulator.begin_closing()
-    with pytest.raises(Closed):
-        fixture.accept()
-    assert not fixture.accumulator.await_end(0.0)
-    fixture.accumulator.uploaded(fixture.upload(), DENIED)
-    fixture.complete()
-    assert fixture.accumulator.next_work() is None
-    assert not fixture.accumulator.await_end(0.0)
-    # One of the two workers waits in next_work().
-    fixture.accumulator.end_thread()
-    fixture.accumulator.end_thread()
-    assert fixture.accumulator.await_end(0.0)
-
-
-def test_after_abandon_calls_that_no_batch_was_made_of_yet_have_an_outcome() -> None:
-    fixture = Fixture(flush_size_bytes=1_000, flush_interval_ms=60_000)
-    watcher = fixture.accept()
-    fixture.accumulator.begin_closing()
-    fixture.accumulator.abandon(DENIED)
-    (completed,) = fixture.complete()
-    assert completed.watcher is watcher
-    assert watcher.is_set
-    assert fixture.accumulator.next_work() is None
+    assert fixture.upload().watcher is new

@@ -1,21 +1,314 @@
+"""Records without a lock, batches, and handles."""
+
 from __future__ import annotations
 
+import asyncio
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 from uuid import UUID
 
 import pytest
 
-from opendata_buffer.formats.batch import Compression, decode_batch
+from opendata_buffer.errors import Closed, InvalidInput, TransientStorageError
+from opendata_buffer.formats.batch import Compression, decode_batch, encode_block
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.producer.append_buffer import (
+from opendata_buffer.producer.batching import (
+    BUFFER_HELD,
+    METADATA_FLUSH_BYTES,
+    PIECE_HELD,
+    RANGE_BYTES,
     RECORD_HELD,
+    RECORDS_AT_ONCE,
     REQUEST_HELD,
     AppendBuffer,
+    Batch,
+    Batcher,
+    DurabilityWatcher,
+    Durable,
+    Item,
     ProduceRequest,
+    WriteHandle,
+    encode_entries,
+    encode_list,
 )
-from opendata_buffer.producer.batching import METADATA_FLUSH_BYTES, RANGE_BYTES, Batch, Batcher
-from opendata_buffer.producer.handle import DurabilityWatcher
+from opendata_buffer.producer.producer import Producer
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.interrupts import each_step
+from tests.unit.producer.world import WAIT_S, batches, config, entries, held_config
+
+# Append buffers.
+
+
+class Still(SystemRuntime):
+    """Time does not pass: a buffer stays open until something closes it."""
+
+    monotonic = staticmethod(lambda: 5.0)
+
+
+WATCHER = DurabilityWatcher(ManualRuntime())
+HANDLE = WriteHandle(WATCHER, 1_700)
+
+
+def opened_with(first: Item = b"first") -> AppendBuffer:
+    return AppendBuffer(first, 1_700, HANDLE, 1_000, 5.0)
+
+
+def producer_of(store: MemoryStore, **settings: Any) -> Producer:
+    return Producer(held_config(**settings), store=store, runtime=Still())
+
+
+def test_a_buffer_counts_records_calls_and_bytes() -> None:
+    piece = (encode_block([b"a", b"bc"]), 2)
+    opened = opened_with(piece)
+    opened.left -= 3 + RECORD_HELD
+    opened.append(b"def")
+    assert (opened.calls, opened.pieces, opened.count) == (2, 1, 3)
+    assert opened.held == BUFFER_HELD + PIECE_HELD + len(piece[0]) + RECORD_HELD + 3
+    assert opened.size == 3 * 4 + 6
+    opened.close()
+    assert opened.items() == [piece, b"def"]
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_an_item_that_comes_after_the_closing_is_removed_once(interrupted: bool) -> None:
+    opened = opened_with()
+    opened.append(b"in")
+    if interrupted:
+        assert opened.was_included(b"in")  # closes the buffer
+    else:
+        opened.close()
+    late = b"late"
+    opened.append(late)
+    assert opened.items() == [b"first", b"in"]
+    assert opened.was_included(late) is False
+    assert opened.was_included(b"in") is True
+    assert opened.items() == [b"first", b"in"]
+
+
+def test_of_one_object_that_came_twice_the_late_one_comes_again() -> None:
+    opened = opened_with()
+    twice = b"twice"
+    opened.append(twice)
+    opened.close()
+    opened.append(twice)
+    # Two callers ask, in any order; one of them appends it again.
+    assert [opened.was_included(twice), opened.was_included(twice)] == [False, True]
+    assert opened.items() == [b"first", b"twice"]
+
+
+def meanwhile(producer: Producer, act: Callable[[float], None]) -> None:
+    """Just before the next record is appended to the open buffer, ``act`` runs."""
+    opened = producer._batcher.buffer
+    append = opened.append
+
+    def act_first(item: Item) -> None:
+        act(WAIT_S)
+        append(item)
+
+    opened.append = act_first
+
+
+def test_a_record_that_comes_while_its_buffer_is_closed_goes_into_the_next_batch() -> None:
+    store = MemoryStore()
+    with producer_of(store) as producer:
+        first = producer.send(b"first")
+        meanwhile(producer, producer.flush)
+        late = producer.send(b"late")
+        assert first.watcher.result() is not None
+        assert late.watcher.result() is None
+    assert late.watcher.result() is not None
+    assert batches(store) == [[b"first"], [b"late"]]
+
+
+def test_a_record_that_comes_while_the_producer_is_closed_is_refused() -> None:
+    store = MemoryStore()
+    producer = producer_of(store)
+    producer.send(b"first")
+    meanwhile(producer, producer.close)
+    with pytest.raises(Closed):
+        producer.send(b"late")
+    assert batches(store) == [[b"first"]]
+
+
+@pytest.mark.parametrize("how", ["send", "produce", "many"])
+def test_an_interrupt_at_any_instruction_loses_and_doubles_nothing(how: str) -> None:
+    seen = set()
+    for interrupt in each_step(least=30, opcodes=True):
+        store = MemoryStore()
+        producer = producer_of(store)
+        call = {
+            "send": partial(producer.send, b"hit"),
+            "produce": partial(producer.produce, [b"hit"]),
+            "many": partial(producer.produce, [b"hit", b"and"]),
+        }[how]
+        producer.send(b"before")
+        interrupt(call)
+        producer.send(b"after")
+        producer.close(WAIT_S)
+        (got,) = batches(store)
+        assert producer.buffered_bytes == 0
+        seen.add(tuple(got))
+    hit = (b"hit", b"and") if how == "many" else (b"hit",)
+    assert seen == {(b"before", b"after"), (b"before", *hit, b"after")}
+
+
+def test_threads_that_send_beside_many_flushes_lose_and_double_nothing() -> None:
+    store = MemoryStore()
+    producer = Producer(config(flush_interval_ms=1, flush_size_bytes=2_000), store=store)
+    calls: list[list[tuple[list[bytes], WriteHandle]]] = [[] for _ in range(3)]
+
+    def send(number: int) -> None:
+        for n in range(3_000):
+            record = b"%d-%d" % (number, n)
+            given = [record] if n % 3 else [record, record + b"+"]
+            handle = producer.produce(given) if len(given) > 1 else producer.send(record)
+            calls[number].append((given, handle))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        workers = [threading.Thread(target=send, args=(number,)) for number in range(len(calls))]
+        for worker in workers:
+            worker.start()
+        while any(worker.is_alive() for worker in workers):
+            producer.flush(WAIT_S)
+    finally:
+        sys.setswitchinterval(interval)
+    producer.close(WAIT_S)
+    queued = batches(store)
+    assert len(queued) > 10
+    where = {record: index for index, batch in enumerate(queued) for record in batch}
+    assert sum(map(len, queued)) == len(where) == len(calls) * 4_000
+    for number, made in enumerate(calls):
+        mine = [record for record in where if record.startswith(b"%d-" % number)]
+        assert mine == [record for given, _ in made for record in given]
+        for given, handle in made:
+            durable = handle.watcher.result()
+            assert durable is not None
+            assert {where[record] for record in given} == {durable.sequence}
+
+
+def test_a_handle_says_the_time_that_is_queued_for_its_record() -> None:
+    store, runtime = MemoryStore(), ManualRuntime()
+    with Producer(held_config(), store=store, runtime=runtime) as producer:
+        times = []
+        for _ in range(4):
+            times += [producer.send(b"x").ingestion_time_ms, producer.send(b"y").ingestion_time_ms]
+            runtime.advance(0.0015)
+    (entry,) = entries(store)
+    ranges = [(each.start_index, each.ingestion_time_ms) for each in entry.metadata]
+    assert ranges == [(2 * n, times[2 * n]) for n in range(4)]
+    assert times[0::2] == times[1::2]
+
+
+def test_buffers_and_other_calls_keep_their_order_in_a_batch() -> None:
+    store = MemoryStore()
+    with producer_of(store) as producer:
+        for n in range(3):
+            producer.send(b"s%d" % n)
+            producer.produce([b"p%d" % n, b"q%d" % n])
+            producer.produce([b"m%d" % n], b"metadata")
+            producer.send(memoryview(b"b%d" % n))
+    assert batches(store) == [[b"%c%d" % (kind, n) for n in range(3) for kind in b"spqmb"]]
+
+
+def test_f21_a_record_that_no_reader_would_accept_is_refused_and_the_largest_is_not() -> None:
+    store = MemoryStore()
+    with producer_of(store, max_batch_bytes=100) as producer:
+        with pytest.raises(InvalidInput, match="makes 101 bytes, more than max_batch_bytes 100"):
+            producer.send(b"x" * 97)
+        with pytest.raises(InvalidInput, match="makes 102 bytes"):
+            producer.produce([b"x" * 90, b"yyyy"])
+        for _ in range(2):
+            producer.send(b"x" * 96)
+            producer.produce([b"x" * 90, b"yy"])
+    assert [len(batch) for batch in batches(store)] == [1, 2, 1, 2]
+
+
+def test_small_records_fill_a_batch_by_their_bytes_in_it() -> None:
+    # What they take of the buffer limit is many times as much.
+    store = MemoryStore()
+    with producer_of(store, flush_size_bytes=10_000) as producer:
+        for _ in range(5_000):
+            producer.send(b"123456")
+    sizes = [10 * len(batch) for batch in batches(store)]
+    assert sum(sizes) == 50_000
+    assert all(10_000 < size <= 10_010 for size in sizes[:-1])
+
+
+def closed(*items: Item) -> AppendBuffer:
+    first, *others = items
+    buffer = AppendBuffer(first, 0, None, 1_000_000, 1.0)
+    for item in others:
+        if type(item) is tuple:
+            buffer.more += item[1] - 1
+            buffer.pieces += 1
+        buffer.append(item)
+    buffer.close()
+    return buffer
+
+
+def piece(*records: bytes) -> tuple[bytes, int]:
+    return encode_block(records), len(records)
+
+
+def encoded(*parts: AppendBuffer | ProduceRequest) -> list[bytes | memoryview]:
+    return Batch(WATCHER, parts=list(parts)).encode(Compression.NONE, 3)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_of_bytes_becomes_its_block(kind: Any) -> None:
+    records = [b"", b"x", b"y" * 1_023, b"z" * 1_024, b"w" * 70_000]
+    assert encode_list(kind(records)) == piece(*records)
+
+
+@pytest.mark.parametrize("other", ["text", None, 7, bytearray(b"a"), memoryview(b"a")])
+@pytest.mark.parametrize("at", [0, 50, 99])
+def test_a_list_with_anything_else_is_encoded_one_by_one(other: Any, at: int) -> None:
+    records: list[Any] = [b"record"] * 100
+    records[at] = other
+    assert encode_list(records) is None
+    if isinstance(other, bytearray | memoryview):
+        assert encode_entries(records) == piece(*map(bytes, records))
+    else:
+        with pytest.raises(InvalidInput, match=f"record {at} is {type(other).__name__}"):
+            encode_entries(records)
+
+
+def test_bytes_of_a_class_of_their_own_are_not_trusted_to_know_their_length() -> None:
+    class Odd(bytes):
+        def __len__(self) -> int:
+            return 3
+
+    assert encode_list([b"a", Odd(b"longer")]) is None
+    assert encode_entries([b"a", Odd(b"longer")]) == piece(b"a", b"longer")
+
+
+def test_records_and_pieces_keep_their_order() -> None:
+    pieces = encoded(
+        closed(b"a", b"b"),
+        closed(b"c", piece(b"d", b"e"), b"f"),
+        ProduceRequest(*piece(b"g", b"h"), b"", 0),
+        closed(piece(b"i", b""), piece(b"j")),
+    )
+    assert decode_batch(b"".join(pieces)) == [*map(bytes, zip(b"abcdefghi")), b"", b"j"]
+
+
+def test_neighbouring_buffers_are_joined_in_one_go_and_many_records_in_several() -> None:
+    records = [b"%d" % n for n in range(RECORDS_AT_ONCE + 2_000)]
+    starts = range(0, len(records), 1_000)
+    pieces = encoded(*(closed(*records[start : start + 1_000]) for start in starts))
+    assert len(pieces) == 3  # the last one is the footer
+    assert decode_batch(b"".join(pieces)) == records
+
+
+# Batches.
 
 
 def call(
@@ -25,20 +318,13 @@ def call(
 
 
 def batcher(flush_size: int = 100, max_size: int = 1_000) -> Batcher:
-    return Batcher(
-        flush_interval=0.1,
-        flush_size=flush_size,
-        max_size=max_size,
-        watcher=lambda: DurabilityWatcher(ManualRuntime()),
-    )
+    settings = config(flush_interval_ms=100, flush_size_bytes=flush_size, max_batch_bytes=max_size)
+    return Batcher(settings, lambda: DurabilityWatcher(ManualRuntime()))
 
 
 def sealed(b: Batcher) -> list[Batch]:
     """The batches that are full; the open one stays, whatever its age."""
-    found = []
-    while (batch := b.take(0.0)) is not None:
-        found.append(batch)
-    return found
+    return list(iter(lambda: b.take(0.0), None))
 
 
 def take(b: Batcher, now: float = 0.0) -> Batch | None:
@@ -87,15 +373,13 @@ def test_under_a_steady_load_a_batch_is_due_every_interval() -> None:
     assert due == [5.1, 5.1, 5.1, 5.1, 5.2, 5.2, 5.2, 5.3, 5.3]
 
 
-def test_after_a_pause_or_an_early_flush_the_interval_begins_with_the_call() -> None:
+@pytest.mark.parametrize("at", [5.05, 5.35], ids=["before 5.1", "an interval and more after it"])
+def test_after_a_pause_or_an_early_flush_the_interval_begins_with_the_call(at: float) -> None:
     b = batcher()
     b.add(call(b"a"), now=5.0)
     take(b)
-    b.add(call(b"a"), now=5.05)  # before 5.1
-    assert b.due_at == 5.05 + 0.1
-    take(b)
-    b.add(call(b"a"), now=5.35)  # an interval and more after it
-    assert b.due_at == 5.35 + 0.1
+    b.add(call(b"a"), now=at)
+    assert b.due_at == at + 0.1
 
 
 def test_f32_a_call_that_finds_the_batch_due_takes_it_along() -> None:
@@ -106,12 +390,15 @@ def test_f32_a_call_that_finds_the_batch_due_takes_it_along() -> None:
     assert take(b) is None
 
 
-def test_full_only_when_the_size_is_exceeded() -> None:
+@pytest.mark.parametrize(("entries", "size"), [([b"x" * 6, b""], 14), ([b""] * 3, 12)])
+def test_f33_full_when_the_size_is_exceeded_prefixes_included(
+    entries: list[bytes], size: int
+) -> None:
     b = batcher(flush_size=10)
-    b.add(call(b"x" * 6), now=0.0)
-    assert sealed(b) == []
-    b.add(call(b""), now=0.0)
-    assert [batch.size for batch in sealed(b)] == [14]
+    for entry in entries:
+        assert sealed(b) == []
+        b.add(call(entry), now=0.0)
+    assert [batch.size for batch in sealed(b)] == [size]
 
 
 def test_f35_metadata_fills_a_batch_too() -> None:
@@ -146,36 +433,19 @@ def test_f34_no_batch_has_more_records_than_its_footer_can_count(
     assert [[batch.count for batch in full] for full in added] == [[], [], [2]]
 
 
-def test_a_message_has_its_batch_to_itself_and_its_failure_stops_no_other() -> None:
+@pytest.mark.parametrize("message", [None, UUID("9a1b2c3d-4e5f-1678-8a02-010203040506")])
+def test_a_transaction_or_message_has_its_batch_and_only_a_transaction_is_ordered(
+    message: UUID | None,
+) -> None:
     b = batcher()
-    message = UUID("9a1b2c3d-4e5f-1678-8a02-010203040506")
+    transaction = Transaction("a", 1)
     b.add(call(b"x"), now=0.0)
-    b.add(ProduceRequest(b"\1\0\0\0m", 1, b"", 1_700, Transaction("a", 1), message), now=0.0)
+    b.add(ProduceRequest(b"\1\0\0\0m", 1, b"", 1_700, transaction, message), now=0.0)
     b.add(call(b"y"), now=0.0)
-    full = sealed(b)
-    assert [each.message for each in full] == [None, message]
-    assert full[1].transaction == Transaction("a", 1)
-    assert not full[1].ordered
-
-
-def test_a_transaction_has_its_batch_to_itself() -> None:
-    b = batcher()
-    b.add(call(b"a"), now=0.0)
-    txn = Transaction("app", 3)
-    b.add(call(b"t", transaction=txn), now=0.0)
-    full = sealed(b)
-    assert [(batch.count, batch.transaction) for batch in full] == [(1, None), (1, txn)]
-    assert [batch.ordered for batch in full] == [False, True]
-    assert take(b) is None
-
-
-def test_f33_empty_records_count_by_their_prefix() -> None:
-    b = batcher(flush_size=10)
-    fulls = []
-    for _ in range(3):
-        b.add(call(b""), now=0.0)
-        fulls.append(len(sealed(b)))
-    assert fulls == [0, 0, 1]
+    plain, alone = sealed(b)
+    assert (plain.transaction, plain.message, plain.ordered) == (None, None, False)
+    assert (alone.transaction, alone.message) == (transaction, message)
+    assert alone.ordered is (message is None)
 
 
 def test_f33_what_waits_is_counted_until_it_is_taken() -> None:
@@ -193,17 +463,8 @@ def test_f33_what_waits_is_counted_until_it_is_taken() -> None:
     assert (b.held, b.calls) == (0, 0)
 
 
-def test_a_separator_is_an_empty_ordered_batch_behind_what_was_accepted() -> None:
-    b = batcher()
-    b.add(call(b"a"), now=0.0)
-    b.add_separator(0.0)
-    first, separator = sealed(b)
-    assert (first.calls, first.ordered) == (1, False)
-    assert (separator.calls, separator.ordered) == (0, True)
-
-
 def batch(*requests: ProduceRequest) -> Batch:
-    made = Batch(DurabilityWatcher(ManualRuntime()))
+    made = Batch(WATCHER)
     for each in requests:
         made.add(each)
     return made
@@ -214,22 +475,14 @@ def ranges(made: Batch) -> tuple[Metadata, ...]:
     return made.metadata
 
 
-def test_f35_a_thousand_single_record_calls_make_a_range_for_each_millisecond() -> None:
-    # What the manifest carries for a batch is written again with each append.
+def test_f35_calls_of_one_time_and_payload_share_a_range() -> None:
+    # The manifest has the ranges, and is written again with each append.
     made = batch(*(call(b"x", b"topic", at=n // 100) for n in range(1_000)))
     assert ranges(made) == tuple(Metadata(n * 100, n, b"topic") for n in range(10))
     assert made.metadata_size == 10 * (RANGE_BYTES + len(b"topic"))
-
-
-def test_calls_that_differ_in_time_or_payload_keep_a_range_of_their_own() -> None:
-    given = ((b"a", 1), (b"a", 1), (b"b", 1), (b"a", 1), (b"a", 2), (b"a", 1))
-    assert ranges(batch(*(call(b"", payload, at=at) for payload, at in given))) == (
-        Metadata(0, 1, b"a"),
-        Metadata(2, 1, b"b"),
-        Metadata(3, 1, b"a"),
-        Metadata(4, 2, b"a"),
-        Metadata(5, 1, b"a"),
-    )
+    given = [(b"a", 1), (b"a", 1), (b"b", 1), (b"a", 1), (b"a", 2)]
+    made = batch(*(call(b"", payload, at=at) for payload, at in given))
+    assert ranges(made) == tuple(Metadata(n, *given[n][::-1]) for n in (0, 2, 3, 4))
 
 
 def test_a_buffer_is_counted_when_it_is_closed_and_stands_in_its_place() -> None:
@@ -249,3 +502,85 @@ def test_a_buffer_is_counted_when_it_is_closed_and_stands_in_its_place() -> None
     assert decode_batch(data) == [b"first", b"second", b"third", b"last"]
     assert made.metadata == (Metadata(0, 5), Metadata(3, 6))
     assert (made.count, made.size) == (4, most)
+
+
+# Handles.
+
+DURABLE = Durable(7, "ingest/x.batch")
+
+
+@pytest.fixture
+def watcher() -> DurabilityWatcher:
+    return DurabilityWatcher(SystemRuntime())
+
+
+def test_pending_then_durable_and_the_first_outcome_stays(watcher: DurabilityWatcher) -> None:
+    assert watcher.result() is None
+    with pytest.raises(TimeoutError, match="wait again"):
+        watcher.await_durable(timeout=0.01)
+    watcher.complete(DURABLE)
+    watcher.complete(TransientStorageError("late"))
+    assert watcher.result() == watcher.await_durable() == DURABLE
+
+
+def test_a_failure_is_raised_by_each_way_to_ask(watcher: DurabilityWatcher) -> None:
+    watcher.complete(TransientStorageError("slow down"))
+    for ask in (watcher.result, watcher.await_durable, lambda: asyncio.run(_wait(watcher))):
+        with pytest.raises(TransientStorageError, match="slow down"):
+            ask()
+
+
+def test_a_callback_that_raises_stops_neither_the_others_nor_the_producer(
+    watcher: DurabilityWatcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[str] = []
+
+    def broken() -> None:
+        calls.append("broken")
+        raise ValueError("a bug of the caller's")
+
+    watcher.add_done_callback(broken)
+    watcher.add_done_callback(lambda: calls.append("next"))
+    watcher.complete(DURABLE)
+    assert calls == ["broken", "next"]
+    assert watcher.result() == DURABLE
+    # Also when it is called at once because the outcome is known.
+    watcher.add_done_callback(broken)
+    assert calls == ["broken", "next", "broken"]
+    assert caplog.text.count("ValueError: a bug of the caller's") == 2
+
+
+def test_an_interrupt_during_a_callback_in_the_callers_own_thread_is_the_callers(
+    watcher: DurabilityWatcher,
+) -> None:
+    watcher.complete(DURABLE)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        watcher.add_done_callback(interrupted)
+
+
+async def _wait(watcher: DurabilityWatcher) -> Durable:
+    return await WriteHandle(watcher, 1_700)
+
+
+def test_a_handle_is_awaited_from_asyncio_and_completed_from_a_thread(
+    watcher: DurabilityWatcher,
+) -> None:
+    async def main() -> Durable:
+        threading.Timer(0.01, watcher.complete, [DURABLE]).start()
+        return await asyncio.wait_for(_wait(watcher), 20)
+
+    assert asyncio.run(main()) == DURABLE
+
+
+def test_a_closed_loop_is_left_alone(watcher: DurabilityWatcher) -> None:
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(_wait(watcher), 0.01)
+
+    asyncio.run(give_up())
+    watcher.complete(DURABLE)
+    assert watcher.result() == DURABLE

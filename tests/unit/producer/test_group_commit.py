@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer import outcomes
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -21,6 +22,7 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.broker.local import eventually
 from tests.unit.producer.world import WAIT_S, entries
 
 CONFIG = QueueConfig(store="memory://unused")
@@ -48,15 +50,22 @@ class Held(MemoryStore):
         if self.writes == 1:
             self.begun.set()
             assert self.go_on.wait(WAIT_S)
+            return self.first(key, data, condition)
+        return self.later(key, data, condition)
+
+    def first(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        return super().put_if(key, data, condition)
+
+    def later(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         return super().put_if(key, data, condition)
 
 
 class Callers:
-    """Threads that append, and what comes of it."""
+    """Threads that append, and their outcomes."""
 
-    def __init__(self, store: MemoryStore, config: QueueConfig = CONFIG) -> None:
-        self.store = store
+    def __init__(self, store: MemoryStore, **settings: int) -> None:
         self.runtime = SystemRuntime()
+        config = QueueConfig(store="memory://unused", **settings)  # type: ignore[arg-type]
         self.committer = shared_committer(store, config, self.runtime)
         self.outcomes: dict[int, int | BaseException] = {}
         self._threads: list[threading.Thread] = []
@@ -75,18 +84,8 @@ class Callers:
         thread.start()
         self._threads.append(thread)
 
-    def hold(self, *numbers: int) -> None:
-        """One append is on its way until :attr:`Held.go_on`, and the others wait behind it."""
-        assert isinstance(self.store, Held)
-        self.append(0)
-        assert self.store.begun.wait(WAIT_S)
-        for n in numbers:
-            self.append(n)
-        self.await_waiting(len(numbers))
-
-    def await_waiting(self, count: int) -> None:
-        while len(self.committer._waiting) < count:
-            threading.Event().wait(0.001)
+    def await_outcomes(self, count: int) -> None:
+        eventually(lambda: len(self.outcomes) >= count)
 
     def join(self) -> None:
         for thread in self._threads:
@@ -95,79 +94,72 @@ class Callers:
         self.committer.close()
 
 
+def held(store: Held, *numbers: int, **settings: int) -> Callers:
+    """One append is under way until :attr:`Held.go_on`, and these wait behind it, in order."""
+    callers = Callers(store, **settings)
+    callers.append(0)
+    assert store.begun.wait(WAIT_S)
+    for n in numbers:
+        wait_behind(callers, n)
+    return callers
+
+
+def wait_behind(callers: Callers, n: int, **how: Any) -> None:
+    waiting = len(callers.committer._waiting)
+    callers.append(n, **how)
+    eventually(lambda: len(callers.committer._waiting) > waiting)
+
+
 def test_appends_that_come_while_one_is_on_its_way_share_the_next_write() -> None:
     store = Held()
-    callers = Callers(store)
-    callers.hold()
+    callers = held(store)
     for n in range(1, 9):
-        callers.append(10 * n, count=2)
-    callers.await_waiting(8)
+        wait_behind(callers, 10 * n, count=2)
     store.go_on.set()
     callers.join()
     assert store.writes == 2
     assert callers.committer.conflicts == 0
     everything = queued(store)
     assert len(everything) == 17
-    for n in range(1, 9):
-        sequence = callers.outcomes[10 * n]
-        assert isinstance(sequence, int)
-        assert everything[sequence : sequence + 2] == [
-            entry(10 * n).location,
-            entry(10 * n + 1).location,
-        ]
+    for n in range(10, 90, 10):
+        at = callers.outcomes[n]
+        assert isinstance(at, int)
+        assert everything[at : at + 2] == [entry(n).location, entry(n + 1).location]
 
 
-def test_f2_nobody_joins_a_write_whose_answer_was_lost() -> None:
+def test_f2_no_append_joins_a_write_whose_answer_was_lost() -> None:
     class Lossy(Held):
-        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-            if self.writes:
-                return super().put_if(key, data, condition)
-            self.writes = 1
-            self.begun.set()
-            assert self.go_on.wait(WAIT_S)
+        def first(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
             return outcomes.Unknown("connection reset")
 
     store = Lossy()
-    callers = Callers(store)
-    callers.hold(1)
+    callers = held(store, 1)
     store.go_on.set()
     callers.join()
-    # It may have landed alone: with the other one in it, nobody could tell any more.
+    # It may have landed alone: with the other append in it, the manifest could not show that.
     assert callers.outcomes == {0: 0, 1: 1}
     assert queued(store) == [entry(0).location, entry(1).location]
 
 
-def test_what_waits_for_its_turn_for_too_long_is_refused_and_never_written() -> None:
+def test_an_append_that_waits_for_too_long_is_refused_and_holds_up_no_other() -> None:
     store = Held()
-    callers = Callers(store)
-    callers.hold()
+    callers = held(store)
     callers.append(1, within=0.05)
-    while 1 not in callers.outcomes:
-        threading.Event().wait(0.001)
-    assert isinstance(callers.outcomes[1], TransientStorageError)
+    callers.await_outcomes(1)
+    wait_behind(callers, 3)
     store.go_on.set()
+    callers.await_outcomes(3)
+    callers.append(2, within=-1.0)
     callers.join()
-    assert queued(store) == [entry(0).location]
-
-
-def test_what_is_too_late_when_its_turn_comes_does_not_hold_up_the_others() -> None:
-    store = MemoryStore()
-    callers = Callers(store)
-    callers.append(0, within=-1.0)
-    callers.append(1)
-    callers.join()
-    assert isinstance(callers.outcomes[0], TransientStorageError)
-    assert queued(store) == [entry(1).location]
+    for n in (1, 2):
+        assert isinstance(callers.outcomes[n], TransientStorageError)
+    assert queued(store) == [entry(0).location, entry(3).location]
 
 
 def test_f35_of_what_does_not_fit_together_each_append_gets_in_that_fits() -> None:
     store = Held()
     # 22 bytes and 59 for each: six fit.
-    callers = Callers(store, QueueConfig(store="memory://unused", max_manifest_bytes=400))
-    callers.hold()
-    for n in range(1, 9):
-        callers.append(n)
-        callers.await_waiting(n)
+    callers = held(store, *range(1, 9), max_manifest_bytes=400)
     store.go_on.set()
     callers.join()
     assert queued(store) == [entry(n).location for n in range(6)]
@@ -177,14 +169,11 @@ def test_f35_of_what_does_not_fit_together_each_append_gets_in_that_fits() -> No
 
 def test_an_entry_that_no_manifest_can_hold_fails_its_own_caller_and_no_other() -> None:
     store = Held()
-    callers = Callers(store)
-    callers.hold()
+    callers = held(store)
     # Half a surrogate pair: what a broker is sent as JSON may have one.
-    callers.append(7, prefix="ingest/\ud800")
-    callers.await_waiting(1)
+    wait_behind(callers, 7, prefix="ingest/\ud800")
     for n in (1, 2, 3):
-        callers.append(n)
-        callers.await_waiting(1 + n)
+        wait_behind(callers, n)
     store.go_on.set()
     callers.join()
     assert isinstance(callers.outcomes.pop(7), InvalidInput)
@@ -192,46 +181,33 @@ def test_an_entry_that_no_manifest_can_hold_fails_its_own_caller_and_no_other() 
     assert callers.outcomes == {n: n for n in range(4)}
 
 
-def test_an_error_of_the_store_reaches_every_caller_and_the_next_append_goes_on() -> None:
+@pytest.mark.parametrize("bug", [RuntimeError("a bug"), SystemExit()])
+def test_an_error_of_the_store_reaches_every_caller_and_the_next_append_goes_on(
+    bug: BaseException,
+) -> None:
     class Buggy(Held):
-        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-            if self.writes == 1:
-                self.writes += 1
-                raise RuntimeError("a bug")
-            return super().put_if(key, data, condition)
-
-    store = Buggy()
-    callers = Callers(store)
-    callers.hold(1, 2)
-    store.go_on.set()
-    while len(callers.outcomes) < 3:
-        threading.Event().wait(0.001)
-    assert isinstance(callers.outcomes[1], RuntimeError)
-    assert callers.outcomes[2] is callers.outcomes[1]
-    callers.append(3)
-    callers.join()
-    assert queued(store) == [entry(0).location, entry(3).location]
-
-
-def test_a_thread_that_is_interrupted_while_it_writes_leaves_nobody_waiting() -> None:
-    class Interrupted(Held):
-        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-            outcome = super().put_if(key, data, condition)
+        def later(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+            if self.writes == 2 and isinstance(bug, RuntimeError):
+                raise bug
+            outcome = super().later(key, data, condition)
             if self.writes == 2:
-                raise SystemExit
+                raise bug
             return outcome
 
-    store = Interrupted()
-    callers = Callers(store)
-    callers.hold(1, 2)
+    store = Buggy()
+    callers = held(store, 1, 2)
     store.go_on.set()
-    while len(callers.outcomes) < 3:
-        threading.Event().wait(0.001)
+    callers.await_outcomes(3)
     callers.append(3)
     callers.join()
-    kinds = {type(callers.outcomes[n]) for n in (1, 2)}
-    assert kinds == {SystemExit, CommitStateUnknown}
-    assert isinstance(callers.outcomes[3], int)
+    found = {type(callers.outcomes[n]) for n in (1, 2)}
+    if isinstance(bug, RuntimeError):
+        assert found == {RuntimeError}
+        assert queued(store) == [entry(n).location for n in (0, 3)]
+    else:
+        # The thread that wrote is interrupted, and the others cannot know of its write.
+        assert found == {SystemExit, CommitStateUnknown}
+        assert len(queued(store)) == 4
 
 
 def test_one_committer_per_store_and_manifest() -> None:
@@ -248,17 +224,8 @@ def test_one_committer_per_store_and_manifest() -> None:
     assert not joins(store, other, runtime)
     assert not joins(MemoryStore(), CONFIG, runtime)
     first.close()
-
-
-def test_a_committer_whose_last_caller_left_takes_no_new_one() -> None:
-    store, runtime = MemoryStore(), SystemRuntime()
-    first = shared_committer(store, CONFIG, runtime)
-    first.close()
-    assert not first.join()
-    second = shared_committer(store, CONFIG, runtime)
-    assert second is not first
-    assert isinstance(second, GroupCommitter)
-    second.close()
+    assert not first.join(), "its last caller has closed it"
+    assert not joins(store, CONFIG, runtime)
 
 
 @pytest.mark.parametrize("count", [2, 8])
@@ -266,43 +233,31 @@ def test_threads_that_ask_at_once_get_one_committer(count: int) -> None:
     store, runtime = MemoryStore(), SystemRuntime()
     for _ in range(50):
         together = threading.Barrier(count)
-        found: list[GroupCommitter] = []
 
-        def ask(together: threading.Barrier = together, found: list[Any] = found) -> None:
+        def ask(_: int, together: threading.Barrier = together) -> GroupCommitter:
             together.wait(WAIT_S)
-            found.append(shared_committer(store, CONFIG, runtime))
+            return shared_committer(store, CONFIG, runtime)
 
-        threads = [threading.Thread(target=ask) for _ in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(WAIT_S)
+        found = in_parallel(runtime, ask, range(count))
         assert len(set(map(id, found))) == 1
         for committer in found:
             committer.close()
 
 
-class OneInTen(MemoryStore):
-    """Takes a write of an object every ten seconds."""
+def test_an_append_waits_for_the_stores_pace() -> None:
+    class Paced(MemoryStore):
+        due = 0.0
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.due = 0.0
+        def write_due(self, key: str) -> float:
+            assert key == "ingest/manifest"
+            return self.due
 
-    def write_due(self, key: str) -> float:
-        assert key == "ingest/manifest"
-        return self.due
-
-
-def test_an_append_waits_for_the_stores_pace_and_takes_what_comes_meanwhile_with_it() -> None:
-    store, runtime = OneInTen(), ManualRuntime()
+    store, runtime = Paced(), ManualRuntime()
     committer = shared_committer(store, CONFIG, runtime)
     assert committer.append([entry(0)], begin_by=1e6) == 0
-    store.due = 10.0
-    assert committer.pause() == 10.0
-    runtime.advance(4.0)
-    store.due = 6.0
-    assert committer.pause() == 6.0
+    for due in (10.0, 6.0):
+        store.due = due
+        assert committer.pause() == due
     store.due = 0.0
     assert committer.pause() <= 0
     assert committer.append([entry(1), entry(2)], begin_by=1e6) == 1

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from opendata_buffer import outcomes
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import (
     Closed,
     CommitStateUnknown,
@@ -36,32 +37,31 @@ from tests.unit.producer.world import WAIT_S, bytes_of, config, entries, held_co
 
 
 class Gate(MemoryStore):
-    """Batch uploads wait until the gate opens, or fail as told."""
+    """Batch uploads wait until the gate opens; those that contain a refused part then fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_open: bool = True) -> None:
         super().__init__("gate")
         self.open = threading.Event()
-        self.open.set()
-        self.fail: Callable[[str, bytes], None] = lambda key, data: None
+        if is_open:
+            self.open.set()
+        self.refused: dict[bytes, Exception] = {}
+        self.before_put: Callable[[], None] = lambda: None
         self.uploads: list[str] = []
-
-    def deny(self, part: bytes = b"") -> None:
-        """Uploads that have this part are refused for good."""
-
-        def fail(key: str, data: bytes) -> None:
-            if part in data:
-                raise PermanentStorageError("access denied")
-
-        self.fail = fail
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         self.uploads.append(key)
         assert self.open.wait(WAIT_S)
-        self.fail(key, bytes(data))
+        self.before_put()
+        for part, error in self.refused.items():
+            if part in bytes(data):
+                raise error
         super().put(key, data)
 
 
-def test_what_is_durable_is_stored_and_queued() -> None:
+DENIED = PermanentStorageError("access denied")
+
+
+def test_a_durable_call_is_stored_and_queued() -> None:
     store = MemoryStore()
     with Producer(config(), store=store) as producer:
         handle = producer.produce([b"a", b"bc"], b"meta")
@@ -69,14 +69,14 @@ def test_what_is_durable_is_stored_and_queued() -> None:
         (entry,) = entries(store)
         assert (durable.sequence, durable.location) == (entry.sequence, entry.location)
         assert handle.watcher.result() == durable
-        assert entry.metadata[0].payload == b"meta"
-        assert entry.metadata[0].ingestion_time_ms == handle.ingestion_time_ms
+        (metadata,) = entry.metadata
+        assert (metadata.payload, metadata.ingestion_time_ms) == (b"meta", handle.ingestion_time_ms)
     assert records(store) == [b"a", b"bc"]
 
 
 def test_close_flushes_and_keeps_produce_order() -> None:
     store = MemoryStore()
-    producer = Producer(config(flush_size_bytes=64, flush_interval_ms=60_000), store=store)
+    producer = Producer(held_config(flush_size_bytes=64), store=store)
     for n in range(500):
         producer.produce([b"%d" % n])
     producer.close()
@@ -90,11 +90,10 @@ def test_producers_of_one_process_share_the_committer() -> None:
     store = MemoryStore()
     producers = [Producer(config(), store=store) for _ in range(8)]
     for n in range(10):
-        handles = [p.produce([b"%d" % n]) for p in producers]
-        for handle in handles:
+        for handle in [producer.produce([b"%d" % n]) for producer in producers]:
             handle.watcher.await_durable(WAIT_S)
-    assert producers[0].commit_conflicts == 0
-    assert producers[0].commit_attempts == producers[7].commit_attempts
+    assert {producer.commit_conflicts for producer in producers} == {0}
+    assert len({producer.commit_attempts for producer in producers}) == 1
     for producer in producers:
         producer.close()
     assert len(records(store)) == 80
@@ -115,16 +114,10 @@ def test_entries_in_any_form(given: Any) -> None:
     store = MemoryStore()
     with Producer(config(compression=Compression.ZSTD), store=store) as producer:
         producer.produce(given)
-    assert records(store) == [b"abc", b""]
-
-
-def test_a_buffer_may_be_reused_at_once() -> None:
-    store = MemoryStore()
-    with Producer(config(), store=store) as producer:
         buffer = bytearray(b"before")
         producer.produce([buffer])
-        buffer[:] = b"after!"
-    assert records(store) == [b"before"]
+        buffer[:] = b"after!"  # it may be used again at once
+    assert records(store) == [b"abc", b"", b"before"]
 
 
 @pytest.mark.parametrize(
@@ -133,8 +126,10 @@ def test_a_buffer_may_be_reused_at_once() -> None:
 def test_wrong_entries_are_refused_whole(wrong: Any) -> None:
     store = MemoryStore()
     with Producer(config(), store=store) as producer:
-        with pytest.raises(InvalidInput):
-            producer.produce(wrong)
+        for call in (producer.produce, producer.send):
+            if call == producer.produce or not isinstance(wrong, bytes):
+                with pytest.raises(InvalidInput):
+                    call(wrong)
         producer.produce([b"right"])
     assert records(store) == [b"right"]
 
@@ -167,31 +162,29 @@ def test_f4_a_producer_of_a_queue_that_was_started_over_needs_no_other_one_close
 
 
 def test_in_asyncio_a_full_buffer_holds_the_call_back_and_not_the_loop() -> None:
-    store = Gate()
-    store.open.clear()
+    store = Gate(is_open=False)
 
     async def main(producer: Producer) -> list[int]:
         handles = [await producer.produce_async([b"x" * 90])]
-        waiting = [asyncio.create_task(producer.produce_async([b"%d" % n])) for n in range(3)]
-        cancelled = asyncio.create_task(producer.produce_async([b"cancelled"]))
+        *waiting, cancelled = (
+            asyncio.create_task(producer.produce_async([b"%d" % n])) for n in range(4)
+        )
         for _ in range(10):
-            await asyncio.sleep(0)  # the loop turns
+            await asyncio.sleep(0)  # other tasks of the loop run
         assert not any(each.done() for each in (*waiting, cancelled))
         cancelled.cancel()
         store.open.set()
         handles += await asyncio.gather(*waiting)
         return [(await handle).sequence for handle in handles]
 
-    settings = config(max_buffered_bytes=100, flush_size_bytes=1)
-    with Producer(settings, store=store) as producer:
+    with Producer(config(max_buffered_bytes=100, flush_size_bytes=1), store=store) as producer:
         sequences = asyncio.run(asyncio.wait_for(main(producer), WAIT_S))
     assert sorted(sequences) == [0, 1, 2, 3]
     assert sorted(records(store)) == [b"0", b"1", b"2", b"x" * 90]
 
 
 def test_in_asyncio_a_call_that_waits_while_the_producer_closes_is_refused() -> None:
-    store = Gate()
-    store.open.clear()
+    store = Gate(is_open=False)
     producer = Producer(config(max_buffered_bytes=100, flush_size_bytes=1), store=store)
 
     async def main() -> None:
@@ -211,22 +204,16 @@ def test_in_asyncio_a_call_that_waits_while_the_producer_closes_is_refused() -> 
 
 @pytest.mark.parametrize("call", [([b"x" * 90], b""), ([], b"x" * 90)])
 def test_f33_bytes_in_flight_hold_callers_back(call: tuple[list[bytes], bytes]) -> None:
-    store = Gate()
-    store.open.clear()
+    store = Gate(is_open=False)
     producer = Producer(config(max_buffered_bytes=100, flush_size_bytes=1), store=store)
     producer.produce(*call)
-    accepted = threading.Event()
-
-    def produce_more() -> None:
-        producer.produce(*call)
-        accepted.set()
-
-    thread = threading.Thread(target=produce_more)
+    thread = threading.Thread(target=producer.produce, args=call)
     thread.start()
-    assert not accepted.wait(0.2)
+    thread.join(0.2)
+    assert thread.is_alive()
     store.open.set()
-    assert accepted.wait(WAIT_S)
-    thread.join()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
     producer.close()
 
 
@@ -253,15 +240,15 @@ def test_a_flush_ends_although_others_go_on_producing() -> None:
 
     done = threading.Event()
 
-    def others(key: str, data: bytes) -> None:
+    def others() -> None:
         # Whenever a batch is stored, the next one is begun.
         if not done.is_set():
             producer.produce([b"other"])
             with producer._accumulator._condition:
-                producer._accumulator._batcher.seal(runtime.monotonic())
+                producer._batcher.seal(runtime.monotonic())
                 producer._accumulator._condition.notify_all()
 
-    store.fail = others
+    store.before_put = others
     try:
         producer.flush(WAIT_S)
         assert mine.watcher.result() is not None
@@ -273,12 +260,7 @@ def test_a_flush_ends_although_others_go_on_producing() -> None:
 
 def test_f29_f30_a_batch_given_up_fails_its_handles_flush_and_close() -> None:
     store = Gate()
-
-    def fail(key: str, data: bytes) -> None:
-        if b"poor" in data:
-            raise TransientStorageError("slow down")
-
-    store.fail = fail
+    store.refused[b"poor"] = TransientStorageError("slow down")
     settings = config(delivery_timeout_ms=50, flush_size_bytes=1)
     # Its time passes while an upload that failed waits to be tried again, and not otherwise.
     producer = Producer(settings, store=store, runtime=ManualRuntime())
@@ -294,17 +276,7 @@ def test_f29_f30_a_batch_given_up_fails_its_handles_flush_and_close() -> None:
     assert records(store) == [b"fine"]
 
 
-def test_a_permanent_failure_is_not_waited_for() -> None:
-    store = Gate()
-    store.deny()
-    producer = Producer(config(), store=store)
-    with pytest.raises(PermanentStorageError):
-        producer.produce([b"a"]).watcher.await_durable(WAIT_S)
-    with pytest.raises(FlushFailed, match="access denied"):
-        producer.close()
-
-
-def test_f2_a_lost_answer_is_settled_within_the_delivery_timeout() -> None:
+def test_f2_a_lost_answer_is_looked_up_within_the_delivery_timeout() -> None:
     # Longer than cas_deadline_ms, and then the store tells that the write had landed.
     class Partitioned(MemoryStore):
         lost = 0
@@ -363,32 +335,25 @@ def test_f5_an_object_that_was_collected_before_its_entry_landed_is_written_agai
     assert records(store) == [b"a"]
 
 
-def test_transactions_have_their_identity_in_the_location() -> None:
-    store = MemoryStore()
-    with Producer(config(), store=store) as producer:
-        producer.produce([b"a"], transaction=Transaction("app-1", 7))
-        producer.produce([b"b"])
-    separator, first, second = entries(store)
-    assert separator.metadata == ()
-    assert decode_batch(bytes_of(store, separator.location)) == []
-    assert first.location.startswith("ingest/app=app-1/batch=7/")
-    assert second.location.count("/") == 1
-
-
 def test_only_the_first_transaction_of_each_app_has_a_separator_in_front() -> None:
     store = MemoryStore()
+    given = [("a", 1), ("a", 2), ("b", 1), ("a", 3), ("b", 2)]
     with Producer(config(), store=store) as producer:
-        for app, number in (("a", 1), ("a", 2), ("b", 1), ("a", 3), ("b", 2)):
+        for app, number in given:
             producer.produce([b"x"], transaction=Transaction(app, number))
-    found = (parse_location(entry.location, "ingest") for entry in entries(store))
+        producer.produce([b"y"])
+    queued = entries(store)
+    found = [parse_location(entry.location, "ingest") for entry in queued]
     transactions = [each and each.txn and (each.txn.app, each.txn.batch) for each in found]
-    assert transactions == [None, ("a", 1), ("a", 2), None, ("b", 1), ("a", 3), ("b", 2)]
+    assert transactions == [None, *given[:2], None, *given[2:], None]
+    for separator in (queued[0], queued[3]):
+        assert separator.metadata == ()
+        assert decode_batch(bytes_of(store, separator.location)) == []
 
 
 def test_a_failed_transaction_is_not_overtaken_by_later_ones() -> None:
-    store = Gate()
-    store.open.clear()
-    store.deny(b"one")
+    store = Gate(is_open=False)
+    store.refused[b"one"] = DENIED
     producer = Producer(config(), store=store)
     one = producer.produce([b"one"], transaction=Transaction("a", 1))
     two = producer.produce([b"two"], transaction=Transaction("a", 2))
@@ -411,20 +376,13 @@ def test_messages_have_a_batch_each_and_enter_the_queue_in_produce_order() -> No
         producer.produce([b"before"])
         for at, message in enumerate(messages):
             producer.produce([b"%d" % at], message=message, transaction=txn if at % 2 else None)
+        with pytest.raises(InvalidInput, match="no version 1 UUID"):
+            producer.produce([b"x"], message=UUID("7d444840-9dc0-41d1-b245-5ffdce74fad2"))
         producer.produce([b"behind"])
     found = [parse_location(entry.location, "ingest") for entry in entries(store)]
     assert [each and each.message for each in found] == [None, *messages, None]
     assert [each and each.txn for each in found[1:-1]] == [None, txn] * 10
     assert records(store) == [b"before", *(b"%d" % at for at in range(20)), b"behind"]
-
-
-def test_a_message_of_another_uuid_version_is_refused_and_nothing_is_accepted() -> None:
-    store = MemoryStore()
-    with Producer(config(), store=store) as producer:
-        with pytest.raises(InvalidInput, match="no version 1 UUID"):
-            producer.produce([b"x"], message=UUID("7d444840-9dc0-41d1-b245-5ffdce74fad2"))
-        producer.produce([b"y"])
-    assert records(store) == [b"y"]
 
 
 def test_f12_a_store_without_compare_and_swap_is_refused_before_anything_is_written() -> None:
@@ -456,25 +414,16 @@ def test_f24_prefixes_that_stores_escape_keep_their_name(prefix: str) -> None:
 
 
 def test_threads_may_close_one_producer_at_once() -> None:
-    failures: list[BaseException] = []
     for _ in range(20):
         producer = Producer(held_config(), store=MemoryStore())
         producer.produce([b"a"])
         together = threading.Barrier(4)
 
-        def close(producer: Producer = producer, together: threading.Barrier = together) -> None:
+        def close(_: int, producer: Producer = producer, together: Any = together) -> None:
             together.wait(WAIT_S)
-            try:
-                producer.close()
-            except BaseException as error:
-                failures.append(error)
+            producer.close()
 
-        threads = [threading.Thread(target=close) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert failures == []
+        in_parallel(SystemRuntime(), close, range(4))
 
 
 class FewThreads(SystemRuntime):
@@ -491,9 +440,9 @@ class FewThreads(SystemRuntime):
 
 
 def test_one_worker_is_enough_when_no_more_threads_start() -> None:
-    runtime = FewThreads(2)  # the committer, one worker
     store = MemoryStore()
-    with Producer(held_config(flush_size_bytes=1), store=store, runtime=runtime) as producer:
+    settings = held_config(flush_size_bytes=1)
+    with Producer(settings, store=store, runtime=FewThreads(2)) as producer:
         for n in range(50):
             producer.produce([b"%d" % n])
     assert len(entries(store)) == 50
@@ -504,40 +453,35 @@ def test_a_producer_is_not_made_when_no_thread_would_flush_it(threads: int) -> N
     runtime, store = FewThreads(threads), MemoryStore()
     with pytest.raises(RuntimeError, match="new thread"):
         Producer(held_config(), store=store, runtime=runtime)
-    # Nothing of it is left behind that would disturb the next one.
+    # Nothing of it is left that would disturb the next one.
     runtime.left = 10
     with Producer(held_config(), store=store, runtime=runtime) as producer:
         producer.produce([b"a"])
-    assert len(entries(store)) == 1
+    assert records(store) == [b"a"]
 
 
-def test_f30_exit_closes_every_forgotten_producer(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    store, broken = MemoryStore(), MemoryStore()
-    producers = [Producer(held_config(), store=broken), Producer(held_config(), store=store)]
-    senders = [producer._sender for producer in producers]
-    producers[1].produce([b"a"])
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(producer_module, "_open_senders", senders)
-        patch.setattr(senders[0].accumulator, "begin_closing", lambda: 1 / 0)
-        producer_module._close_forgotten()
-    producers[0].close()
-    assert len(entries(store)) == 1
-    assert "closing the producer failed" in caplog.text
-
-
-def test_an_interrupt_ends_the_closing_at_exit(
+def test_f30_exit_closes_every_forgotten_producer_until_it_is_interrupted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def interrupted(seconds: float) -> bool:
         raise KeyboardInterrupt
 
-    producer = Producer(held_config(), store=MemoryStore())
-    producer.produce([b"a"])
-    with monkeypatch.context() as patch:
-        patch.setattr(producer_module, "_open_senders", [producer._sender])
-        patch.setattr(producer._accumulator, "await_end", interrupted)
+    store = MemoryStore()
+    stores = [MemoryStore(), store, MemoryStore(), MemoryStore()]
+    producers = [Producer(held_config(), store=each) for each in stores]
+    for producer in producers[1:]:
+        producer.produce([b"a"])
+    senders = [producer._sender for producer in producers]
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(producer_module, "_open_senders", senders)
+        patch.setattr(senders[0].accumulator, "begin_closing", lambda: 1 / 0)
+        patch.setattr(senders[2].accumulator, "await_end", interrupted)
         producer_module._close_forgotten()
+        assert producers[3].buffered_bytes > 0
+        patch.setattr(producer_module, "_open_senders", senders[3:])
+        producer_module._close_forgotten()
+    assert "closing the producer failed" in caplog.text
     assert "interrupted: 1 produce() calls are not durable" in caplog.text
-    producer.close()
+    assert records(store) == records(stores[3]) == [b"a"]
+    for producer in producers:
+        producer.close()

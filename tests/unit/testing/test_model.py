@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from opendata_buffer.formats.batch import encode_batch
@@ -24,47 +26,108 @@ def fail(reason: str) -> None:
     raise Broken(reason)
 
 
+class Model(DeliveryModel):
+    def __init__(self) -> None:
+        super().__init__(fail, "ingest", "ingest/manifest")
+
+    def append(self, *locations: str) -> None:
+        entries = [NewEntry(location) for location in locations]
+        self.manifest_written("producer", self.manifest.append(entries).raw)
+
+    def claim(self, process: str, epochs: int = 1) -> None:
+        self.manifest_written(process, self.manifest.with_epoch(self.manifest.epoch + epochs).raw)
+
+    def drop(self, process: str, through: int) -> None:
+        self.manifest_written(process, self.manifest.drop_through(through).raw)
+
+    def put(self, position: int, *records: Record) -> bool:
+        """Into the sink, by its owner."""
+        return self.write_sink(self.sink.position, position, records, None)
+
+
 @pytest.fixture
-def model() -> DeliveryModel:
-    return DeliveryModel(fail, "ingest", "ingest/manifest")
+def model() -> Model:
+    return Model()
 
 
-def append(model: DeliveryModel, *locations: str) -> None:
-    entries = [NewEntry(location) for location in locations]
-    model.manifest_written("producer", model.manifest.append(entries).raw)
+ELSEWHERE = Manifest.empty().append([NewEntry(B)])
+RANGE = Metadata(0, 1, b"p:0+1")
 
 
-def claim(model: DeliveryModel, process: str) -> None:
-    model.manifest_written(process, model.manifest.with_epoch(model.manifest.epoch + 1).raw)
+@pytest.mark.parametrize(
+    ("rule", "steps"),
+    [
+        ("wrote an illegal manifest", [("manifest_written", "x", b"nonsense")]),
+        ("next_sequence falls", [("append", A), ("manifest_written", "x", Manifest.empty().raw)]),
+        ("changed queued entries", [("append", A), ("manifest_written", "x", ELSEWHERE.raw)]),
+        pytest.param("queued twice, at 0 and 1", [("append", A), ("append", A)], id="f1"),
+        ("claimed", [("claim", "c", 2)]),
+        pytest.param(
+            "old dequeued, but new owns epoch 2",
+            [
+                ("append", A),
+                ("claim", "old"),
+                ("claim", "new"),
+                ("drop", "old", 0),
+            ],
+            id="f8",
+        ),
+        (
+            "dequeued through 1, but the sink holds only 0",
+            [("append", A, B), ("claim", "c"), ("put", 0, ONE), ("drop", "c", 1)],
+        ),
+        ("which is no batch", [("object_deleted", "c", "ingest/manifest")]),
+        pytest.param(
+            "durable and not yet read",
+            [("append", A), ("reported_durable", [ONE], 0, A), ("object_deleted", "c", A)],
+            id="f5 read",
+        ),
+        pytest.param(
+            "reported durable after it was deleted",
+            [("object_deleted", "c", A), ("append", A), ("reported_durable", [ONE], 0, A)],
+            id="f5 deleted",
+        ),
+        (
+            "reported durable at 7, but it was put at 0",
+            [("append", A), ("reported_durable", [ONE], 7, A)],
+        ),
+        ("holds", [("append", A), ("check_batch", 0, A, [b"p:0"] * 2, (RANGE,))]),
+        (
+            "holds",
+            [("append", A), ("check_batch", 0, A, [b"p:0"] * 2, (RANGE, Metadata(1, 1, b"p:5+1")))],
+        ),
+        ("does not cover", [("append", A), ("check_batch", 0, A, [b"p:0"], ())]),
+        ("queued elsewhere", [("append", A), ("check_batch", 1, A, [b"p:0"], (RANGE,))]),
+        ("in the sink twice", [("put", 0, ONE), ("put", 1, ONE)]),
+        ("comes after number 1", [("put", 0, TWO), ("put", 1, ONE)]),
+        (
+            r"durable batch 0 at .* cannot be read",
+            [("append", A), ("reported_durable", [ONE], 0, A), ("poison", 0, A)],
+        ),
+        (
+            "1 durable records are not in the sink",
+            [("append", A), ("reported_durable", [ONE], 0, A), ("check_delivered",)],
+        ),
+        ("still holds", [("append", A), ("check_delivered",)]),
+        (r"\[1\] are missing", [("put", 0, ONE, Record("p", 2)), ("check_complete", "p", 3)]),
+    ],
+)
+def test_a_broken_rule_is_named(model: Model, rule: str, steps: list[Any]) -> None:
+    *before, last = steps
+    for name, *arguments in before:
+        getattr(model, name)(*arguments)
+    with pytest.raises(Broken, match=rule):
+        getattr(model, last[0])(*last[1:])
 
 
-def drop(model: DeliveryModel, process: str, through: int) -> None:
-    model.manifest_written(process, model.manifest.drop_through(through).raw)
-
-
-def test_record_round_trip() -> None:
-    assert ONE.encode() == b"p:0"
-    assert Record.decode(b"a:b:12") == Record("a:b", 12)
-
-
-def test_sink_writes_only_from_where_it_is() -> None:
-    sink = Sink()
-    assert sink.write(None, 3, [ONE], "{}")
-    assert not sink.write(None, 3, [TWO], "{}")
-    assert (sink.position, sink.records) == (3, [ONE])
-    assert sink.holds(3)
-    assert not sink.holds(4)
-
-
-def test_a_whole_life_breaks_no_rule(model: DeliveryModel) -> None:
-    append(model, A)
+def test_a_whole_life_breaks_no_rule(model: Model) -> None:
+    model.append(A)
     model.object_written(A, encode_batch([b"p:0"]))
     model.reported_durable([ONE], 0, A)
-    claim(model, "c")
-    metadata = (Metadata(0, 1, b"p:0+1"),)
-    assert model.check_batch(0, A, [b"p:0"], metadata) == [ONE]
-    assert model.write_sink(None, 0, [ONE], None)
-    drop(model, "c", 0)
+    model.claim("c")
+    assert model.check_batch(0, A, [b"p:0"], (RANGE,)) == [ONE]
+    assert model.put(0, ONE)
+    model.drop("c", 0)
     model.object_deleted("c", A)
     model.check_delivered()
     model.check_complete("p", 1)
@@ -78,110 +141,34 @@ def test_a_whole_life_breaks_no_rule(model: DeliveryModel) -> None:
     }
 
 
-def test_bytes_that_are_no_manifest(model: DeliveryModel) -> None:
-    with pytest.raises(Broken, match="wrote an illegal manifest"):
-        model.manifest_written("x", b"nonsense")
+def test_a_sink_is_written_only_from_where_it_is() -> None:
+    sink = Sink()
+    assert sink.write(None, 3, [ONE], "{}")
+    assert not sink.write(None, 3, [TWO], "{}")
+    assert (sink.position, sink.records) == (3, [ONE])
+    assert sink.holds(3)
+    assert not sink.holds(4)
 
 
-def test_sequence_that_falls(model: DeliveryModel) -> None:
-    append(model, A)
-    with pytest.raises(Broken, match="next_sequence falls"):
-        model.manifest_written("x", Manifest.empty().raw)
-
-
-def test_queued_entry_that_changes(model: DeliveryModel) -> None:
-    append(model, A)
-    other = Manifest.empty().append([NewEntry(B)])
-    with pytest.raises(Broken, match="changed queued entries"):
-        model.manifest_written("x", other.raw)
-
-
-def test_f1_location_that_is_queued_twice(model: DeliveryModel) -> None:
-    append(model, A)
-    with pytest.raises(Broken, match="is queued twice, at 0 and 1"):
-        append(model, A)
-
-
-def test_claim_that_skips_an_epoch(model: DeliveryModel) -> None:
-    with pytest.raises(Broken, match="claimed"):
-        model.manifest_written("c", model.manifest.with_epoch(2).raw)
-
-
-def test_f8_dequeue_by_a_fenced_consumer(model: DeliveryModel) -> None:
-    append(model, A)
-    claim(model, "old")
-    claim(model, "new")
-    model.write_sink(None, 0, [ONE], None)
-    with pytest.raises(Broken, match="old dequeued, but new owns epoch 2"):
-        drop(model, "old", 0)
-
-
-def test_dequeue_of_what_the_sink_lacks(model: DeliveryModel) -> None:
-    append(model, A, B)
-    claim(model, "c")
-    model.write_sink(None, 0, [ONE], None)
-    with pytest.raises(Broken, match="dequeued through 1, but the sink holds only 0"):
-        drop(model, "c", 1)
-
-
-def test_deletion_of_what_is_no_batch(model: DeliveryModel) -> None:
-    with pytest.raises(Broken, match="which is no batch"):
-        model.object_deleted("c", "ingest/manifest")
-
-
-def test_f5_deletion_of_a_durable_unread_batch(model: DeliveryModel) -> None:
-    append(model, A)
-    model.reported_durable([ONE], 0, A)
-    with pytest.raises(Broken, match="durable and not yet read"):
-        model.object_deleted("c", A)
-
-
-def test_f5_durable_after_it_was_deleted(model: DeliveryModel) -> None:
-    model.object_deleted("c", A)
-    append(model, A)
-    with pytest.raises(Broken, match="reported durable after it was deleted"):
-        model.reported_durable([ONE], 0, A)
-
-
-def test_deletion_of_a_batch_nobody_promised(model: DeliveryModel) -> None:
-    append(model, A)
+def test_a_batch_that_is_not_durable_may_be_deleted_and_written_again(model: Model) -> None:
+    model.append(A)
     model.object_deleted("c", A)
     assert model.counts["lost unacknowledged"] == 1
     model.poison(0, A)
-
-
-def test_batch_that_was_deleted_and_written_again(model: DeliveryModel) -> None:
-    append(model, A)
-    model.object_deleted("c", A)
     model.object_written(A, encode_batch([b"p:0"]))
     model.reported_durable([ONE], 0, A)
     assert model.durable == {ONE: A}
 
 
-def test_durable_at_a_sequence_it_does_not_have(model: DeliveryModel) -> None:
-    append(model, A)
-    with pytest.raises(Broken, match="reported durable at 7, but it was put at 0"):
-        model.reported_durable([ONE], 7, A)
+def test_a_durable_batch_in_the_sink_need_not_be_readable(model: Model) -> None:
+    model.append(A)
+    model.reported_durable([ONE], 0, A)
+    model.put(0, ONE)
+    model.poison(0, A)
 
 
-@pytest.mark.parametrize(
-    ("entries", "metadata"),
-    [
-        ([b"p:0", b"p:1"], (Metadata(0, 1, b"p:0+1"),)),
-        ([b"p:0", b"p:1"], (Metadata(0, 1, b"p:0+1"), Metadata(1, 1, b"p:5+1"))),
-        ([b"p:0", b"p:1"], ()),
-    ],
-)
-def test_ranges_that_are_not_those_of_the_calls(
-    model: DeliveryModel, entries: list[bytes], metadata: tuple[Metadata, ...]
-) -> None:
-    append(model, A)
-    with pytest.raises(Broken, match=r"holds|does not cover"):
-        model.check_batch(0, A, entries, metadata)
-
-
-def test_a_range_without_metadata_holds_what_was_produced_without(model: DeliveryModel) -> None:
-    append(model, A)
+def test_a_range_without_metadata_holds_records_produced_without(model: Model) -> None:
+    model.append(A)
     model.produced_plain([ONE, TWO])
     entries = [b"p:0", b"p:1", b"p:2"]
     assert model.check_batch(
@@ -191,70 +178,31 @@ def test_a_range_without_metadata_holds_what_was_produced_without(model: Deliver
         model.check_batch(0, A, entries, (Metadata(0, 1, b""),))
 
 
-def test_batch_read_at_another_sequence(model: DeliveryModel) -> None:
-    append(model, A)
-    with pytest.raises(Broken, match="queued elsewhere"):
-        model.check_batch(1, A, [b"p:0"], (Metadata(0, 1, b"p:0+1"),))
-
-
-def test_record_twice_in_the_sink(model: DeliveryModel) -> None:
-    model.write_sink(None, 0, [ONE], None)
-    with pytest.raises(Broken, match="in the sink twice"):
-        model.write_sink(0, 1, [ONE], None)
-
-
-def test_records_out_of_order(model: DeliveryModel) -> None:
-    model.write_sink(None, 0, [TWO], None)
-    with pytest.raises(Broken, match="comes after number 1"):
-        model.write_sink(0, 1, [ONE], None)
-
-
-def test_repeat_of_a_skipped_batch_may_come_late(model: DeliveryModel) -> None:
-    append(model, A, B)
+def test_the_repeat_of_a_skipped_batch_may_come_late_and_only_once(model: Model) -> None:
+    model.append(A, B)
     model.object_written(A, encode_batch([b"p:0"]))
     model.poison(0, A)
-    model.write_sink(None, 1, [TWO], None)
-    model.write_sink(1, 2, [ONE], None)
+    model.put(1, TWO)
+    model.put(2, ONE)
     with pytest.raises(Broken, match="in the sink twice"):
-        model.write_sink(2, 3, [ONE], None)
-
-
-def test_zombie_writes_nothing_into_the_sink(model: DeliveryModel) -> None:
-    model.write_sink(None, 0, [ONE], None)
-    assert not model.write_sink(None, 0, [ONE], None)
-
-
-def test_durable_batch_that_cannot_be_read(model: DeliveryModel) -> None:
-    append(model, A)
-    model.reported_durable([ONE], 0, A)
-    with pytest.raises(Broken, match=r"durable batch 0 at .* cannot be read"):
-        model.poison(0, A)
-    model.write_sink(None, 0, [ONE], None)
-    model.poison(0, A)
-
-
-def test_durable_record_that_never_arrives(model: DeliveryModel) -> None:
-    append(model, A)
-    model.reported_durable([ONE], 0, A)
-    with pytest.raises(Broken, match="1 durable records are not in the sink"):
-        model.check_delivered()
+        model.put(3, ONE)
 
 
 @pytest.mark.parametrize("torn", [True, False])
 def test_repeat_of_a_batch_whose_append_was_passed_in_part_is_no_loss(
-    model: DeliveryModel, torn: bool
+    model: Model, torn: bool
 ) -> None:
     first, second, again = (f"ingest/app=p/batch=0/{key[7:]}" for key in (A, B, C))
     model.object_written(first, encode_batch([b"p:0"]))
     # With another batch between them these are two appends, each passed or not as a whole.
-    append(model, *((first, second) if torn else (first, A, second)))
+    model.append(*((first, second) if torn else (first, A, second)))
     model.poison(0, first)
-    model.write_sink(None, model.sequences[second], [TWO], None)
-    append(model, again)
+    model.put(model.sequences[second], TWO)
+    model.append(again)
     model.reported_durable([ONE], model.sequences[again], again)
-    model.write_sink(model.sequences[second], model.sequences[again], [], None)
-    claim(model, "c")
-    drop(model, "c", model.sequences[again])
+    model.put(model.sequences[again])
+    model.claim("c")
+    model.drop("c", model.sequences[again])
     if torn:
         model.check_delivered()
         model.check_complete("p", 2)
@@ -264,15 +212,3 @@ def test_repeat_of_a_batch_whose_append_was_passed_in_part_is_no_loss(
         model.check_delivered()
     with pytest.raises(Broken, match=r"\[0\] are missing"):
         model.check_complete("p", 2)
-
-
-def test_queue_that_is_not_drained(model: DeliveryModel) -> None:
-    append(model, A)
-    with pytest.raises(Broken, match="still holds"):
-        model.check_delivered()
-
-
-def test_transaction_that_is_missing(model: DeliveryModel) -> None:
-    model.write_sink(None, 0, [ONE, Record("p", 2)], None)
-    with pytest.raises(Broken, match=r"\[1\] are missing"):
-        model.check_complete("p", 3)

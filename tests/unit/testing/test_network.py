@@ -16,51 +16,35 @@ from tests.support.simulation import Simulation
 CONFIG = QueueConfig(store="memory://unused")
 
 
-class World:
-    def __init__(self) -> None:
-        self.simulation = Simulation(seed=1)
-        self.network = SimNetwork(self.simulation, delay_s=0.25)
-        self.broker = self.simulation.process("broker")
-        self.client = self.simulation.process("client")
-        self.ran = False
-
-    def listen(self) -> DiscoveryRecord:
-        queue = Queue(MemoryStore(), CONFIG, runtime=self.broker, role="broker")
-        self.service = Service(queue, self.broker, "ingest")
-        self.service.start()
-        port = self.network.listen(self.broker)
-        broker_record = DiscoveryRecord(1, "id", port.address, b"s" * 32)
-        port.open(self.service, broker_record)
-        return broker_record
-
-    def run(self, main) -> None:  # type: ignore[no-untyped-def]
-        def body() -> None:
-            main()
-            self.ran = True
-
-        self.simulation.run(body)
-        assert self.ran
-
-
 def test_a_cut_is_silent_and_a_death_is_not() -> None:
-    world = World()
+    simulation = Simulation(seed=1)
+    network = SimNetwork(simulation, delay_s=0.25)
+    broker, client = simulation.process("broker"), simulation.process("client")
+    queue = Queue(MemoryStore(), CONFIG, runtime=broker, role="broker")
+    service = Service(queue, broker, "ingest")
+    ran: list[bool] = []
 
     def main() -> None:
-        broker_record = world.listen()
-        channel = world.network.dial(world.client, broker_record, 1.0)
+        service.start()
+        port = network.listen(broker)
+        record = DiscoveryRecord(1, "id", port.address, b"s" * 32)
+        port.open(service, record)
+        channel = network.dial(client, record, 1.0)
         assert channel.receive(1.0) is not None
-        world.network.cut(world.broker, world.client)
+        network.cut(broker, client)
         channel.send(b"lost")
         assert channel.receive(5.0) is None
         with pytest.raises(ChannelClosed) as caught:
-            world.network.dial(world.client, broker_record, 1.0)
+            network.dial(client, record, 1.0)
         assert not isinstance(caught.value, ChannelRefused)
-        world.network.heal(world.broker, world.client)
-        world.simulation.kill(world.broker)
-        world.network.kill(world.broker)
+        network.heal(broker, client)
+        simulation.kill(broker)
+        network.kill(broker)
         with pytest.raises(ChannelClosed):
             channel.receive(5.0)
         with pytest.raises(ChannelRefused):
-            world.network.dial(world.client, broker_record, 1.0)
+            network.dial(client, record, 1.0)
+        ran.append(True)
 
-    world.run(main)
+    simulation.run(main)
+    assert ran

@@ -1,68 +1,49 @@
-"""The simulation itself: one history per seed, virtual time, kills and pauses."""
+"""The simulation: one history per seed, virtual clocks, threads and locks, kills and pauses."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 
 from tests.support.simulation import SimRuntime, Simulation, SimulationFailed
-from tests.unit.testing.simulated import simulate
+
+Main = Callable[[Simulation, SimRuntime], None]
 
 
-def race(seed: int) -> tuple[list[str], str]:
-    """Three threads over one lock; who comes when is up to the seed."""
-    simulation = Simulation(seed)
+def simulate(main: Main) -> None:
+    simulation = Simulation(seed=1, max_steps=20_000)
     runtime = simulation.process("p")
-    seen: list[str] = []
-
-    def main() -> None:
-        condition = runtime.condition()
-
-        def work(name: str) -> Callable[[], None]:
-            def body() -> None:
-                for step in range(5):
-                    with condition:
-                        seen.append(f"{name}{step}")
-                    runtime.sleep(0.001 * int(runtime.random() * 3))
-                    simulation.log(f"{name} {runtime.ulid()}")
-
-            return body
-
-        for task in [runtime.spawn(work(name), name) for name in "abc"]:
-            task.join()
-
-    simulation.run(main)
-    return seen, simulation.digest
+    simulation.run(lambda: main(simulation, runtime))
 
 
-def test_same_seed_gives_same_history() -> None:
-    assert race(7) == race(7)
+def run(main: Main) -> Callable[[], None]:
+    """A test whose body runs in a simulated process."""
+    return lambda: simulate(main)
 
 
-def test_killed_process_does_nothing_any_more() -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
-        victim = simulation.process("victim")
-        done: list[str] = []
+@run
+def test_killed_process_does_nothing_any_more(simulation: Simulation, runtime: SimRuntime) -> None:
+    victim = simulation.process("victim")
+    done: list[str] = []
 
-        def body() -> None:
-            try:
-                victim.sleep(1)
-                done.append("slept")
-            except Exception:
-                done.append("caught")
-            finally:
-                victim.sleep(1)
-                done.append("cleaned up")
+    def body() -> None:
+        try:
+            victim.sleep(1)
+            done.append("slept")
+        except Exception:
+            done.append("caught")
+        finally:
+            victim.sleep(1)
+            done.append("cleaned up")
 
-        task = victim.spawn(body, "t")
-        runtime.sleep(0.5)
-        simulation.kill(victim)
-        task.join()
-        assert done == []
-        assert not victim.alive
-
-    simulate(main)
+    task = victim.spawn(body, "t")
+    runtime.sleep(0.5)
+    simulation.kill(victim)
+    task.join()
+    assert done == []
+    assert not victim.alive
 
 
 @pytest.mark.parametrize("how", ["sleep", "wait", "lock", "join"])
@@ -101,84 +82,150 @@ def test_an_interrupted_thread_leaves_what_it_waits_for_at_once(how: str) -> Non
     simulate(main)
 
 
-def test_paused_process_stands_still_while_clocks_go_on() -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
-        frozen = simulation.process("frozen")
-        woke: list[float] = []
-
-        def body() -> None:
-            frozen.sleep(1)
-            woke.append(frozen.monotonic())
-
-        task = frozen.spawn(body, "t")
-        runtime.sleep(0.5)
-        simulation.pause(frozen, 3600)
-        runtime.sleep(2)
-        assert woke == []
-        task.join()
-        assert woke == [3600.5]
-
-    simulate(main)
+@run
+def test_paused_process_stands_still_while_clocks_go_on(
+    simulation: Simulation, runtime: SimRuntime
+) -> None:
+    frozen = simulation.process("frozen")
+    task = frozen.spawn(lambda: frozen.sleep(1), "t")
+    runtime.sleep(0.5)
+    simulation.pause(frozen, 3600)
+    task.join()
+    assert runtime.monotonic() == frozen.monotonic() == 3600.5
 
 
-def test_suspended_process_loses_monotonic_time_and_no_wall_time() -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
-        frozen = simulation.process("frozen")
-        times: list[tuple[float, int]] = []
+@run
+def test_suspended_process_loses_monotonic_time_and_no_wall_time(
+    simulation: Simulation, runtime: SimRuntime
+) -> None:
+    frozen = simulation.process("frozen")
+    times: list[tuple[float, int]] = []
 
-        def body() -> None:
-            times.append((frozen.monotonic(), frozen.now_ms()))
-            simulation.pause(frozen, 100, suspend=True)
-            times.append((frozen.monotonic(), frozen.now_ms()))
-            simulation.pause(frozen, 10)
-            times.append((frozen.monotonic(), frozen.now_ms()))
+    def body() -> None:
+        times.append((frozen.monotonic(), frozen.now_ms()))
+        simulation.pause(frozen, 100, suspend=True)
+        times.append((frozen.monotonic(), frozen.now_ms()))
+        simulation.pause(frozen, 10)
+        times.append((frozen.monotonic(), frozen.now_ms()))
 
-        frozen.spawn(body, "t").join()
-        start_ms = times[0][1]
-        assert times == [(0, start_ms), (0, start_ms + 100_000), (10, start_ms + 110_000)]
-
-    simulate(main)
+    frozen.spawn(body, "t").join()
+    start_ms = times[0][1]
+    assert times == [(0, start_ms), (0, start_ms + 100_000), (10, start_ms + 110_000)]
 
 
-def test_deadlock_is_reported_with_who_waits_for_what() -> None:
+def deadlocks(simulation: Simulation, runtime: SimRuntime) -> None:
+    condition = runtime.condition()
+    with condition:
+        condition.wait()
+
+
+def never_ends(simulation: Simulation, runtime: SimRuntime) -> None:
+    while True:
+        runtime.sleep(0)
+
+
+def dies_in_a_thread(simulation: Simulation, runtime: SimRuntime) -> None:
+    def body() -> None:
+        raise ValueError("boom")
+
+    runtime.spawn(body, "t").join()
+    runtime.sleep(1)
+
+
+def breaks_a_rule(simulation: Simulation, runtime: SimRuntime) -> None:
+    try:
+        simulation.fail("rule 1 broken")
+    except Exception:
+        pytest.fail("swallowed")
+
+
+@pytest.mark.parametrize(
+    ("main", "says"),
+    [
+        (deadlocks, "everybody waits for ever: main waits for a notification"),
+        (never_ends, "no end after 20000 steps"),
+        (dies_in_a_thread, r"seed 1, after 0\.000 virtual seconds: boom"),
+        (breaks_a_rule, "rule 1 broken"),
+    ],
+)
+def test_a_run_that_fails_says_why(main: Main, says: str) -> None:
+    with pytest.raises(SimulationFailed, match=says):
+        simulate(main)
+
+
+@pytest.mark.parametrize("how", ["sleep", "wait"])
+def test_waiting_for_the_last_moment_ends(how: str) -> None:
     def main(simulation: Simulation, runtime: SimRuntime) -> None:
         condition = runtime.condition()
-        with condition:
-            condition.wait()
+        runtime.sleep(340.7)
+        due = math.nextafter(runtime.monotonic(), math.inf)
+        while (left := due - runtime.monotonic()) > 0:
+            if how == "sleep":
+                runtime.sleep(left)
+            else:
+                with condition:
+                    condition.wait(left)
 
-    with pytest.raises(
-        SimulationFailed, match="everybody waits for ever: main waits for a notification"
-    ):
-        simulate(lambda simulation, runtime: main(simulation, runtime))
-
-
-def test_endless_run_is_reported() -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
-        while True:
-            runtime.sleep(0)
-
-    with pytest.raises(SimulationFailed, match="no end after 20000 steps"):
-        simulate(main)
+    simulate(main)
 
 
-def test_thread_that_dies_of_an_error_fails_the_run() -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
+@run
+def test_wait_ends_by_notification_or_by_time(simulation: Simulation, runtime: SimRuntime) -> None:
+    condition = runtime.condition()
+    results: list[tuple[bool, float]] = []
+
+    def wait(timeout: float | None) -> Callable[[], None]:
         def body() -> None:
-            raise ValueError("boom")
+            with condition:
+                results.append((condition.wait(timeout), runtime.monotonic()))
 
-        runtime.spawn(body, "t").join()
-        runtime.sleep(1)
+        return body
 
-    with pytest.raises(SimulationFailed, match=r"seed 1, after 0\.000 virtual seconds: boom"):
-        simulate(main)
+    tasks = [runtime.spawn(wait(timeout), "w") for timeout in (None, 5.0, 1.0)]
+    runtime.sleep(2.0)
+    with condition:
+        condition.notify_all()
+    for task in tasks:
+        task.join()
+    assert sorted(results) == [(False, 1.0), (True, 2.0), (True, 2.0)]
 
 
-def test_broken_rule_ends_the_run_whatever_is_caught() -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
-        try:
-            simulation.fail("rule 1 broken")
-        except Exception:
-            pytest.fail("swallowed")
+@run
+def test_lock_is_exclusive_and_reentrant(simulation: Simulation, runtime: SimRuntime) -> None:
+    condition = runtime.condition()
+    inside: list[int] = []
 
-    with pytest.raises(SimulationFailed, match="rule 1 broken"):
-        simulate(main)
+    def body() -> None:
+        with condition, condition:
+            inside.append(1)
+            assert len(inside) == 1
+            runtime.sleep(0.1)
+            inside.pop()
+
+    for task in [runtime.spawn(body, "t") for _ in range(5)]:
+        task.join()
+    assert runtime.monotonic() == pytest.approx(0.5, abs=1e-3)
+
+
+@run
+def test_an_interrupted_wait_has_its_lock_back_first(
+    simulation: Simulation, runtime: SimRuntime
+) -> None:
+    condition = runtime.condition()
+    freed: list[float] = []
+
+    def waits() -> None:
+        with condition:
+            try:
+                condition.wait()
+            except KeyboardInterrupt:
+                freed.append(runtime.monotonic())
+                condition.notify_all()  # an error without the lock
+
+    task = runtime.spawn(waits, "waits")
+    runtime.sleep(1)
+    with condition:
+        simulation.interrupt(task)
+        runtime.sleep(5)
+    task.join()
+    assert freed == [6]

@@ -12,7 +12,7 @@ import pytest
 from opendata_buffer import outcomes
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, Drained, FlushFailed, InvalidInput, TransientStorageError
-from opendata_buffer.producer.handle import DurabilityWatcher, Durable, WriteHandle
+from opendata_buffer.producer.batching import DurabilityWatcher, Durable, WriteHandle
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import (
     Absent,

@@ -20,7 +20,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import Transaction, parse_location
-from opendata_buffer.producer.append_buffer import ProduceRequest
+from opendata_buffer.producer.batching import ProduceRequest
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
