@@ -35,7 +35,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.messages.message_ids import (
+from opendata_buffer.messages import (
     CLOCK_MAX,
     CONTINUE_TXN,
     OUTSIDE_TXN,

@@ -18,8 +18,7 @@ from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, build_uuid
-from opendata_buffer.messages.sequencer import Undecided, undecided
+from opendata_buffer.messages import ACK_TXN, FINAL, Undecided, build_uuid, undecided
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.retry import BackoffSettings, queue_retry
 from opendata_buffer.runtime import Runtime

@@ -25,7 +25,7 @@ from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
+from opendata_buffer.messages import CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.consumer_info import write_consumer_info
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime

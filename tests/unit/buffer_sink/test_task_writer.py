@@ -15,7 +15,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction, location_timestamp_ms, parse_location
-from opendata_buffer.messages.message_ids import CONTINUE_TXN, parse_uuid
+from opendata_buffer.messages import CONTINUE_TXN, parse_uuid
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -18,7 +18,7 @@ from opendata_buffer.formats.arrow import encode_arrow_block
 from opendata_buffer.formats.batch import Compression, decode_batch, parse_footer
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction, location_timestamp_ms, parse_location
-from opendata_buffer.messages.message_ids import parse_uuid
+from opendata_buffer.messages import parse_uuid
 from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore

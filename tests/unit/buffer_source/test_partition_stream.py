@@ -19,7 +19,7 @@ from buffer_source.planner import ReadLimits
 from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.world import TopicWorld
 

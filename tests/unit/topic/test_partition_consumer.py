@@ -14,7 +14,7 @@ from opendata_buffer.consumer.fetch import ConsumedBatch
 from opendata_buffer.errors import Drained, InvalidInput, QueueReset
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -9,7 +9,7 @@ from opendata_buffer.errors import CorruptData, InvalidInput
 from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
+from opendata_buffer.messages import CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -12,18 +12,12 @@ import pytest
 
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
+from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import InvalidInput, Superseded, TransientStorageError
 from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.messages.message_ids import (
-    ACK_TXN,
-    CONTINUE_TXN,
-    FINAL,
-    build_uuid,
-    parse_uuid,
-)
-from opendata_buffer.messages.sequencer import Message, Sequencer, undecided
+from opendata_buffer.messages import CONTINUE_TXN, build_uuid, parse_uuid, undecided
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -173,7 +167,7 @@ class World:
         default_factory=lambda: defaultdict(list)
     )
     """Per batch: partition and producer of each message that the reader delivered."""
-    sequencers: dict[str, Sequencer] = field(default_factory=dict)
+    rules: dict[str, ReadCommitted] = field(default_factory=dict)
     positions: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def producer(self) -> bytes:
@@ -199,21 +193,14 @@ class World:
     def consume(self) -> None:
         """Read what is new, by the rule of read-committed."""
         for name in PARTITIONS:
-            sequencer = self.sequencers.setdefault(name, Sequencer())
-            for entry in self.manifest(name).entries(self.positions[name]):
-                named = parse_location(entry.location, name)
-                assert named is not None
-                assert named.message is not None
-                said = parse_uuid(named.message)
-                at = entry.sequence
-                flags = said.flags & ~FINAL
-                sequencer.queue_uncommitted(
-                    Message(said.producer, said.clock, flags, at, at + 1, named.txn)
-                )
-                for each in sequencer.dequeue_committed():
-                    if each.flags != ACK_TXN:
-                        self.read[each.value.batch].append((name, each.producer))
-                self.positions[name] = at + 1
+            rule = self.rules.setdefault(name, ReadCommitted(name))
+            locations = self.manifest(name).locations()
+            for sequence in range(self.positions[name], len(locations)):
+                for each in rule.offer(sequence, locations[sequence], lambda *_: ()):
+                    named: Any = parse_location(locations[each], name)
+                    producer = parse_uuid(named.message).producer
+                    self.read[named.txn.batch].append((name, producer))
+            self.positions[name] = len(locations)
         for batch, got in self.read.items():
             assert len({producer for _, producer in got}) == 1, f"two attempts at {batch}"
             assert len({name for name, _ in got}) == len(got), f"{batch} twice"

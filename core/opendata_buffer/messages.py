@@ -1,4 +1,14 @@
-"""Which messages of a log are committed, each once. Pure.
+"""Messages: batches with a producer, a clock and flags, and which of them are committed. Pure.
+
+A message's identity is one v1 UUID (RFC 4122) in its batch's name::
+
+    time stamp, 60 bits of 100 ns since 1582-10-15       most significant bits of the clock
+    clock sequence, first 4 of 14 bits: a counter         least significant bits of the clock
+    clock sequence, last 10 bits: flags                   OUTSIDE, CONTINUE or ACK_TXN; FINAL
+    node, 48 bits                                         the producer
+
+The clock, time stamp and counter together, is a 64-bit number that rises with each message of a
+producer, so a reader recognises a repeated message by its producer's last clock alone.
 
 A producer may write a message twice (it repeats what it is not sure of), as part of a transaction
 that is decided later, or of one that is rolled back. The :class:`Sequencer` takes every message in
@@ -10,13 +20,10 @@ the order of the log, and gives back the committed ones:
 - an ACK_TXN at or before the last committed clock **rolls back**: the span is dropped, and the
   producer goes on from that clock.
 
-Producers do not wait for each other: an undecided span delays no other producer's messages.
-
-Undecided messages are kept in a buffer of fixed size. Where the beginning of a span was evicted
-from it, or was read before a restart, the outcome is ``ackCommitReplay``: the caller reads the
-range that :meth:`Sequencer.replay_range` names once more and hands it to
-:meth:`Sequencer.start_replay`. Outcomes, replay ranges and checkpoints agree with Gazette's
-sequencer, step by step.
+An undecided span delays no other producer's messages. Undecided messages are kept in a buffer of
+fixed size. Where the beginning of a span was evicted from it, or was read before a restart, the
+caller reads the range that :meth:`Sequencer.replay_range` names once more. Outcomes, replay ranges
+and checkpoints agree with Gazette's sequencer, step by step.
 
 :func:`undecided` lists the transactions that a manifest leaves undecided. No reader acknowledges
 entries at or behind the first batch of an undecided transaction, so the manifest alone shows them.
@@ -24,15 +31,110 @@ entries at or behind the first batch of an undecided transaction, so the manifes
 
 from __future__ import annotations
 
+import uuid
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction, parse_location
-from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, FINAL, parse_uuid
+
+OUTSIDE_TXN = 0
+"""The message is no part of a transaction: it is committed when it is written."""
+
+CONTINUE_TXN = 1
+"""The message begins or continues a transaction: it is committed once an ACK_TXN follows."""
+
+ACK_TXN = 2
+"""Commits all CONTINUE_TXN messages of the producer up to this clock, and drops later ones."""
+
+FINAL = 4
+"""Added to the flags of an acknowledgement: the producer writes nothing after it.
+
+A reader then forgets the producer, so that its state does not grow for ever. Readers remove the
+flag before they compare the others.
+"""
+
+FLAGS_MASK = 0x3FF
+CLOCK_MAX = (1 << 64) - 1
+PRODUCER_BYTES = 6
+
+_UNIX_EPOCH_100NS = 122_192_928_000_000_000
+"""From 1582-10-15, where v1 time stamps begin, to 1970-01-01."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageId:
+    """A message's UUID: producer (6 random bytes), clock (64 bits) and flags (10 bits)."""
+
+    producer: bytes
+    clock: int
+    flags: int
+
+
+def build_uuid(producer: bytes, clock: int, flags: int) -> uuid.UUID:
+    """The v1 UUID of a message.
+
+    Raises:
+        InvalidInput: ``producer`` has not 6 bytes, or ``clock`` or ``flags`` are out of range.
+    """
+    if len(producer) != PRODUCER_BYTES:
+        raise InvalidInput(f"producer id {producer.hex()!r} has {len(producer)} bytes: use 6")
+    if not 0 <= clock <= CLOCK_MAX:
+        raise InvalidInput(f"clock is {clock}: use 0 to {CLOCK_MAX}")
+    if not 0 <= flags <= FLAGS_MASK:
+        raise InvalidInput(f"flags are {flags}: use 0 to {FLAGS_MASK}, 10 bits")
+    stamp, counter = clock >> 4, clock & 0xF
+    return uuid.UUID(
+        fields=(
+            stamp & 0xFFFFFFFF,
+            stamp >> 32 & 0xFFFF,
+            stamp >> 48 | 0x1000,
+            0x80 | counter << 2 | flags >> 8,
+            flags & 0xFF,
+            int.from_bytes(producer, "big"),
+        )
+    )
+
+
+def parse_uuid(value: uuid.UUID) -> MessageId:
+    """Producer, clock and flags of a message's UUID.
+
+    Raises:
+        InvalidInput: It is no v1 UUID.
+    """
+    if value.version != 1:
+        raise InvalidInput(f"{value} is no version 1 UUID: only those carry producer and clock")
+    sequence = value.clock_seq
+    return MessageId(
+        producer=value.node.to_bytes(PRODUCER_BYTES, "big"),
+        clock=value.time << 4 | sequence >> 10 & 0xF,
+        flags=sequence & FLAGS_MASK,
+    )
+
+
+def new_producer_id(entropy: Callable[[int], bytes]) -> bytes:
+    """A producer id of so many random bytes, with the bit set that no network card's has."""
+    drawn = entropy(PRODUCER_BYTES)
+    return bytes([drawn[0] | 1]) + drawn[1:]
+
+
+class Clock:
+    """A producer's clock: follows the wall clock, never goes back. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def update(self, now_ms: int) -> None:
+        """Advance to the wall clock, milliseconds since the Unix epoch; ignored if earlier."""
+        stamp = now_ms * 10_000 + _UNIX_EPOCH_100NS
+        self.value = max(self.value, stamp << 4)
+
+    def tick(self) -> int:
+        """The clock of the next message: one more than the last."""
+        self.value += 1
+        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +172,6 @@ def undecided(entries: Iterable[tuple[int, str]], data_path_prefix: str) -> dict
             continue
         message = parse_uuid(parsed.message)
         producer, clock, flags = message.producer, message.clock, message.flags & ~FINAL
-        final = message.flags != flags
         span = found.get(producer)
         if clock == 0:
             continue  # not sequenced, like a message without identity
@@ -78,7 +179,7 @@ def undecided(entries: Iterable[tuple[int, str]], data_path_prefix: str) -> dict
             found.pop(producer, None)
             # Readers forget a producer at its final message: a message that follows is new to
             # them, and held back.
-            acked[producer] = 0 if final else clock
+            acked[producer] = 0 if message.flags & FINAL else clock
         elif flags != CONTINUE_TXN:
             # A producer that mixes both kinds gives up its open transaction.
             if span is not None and clock >= span.first_clock:
@@ -106,7 +207,6 @@ class Message:
         flags: OUTSIDE_TXN, CONTINUE_TXN or ACK_TXN. Other flags are read as OUTSIDE_TXN.
         begin: Its position in the log.
         end: The position after it.
-        value: Not looked at; the caller gets it back.
     """
 
     producer: Hashable
@@ -114,32 +214,26 @@ class Message:
     flags: int
     begin: int
     end: int
-    value: Any = field(default=None, compare=False)
 
 
 class Outcome(Enum):
-    """What :meth:`Sequencer.queue_uncommitted` made of a message."""
+    """What :meth:`Sequencer.queue_uncommitted` made of a message, in Gazette's words.
+
+    ``ALREADY_ACKED`` is a duplicate of a committed message, and ``CLOCK_LARGER`` one of a message
+    of the open span; both are ignored. At ``ACK_COMMIT_RING`` the whole span is in the buffer; at
+    ``ACK_COMMIT_REPLAY`` its beginning must be read again. ``ACK_EMPTY`` commits only itself.
+    """
 
     OUTSIDE_ALREADY_ACKED = "outsideAlreadyAcked"
-    """A duplicate outside of a transaction: ignored."""
     OUTSIDE_COMMIT = "outsideCommit"
-    """Committed at once."""
     CONTINUE_ALREADY_ACKED = "continueAlreadyAcked"
-    """A duplicate of a committed message: ignored."""
     CONTINUE_CLOCK_LARGER = "continueRingClockLarger"
-    """A duplicate of a message of the open span: ignored."""
     CONTINUE_BEGIN_SPAN = "continueBeginSpan"
-    """The first message of a transaction."""
     CONTINUE_EXTEND_SPAN = "continueExtendSpan"
-    """A further message of a transaction."""
     ACK_ROLLBACK = "ackRollback"
-    """The open span was dropped."""
     ACK_EMPTY = "ackEmpty"
-    """An acknowledgement of nothing but itself."""
     ACK_COMMIT_RING = "ackCommitRing"
-    """The span is committed, and all of it is in the buffer."""
     ACK_COMMIT_REPLAY = "ackCommitReplay"
-    """The span is committed, and its beginning must be read again."""
 
 
 _DUPLICATES = {
@@ -158,7 +252,7 @@ class ProducerState:
     Attributes:
         producer: As :attr:`Message.producer`.
         last_ack: Clock of its last committed message.
-        begin: Position of the first message of its open span; -1 where there is none.
+        begin: Position of the first message of its open span; :data:`NONE` without one.
     """
 
     producer: Hashable
@@ -168,19 +262,16 @@ class ProducerState:
 
 @dataclass(slots=True)
 class _Span:
-    """The messages of a producer since its last commit.
-
-    Attributes:
-        low: Clock of its last committed message; a message not beyond it is a duplicate.
-        high: Largest clock seen in the span; ``low`` where there is no span.
-        begin: Position of its first message, also where that is not buffered; -1 for none.
-        buffered: Its messages that are still in the buffer, oldest first.
-    """
+    """The messages of a producer since its last commit."""
 
     low: int
+    """Clock of its last committed message; a message not beyond it is a duplicate."""
     high: int
+    """Largest clock seen in the span; ``low`` where there is no span."""
     begin: int = NONE
+    """Position of its first message, also where that is not buffered."""
     buffered: deque[Message] = field(default_factory=deque)
+    """Its messages that are still in the buffer, oldest first."""
 
     def reset(self, clock: int) -> None:
         self.low = self.high = clock
