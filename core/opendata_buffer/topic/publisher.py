@@ -585,7 +585,7 @@ class Publisher(Closeable):
         current: PublisherTransaction,
     ) -> None:
         assert current.txn is not None
-        attempt = Attempt(current.txn, current.producer, intents.clocks, _QUERY)
+        attempt = Attempt(current.txn, current.producer, intents.clocks)
         try:
             with self._deadline():
                 if not coordinator.decide(attempt):

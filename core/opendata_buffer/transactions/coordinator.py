@@ -10,13 +10,10 @@ partitions carry the decision out::
     decide()    write the record: batch, producer, intents.  <- this commits
     complete()  write markers to all partitions at once; roll back what other runs left undecided
 
-Killed before ``decide`` was applied, the attempt can never be committed: the next run repeats the
-batch as another producer and rolls the attempt back. Killed after it, the next run finds the
-batch in the record and writes the markers. A read-committed reader sees nothing of the attempt in
-the first case, and in the end all of it in the second (failure F39).
-
-:mod:`opendata_buffer.transactions.commit_record` says why no run rolls back a transaction that
-may still be committed.
+If a run is killed before ``decide`` was applied, its attempt can never be committed: the next run
+rolls it back and repeats the batch as another producer, and a read-committed reader sees nothing of
+the attempt. If it is killed later, the next run finds the batch in the record and writes the
+markers, and in the end the reader sees all of it (failure F39).
 """
 
 from __future__ import annotations
@@ -52,7 +49,9 @@ from opendata_buffer.transactions.markers import (
 
 log = logging.getLogger(__name__)
 
-_DEADLINE_MS = 10_000  # of one change of a record; a micro-batch waits for it
+_DEADLINE_MS = 10_000
+"""Of one change of a record; a micro-batch waits for it."""
+
 _ANY_BATCH = 2**63
 
 
@@ -64,13 +63,11 @@ class Attempt:
         txn: App and batch.
         producer: 6 bytes, drawn for this attempt and used for nothing else.
         intents: Of each partition it writes to, the clock of the marker that commits it.
-        query: Id of the streaming query that the app belongs to, if it is known.
     """
 
     txn: Transaction
     producer: bytes
     intents: Mapping[str, int]
-    query: str | None = None
 
 
 class TransactionCoordinator:
@@ -102,15 +99,10 @@ class TransactionCoordinator:
         next batch would overwrite the record that names this one."""
 
     def begin(self, txn: Transaction, query: str | None, partitions: Collection[str]) -> bool:
-        """Called before anything of an attempt is appended.
+        """Called before anything of an attempt is appended, with all partitions of the topic.
 
         The first call costs one read and one write of the record, and one read of each manifest;
         the others cost no request.
-
-        Args:
-            txn: App and batch.
-            query: Id of the query, if it is known.
-            partitions: All of the topic.
 
         Returns:
             False when the batch was committed before; its markers are in all partitions now.
@@ -121,11 +113,10 @@ class TransactionCoordinator:
         """
         known = self._owned.get(txn.app)
         if known is not None:
-            record = known.record
             # Queries of one process share its coordinator. A query whose checkpoint was deleted
             # counts from 0 again: without this check its batches would pass for repeats.
-            if known.belongs_to(query) and not known.was_overtaken_before(txn.batch):
-                return record is None or record.batch < txn.batch
+            if known.continues(txn.batch, query):
+                return known.record is None or known.record.batch < txn.batch
             del self._owned[txn.app]
         owned, record = self._claim(txn.app, txn.batch, query)
         self._finish_earlier(owned, txn.app, record, partitions)
@@ -143,11 +134,9 @@ class TransactionCoordinator:
     def recover(self, app: str, query: str | None, partitions: Collection[str]) -> int:
         """End what earlier runs of an app left undecided, without writing a batch.
 
-        Does nothing for an app that this coordinator owns: its earlier runs are ended. A live run
-        of the app elsewhere is fenced: it fails, and repeats its batch when it is started again.
-
-        Returns:
-            How many transactions were ended, counted per partition.
+        Does nothing for an app that this coordinator owns. A live run of the app elsewhere is
+        fenced: it fails, and repeats its batch when it is started again. Returns how many
+        transactions were ended, counted per partition.
 
         Raises:
             Superseded: Another run began meanwhile; it does the same.
@@ -176,8 +165,7 @@ class TransactionCoordinator:
     def prepare(self, attempt: Attempt, name: str) -> None:
         """Store the batch of one partition's marker, so that :meth:`complete` does not have to.
 
-        It decides nothing, and may be left out. May be called for several partitions at once,
-        while the pending batches are appended.
+        It decides nothing. May be called for several partitions at once.
         """
         marker = TransactionMarker(attempt.producer, attempt.intents[name], attempt.txn)
         self._markers.prepare(name, marker)
@@ -221,9 +209,7 @@ class TransactionCoordinator:
     def complete(self, attempt: Attempt, since: Mapping[str, int]) -> None:
         """Write the markers of a committed attempt, and roll back what others left undecided.
 
-        Args:
-            attempt: :meth:`decide` has committed it.
-            since: Of each partition, the sequence of the attempt's first batch.
+        ``since`` has the sequence of the attempt's first batch in each partition.
 
         Raises:
             OpenDataBufferError: It is committed, but not visible in all partitions yet; the next
@@ -242,10 +228,7 @@ class TransactionCoordinator:
         self._owned[app] = owned
 
     def abandon(self, attempt: Attempt) -> None:
-        """Roll back an attempt that is not committed and never will be.
-
-        Where storage fails the next run rolls it back.
-        """
+        """Roll back an attempt that can never be committed. If storage fails, the next run does."""
         self._owned.pop(attempt.txn.app, None)
         self._markers.drop_prepared(attempt.producer, attempt.intents)
         marker = TransactionMarker(attempt.producer, ROLL_BACK, attempt.txn)
@@ -262,8 +245,8 @@ class TransactionCoordinator:
             failures: Collection[object] = self._store.delete_many([key])
         except OpenDataBufferError as error:
             failures = [error]
-        for failure in failures:
-            log.warning("commit record %s was not deleted: %s", key, failure)
+        if failures:
+            log.warning("commit record %s was not deleted: %s", key, failures)
 
     def _claim(self, app: str, batch: int, query: str | None) -> tuple[OwnedRecord, CommitRecord]:
         record = CasObject(
@@ -305,8 +288,8 @@ class TransactionCoordinator:
     def _end(self, owned: OwnedRecord, committing: Mapping[str, TransactionMarker]) -> int:
         markers = {name: [marker] for name, marker in committing.items()}
         for name, roll_backs in owned.roll_backs.items():
-            for marker in roll_backs.values():
-                log.warning("%s was given up in %s, and is rolled back", marker.txn, name)
+            abandoned = ", ".join(str(marker.txn) for marker in roll_backs.values())
+            log.warning("abandoned in %s, and rolled back: %s", name, abandoned)
             markers.setdefault(name, []).extend(roll_backs.values())
         ended = self._markers.write(markers)
         owned.roll_backs.clear()

@@ -34,7 +34,7 @@ class TransactionMarker:
 
     Attributes:
         producer: 6 bytes; it writes nothing afterwards.
-        clock: Of the marker: beyond the last message, or :data:`ROLL_BACK`.
+        clock: Beyond the last message, or :data:`ROLL_BACK`.
         txn: App and batch number, part of the entry's name.
         since: A sequence before which the producer wrote nothing; those entries are not decoded.
     """
@@ -73,12 +73,11 @@ def undecided_markers(
 
 
 def _undecided(manifest: Manifest, prefix: str, since: int) -> dict[bytes, Undecided]:
-    first = max(since, manifest.first_sequence)
-    if first == manifest.first_sequence:
-        locations = manifest.locations()  # several times faster than the entries
-    else:
-        locations = [entry.location for entry in manifest.entries(first)]
-    return undecided(enumerate(locations, first), prefix)
+    first = manifest.first_sequence
+    if since <= first:
+        return undecided(enumerate(manifest.locations(), first), prefix)  # faster than entries
+    entries = manifest.entries(since)
+    return undecided(((each.sequence, each.location) for each in entries), prefix)
 
 
 class MarkerWriter:
@@ -88,9 +87,8 @@ class MarkerWriter:
     markers blocks its writer, so an outage of some seconds must not end the attempt.
 
     Args:
-        queue_of: The queue of a partition, by its name; each is used by one thread at a time.
-            Its remembered manifest is tried first.
         store, config, runtime: Of the topic.
+        queue_of: The queue of a partition, by its name; each is used by one thread at a time.
         ahead_ms: How far the names of the markers' batches are ahead of time: the collector's
             grace period, so that they outlive a pause of this process before they are appended.
     """
@@ -125,10 +123,8 @@ class MarkerWriter:
     def write(self, markers: Mapping[str, Collection[TransactionMarker]]) -> int:
         """End transactions in these partitions at once, except those that have ended there.
 
-        May be repeated at any time and from any process.
-
-        Returns:
-            How many transactions were undecided, counted per partition, and ended by this call.
+        May be repeated at any time and from any process. Returns how many transactions this call
+        ended, counted per partition.
 
         Raises:
             CommitStateUnknown: Markers may have been written. Repeat it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -42,15 +41,7 @@ class Inline(ManualRuntime):
 
 
 class Wire:
-    """One driver's way to the store; something happens at one request of it.
-
-    Args:
-        store: The store.
-        at: Number of the request; None for never.
-        what: Done then, before the request or after it; raises to kill.
-        after: Whether the request is carried out before.
-        again: Whether every later request raises, too.
-    """
+    """One driver's way to the store: before or after request ``at``, ``what`` is called."""
 
     def __init__(
         self,
@@ -126,9 +117,9 @@ class Driver:
             self.queues[name] = Queue(self.wire, config, runtime=self.world.runtime, role="test")
         return self.queues[name]
 
-    def attempt(self, batch: int, query: str | None = "q", partitions: Any = PARTITIONS) -> Attempt:
+    def attempt(self, batch: int, partitions: Any = PARTITIONS) -> Attempt:
         producer = self.world.producer()
-        return Attempt(Transaction("q", batch), producer, dict.fromkeys(partitions, 3), query)
+        return Attempt(Transaction("q", batch), producer, dict.fromkeys(partitions, 3))
 
     def begun(self, batch: int) -> Attempt:
         """An attempt that may be appended."""
@@ -147,7 +138,7 @@ class Driver:
         return since
 
     def write(self, batch: int, query: str | None = "q", partitions: Any = PARTITIONS) -> bool:
-        attempt = self.attempt(batch, query, partitions)
+        attempt = self.attempt(batch, partitions)
         if not self.coordinator.begin(attempt.txn, query, PARTITIONS):
             return False
         since = self.append(attempt)
@@ -157,18 +148,16 @@ class Driver:
         return True
 
 
-@dataclass
 class World:
-    runtime: Inline = field(default_factory=Inline)
-    store: MemoryStore = field(default_factory=MemoryStore)
-    prepares: bool = True
-    producers: int = 0
-    read: defaultdict[int, list[tuple[str, bytes]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    """Per batch: partition and producer of each message that the reader delivered."""
-    rules: dict[str, ReadCommitted] = field(default_factory=dict)
-    positions: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    def __init__(self, prepares: bool = True) -> None:
+        self.runtime = Inline()
+        self.store = MemoryStore()
+        self.prepares = prepares
+        self.producers = 0
+        self.read: defaultdict[int, list[tuple[str, bytes]]] = defaultdict(list)
+        """Per batch: partition and producer of each message that the reader delivered."""
+        self.rules = {name: ReadCommitted(name) for name in PARTITIONS}
+        self.positions = dict.fromkeys(PARTITIONS, 0)
 
     def producer(self) -> bytes:
         self.producers += 1
@@ -192,8 +181,7 @@ class World:
 
     def consume(self) -> None:
         """Read what is new, by the rule of read-committed."""
-        for name in PARTITIONS:
-            rule = self.rules.setdefault(name, ReadCommitted(name))
+        for name, rule in self.rules.items():
             locations = self.manifest(name).locations()
             for sequence in range(self.positions[name], len(locations)):
                 for each in rule.offer(sequence, locations[sequence], lambda *_: ()):
@@ -227,19 +215,25 @@ def test_a_batch_becomes_visible_in_all_partitions() -> None:
     world = World()
     driver = Driver(world)
     for batch in range(3):
+        before = driver.wire.requests
         assert driver.write(batch)
+    # Each partition: one append, one empty object, one marker. And one record.
+    assert driver.wire.requests - before == 3 * len(PARTITIONS) + 1
     world.check(3)
     assert [world.manifest(name).next_sequence for name in PARTITIONS] == [6, 6, 6]
 
 
-def test_the_requests_of_a_batch_in_the_steady_state() -> None:
+def test_after_missing_batches_the_record_is_read_and_claimed_again_if_another_run_has_it() -> None:
     world = World()
-    driver = Driver(world)
+    driver, other = Driver(world), Driver(world)
     driver.write(0)
     before = driver.wire.requests
-    driver.write(1)
-    # Each partition: one append, one empty object, one acknowledgement. And one record.
-    assert driver.wire.requests - before == 3 * len(PARTITIONS) + 1
+    driver.write(2)
+    assert driver.wire.requests - before == 3 * len(PARTITIONS) + 2
+    other.write(3)
+    assert driver.write(4)
+    world.consume()
+    assert sorted(world.read) == [0, 2, 3, 4]
 
 
 def test_what_was_prepared_is_appended_and_nothing_is_stored_again() -> None:
@@ -327,7 +321,7 @@ def test_killed_at_any_request_a_restart_completes_or_repeats_the_batch(
 
 @pytest.mark.parametrize("second", range(0, len(KILLS) + 10, 2))
 @pytest.mark.parametrize("first", KILLS[::3])
-def test_killed_twice(first: int, second: int) -> None:
+def test_a_run_is_killed_twice(first: int, second: int) -> None:
     world = World()
     Driver(world).write(0)
     for at in (first, second):
@@ -485,27 +479,24 @@ def test_an_app_that_is_forgotten_has_no_record() -> None:
     world = World()
     driver = Driver(world)
     driver.write(0)
-    driver.coordinator.forget("q")
-    assert RECORD not in [each.key for each in world.store.list("").objects]
-    driver.coordinator.forget("q")
+    for _ in range(2):
+        driver.coordinator.forget("q")
+        assert RECORD not in [each.key for each in world.store.list("").objects]
 
 
-def test_an_app_id_of_another_query_is_refused_before_anything_is_appended() -> None:
-    world = World()
-    Driver(world).write(0, query="one")
-    before = [world.manifest(name) for name in PARTITIONS]
-    with pytest.raises(InvalidInput, match="belongs to query one"):
-        Driver(world).write(1, query="two")
-    assert [world.manifest(name) for name in PARTITIONS] == before
-
-
-def test_another_query_in_the_same_process_is_refused_as_well() -> None:
+@pytest.mark.parametrize("same_process", [False, True])
+def test_an_app_id_of_another_query_is_refused_before_anything_is_appended(
+    same_process: bool,
+) -> None:
     world = World()
     driver = Driver(world)
     assert driver.write(0, query="one")
+    before = [world.manifest(name) for name in PARTITIONS]
+    second = driver if same_process else Driver(world)
     for batch in (0, 1):  # one that would pass for a repeat, and one that would go in between
         with pytest.raises(InvalidInput, match=r"belongs to query one.*this is query two"):
-            driver.write(batch, query="two")
+            second.write(batch, query="two")
+    assert [world.manifest(name) for name in PARTITIONS] == before
     assert driver.write(1, query="one")
     world.check(2)
 
