@@ -13,11 +13,8 @@ from typing import Protocol, TypeVar
 
 from opendata_buffer.concurrency import Closeable, in_parallel
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.fetch import (
-    AdaptiveConcurrency,
-    ArrowBatch,
-    ConsumedBatch,
-)
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.fetch import AdaptiveConcurrency, ArrowBatch, ConsumedBatch
 from opendata_buffer.consumer.isolation import READ_COMMITTED
 from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.errors import Closed, DataLoss, Drained, InvalidInput, OpenDataBufferError
@@ -27,17 +24,15 @@ from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.partition_consumer import PartitionPosition, PartitionReader
-from opendata_buffer.topic.topic import CachedTopic, Topic
+from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
 
 log = logging.getLogger(__name__)
-
-REFRESH_S = 2.0
-"""Age of the list of partitions at which it is read again."""
 
 MAX_PREFETCH = 64
 """Most batches that are prefetched between two polls."""
 
 PRUNE_S = 3_600.0
+"""Seconds between two searches for writers that have long ended."""
 
 T = TypeVar("T")
 
@@ -47,10 +42,7 @@ def round_robin(
 ) -> list[tuple[str, T]]:
     """The first of each partition, then the second of each, and so on, with their partitions.
 
-    Args:
-        waiting: Items in order, by partition.
-        after: Begin with the partition behind this one.
-        limit: Most that are returned.
+    It begins with the partition behind ``after``, and returns ``limit`` items at most.
     """
     names = list(waiting)
     begin = names.index(after) + 1 if after is not None and after in waiting else 0
@@ -58,20 +50,6 @@ def round_robin(
         *(zip(repeat(name), waiting[name]) for name in names[begin:] + names[:begin])
     )
     return list(islice((each for row in rows for each in row if each is not None), limit))
-
-
-class Delivered(Protocol):
-    """The part of a delivered batch that an acknowledgement needs."""
-
-    @property
-    def partition(self) -> str:
-        """Its partition."""
-        ...
-
-    @property
-    def sequence(self) -> int:
-        """Position in the partition's queue."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +80,18 @@ class TopicArrowBatch(ArrowBatch):
     """
 
     partition: str
+
+
+class Delivered(Protocol):
+    """The part of a delivered batch that an acknowledgement needs."""
+
+    @property
+    def partition(self) -> str:
+        """Its partition."""
+
+    @property
+    def sequence(self) -> int:
+        """Position in the partition's queue."""
 
 
 class TopicConsumer(Closeable):
@@ -160,15 +150,15 @@ class TopicConsumer(Closeable):
         self._closed = False
         self._interrupted = False
         topic = Topic.open(config, store=store, runtime=self._runtime)
-        self._open_reader = partial(
-            PartitionReader,
-            isolation=isolation,
+        open_consumer = partial(
+            Consumer,
             store=topic.store,
             runtime=self._runtime,
             allow_data_loss=allow_data_loss,
             program=program,
             open_pause=open_pause,
         )
+        self._open_reader = partial(PartitionReader, open_consumer, isolation, allow_data_loss)
         self._assigned = _assigned(partitions, topic.description)
         self._positions = {
             name: PartitionPosition.of(each) for name, each in (positions or {}).items()
@@ -215,8 +205,8 @@ class TopicConsumer(Closeable):
     def next_batch(self) -> TopicBatch | None:
         """The next batch, or None when nothing is ready.
 
-        A partition that fails does not block the others: the others' batches are delivered, the
-        error is raised, and raised again after the next poll while it lasts.
+        If a partition fails, the batches of the others are delivered; then the error is raised,
+        and raised again after each poll while it lasts.
 
         Raises:
             PoisonBatch: A batch is missing, unreadable or foreign; :meth:`skip` it.
@@ -235,7 +225,7 @@ class TopicConsumer(Closeable):
     def next_arrow_batch(self) -> TopicArrowBatch | None:
         """As :meth:`next_batch`, with the records as an Arrow array, without an object for each.
 
-        Both may be called alternately; prefetched batches are fetched again then.
+        After a call of the other one, prefetched batches are fetched again.
         """
         taken = self._next(arrow=True)
         if taken is None:
@@ -250,10 +240,7 @@ class TopicConsumer(Closeable):
         """Acknowledge a batch: the next one of its partition, in the order of delivery.
 
         Every ``config.ack_interval`` entries the partition's manifest is written; what an open
-        transaction needs stays in it.
-
-        Args:
-            batch: Only its ``partition`` and ``sequence`` are used.
+        transaction needs stays in it. Only the batch's partition and sequence are used.
 
         Raises:
             InvalidInput: Another one is next. Nothing changed.
@@ -304,7 +291,7 @@ class TopicConsumer(Closeable):
         self._close_all()
 
     def _next(self, *, arrow: bool) -> tuple[str, ConsumedBatch | ArrowBatch] | None:
-        """The next batch in one of its forms, and its partition; None when nothing is ready."""
+        """The partition and the next batch in one of its forms; None when nothing is ready."""
         self._check_open()
         if arrow is not self._as_arrow:
             self._drop_prefetched()
@@ -314,9 +301,9 @@ class TopicConsumer(Closeable):
                 return self._take(self._fetched)
             if self._errors:
                 raise self._errors.popleft()
-            found = self._uninterrupted(self._poll)
+            has_new = self._uninterrupted(self._poll)
             self._prefetch()
-            if self._fetched is None and not self._errors and not found:
+            if self._fetched is None and not self._errors and not has_new:
                 return None
 
     def _prefetch(self) -> None:
@@ -372,7 +359,7 @@ class TopicConsumer(Closeable):
             except OpenDataBufferError as error:
                 return error
 
-        found = False
+        has_new = False
         readers = list(self._readers.values())
         for reader, outcome in zip(readers, in_parallel(self._runtime, poll, readers), strict=True):
             if isinstance(outcome, Drained):
@@ -381,15 +368,15 @@ class TopicConsumer(Closeable):
             elif isinstance(outcome, OpenDataBufferError):
                 self._errors.append(outcome)
             else:
-                found = found or outcome
+                has_new = has_new or outcome
         with self._noting_error():
             self._remove_drained(description)
         now = self._runtime.monotonic()
         if now - self._pruned_at >= PRUNE_S:
             self._pruned_at = now
             for reader in self._readers.values():
-                reader.prune()
-        return found
+                reader.prune(self._runtime.now_ms())
+        return has_new
 
     @contextmanager
     def _noting_error(self) -> Iterator[None]:
@@ -409,7 +396,7 @@ class TopicConsumer(Closeable):
         def open_one(name: str) -> None:
             try:
                 config = Topic.config_of(name, self._config)
-                found[name] = self._open_reader(name, config, self._positions.get(name))
+                opened[name] = self._open_reader(name, config, self._positions.get(name))
             except DataLoss:
                 # A consumer may have been killed after it emptied the partition to seal it.
                 if not description.may_leave(name, now_ms) or not self._topic.seal(name):
@@ -418,12 +405,11 @@ class TopicConsumer(Closeable):
             except Drained:
                 self._sealed.add(name)
 
-        found: dict[str, PartitionReader] = {}
+        opened: dict[str, PartitionReader] = {}
         try:
             in_parallel(self._runtime, open_one, missing)
         finally:
-            everyone = self._readers | found
-            self._readers = {name: everyone[name] for name in sorted(everyone)}
+            self._readers = dict(sorted((self._readers | opened).items()))
 
     def _remove_drained(self, description: TopicDescription) -> None:
         """Remove draining partitions from the topic that are read to their end."""
@@ -475,9 +461,9 @@ class TopicConsumer(Closeable):
     def _check_open(self) -> None:
         if self._interrupted:
             raise Closed(
-                "this consumer of the topic was interrupted while it looked for batches or "
-                "acknowledged one: close it and make a new one, with the positions that were "
-                "saved. What was not acknowledged is delivered again."
+                "this consumer of the topic was interrupted while it polled or acknowledged a "
+                "batch: close it and make a new one, with the positions that were saved. What was "
+                "not acknowledged is delivered again."
             )
         if self._closed:
             raise Closed("the consumer of the topic is closed: make a new one, with its positions")

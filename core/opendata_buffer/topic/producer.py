@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING
 
 from opendata_buffer.concurrency import Closeable, in_parallel, locked
 from opendata_buffer.config import ProducerConfig
@@ -21,11 +20,8 @@ from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.description import TopicDescription
-from opendata_buffer.topic.partitioner import Keys, Partitioner, split
-from opendata_buffer.topic.topic import CachedTopic, Topic
-
-if TYPE_CHECKING:
-    from opendata_buffer.topic.partitioner import Entries
+from opendata_buffer.topic.partitioner import Entries, Keys, Partitioner, split
+from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
 
 log = logging.getLogger(__name__)
 
@@ -137,10 +133,8 @@ class ProducerPool:
     """The open producers of a topic, by partition. Thread-safe.
 
     A producer is not closed while a call uses it: a partition that drains gets the calls that
-    have begun. Nor is a second producer of a partition opened before the first one is closed, for
-    a call with an older list of partitions: its records could overtake those of the first.
-
-    A closed pool raises ``Closed`` for every partition.
+    have begun. A call with an older list of partitions opens no second producer of a partition
+    before the first one is closed: its records could overtake those of the first.
     """
 
     def __init__(self, open_producer: Callable[[str], Producer], runtime: Runtime) -> None:
@@ -188,12 +182,7 @@ class ProducerPool:
             )
 
     def flush(self, timeout: float | None) -> None:
-        """See :meth:`.Producer.flush`, of all at once.
-
-        Raises:
-            FlushFailed: Something was lost, now or before, also in a partition that has left.
-            TimeoutError: Not all is durable after ``timeout`` seconds.
-        """
+        """See :meth:`.Producer.flush`, of all at once, with earlier losses of closed producers."""
         self._all(lambda producer: producer.flush(timeout))
 
     def close(self, timeout: float | None) -> None:
@@ -207,18 +196,20 @@ class ProducerPool:
         return sum(producer.buffered_bytes for producer in self._everyone())
 
     def _all(self, call: Callable[[Producer], None]) -> None:
-        def outcome(producer: Producer) -> OpenDataBufferError | TimeoutError | None:
+        failed: list[FlushFailed] = []
+        others: list[Exception] = []
+
+        def call_one(producer: Producer) -> None:
             try:
                 call(producer)
+            except FlushFailed as error:
+                failed.append(error)
             except (OpenDataBufferError, TimeoutError) as error:
-                return error
-            return None
+                others.append(error)
 
         everyone = self._everyone()
         # All at once, however many: the timeout is for all of them together.
-        found = in_parallel(self._runtime, outcome, everyone, most=max(1, len(everyone)))
-        failed = [error for error in found if isinstance(error, FlushFailed)]
-        others = [e for e in found if e is not None and not isinstance(e, FlushFailed)]
+        in_parallel(self._runtime, call_one, everyone, most=max(1, len(everyone)))
         calls, cause = self._lost
         if failed or calls:
             total = calls + sum(error.failed_calls for error in failed)
@@ -264,7 +255,7 @@ class ProducerPool:
 
     @locked
     def _begin_opening(self, name: str) -> Producer | None:
-        """The producer that another call has opened meanwhile; None: the caller opens it."""
+        """The producer that another call has opened meanwhile; if None, the caller opens it."""
         while name in self._opening or name in self._closing:
             self._condition.wait()
         self._check_open()  # a producer opened after close() would never be closed
@@ -292,7 +283,7 @@ class ProducerPool:
 
     @locked
     def _await_unused(self, name: str) -> Producer | None:
-        """The producer, once no call uses it, to be closed; None: it stays after all."""
+        """The producer to be closed, once no call uses it; None if it stays after all."""
         while name in self._leaving and self._used.get(name, 0):
             self._condition.wait()
         if name not in self._leaving:
@@ -324,8 +315,8 @@ class ProducerPool:
             raise Closed("the producer of the topic is closed: make a new one")
 
 
-REFRESH_S = 2.0
-"""Age of the list of partitions at which it is read again."""
+def _accept(_: str, producer: Producer, call: ProduceRequest) -> WriteHandle:
+    return producer.accept(call)
 
 
 class TopicProducer(Closeable):
@@ -442,14 +433,7 @@ class TopicProducer(Closeable):
             Closed: The producer was closed, or made before this process was forked.
             KeyboardInterrupt: Parts of the call may have been accepted or not.
         """
-        return self.produce_by(
-            lambda _, producer, call: producer.accept(call),
-            entries,
-            keys=keys,
-            partitioner=partitioner,
-            partition=partition,
-            metadata=metadata,
-        )
+        return self.produce_by(_accept, entries, keys, partitioner, partition, metadata)
 
     async def produce_async(
         self,
@@ -492,7 +476,6 @@ class TopicProducer(Closeable):
         self,
         accept: Callable[[str, Producer, ProduceRequest], WriteHandle],
         entries: Entries,
-        *,
         keys: Keys | None = None,
         partitioner: Partitioner | None = None,
         partition: str | None = None,
@@ -500,12 +483,8 @@ class TopicProducer(Closeable):
     ) -> TopicHandle:
         """As :meth:`produce`, with a function that accepts each part.
 
-        ``accept`` is called for each part with its partition, the partition's producer and the
-        prepared call, which it passes to :meth:`.Producer.accept`. The other arguments are those
-        of :meth:`produce`.
-
-        Raises:
-            OpenDataBufferError: As :meth:`produce`.
+        ``accept`` is called with the partition, its producer and the prepared call, which it passes
+        to :meth:`.Producer.accept`.
         """
         parts = self._parts(entries, keys, partitioner, partition)
         with self._pool.using(list(parts)) as producers:

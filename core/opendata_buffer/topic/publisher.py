@@ -2,16 +2,15 @@
 
 Each batch of a publisher is a message: producer, clock and flags are part of its name, and
 read-committed readers (the default) deliver it once, when it is committed. Each transaction is a
-producer of its own, so none waits for another, and no batch of an earlier one can become part of
-it::
+producer of its own, so no batch of an earlier one can become part of it::
 
     publish_uncommitted()   append pending batches to any partitions
     build_ack_intents()     wait until they are durable; return what commits them
     ...                     the intents are saved: by the caller, or in the publisher's record
     apply()                 write the markers to all partitions
 
-The transaction is committed when the intents are saved: before that it never counts, and from then
-on they must be applied until that succeeds. A publisher with a name does both by itself.
+The transaction is committed when the intents are saved. From then on they must be applied until
+that succeeds; a publisher with a name does both by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opendata_buffer.concurrency import Closeable, locked
 from opendata_buffer.config import ProducerConfig
@@ -52,15 +51,12 @@ from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
+from opendata_buffer.topic.partitioner import Entries, Keys, Partitioner
 from opendata_buffer.topic.producer import TopicHandle, TopicProducer
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.commit_record import Verdict
 from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
 from opendata_buffer.transactions.markers import ROLL_BACK, MarkerWriter, TransactionMarker
-
-if TYPE_CHECKING:
-    from opendata_buffer.topic.partitioner import Entries, Keys, Partitioner
-
 
 log = logging.getLogger(__name__)
 
@@ -138,29 +134,18 @@ class AckIntents:
 
 
 class PublisherTransaction:
-    """A transaction that is being written. Not thread-safe.
-
-    Args:
-        producer: Its own id, 6 bytes.
-        txn: App and number, where the publisher has a name.
-        runtime: The clock of waiting.
-
-    Attributes:
-        producer: As given.
-        txn: As given.
-        clocks: Of its last batch in each partition.
-        since: Of each partition, the sequence of its first batch that is known to be durable.
-        intents: Set by :meth:`build`.
-        applying: Whether markers that commit it may be in some partitions.
-    """
+    """A transaction that is being written, with a producer id of its own. Not thread-safe."""
 
     def __init__(self, producer: bytes, txn: Transaction | None, runtime: Runtime) -> None:
         self.producer = producer
         self.txn = txn
         self.clocks: dict[str, int] = {}
+        """Of its last batch in each partition."""
         self.since: dict[str, int] = {}
+        """Of each partition, the sequence of its first batch that is known to be durable."""
         self.intents: AckIntents | None = None
         self.applying = False
+        """Whether markers that commit it may be in some partitions."""
         self._runtime = runtime
         self._clock = ROLL_BACK  # below all of its batches
         self._handles: list[tuple[str, WriteHandle]] = []
@@ -179,9 +164,9 @@ class PublisherTransaction:
 
     @contextmanager
     def one_call(self) -> Iterator[None]:
-        """Let the transaction fail if a call of several parts raises after its first part.
+        """Fail the transaction if a call raises behind its first part.
 
-        That part may be in the queue without a handle, so the transaction can only be rolled back.
+        The part may be in the queue without a handle, so the transaction can only be rolled back.
         """
         before = self._clock
         try:
@@ -192,10 +177,9 @@ class PublisherTransaction:
             raise
 
     def wait(self, timeout: float | None) -> BaseException | None:
-        """Wait until each batch is durable or given up. Returns why it cannot be committed.
+        """Wait, ``timeout`` seconds at most, until each batch is durable or given up.
 
-        Raises:
-            TimeoutError: Some are neither after so many seconds.
+        Returns why the transaction cannot be committed, if it cannot.
         """
         until = None if timeout is None else self._runtime.monotonic() + timeout
         failure = self._failure
@@ -221,8 +205,7 @@ class PublisherTransaction:
 class CallLock:
     """Held through a call, so that calls run one after the other. Thread-safe, not reentrant.
 
-    An ordinary lock must not be held while a call waits for storage, and would stay locked when a
-    thread is interrupted while it takes it.
+    An ordinary lock would stay locked when a thread is interrupted while it takes it.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -350,12 +333,7 @@ class Publisher(Closeable):
         with self._usable():
             self._clock.update(self._runtime.now_ms())
             return self._producer.produce_by(
-                self._accept_committed,
-                entries,
-                keys=keys,
-                partitioner=partitioner,
-                partition=partition,
-                metadata=metadata,
+                self._accept_committed, entries, keys, partitioner, partition, metadata
             )
 
     def publish_uncommitted(
@@ -389,12 +367,7 @@ class Publisher(Closeable):
                 )
             with current.one_call():
                 return self._producer.produce_by(
-                    current.accept,
-                    entries,
-                    keys=keys,
-                    partitioner=partitioner,
-                    partition=partition,
-                    metadata=metadata,
+                    current.accept, entries, keys, partitioner, partition, metadata
                 )
 
     def build_ack_intents(self, timeout: float | None = None) -> AckIntents:

@@ -94,7 +94,7 @@ class Topic:
             if isinstance(found, TopicDescription):
                 raise _exists(topic.url, found)
             _refuse_queues(topic.store)
-            description = topic._taken(topic._object.update(lambda before: before or fresh))
+            description = topic._remember(topic._object.update(lambda before: before or fresh))
         if description.topic_id != fresh.topic_id:
             raise _exists(topic.url, description)
         return topic
@@ -127,7 +127,7 @@ class Topic:
         found = topic._object.read()
         if found is None:
             return None
-        topic._taken(found)
+        topic._remember(found)
         return topic
 
     @classmethod
@@ -162,7 +162,7 @@ class Topic:
                 f"there is no topic at {self.url}: make one with 'opendata-buffer topic create "
                 f"{self.url} --partitions N'"
             )
-        return self._taken(found)
+        return self._remember(found)
 
     def expand(self, partitions: int) -> TopicDescription:
         """Add partitions until so many are active. May be repeated.
@@ -256,9 +256,9 @@ class Topic:
         def decide(before: TopicDescription | None) -> TopicDescription | None:
             return None if before is None else change(before)
 
-        return self._taken(self._object.update(decide))
+        return self._remember(self._object.update(decide))
 
-    def _taken(
+    def _remember(
         self, outcome: TopicDescription | outcomes.Outcome[TopicDescription | None]
     ) -> TopicDescription:
         now = outcome.value if isinstance(outcome, outcomes.Applied) else outcome
@@ -318,6 +318,9 @@ def _refuse_queues(store: Store) -> None:
                 "and its first partitions must be new. Take another root."
             )
 
+
+REFRESH_S = 2.0
+"""Age of a description at which producers and consumers read it again."""
 
 WAIT_AFTER = 5
 """Multiple of the maximum age at which :meth:`CachedTopic.get` waits for the read."""
@@ -383,7 +386,7 @@ class CachedTopic:
             with deadline(self._runtime, READ_S):
                 found = self._topic.read()
         except OpenDataBufferError as error:
-            log.warning("the topic at %s could not be looked at: %s", self._topic.url, error)
+            log.warning("the topic at %s could not be read: %s", self._topic.url, error)
         finally:
             self._end_read(found)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import ConsumedBatch
 from opendata_buffer.errors import Drained, InvalidInput, QueueReset
 from opendata_buffer.formats.keys import batch_key
@@ -265,15 +267,12 @@ class World:
     def reader(
         self, position: Any = None, *, allow_data_loss: bool = False, **settings: Any
     ) -> PartitionReader:
+        open_consumer = partial(
+            Consumer, store=self.store, runtime=self.runtime, allow_data_loss=allow_data_loss
+        )
+        config = Topic.config_of(NAME, consuming(**settings))
         return PartitionReader(
-            NAME,
-            Topic.config_of(NAME, consuming(**settings)),
-            None if position is None else PartitionPosition.of(position),
-            "read_committed",
-            store=self.store,
-            runtime=self.runtime,
-            allow_data_loss=allow_data_loss,
-            program="test",
+            open_consumer, "read_committed", allow_data_loss, NAME, config, position
         )
 
 

@@ -322,7 +322,7 @@ def test_while_the_store_is_down_the_cached_description_is_used(
     runtime.advance(3_600)
     with caplog.at_level(logging.WARNING):
         assert len(known.get().names) == 2
-    assert "could not be looked at" in caplog.text
+    assert "could not be read" in caplog.text
     reads = store.reads
     assert len(known.get().names) == 2
     assert store.reads == reads  # not at every call
