@@ -77,11 +77,7 @@ def fnv1a(data: bytes) -> int:
 
 
 def is_topic(store: Get) -> bool:
-    """Whether there is a topic at the store's root, by one small read.
-
-    Raises:
-        TransientStorageError, PermanentStorageError: The store did not answer.
-    """
+    """Whether there is a topic at the store's root, by one small read."""
     try:
         store.get(TOPIC_KEY, max_bytes=DESCRIPTION.max_bytes)
     except ObjectNotFound:
@@ -127,10 +123,7 @@ def _reversed(bits: int) -> int:
 
 
 def number_of(name: str) -> int | None:
-    """The number in a partition's name; None if it is no such name.
-
-    Topics of versions that gave names no letters have partitions like ``p-00003``.
-    """
+    """The number in a partition's name; None if it is none. Old names have no letters."""
     found = PARTITION_NAME.fullmatch(name)
     return int(found["number"]) if found else None
 
@@ -204,11 +197,7 @@ class TopicDescription:
 
     @classmethod
     def new(cls, topic_id: str, partitions: int) -> TopicDescription:
-        """A new topic with so many partitions.
-
-        Raises:
-            InvalidInput: Fewer than 1 or more than ``MAX_PARTITIONS``.
-        """
+        """A new topic with so many partitions. Raises as :meth:`expanded`."""
         return cls(topic_id, (), 0).expanded(partitions)
 
     @property
@@ -263,11 +252,9 @@ class TopicDescription:
         return replace(self, partitions=(*self.partitions, *new), next_number=last)
 
     def drained(self, name: str, now_ms: int = 0) -> TopicDescription:
-        """The topic with one partition draining; the same if it is draining or has left.
+        """The topic with one partition, by name or number, draining since ``now_ms``.
 
-        Args:
-            name: Of the partition, or an abbreviation of it.
-            now_ms: Since when it drains, milliseconds since the Unix epoch.
+        The same if it is draining or has left.
 
         Raises:
             InvalidInput: The topic never had such a partition, or it is the last active one.
@@ -318,15 +305,14 @@ class TopicDescription:
         Raises:
             InvalidInput: There is no such partition.
         """
-        for name in self.names:
-            if given == name or is_abbreviated(given, name):
-                return name
-        raise InvalidInput(f"partition is {given!r}: the topic has {_listed(self.names)}")
+        found = _meant(given, self.names)
+        if found is None:
+            raise InvalidInput(f"partition is {given!r}: the topic has {_listed(self.names)}")
+        return found
 
     def left_name(self, given: str) -> str:
         """The name of a listed partition that has left; as given if there is none."""
-        meant = (name for name in self.left if given == name or is_abbreviated(given, name))
-        return next(meant, given)
+        return _meant(given, self.left) or given
 
     def has_left(self, given: str) -> bool:
         """Whether the topic had a partition of this name or number, and has it no more."""
@@ -376,6 +362,10 @@ class TopicDescription:
                 f"the topic's next partition is {self.next_number}, and it has {self.names[-1]!r}"
             )
         return ""
+
+
+def _meant(given: str, names: Iterable[str]) -> str | None:
+    return next((each for each in names if given == each or is_abbreviated(given, each)), None)
 
 
 def _partition(fields: Fields) -> Partition:

@@ -107,11 +107,9 @@ def _heaviest(hashes: npt.NDArray[np.uint32], names: Sequence[int]) -> Indices:
 def _deciding_bits(names: Sequence[int]) -> int:
     """The number of highest bits in which all names differ; 33 when two are equal.
 
-    The lower bits never decide: of two weights the higher one has the bit where their names differ
-    first.
+    Of two weights the higher one has the bit where their names differ first.
     """
-    ordered = sorted(names)
-    shared = (32 - (a ^ b).bit_length() for a, b in pairwise(ordered))
+    shared = (32 - (a ^ b).bit_length() for a, b in pairwise(sorted(names)))
     return 1 + max(shared, default=0)
 
 
@@ -164,10 +162,7 @@ def _column(keys: Sequence[bytes | str]) -> pa.Array:
 
 
 def _hash_chunk(chunk: pa.LargeBinaryArray) -> npt.NDArray[np.uint32]:
-    """FNV-1a of many keys at once: step ``i`` hashes the ``i``-th byte of every key.
-
-    So the loop has as many steps as the longest key has bytes.
-    """
+    """FNV-1a of many keys at once: step ``i`` hashes the ``i``-th byte of every key."""
     _, buffer, values = chunk.buffers()
     offsets = np.frombuffer(buffer, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
     data = np.frombuffer(values, np.uint8) if values is not None else np.empty(0, np.uint8)
@@ -199,12 +194,7 @@ def split(
 ) -> dict[str, Entries]:
     """The entries of each partition that gets some, in their order, by one sort and one copy.
 
-    Args:
-        entries: An Arrow array or record batch, or bytes-like objects. The parts are of the
-            same kind.
-        keys: One for each entry.
-        partitions: The partitions' names.
-        partitioner: From keys and names to an index into the names for each key.
+    The parts are of the kind of the entries; there is one key for each.
 
     Raises:
         InvalidInput: There are not as many keys as entries; or the partitioner did not return one

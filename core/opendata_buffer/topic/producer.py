@@ -41,8 +41,7 @@ class TopicWatcher:
         """None while a part is pending; where each part is once all are durable.
 
         Raises:
-            OpenDataBufferError: A part was given up, and all others have ended. :attr:`parts`
-                tells which part, and which are durable.
+            OpenDataBufferError: A part was given up, and all others have ended; see :attr:`parts`.
         """
         found: dict[str, Durable] = {}
         failure: Exception | None = None
@@ -60,10 +59,7 @@ class TopicWatcher:
         return found
 
     def await_durable(self, timeout: float | None = None) -> dict[str, Durable]:
-        """Block until all parts are stored and queued.
-
-        Args:
-            timeout: Seconds for all of them; None waits until the delivery timeout.
+        """Block until all parts are stored and queued; ``timeout`` seconds at most, for all.
 
         Raises:
             TimeoutError: Not yet; the producer goes on trying.
@@ -154,7 +150,7 @@ class ProducerPool:
 
     @contextmanager
     def using(self, names: Sequence[str]) -> Iterator[dict[str, Producer]]:
-        """The producers of some partitions, which are opened, and stay open inside the block."""
+        """The producers of some partitions, opened where they are not; they stay open inside."""
         self._acquire(names)
         try:
             opened = {name: self._open[name] for name in names if name in self._open}
@@ -165,7 +161,7 @@ class ProducerPool:
             self._release(names)
 
     def has(self, names: Sequence[str]) -> bool:
-        """Whether all of these are open: :meth:`using` them does not block."""
+        """Whether all of these are open, so that :meth:`using` them does not block."""
         return all(name in self._open for name in names)
 
     def open_all(self, names: Sequence[str]) -> None:
@@ -374,20 +370,12 @@ class TopicProducer(Closeable):
     ) -> WriteHandle:
         """Accept one record without metadata; for records that are produced one by one.
 
-        ::
-
-            for customer, record in orders:
-                handle = producer.send(record, key=customer)
-
         Args:
             record: Bytes. Another bytes-like object is copied and may be reused at once.
             key: Records of one key go to one partition, in the order in which they are sent.
                 Without one they go to the partitions round robin.
             partitioner: As for :meth:`produce`.
             partition: Its name or its number, whatever the key.
-
-        Returns:
-            As :meth:`.Producer.send`.
 
         Raises:
             OpenDataBufferError, KeyboardInterrupt: As :meth:`produce`.
@@ -413,12 +401,10 @@ class TopicProducer(Closeable):
                 divided and encoded without a Python object per entry. They may be reused at once.
             keys: One for each entry: an Arrow column of binary or string type, or bytes and text.
                 Without keys all entries of a call go to one partition, and calls go round robin.
-            partitioner: From keys and names to indices into the names: ``modulo`` (default, the
-                most even), ``rendezvous`` or ``random`` of
+            partitioner: ``modulo`` (default, the most even), ``rendezvous`` or ``random`` of
                 :mod:`opendata_buffer.topic.partitioner`, or a function of your own. Use the same
                 one for every call, in every process: the order per key depends on it.
-            partition: Put all entries into this partition, whatever their keys: its name or its
-                number.
+            partition: Name or number of one for all entries, whatever their keys.
             metadata: Payload that the consumer gets with the entries, in each partition.
 
         Returns:
@@ -444,20 +430,15 @@ class TopicProducer(Closeable):
         partition: str | None = None,
         metadata: bytes = b"",
     ) -> TopicHandle:
-        """As :meth:`produce`; waits for a full buffer, or for a partition that is written for the
-        first time, without blocking the event loop.
+        """As :meth:`produce`; waits without blocking the event loop.
 
         ::
 
             handle = await producer.produce_async(payloads, keys=customers)  # accepted
             await handle                                                     # durable
 
-        Calls that wait at the same time are accepted in any order: await one before the next
-        where order matters. Some partitions may have accepted their part of a call that is
-        cancelled while it waits.
-
-        Raises:
-            OpenDataBufferError: As :meth:`produce`.
+        Calls that wait at the same time are accepted in any order. Some partitions may have
+        accepted their part of a call that is cancelled while it waits.
         """
         if self._topic.is_outdated:
             await asyncio.to_thread(self._topic.get)
@@ -498,10 +479,7 @@ class TopicProducer(Closeable):
         return TopicHandle(TopicWatcher(handles, self._runtime), min(times, default=0))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything produced so far is durable, in all partitions at once.
-
-        Args:
-            timeout: Seconds for all of them. Default: as :meth:`.Producer.flush`.
+        """Wait until everything produced so far is durable, as :meth:`.Producer.flush`.
 
         Raises:
             FlushFailed: This or an earlier batch was given up, in any partition.
@@ -512,9 +490,6 @@ class TopicProducer(Closeable):
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then end the threads of all partitions. May be repeated.
-
-        Args:
-            timeout: Seconds until what is not durable is given up. Default: as in :meth:`flush`.
 
         Raises:
             FlushFailed: As in :meth:`flush`. The producer is closed anyway.

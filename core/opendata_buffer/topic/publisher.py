@@ -56,7 +56,7 @@ from opendata_buffer.topic.producer import TopicHandle, TopicProducer
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.commit_record import Verdict
 from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
-from opendata_buffer.transactions.markers import ROLL_BACK, MarkerWriter, TransactionMarker
+from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker
 
 log = logging.getLogger(__name__)
 
@@ -76,13 +76,11 @@ class AckIntents:
 
     All of them or none have to be applied: save the intents first, in the transaction of whatever
     the published messages were made from, and apply them again in full after a fault.
-    ``AckIntents.from_json(intents.to_json()) == intents``.
 
     Attributes:
         topic_id: Of the topic.
         producer: 6 bytes: the transaction's own producer id.
-        clocks: Of each partition, the clock of the marker. Empty when nothing was published:
-            there is nothing to apply then.
+        clocks: Of each partition, the clock of the marker. Empty when nothing was published.
         txn: Of a publisher with a name: its app and the number of the transaction.
     """
 
@@ -214,7 +212,7 @@ class CallLock:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Wait for the calls before, and hold the lock until the end of the block."""
+        """Hold the lock in the block, after the calls that came before."""
         own = object()
         try:
             self._take(own)
@@ -250,10 +248,10 @@ class Publisher(Closeable):
 
     Args:
         topic: The topic, or its URL.
-        name: The publisher keeps the intents of its transactions in a record beside the topic,
-            which decides them: a new instance of the name completes the transaction that the last
-            one committed, rolls back others, and fences an instance that still runs. 1 to 190
-            characters of ``A-Z a-z 0-9 . _ -``. Without a name the caller saves the intents.
+        name: The publisher keeps the intents in a record beside the topic: a new instance of the
+            name completes the transaction that the last one committed, rolls back others, and
+            fences an instance that still runs. 1 to 190 characters of ``A-Z a-z 0-9 . _ -``.
+            Without a name the caller saves the intents.
         config: Settings of each partition's producer. Its ``store`` is that of the topic.
         store: Use this store instead of opening the topic's URL.
         runtime: Clock and threads; the system's by default.
@@ -289,9 +287,14 @@ class Publisher(Closeable):
         self._topic_id = opened.description.topic_id
         self._store = opened.store
         self._queues: dict[str, Queue] = {}
-        ahead_ms = self._config.gc_grace_period_ms
-        parts = (self._store, self._config, self._queue_of, self._runtime)
-        self._markers = MarkerWriter(*parts, ahead_ms=ahead_ms)
+        self._coordinator = TransactionCoordinator(
+            self._store,
+            self._config,
+            self._queue_of,
+            self._runtime,
+            ahead_ms=self._config.gc_grace_period_ms,
+        )
+        self._markers = self._coordinator.markers
         # Publishes what is in no transaction.
         self._producer_id = new_producer_id(entropy)
         self._clock = Clock()
@@ -300,10 +303,8 @@ class Publisher(Closeable):
         self._broken: BaseException | None = None
         self._closed = False
         self._pid = os.getpid()
-        self._app = "" if name is None else _app_of(name)
-        self._coordinator: TransactionCoordinator | None = None
-        if name is not None:
-            self._coordinator = TransactionCoordinator(*parts, ahead_ms=ahead_ms)
+        self._app = None if name is None else _app_of(name)
+        if self._app is not None:
             with self._deadline():
                 self._coordinator.recover(self._app, _QUERY, opened.description.names)
         self._producer = TopicProducer(
@@ -321,10 +322,7 @@ class Publisher(Closeable):
     ) -> TopicHandle:
         """Publish entries outside of any transaction: they are committed once they are durable.
 
-        The arguments are those of :meth:`.TopicProducer.produce`. Each part is a batch of its own.
-
-        Returns:
-            One handle, durable when all parts are.
+        As :meth:`.TopicProducer.produce`; each part is a batch of its own.
 
         Raises:
             InvalidInput, StorageError: As :meth:`.TopicProducer.produce`; nothing was accepted.
@@ -347,11 +345,8 @@ class Publisher(Closeable):
     ) -> TopicHandle:
         """Publish entries as part of the open transaction; the first ones begin it.
 
-        The arguments are those of :meth:`.TopicProducer.produce`. Each part is a batch of its own.
-
-        Returns:
-            One handle, durable when all parts are. They are delivered once the transaction is
-            committed.
+        As :meth:`.TopicProducer.produce`; each part is a batch of its own, and delivered once the
+        transaction is committed.
 
         Raises:
             InvalidInput, StorageError: As :meth:`.TopicProducer.produce`; nothing was accepted.
@@ -379,9 +374,6 @@ class Publisher(Closeable):
         Args:
             timeout: Seconds. Default: until each batch is durable or was given up.
 
-        Returns:
-            The intents; without clocks when nothing was published.
-
         Raises:
             TimeoutError: Not durable yet; the transaction stays open.
             OpenDataBufferError: A part was given up. The transaction is rolled back: publish it
@@ -402,9 +394,8 @@ class Publisher(Closeable):
                 one; or of a transaction that this publisher, which has a name, has rolled back.
             Superseded: A later instance of the name runs. The transaction is rolled back, and
                 so is whatever else this instance would publish.
-            TransientStorageError: The message says whether the transaction is committed. With a
+            OpenDataBufferError: The message says whether the transaction is committed. With a
                 name, open the publisher again; without, apply the intents again.
-            OpenDataBufferError: As that.
             Closed: The publisher was closed, or failed before.
         """
         with self._usable():
@@ -417,7 +408,7 @@ class Publisher(Closeable):
             InvalidInput: The publisher has no name: save the intents in between.
             OpenDataBufferError, TimeoutError: As those two.
         """
-        if self._coordinator is None:
+        if self._app is None:
             raise InvalidInput(
                 "a publisher without a name does not keep its intents: build_ack_intents(), save "
                 "them, then apply() them; or give it a name"
@@ -443,11 +434,9 @@ class Publisher(Closeable):
     def close(self, timeout: float | None = None) -> None:
         """Roll an open transaction back, flush, and end the threads. May be repeated.
 
-        In a forked process it does nothing: the transaction is the parent's. A transaction whose
-        intents the caller has, because there is no name, is not rolled back.
-
-        Args:
-            timeout: Seconds until what is not durable is given up.
+        In a forked process it does nothing: the transaction is the parent's. Without a name, a
+        transaction that has intents is not rolled back. After ``timeout`` seconds what is not
+        durable is given up.
 
         Raises:
             FlushFailed: Something was given up, now or before. The publisher is closed anyway.
@@ -459,7 +448,7 @@ class Publisher(Closeable):
                 return
             self._closed = True
             try:
-                if self._open is not None and (self._coordinator or not self._open.intents):
+                if self._open is not None and (self._app or not self._open.intents):
                     self._roll_back()
             except OpenDataBufferError as error:
                 log.warning("a transaction was not rolled back, and will be: %s", error)
@@ -475,9 +464,8 @@ class Publisher(Closeable):
     # The methods below are called with the lock.
 
     def _begin(self) -> PublisherTransaction:
-        txn = None
-        if self._coordinator is not None:
-            txn = Transaction(self._app, self._coordinator.committed(self._app) + 1)
+        app = self._app
+        txn = None if app is None else Transaction(app, self._coordinator.committed(app) + 1)
         self._open = PublisherTransaction(new_producer_id(self._entropy), txn, self._runtime)
         return self._open
 
@@ -515,11 +503,10 @@ class Publisher(Closeable):
                 "apply them with a publisher of that topic"
             )
         current = self._open if self._open and self._open.intents == intents else None
-        if self._coordinator is not None:
-            if current is None:
-                self._check_applied(self._coordinator, intents)
-            else:
-                self._commit(self._coordinator, intents, current)
+        if current is not None and current.txn is not None:
+            self._commit(current.txn, current, intents)
+        elif self._app is not None:
+            self._check_applied(intents)
         elif intents.txn is not None:
             # The commit record of that name decides. With markers in some partitions and a
             # roll-back by the name's next instance, the transaction would be delivered in part.
@@ -534,41 +521,35 @@ class Publisher(Closeable):
         if current is not None:
             self._open = None
 
-    def _check_applied(self, coordinator: TransactionCoordinator, intents: AckIntents) -> None:
+    def _check_applied(self, intents: AckIntents) -> None:
         """Refuse saved intents of a transaction that is not committed.
 
         The markers of a committed one were written when this publisher was opened.
         """
         if intents.txn is None or intents.txn.app != self._app:
             raise InvalidInput("the intents are of another publisher: apply them with that one")
-        found = coordinator.verdict_on(intents.txn, intents.producer)
+        found = self._coordinator.verdict_on(intents.txn, intents.producer)
         # Another transaction may have been published under the number of a rolled back one. The
         # record tells them apart by the producer only for the last number.
-        is_last = intents.txn.batch == coordinator.committed(self._app)
+        is_last = intents.txn.batch == self._coordinator.committed(intents.txn.app)
         if found is Verdict.OPEN or (found is Verdict.REPEATED and is_last):
             raise InvalidInput(
                 f"transaction {intents.txn.batch} was rolled back, because it was not committed "
                 "before its publisher went on or was opened again: publish it again"
             )
 
-    def _commit(
-        self,
-        coordinator: TransactionCoordinator,
-        intents: AckIntents,
-        current: PublisherTransaction,
-    ) -> None:
-        assert current.txn is not None
-        attempt = Attempt(current.txn, current.producer, intents.clocks)
+    def _commit(self, txn: Transaction, current: PublisherTransaction, intents: AckIntents) -> None:
+        attempt = Attempt(txn, current.producer, intents.clocks)
         try:
             with self._deadline():
-                if not coordinator.decide(attempt):
+                if not self._coordinator.decide(attempt):
                     # Another instance has committed a transaction of this number.
-                    raise Superseded(self._app, current.txn.batch)
+                    raise Superseded(txn.app, txn.batch)
                 try:
-                    coordinator.complete(attempt, current.since)
+                    self._coordinator.complete(attempt, current.since)
                 except OpenDataBufferError as error:
                     raise TransientStorageError(
-                        f"{current.txn} is committed, and not visible in all partitions yet: "
+                        f"{txn} is committed, and not visible in all partitions yet: "
                         f"{error} Open the publisher again: it completes that."
                     ) from error
         except BaseException as error:
@@ -635,7 +616,6 @@ class Publisher(Closeable):
 
 
 def _app_of(name: str) -> str:
-    """The app id in the names of a publisher's transactions."""
     try:
         if name:
             return Transaction(f"{_APP_PREFIX}{name}", 0).app

@@ -107,13 +107,7 @@ class Topic:
         store: Store | None = None,
         runtime: Runtime | None = None,
     ) -> Topic:
-        """The topic at a store's root, by one read.
-
-        Raises:
-            InvalidInput: There is none.
-            CorruptData: Its description cannot be read.
-            StorageError: The store did not answer.
-        """
+        """The topic at a store's root, by one read. Raises as :meth:`read`."""
         topic = cls._at(config, store, runtime)
         topic.read()
         return topic
@@ -195,8 +189,8 @@ class Topic:
     def remove_drained(self, after_s: float = DRAIN_S) -> list[str]:
         """Remove the draining partitions that are empty from the topic. Returns their names.
 
-        Each is sealed first (:meth:`.Queue.seal`): the appends of a producer with an older list
-        of partitions fail from then on, so no unread entry is left in it.
+        Each is sealed first, so the appends of a producer with an older list of partitions fail,
+        and no unread entry is left in it.
 
         Args:
             after_s: Seconds that a partition drains at least, by the clocks of this process and
@@ -214,11 +208,7 @@ class Topic:
         return empty
 
     def forget_left(self, partitions: Iterable[str]) -> TopicDescription:
-        """Remove partitions from the list of those that have left: their batches are deleted.
-
-        Raises:
-            QueueReset, CorruptData, StorageError: As :meth:`read`; nothing was changed.
-        """
+        """Remove partitions from the list of those that have left: their batches are deleted."""
         return self._change(lambda before: before.collected(partitions))
 
     def seal(self, partition: str) -> bool:
@@ -243,11 +233,7 @@ class Topic:
 
     @staticmethod
     def config_of(partition: str, config: Config) -> Config:
-        """Settings for one partition of the topic from those for all of them.
-
-        Raises:
-            InvalidInput: ``config`` names a data prefix or a manifest: partitions have their own.
-        """
+        """Settings for one partition, from those for all; they name no prefix and no manifest."""
         _check_config(config)
         return replace(config, data_path_prefix=partition, manifest_path="")
 
@@ -331,12 +317,9 @@ partition that has left the topic fail."""
 
 
 class CachedTopic:
-    """A topic's description, read again when it is old. Thread-safe.
+    """A topic's description, read again in the background when it is ``max_age_s`` old.
 
-    Args:
-        topic: Opened; used by this object alone.
-        runtime: Clock and threads.
-        max_age_s: Seconds after which :meth:`get` starts a read in the background.
+    Thread-safe. The topic that is given is used by this object alone.
     """
 
     def __init__(self, topic: Topic, runtime: Runtime, max_age_s: float) -> None:
@@ -351,8 +334,7 @@ class CachedTopic:
     def get(self) -> TopicDescription:
         """The description as far as it is known; raises nothing.
 
-        The call that finds it old starts a read, and waits for it only if no call was made for
-        :data:`WAIT_AFTER` times the maximum age.
+        It waits for a read only where none began for :data:`WAIT_AFTER` times the maximum age.
         """
         age_s = self._begin_read()
         if age_s is not None and age_s >= WAIT_AFTER * self._max_age_s:

@@ -92,7 +92,7 @@ class TransactionCoordinator:
         self._config = replace(config, cas_deadline_ms=min(_DEADLINE_MS, config.cas_deadline_ms))
         self._queue_of = queue_of
         self._runtime = runtime
-        self._markers = MarkerWriter(store, config, queue_of, runtime, ahead_ms=ahead_ms)
+        self.markers = MarkerWriter(store, config, queue_of, runtime, ahead_ms=ahead_ms)
         self._owned: dict[str, OwnedRecord] = {}
         self._decided: dict[str, OwnedRecord] = {}
         """Batches without all of their markers. While an app is here it is not in ``_owned``: its
@@ -168,7 +168,7 @@ class TransactionCoordinator:
         It decides nothing. May be called for several partitions at once.
         """
         marker = TransactionMarker(attempt.producer, attempt.intents[name], attempt.txn)
-        self._markers.prepare(name, marker)
+        self.markers.prepare(name, marker)
 
     def decide(self, attempt: Attempt) -> bool:
         """Commit an attempt whose pending batches are in all partitions.
@@ -224,16 +224,16 @@ class TransactionCoordinator:
         try:
             self._end(owned, markers)
         finally:
-            self._markers.drop_prepared(attempt.producer, attempt.intents)
+            self.markers.drop_prepared(attempt.producer, attempt.intents)
         self._owned[app] = owned
 
     def abandon(self, attempt: Attempt) -> None:
         """Roll back an attempt that can never be committed. If storage fails, the next run does."""
         self._owned.pop(attempt.txn.app, None)
-        self._markers.drop_prepared(attempt.producer, attempt.intents)
+        self.markers.drop_prepared(attempt.producer, attempt.intents)
         marker = TransactionMarker(attempt.producer, ROLL_BACK, attempt.txn)
         try:
-            self._markers.write({name: [marker] for name in attempt.intents})
+            self.markers.write({name: [marker] for name in attempt.intents})
         except OpenDataBufferError as error:
             log.warning("%s is not rolled back everywhere yet: %s", attempt.txn, error)
 
@@ -283,7 +283,7 @@ class TransactionCoordinator:
                 "batch %d of app %s was committed and not visible yet in %s: it is now",
                 record.batch, app, ", ".join(markers),
             )  # fmt: skip
-        return self._markers.write(markers)
+        return self.markers.write(markers)
 
     def _end(self, owned: OwnedRecord, committing: Mapping[str, TransactionMarker]) -> int:
         markers = {name: [marker] for name, marker in committing.items()}
@@ -291,7 +291,7 @@ class TransactionCoordinator:
             abandoned = ", ".join(str(marker.txn) for marker in roll_backs.values())
             log.warning("abandoned in %s, and rolled back: %s", name, abandoned)
             markers.setdefault(name, []).extend(roll_backs.values())
-        ended = self._markers.write(markers)
+        ended = self.markers.write(markers)
         owned.roll_backs.clear()
         return ended
 
