@@ -7,12 +7,9 @@ A message's identity is one v1 UUID (RFC 4122) in its batch's name::
     clock sequence, last 10 bits: flags                   OUTSIDE, CONTINUE or ACK_TXN; FINAL
     node, 48 bits                                         the producer
 
-The clock, time stamp and counter together, is a 64-bit number that rises with each message of a
-producer, so a reader recognises a repeated message by its producer's last clock alone.
-
-A producer may write a message twice (it repeats what it is not sure of), as part of a transaction
-that is decided later, or of one that is rolled back. The :class:`Sequencer` takes every message in
-the order of the log, and gives back the committed ones:
+The clock, time stamp and counter together, rises with each message of a producer, so a reader
+recognises a repeated message by its producer's last clock alone. The :class:`Sequencer` takes every
+message in the order of the log, and gives back the committed ones:
 
 - a message whose clock is not beyond what its producer has committed is a **duplicate**;
 - CONTINUE_TXN messages wait in the producer's **span** until an ACK_TXN decides them: those up
@@ -24,9 +21,6 @@ An undecided span delays no other producer's messages. Undecided messages are ke
 fixed size. Where the beginning of a span was evicted from it, or was read before a restart, the
 caller reads the range that :meth:`Sequencer.replay_range` names once more. Outcomes, replay ranges
 and checkpoints agree with Gazette's sequencer, step by step.
-
-:func:`undecided` lists the transactions that a manifest leaves undecided. No reader acknowledges
-entries at or behind the first batch of an undecided transaction, so the manifest alone shows them.
 """
 
 from __future__ import annotations
@@ -50,11 +44,7 @@ ACK_TXN = 2
 """Commits all CONTINUE_TXN messages of the producer up to this clock, and drops later ones."""
 
 FINAL = 4
-"""Added to the flags of an acknowledgement: the producer writes nothing after it.
-
-A reader then forgets the producer, so that its state does not grow for ever. Readers remove the
-flag before they compare the others.
-"""
+"""Added to an ACK_TXN: the producer writes nothing after it, and readers forget the producer."""
 
 FLAGS_MASK = 0x3FF
 CLOCK_MAX = (1 << 64) - 1
@@ -143,9 +133,8 @@ class Undecided:
 
     Attributes:
         first_sequence: Of the first batch; no entry from here on can be acknowledged.
-        first_clock: The producer's clock at the first batch. An acknowledgement with a clock
-            below it rolls the transaction back.
-        last_clock: The producer's clock at the last batch. One with a clock beyond it commits.
+        first_clock: Of the first batch. An acknowledgement with a clock below it rolls back.
+        last_clock: Of the last batch. An acknowledgement with a clock beyond it commits.
         batches: How many, without duplicates.
         txn: App and batch number, where the first batch's name has them.
     """
@@ -160,9 +149,8 @@ class Undecided:
 def undecided(entries: Iterable[tuple[int, str]], data_path_prefix: str) -> dict[bytes, Undecided]:
     """The undecided transactions of a queue, by producer id, in the order of their first batches.
 
-    Args:
-        entries: Sequence and location of each entry of a manifest, in order.
-        data_path_prefix: The queue's data prefix; locations elsewhere are no messages.
+    The entries are sequence and location of all that a manifest has: it shows whole transactions,
+    because no reader acknowledges entries from the first batch of an undecided one on.
     """
     found: dict[bytes, Undecided] = {}
     acked: dict[bytes, int] = {}
@@ -199,19 +187,13 @@ NONE = -1
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of the log.
-
-    Attributes:
-        producer: Bytes of a producer id, or anything hashable.
-        clock: The producer's clock; a message with 0 is not sequenced: it is always committed.
-        flags: OUTSIDE_TXN, CONTINUE_TXN or ACK_TXN. Other flags are read as OUTSIDE_TXN.
-        begin: Its position in the log.
-        end: The position after it.
-    """
+    """One message of the log, from one position to another."""
 
     producer: Hashable
     clock: int
+    """The producer's clock; a message with 0 is not sequenced: it is always committed."""
     flags: int
+    """OUTSIDE_TXN, CONTINUE_TXN or ACK_TXN. Other flags are read as OUTSIDE_TXN."""
     begin: int
     end: int
 
@@ -247,17 +229,13 @@ _BEGINS = {Outcome.CONTINUE_BEGIN_SPAN, Outcome.OUTSIDE_COMMIT, Outcome.ACK_EMPT
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """One producer in a checkpoint.
-
-    Attributes:
-        producer: As :attr:`Message.producer`.
-        last_ack: Clock of its last committed message.
-        begin: Position of the first message of its open span; :data:`NONE` without one.
-    """
+    """One producer in a checkpoint."""
 
     producer: Hashable
     last_ack: int
+    """Clock of its last committed message."""
     begin: int
+    """Position of the first message of its open span; :data:`NONE` without one."""
 
 
 @dataclass(slots=True)
@@ -288,10 +266,7 @@ class Sequencer:
 
     Args:
         states: A checkpoint to go on from, with the first message behind the checkpoint.
-        buffer: Messages that are kept for undecided transactions.
-
-    Raises:
-        InvalidInput: ``buffer`` is not positive.
+        buffer: Messages that are kept for undecided transactions; at least 1.
     """
 
     def __init__(self, states: Iterable[ProducerState] = (), buffer: int = 4096) -> None:
@@ -333,13 +308,14 @@ class Sequencer:
         return self._emitting is not None
 
     def replay_range(self) -> tuple[int, int]:
-        """Positions from, and up to, which the log must be read again."""
-        span = self._committing("replay_range()")
+        """Positions from, and up to, which the log must be read again before it is committed."""
+        span = self._emitting
+        if span is None:
+            raise InvalidInput("replay_range() without committed messages: it follows an ACK_TXN")
         return span.begin, span.buffered[0].begin
 
     def start_replay(self, messages: Iterable[Message]) -> None:
         """Hand over the messages of :meth:`replay_range`, of all producers, in order."""
-        self._committing("start_replay()")
         self._replay = iter(messages)
 
     def dequeue_committed(self) -> Iterator[Message]:
@@ -376,18 +352,12 @@ class Sequencer:
         return min(begins, default=None)
 
     def forget(self, producer: Hashable) -> None:
-        """Forget a producer that writes no message again that it wrote before.
-
-        Its open span is dropped; its next message is that of a new producer.
-        """
+        """Drop a producer and its open span; its next message is that of a new producer."""
         self._check_taken()
         self._spans.pop(producer, None)
 
     def drop_before(self, position: int) -> None:
-        """Drop the transactions that began before a position, as by a roll-back.
-
-        For messages that can never be read again.
-        """
+        """Drop the transactions that began before a position, whose messages are lost."""
         self._check_taken()
         for span in self._spans.values():
             if NONE < span.begin < position:
@@ -438,11 +408,6 @@ class Sequencer:
         # Committed and dropped messages stay in the buffer, and in no span.
         if span is not None and span.buffered and span.buffered[0] is oldest:
             span.buffered.popleft()
-
-    def _committing(self, call: str) -> _Span:
-        if self._emitting is None:
-            raise InvalidInput(f"{call} without committed messages: it follows ackCommitReplay")
-        return self._emitting
 
     def _candidates(self, span: _Span) -> Iterator[Message]:
         """Messages of the committed span: first those of a replay, then those in the buffer."""

@@ -54,15 +54,7 @@ def round_robin(
 
 @dataclass(frozen=True, slots=True)
 class TopicBatch:
-    """A decoded batch of one partition.
-
-    Attributes:
-        partition: Its partition.
-        entries: The records, in ingestion order.
-        sequence: Position in the partition's queue.
-        location: Key of the batch object.
-        metadata: Ranges of records with their ingestion time and payload.
-    """
+    """As :class:`.ConsumedBatch`, with the batch's partition."""
 
     partition: str
     entries: list[bytes]
@@ -73,11 +65,7 @@ class TopicBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicArrowBatch(ArrowBatch):
-    """A decoded batch of one partition whose records are one ``pa.binary()`` array.
-
-    Attributes:
-        partition: Its partition. All else is as in :class:`.ArrowBatch`, also ``to_table()``.
-    """
+    """As :class:`.ArrowBatch`, also ``to_table()``, with the batch's partition."""
 
     partition: str
 
@@ -108,8 +96,7 @@ class TopicConsumer(Closeable):
 
     Batches of a partition are delivered in order, and partitions round robin. Transactions are
     delivered when they are committed, each batch once. Without ``partitions`` it reads all,
-    follows added partitions, and removes drained ones from the topic. Not thread-safe: one thread
-    reads and acknowledges.
+    follows added partitions, and removes drained ones from the topic. Not thread-safe.
 
     Args:
         config: Settings of each partition's consumer.
@@ -279,12 +266,7 @@ class TopicConsumer(Closeable):
         self._uninterrupted(lambda: in_parallel(self._runtime, PartitionReader.flush, readers))
 
     def close(self) -> None:
-        """Write out acknowledgements and end. May be repeated; closed also when it raises.
-
-        Raises:
-            Fenced, Conflict, QueueReset, CorruptManifest, StorageError: Of the first partition
-                whose manifest was not written.
-        """
+        """:meth:`flush`, and end. May be repeated; closed also when it raises."""
         if self._closed:
             return
         self._closed = True
@@ -312,13 +294,13 @@ class TopicConsumer(Closeable):
         batches = round_robin(waiting, self._last, MAX_PREFETCH)
         if not batches:
             return
-        readers, arrow = dict(self._readers), self._as_arrow
-        names = {id(descriptor): name for name, descriptor in batches}
+        arrow = self._as_arrow
+        readers = {id(descriptor): self._readers[name] for name, descriptor in batches}
         self._prefetched = deque(name for name, _ in batches)
         self._fetched = read_ahead(
-            lambda descriptor: readers[names[id(descriptor)]].read(descriptor),
+            lambda descriptor: readers[id(descriptor)].read(descriptor),
             [descriptor for _, descriptor in batches],
-            lambda each, stored: readers[names[id(each)]].decode(stored, arrow=arrow),
+            lambda each, stored: readers[id(each)].decode(stored, arrow=arrow),
             runtime=self._runtime,
             adaptive=self._pace,
         )

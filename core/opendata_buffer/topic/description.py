@@ -25,7 +25,7 @@ power of two of them, and otherwise none has more than twice the share of anothe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -112,12 +112,6 @@ def slot_of(name: str) -> int:
     return _reversed(bits & (SLOTS - 1))
 
 
-def free_slots(names: Iterable[str]) -> Iterator[int]:
-    """The slots of none of these partitions, the lowest first."""
-    taken = {slot_of(name) for name in names}
-    return (slot for slot in range(SLOTS) if slot not in taken)
-
-
 def _reversed(bits: int) -> int:
     return int(f"{bits:0{_BITS}b}"[::-1], 2)
 
@@ -126,12 +120,6 @@ def number_of(name: str) -> int | None:
     """The number in a partition's name; None if it is none. Old names have no letters."""
     found = PARTITION_NAME.fullmatch(name)
     return int(found["number"]) if found else None
-
-
-def has_letters(name: str) -> bool:
-    """Whether this is the whole name of a partition, and cannot be an abbreviation."""
-    found = PARTITION_NAME.fullmatch(name)
-    return found is not None and found["letters"] is not None
 
 
 def number_meant(given: str) -> int | None:
@@ -147,12 +135,10 @@ def is_abbreviated(given: str, name: str) -> bool:
 
 
 class State(StrEnum):
-    """Whether a partition is written."""
+    """Whether a partition is written. One that drains is read, and leaves once it is empty."""
 
     ACTIVE = "active"
-    """Written and read."""
     DRAINING = "draining"
-    """Read, and not written; it leaves the topic once it is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +233,9 @@ class TopicDescription:
                 f"{_MOST_NUMBERS} numbers away, and none is given twice. Create another topic."
             )
         # The slots of draining partitions, and with them their keys, are free.
-        numbers, slots = range(self.next_number, last), free_slots(self.active)
-        new = (Partition(name_of(each, next(slots))) for each in numbers)
+        taken = {slot_of(name) for name in self.active}
+        slots = (slot for slot in range(SLOTS) if slot not in taken)
+        new = [Partition(name_of(each, next(slots))) for each in range(self.next_number, last)]
         return replace(self, partitions=(*self.partitions, *new), next_number=last)
 
     def drained(self, name: str, now_ms: int = 0) -> TopicDescription:
@@ -334,11 +321,7 @@ class TopicDescription:
 
     @classmethod
     def from_json(cls, raw: bytes) -> TopicDescription:
-        """Read the object's bytes.
-
-        Raises:
-            CorruptData: They are no description of this version, or contradict themselves.
-        """
+        """Read the object's bytes. ``CorruptData`` if they are none, or contradict themselves."""
         fields = DESCRIPTION.decode(raw)
         topic_id, number = fields.text("id"), fields.number("next")
         partitions = tuple(map(_partition, fields.objects("partitions")))

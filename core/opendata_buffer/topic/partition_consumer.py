@@ -54,11 +54,7 @@ class PartitionPosition:
 
     @classmethod
     def parse(cls, text: str) -> PartitionPosition:
-        """Read what ``str`` printed.
-
-        Raises:
-            InvalidInput: It is no position.
-        """
+        """Read what ``str`` printed. ``InvalidInput`` if it is no position."""
         try:
             fields = json.loads(text)
         except (ValueError, RecursionError, TypeError):
@@ -77,11 +73,7 @@ class PartitionPosition:
 
     @classmethod
     def of(cls, given: PartitionPosition | str) -> PartitionPosition:
-        """A position from either of its forms.
-
-        Raises:
-            InvalidInput: It is none.
-        """
+        """A position from either of its forms. ``InvalidInput`` if it is none."""
         return given if isinstance(given, PartitionPosition) else cls.parse(given)
 
 
@@ -114,9 +106,6 @@ class PartitionProgress:
     It has two filters, one at the entry that is offered next and one at the last entry whose
     batches are all processed. Positions are the state of the second one. Without a position the
     first entry is that of sequence ``start``.
-
-    Raises:
-        InvalidInput: The position's transactions cannot be read, or no such isolation.
     """
 
     def __init__(
@@ -172,11 +161,7 @@ class PartitionProgress:
         return released[processed:]
 
     def ack(self, sequence: int, replay: Replay) -> None:
-        """Acknowledge the first delivered batch that is not processed.
-
-        Raises:
-            InvalidInput: It is another batch's sequence. Nothing changed.
-        """
+        """Acknowledge the first delivered batch that is not processed; refuse any other one."""
         refused = f"cannot ack sequence {sequence} of partition {self._partition}: "
         each = next((each for each in self._offered if not each.done), None)
         if each is None:
@@ -192,11 +177,7 @@ class PartitionProgress:
         self._advance(replay)
 
     def skip(self, sequence: int, replay: Replay) -> None:
-        """Skip a batch: it needs no acknowledgement any more.
-
-        Raises:
-            InvalidInput: It was not delivered, or is acknowledged already. Nothing changed.
-        """
+        """Skip a delivered batch: it needs no acknowledgement any more."""
         for each in self._offered:
             if sequence in each.released[each.processed :]:
                 each.skipped.add(sequence)
@@ -214,11 +195,7 @@ class PartitionProgress:
         return self._position(queue_id, self._next_processed - 1, processed, self._behind)
 
     def position_after(self, sequence: int, queue_id: str, replay: Replay) -> PartitionPosition:
-        """Where to resume once this batch, and all delivered before it, are processed.
-
-        Raises:
-            InvalidInput: It was not delivered, or is acknowledged already.
-        """
+        """Where to resume once this batch, and all delivered before it, are processed."""
         behind, last, found = self._behind.copy(), self._next_processed - 1, False
         for each in self._offered:
             if found and not each.done:
@@ -268,21 +245,9 @@ class PartitionProgress:
 
 
 class PartitionReader:
-    """Owns and reads one partition's queue. Not thread-safe.
+    """Owns and reads one partition's queue, behind a position or from its oldest batch on.
 
-    Args:
-        open_consumer: Makes the :class:`.Consumer` of the partition, behind a position.
-        isolation: See :class:`.ReadCommitted`.
-        allow_data_loss: As the consumer has it.
-        name: The partition.
-        config: Its settings, as :meth:`.Topic.config_of` gives them.
-        position: Where to resume. Default: at the oldest queued batch.
-
-    Raises:
-        Drained: The partition was sealed.
-        QueueReset: The position is of another queue, or beyond this one's end.
-        DataLoss: Entries that the position needs are gone, and ``allow_data_loss`` is not set.
-        OpenDataBufferError: As :class:`.Consumer`.
+    Not thread-safe. Raises as :class:`.Consumer`, which ``open_consumer`` makes.
     """
 
     def __init__(

@@ -44,6 +44,8 @@ _TABLE_BITS = 16
 _CHUNK = 1 << 14
 """Keys hashed together: their hashes and one byte of each stay in the processor's cache."""
 
+_NONE = np.empty(0, np.int64)
+
 
 def modulo(keys: Keys, partitions: Sequence[str]) -> Indices:
     """The key's 32-bit FNV-1a hash modulo the number of partitions.
@@ -53,7 +55,8 @@ def modulo(keys: Keys, partitions: Sequence[str]) -> Indices:
     """
     _check(partitions)
     count = np.uint32(len(partitions))
-    return _concatenate(np.remainder(hashes, count).astype(np.int64) for hashes in _hashes(keys))
+    parts = (np.remainder(hashes, count).astype(np.int64) for hashes in _hashes(keys))
+    return np.concatenate([_NONE, *parts])
 
 
 def rendezvous(keys: Keys, partitions: Sequence[str]) -> Indices:
@@ -69,9 +72,9 @@ def rendezvous(keys: Keys, partitions: Sequence[str]) -> Indices:
     names = tuple(fnv1a(name.encode()) for name in partitions)
     bits = _deciding_bits(names)
     if bits > _TABLE_BITS:
-        return _concatenate(_heaviest(hashes, names) for hashes in _hashes(keys))
+        return np.concatenate([_NONE, *(_heaviest(hashes, names) for hashes in _hashes(keys))])
     table, low = _table(names, bits), 32 - bits
-    return _concatenate(table[hashes >> low] for hashes in _hashes(keys))
+    return np.concatenate([_NONE, *(table[hashes >> low] for hashes in _hashes(keys))])
 
 
 def random(
@@ -123,11 +126,6 @@ def _table(names: tuple[int, ...], bits: int) -> Indices:
 def _check(partitions: Sequence[str]) -> None:
     if not partitions:
         raise InvalidInput("there are no partitions to map keys to: create the topic with some")
-
-
-def _concatenate(parts: Iterator[Indices]) -> Indices:
-    found = list(parts)
-    return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
 def _hashes(keys: Keys) -> Iterator[npt.NDArray[np.uint32]]:

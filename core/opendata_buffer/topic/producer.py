@@ -74,7 +74,7 @@ class TopicWatcher:
                 raise
             except Exception:
                 continue  # raised below, once all parts have ended
-        return self._ended()
+        return self.result() or {}
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once every part has ended, at once if they have already.
@@ -100,12 +100,7 @@ class TopicWatcher:
             await part
 
         await asyncio.gather(*map(ended, self.parts.values()), return_exceptions=True)
-        return self._ended()
-
-    def _ended(self) -> dict[str, Durable]:
-        result = self.result()
-        assert result is not None
-        return result
+        return self.result() or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,9 +443,7 @@ class TopicProducer(Closeable):
             await asyncio.to_thread(self._pool.open_all, names)
         with self._pool.using(names) as producers:
             calls = {name: producers[name].prepare(part, metadata) for name, part in parts.items()}
-            handles = {}
-            for name, call in calls.items():
-                handles[name] = await producers[name].accept_async(call)
+            handles = {name: await producers[name].accept_async(calls[name]) for name in names}
         return self._joined(handles)
 
     def produce_by(

@@ -49,7 +49,7 @@ class Verdict(Enum):
     REPEATED = "repeated"
     """It names another attempt at this batch, or a later batch."""
     OPEN = "open"
-    """It names neither; that can change while the record names the attempt's run."""
+    """It names neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,7 @@ class CommitRecord:
 
     @classmethod
     def from_json(cls, raw: bytes) -> CommitRecord:
-        """Read the object's bytes.
-
-        Raises:
-            CorruptData: They are no commit record of this version.
-        """
+        """Read the object's bytes. ``CorruptData`` if they are no record of this version."""
         fields = RECORD.decode(raw)
         batch, next_sequence = fields.number("batch", least=-1), fields.number("next_sequence")
         query, run, producer = (fields.text(name, None) for name in ("query", "run", "producer"))
@@ -164,12 +160,7 @@ class OwnedRecord:
         return self._object.last_seen
 
     def claim(self, batch: int, query: str | None) -> CommitRecord:
-        """Write this run into the record, unless the batch is committed. Called once, first.
-
-        Raises:
-            InvalidInput: The app id belongs to another query; nothing was written.
-            TransientStorageError: The record could not be written.
-        """
+        """Write this run into the record, unless the batch is committed. Called once, first."""
 
         def change(record: CommitRecord | None) -> CommitRecord:
             found = claimed(record, self._app, query) or CommitRecord(-1, 0, query)
@@ -195,10 +186,7 @@ class OwnedRecord:
 
         It may not if the record does not name the query yet; or if batches are missing since its
         last one and another run has claimed the record, because Spark commits in any of its idle
-        Python workers. Only then is the record read.
-
-        Raises:
-            InvalidInput: The app id belongs to another query.
+        Python workers. Only if batches are missing is the record read.
         """
         record = self.record
         if claimed(record, self._app, query) is not record:
@@ -208,11 +196,7 @@ class OwnedRecord:
     def decide(
         self, batch: int, producer: str, intents: Mapping[str, int]
     ) -> outcomes.Outcome[CommitRecord | None]:
-        """Write a batch into the record, which commits it; see :meth:`verdict`.
-
-        Raises:
-            TransientStorageError: The record could not be read; it may have been written.
-        """
+        """Write a batch into the record, which commits it; see :meth:`verdict`."""
 
         def change(record: CommitRecord | None) -> CommitRecord | None:
             # Unchanged also where it names this attempt already: it may be applied twice.

@@ -102,10 +102,8 @@ class TransactionCoordinator:
         """Called before anything of an attempt is appended, with all partitions of the topic.
 
         The first call costs one read and one write of the record, and one read of each manifest;
-        the others cost no request.
-
-        Returns:
-            False when the batch was committed before; its markers are in all partitions now.
+        the others cost no request. False when the batch was committed before; its markers are in
+        all partitions now.
 
         Raises:
             InvalidInput: The app id belongs to another query; nothing was written.
@@ -118,8 +116,7 @@ class TransactionCoordinator:
             if known.continues(txn.batch, query):
                 return known.record is None or known.record.batch < txn.batch
             del self._owned[txn.app]
-        owned, record = self._claim(txn.app, txn.batch, query)
-        self._finish_earlier(owned, txn.app, record, partitions)
+        owned, record, _ = self._claim(txn.app, txn.batch, query, partitions)
         if record.batch >= txn.batch:
             if owned.roll_backs:
                 # The run that committed the batch was killed before it had rolled back the
@@ -144,8 +141,7 @@ class TransactionCoordinator:
         """
         if app in self._owned:
             return 0
-        owned, record = self._claim(app, _ANY_BATCH, query)
-        ended = self._finish_earlier(owned, app, record, partitions)
+        owned, record, ended = self._claim(app, _ANY_BATCH, query, partitions)
         if owned.roll_backs:
             if not owned.is_owned():
                 raise Superseded(app, record.batch + 1)
@@ -173,9 +169,8 @@ class TransactionCoordinator:
     def decide(self, attempt: Attempt) -> bool:
         """Commit an attempt whose pending batches are in all partitions.
 
-        Returns:
-            False when another run has committed this batch, or a later one, since
-            :meth:`begin`; the attempt is rolled back.
+        False when another run has committed this batch, or a later one, since :meth:`begin`; the
+        attempt is rolled back.
 
         Raises:
             Superseded: Another run has begun since; the attempt is rolled back.
@@ -186,12 +181,18 @@ class TransactionCoordinator:
         owned = self._owned.pop(app)
         for name in attempt.intents:
             owned.note_undecided(name, self._queue_of(name).last_seen, but=attempt.producer)
+        outcome: outcomes.Outcome[CommitRecord | None]
         try:
             outcome = owned.decide(batch, producer, attempt.intents)
         except TransientStorageError as error:
-            raise _unknown(attempt.txn, owned.key, str(error)) from error
+            outcome = outcomes.Unknown(str(error))
         if isinstance(outcome, outcomes.Unknown):
-            raise _unknown(attempt.txn, owned.key, outcome.reason)
+            raise TransientStorageError(
+                f"whether {attempt.txn} was committed is not known: its commit record "
+                f"{owned.key!r} may or may not have been written ({outcome.reason}). Start the "
+                "query, or open the publisher, again: it reads the record, and completes or "
+                "repeats the batch."
+            )
         found = owned.verdict(batch, producer)
         if found is Verdict.COMMITTED:
             self._decided[app] = owned
@@ -248,8 +249,11 @@ class TransactionCoordinator:
         if failures:
             log.warning("commit record %s was not deleted: %s", key, failures)
 
-    def _claim(self, app: str, batch: int, query: str | None) -> tuple[OwnedRecord, CommitRecord]:
-        record = CasObject(
+    def _claim(
+        self, app: str, batch: int, query: str | None, partitions: Collection[str]
+    ) -> tuple[OwnedRecord, CommitRecord, int]:
+        """Claim an app's record, write its batch's markers, and note what else is undecided."""
+        record_object = CasObject(
             self._store,
             record_key(TOPIC_FOLDER, app),
             decode=CommitRecord.from_json,
@@ -259,13 +263,8 @@ class TransactionCoordinator:
             max_bytes=RECORD.max_bytes,
             unreadable=RECORD.unreadable,
         )
-        owned = OwnedRecord(app, record, self._runtime.ulid())
-        return owned, owned.claim(batch, query)
-
-    def _finish_earlier(
-        self, owned: OwnedRecord, app: str, record: CommitRecord, partitions: Collection[str]
-    ) -> int:
-        """Write the markers of the batch that the record names; note what else is undecided."""
+        owned = OwnedRecord(app, record_object, self._runtime.ulid())
+        record = owned.claim(batch, query)
         committed = None if record.producer is None else bytes.fromhex(record.producer)
         names = sorted({*partitions, *record.intents})
         manifests = in_parallel(self._runtime, lambda name: self._queue_of(name).read(), names)
@@ -283,7 +282,7 @@ class TransactionCoordinator:
                 "batch %d of app %s was committed and not visible yet in %s: it is now",
                 record.batch, app, ", ".join(markers),
             )  # fmt: skip
-        return self.markers.write(markers)
+        return owned, record, self.markers.write(markers)
 
     def _end(self, owned: OwnedRecord, committing: Mapping[str, TransactionMarker]) -> int:
         markers = {name: [marker] for name, marker in committing.items()}
@@ -294,11 +293,3 @@ class TransactionCoordinator:
         ended = self.markers.write(markers)
         owned.roll_backs.clear()
         return ended
-
-
-def _unknown(txn: Transaction, key: str, reason: str) -> TransientStorageError:
-    return TransientStorageError(
-        f"whether {txn} was committed is not known: its commit record {key!r} may or may not have "
-        f"been written ({reason}). Start the query, or open the publisher, again: it reads the "
-        "record, and completes or repeats the batch."
-    )

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from opendata_buffer.errors import CorruptData, InvalidInput
+from opendata_buffer.queue.ownership import has_letters
 from opendata_buffer.topic.description import (
     MAX_LEFT,
     MAX_PARTITIONS,
@@ -19,8 +20,6 @@ from opendata_buffer.topic.description import (
     Partition,
     State,
     TopicDescription,
-    free_slots,
-    has_letters,
     is_abbreviated,
     name_of,
     number_meant,
@@ -306,8 +305,8 @@ def test_short_keys_are_not_all_in_one_partition(keys: Sequence[str]) -> None:
 
 def test_there_is_always_a_free_slot() -> None:
     assert SLOTS > MAX_PARTITIONS
-    assert list(free_slots([])) == list(range(SLOTS))
-    assert next(free_slots([*NAMES[:3], NAMES[4]])) == 3
+    topic = TopicDescription.new("01J5", 5).drained("3").expanded(6)
+    assert list(map(slot_of, topic.active)) == [0, 1, 2, 4, 3, 5]
 
 
 @pytest.mark.parametrize(
