@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from random import Random
 from typing import Any, TypeVar
@@ -174,17 +175,11 @@ class PublishingWorld(Processes):
         config = QueueConfig(store=URL)
         return Topic.create(config, partitions, store=self.memory, runtime=self.director)
 
-    def names(self) -> list[str]:
+    def manifests(self) -> dict[str, Manifest]:
         """Of all partitions that were ever written."""
-        found = {each.key.split("/")[0] for each in self.memory.list("p-").objects}
-        return sorted(name for name in found if self.manifest(name) is not None)
-
-    def manifest(self, name: str) -> Manifest | None:
-        keys = [each.key for each in self.memory.list(f"{name}/manifest").objects]
-        if f"{name}/manifest" not in keys:
-            return None
-        got: Any = self.memory.get(f"{name}/manifest")
-        return Manifest.parse(got.data)
+        keys = [each.key for each in self.memory.list("p-").objects]
+        got: dict[str, Any] = {key: self.memory.get(key) for key in keys if "/manifest" in key}
+        return {key.split("/")[0]: Manifest.parse(each.data) for key, each in got.items()}
 
     def change(self, topic: Topic) -> None:
         """An operator adds partitions, or takes one away, in haste now and then."""
@@ -274,25 +269,16 @@ class PublishingWorld(Processes):
     def run_publisher(self, process: SimRuntime, store: Any, name: str | None, writer: str) -> None:
         """The life of one publisher process; it ends by a kill, by being fenced, or well."""
         try:
-            self._live_as_publisher(process, store, name, writer)
+            publisher = self.open_publisher(process, store, name)
+            for intents in map(AckIntents.from_json, self.saved[writer]):
+                self.patiently(process, partial(publisher.apply, intents))
+            for _ in range(3):
+                self.publish(publisher, process, writer, roll_back=self.chance(0.2))
+            publisher.close(30.0)
+        except TROUBLE as error:  # as a service that starts anew
+            self.simulation.log(f"{process.name}: {error}")
         except (Superseded, Closed) as error:
             self.deeds[type(error).__name__] += 1
-
-    def _live_as_publisher(
-        self, process: SimRuntime, store: Any, name: str | None, writer: str
-    ) -> None:
-        publisher = self.open_publisher(process, store, name)
-        for text in self.saved[writer]:
-            intents = AckIntents.from_json(text)
-            self.patiently(process, lambda intents=intents: publisher.apply(intents))  # type: ignore[misc]
-        for _ in range(3):
-            try:
-                self.publish(publisher, process, writer, roll_back=self.chance(0.2))
-            except TROUBLE as error:
-                self.simulation.log(f"{process.name}: {error}")
-                return  # as a service that starts anew
-        with suppress(*TROUBLE):
-            publisher.close(30.0)
 
     # Queries.
 
@@ -416,8 +402,8 @@ class PublishingWorld(Processes):
 
     def check_empty(self) -> None:
         """What is decided has left all queues."""
-        for name in self.names():
-            if self.manifest(name).entry_count:
+        for name, manifest in self.manifests().items():
+            if manifest.entry_count:
                 self.simulation.fail(f"{name} is not empty: something was never decided")
 
     def check(self) -> None:
@@ -453,10 +439,3 @@ class PublishingWorld(Processes):
                 self.simulation.fail(f"{writer} has in {name}: {found}, of {single.records}")
             if lost := single.durable.difference(found):
                 self.simulation.fail(f"{writer} has not in {name}, and it was durable: {lost}")
-
-    def shares(self) -> dict[str, int]:
-        """How many transactions ended how."""
-        found: dict[str, int] = defaultdict(int)
-        for each in self.transactions:
-            found[each.fate or "unknown"] += 1
-        return dict(found)

@@ -240,13 +240,11 @@ class TopicWorld(PublishingWorld):
                 if writer and int(number) <= last.get(writer, -1):
                     fail(f"{record!r} came behind {last[writer]} in {partition}")
                 last[writer] = int(number) if writer else 0
-        listed = Topic.open(URL, store=self.memory, runtime=self.simulation.process("check"))
-        for each in self.memory.list("p-").objects:
-            name, _, file = each.key.partition("/")
-            if file == "manifest" and name not in listed.description.names:
-                manifest = self.manifest(name)
-                if manifest.entry_count or not manifest.sealed:
-                    fail(f"{name} has left and is {manifest}")
+        topic = Topic.open(URL, store=self.memory, runtime=self.director)
+        for name, manifest in self.manifests().items():
+            has_left = name not in topic.description.names
+            if has_left and (manifest.entry_count or not manifest.sealed):
+                fail(f"{name} has left and is {manifest}")
 
 
 def live(world: TopicWorld) -> None:

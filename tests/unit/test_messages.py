@@ -165,12 +165,9 @@ def test_a_replay_that_is_needed_must_be_started_and_be_of_the_range() -> None:
     assert drained(sequencer) == [0, 20]
 
 
-def test_a_replay_without_committed_messages_is_refused() -> None:
+def test_a_replay_without_committed_messages_and_a_buffer_without_room_are_refused() -> None:
     with pytest.raises(InvalidInput, match="without committed messages"):
         Sequencer().replay_range()
-
-
-def test_a_buffer_without_room_is_refused() -> None:
     with pytest.raises(InvalidInput, match="buffer is 0"):
         Sequencer(buffer=0)
 

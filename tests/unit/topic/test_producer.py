@@ -11,16 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from opendata_buffer import outcomes
 from opendata_buffer.errors import Closed, Drained, FlushFailed, InvalidInput, TransientStorageError
 from opendata_buffer.producer.handle import DurabilityWatcher, Durable, WriteHandle
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.producer import ProducerPool, TopicHandle, TopicProducer, TopicWatcher
-from tests.unit.topic.world import NAMES, WAIT_S, producing, records, topic_in
+from tests.unit.topic.world import NAMES, WAIT_S, Faulty, producing, records, topic_in
 
 ENTRIES = [b"%d" % number for number in range(500)]
 KEYS = [b"key %d" % (number % 23) for number in range(500)]
@@ -190,19 +188,9 @@ def test_a_call_with_an_older_list_keeps_the_order_in_a_draining_partition() -> 
     assert records(store, NAMES[1]) == [b"first", b"second"]
 
 
-class FullPartition(MemoryStore):
-    """Every write of one manifest conflicts while it is full."""
-
-    full = True
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        if self.full and key == f"{NAMES[1]}/manifest":
-            return outcomes.Conflict()
-        return super().put_if(key, data, condition)
-
-
-def test_a_full_partition_does_not_delay_the_others() -> None:
-    store = with_topic(2, FullPartition())
+def test_a_partition_that_cannot_be_written_does_not_delay_the_others() -> None:
+    store = with_topic(2, Faulty())
+    store.fail("put_if", f"{NAMES[1]}/manifest", TransientStorageError("busy"))
     producer = opened(store)
     stuck = producer.produce([b"x"], partition="1")
     assert producer.produce([b"y"], partition="0").watcher.await_durable(WAIT_S)
@@ -213,7 +201,7 @@ def test_a_full_partition_does_not_delay_the_others() -> None:
     with pytest.raises(FlushFailed):
         producer.close(timeout=0.05)
     assert records(store, NAMES[0]) == [b"y"]
-    store.full = False  # or its thread would go on beside the tests that follow
+    store.heal()  # or its thread would go on beside the tests that follow
 
 
 def test_it_needs_a_topic_and_no_data_prefix() -> None:

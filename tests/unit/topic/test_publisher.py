@@ -198,9 +198,13 @@ def test_a_batch_that_fails_rolls_its_transaction_back(store: Faulty, name: str 
         publisher.close()
 
 
-def test_the_next_transaction_cannot_begin_before_intents_are_applied(store: Faulty) -> None:
+def test_without_a_name_the_caller_applies_intents_before_the_next_transaction(
+    store: Faulty,
+) -> None:
     with opened(store) as publisher:
         all_published(publisher)
+        with pytest.raises(InvalidInput, match="or give it a name"):
+            publisher.commit()
         publisher.build_ack_intents(WAIT_S)
         with pytest.raises(InvalidInput, match=r"apply\(\) them, or roll_back\(\)"):
             publisher.publish_uncommitted([b"x"])
@@ -244,11 +248,6 @@ def test_saved_intents_are_not_taken_for_those_of_another_transaction_with_their
         with pytest.raises(InvalidInput, match="was rolled back"):
             again.apply(lost)
     assert seen(store) == [b"2"]
-
-
-def test_a_nameless_publisher_does_not_commit_by_itself(store: Faulty) -> None:
-    with opened(store) as publisher, pytest.raises(InvalidInput, match="or give it a name"):
-        publisher.commit()
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a=b", "x" * 191, "Zürich"])

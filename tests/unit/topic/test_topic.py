@@ -54,17 +54,14 @@ def append(store: MemoryStore, name: str) -> int:
 
 
 def test_a_topic_that_is_made_is_found_and_opened() -> None:
+    Topic.create("memory://by-url", 2)
+    assert Topic.open("memory://by-url").url == "memory://by-url"
     store = MemoryStore()
     assert not is_topic(store)
     made = create(store)
     assert is_topic(store)
     assert opened(store).description == made.description
     assert made.description.names == NAMES[:3]
-
-
-def test_a_url_is_enough() -> None:
-    Topic.create("memory://by-url", 2)
-    assert Topic.open("memory://by-url").url == "memory://by-url"
 
 
 def test_a_topic_that_is_not_there_says_how_to_make_it() -> None:

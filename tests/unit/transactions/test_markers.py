@@ -27,7 +27,6 @@ from opendata_buffer.transactions.markers import (
     MarkerWriter,
     TransactionMarker,
     undecided_markers,
-    undecided_of_app,
 )
 from tests.unit.scripted import ScriptedStore, applied_answer_lost, before
 
@@ -120,31 +119,11 @@ def test_another_process_ends_it_between_the_read_and_the_write() -> None:
     assert world.manifest.next_sequence == 2
 
 
-def test_undecided_transactions_of_an_app() -> None:
-    world = World()
-    assert undecided_of_app(world.manifest, PREFIX, "q") == {}
-    world.write(ME, 2, 3)
-    world.write(OTHER, 2, app="q2")
-    assert set(undecided_of_app(world.manifest, PREFIX, "q")) == {ME}
-    assert set(undecided_of_app(world.manifest, PREFIX, "q2")) == {OTHER}
-    assert undecided_of_app(world.manifest, PREFIX, "q", since=2) == {}
-    world.end(TransactionMarker(ME, 4))
-    assert undecided_of_app(world.manifest, PREFIX, "q") == {}
-
-
 def test_a_producer_named_in_a_payload_is_not_there() -> None:
     world = World()
     payload = f"x-{ME.hex()}/y".encode()
     world.queue.append([NewEntry(f"{PREFIX}/a", (Metadata(0, 5, payload),))])
     assert undecided_markers(world.manifest, PREFIX, [TransactionMarker(ME, 4)]) == ()
-
-
-def test_entries_before_the_first_of_a_transaction_need_not_be_decoded() -> None:
-    world = World()
-    world.write(OTHER, 2)
-    first = world.write(ME, 2)
-    own, other = (TransactionMarker(each, 3, since=first) for each in (ME, OTHER))
-    assert undecided_markers(world.manifest, PREFIX, [own, other]) == (own,)
 
 
 class Failing(MemoryStore):
