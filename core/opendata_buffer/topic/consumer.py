@@ -199,7 +199,7 @@ class TopicConsumer(Closeable):
             PoisonBatch: A batch is missing, unreadable or foreign; :meth:`skip` it.
             Fenced: Another consumer owns one of the partitions.
             DataLoss, QueueReset, CorruptManifest: A partition does not continue where it was.
-            TransientStorageError, PermanentStorageError: The store did not answer.
+            StorageError: The store did not answer.
             Closed: The consumer was closed, or interrupted in a call before.
         """
         taken = self._next(arrow=False)
@@ -257,8 +257,7 @@ class TopicConsumer(Closeable):
         """Dequeue everything that is acknowledged, in all partitions at once.
 
         Raises:
-            Fenced, Conflict, QueueReset, CorruptManifest, StorageError: Of the first partition
-                whose manifest was not written; the others were.
+            OpenDataBufferError: Of the first partition that was not written; the others were.
             Closed: The consumer was closed, or interrupted in a call before.
         """
         self._check_open()

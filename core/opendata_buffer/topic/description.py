@@ -42,8 +42,7 @@ DESCRIPTION = Sidecar(
 )
 
 DRAIN_S = 60.0
-"""Seconds that a partition drains at least, so that producers, which notice within seconds, can
-finish their calls. Safety does not depend on it."""
+"""Least seconds that a partition drains, so that producers can finish their calls."""
 
 MAX_PARTITIONS = 1_000
 """Most partitions of a topic: readers read the manifest of each with every trigger."""
@@ -205,13 +204,13 @@ class TopicDescription:
         """The topic with this total of active partitions; a repeated call adds none.
 
         Raises:
-            InvalidInput: Fewer than there are, more than ``MAX_PARTITIONS``, or the numbers of
-                five digits are used up.
+            InvalidInput: Fewer than there are, too many, or all numbers of five digits are used.
         """
-        if not isinstance(partitions, int) or isinstance(partitions, bool) or partitions < 1:
-            raise InvalidInput(f"partitions is {partitions!r}: use a whole number of at least 1")
-        if partitions > MAX_PARTITIONS:  # before anything is made of the number
-            raise InvalidInput(f"partitions is {partitions}: use at most {MAX_PARTITIONS}")
+        if type(partitions) is not int or not 1 <= partitions <= MAX_PARTITIONS:
+            raise InvalidInput(
+                f"partitions is {partitions!r}: use a whole number of at least 1 and at most "
+                f"{MAX_PARTITIONS}"
+            )
         missing = partitions - len(self.active)
         if missing < 0:
             raise InvalidInput(
@@ -239,9 +238,7 @@ class TopicDescription:
         return replace(self, partitions=(*self.partitions, *new), next_number=last)
 
     def drained(self, name: str, now_ms: int = 0) -> TopicDescription:
-        """The topic with one partition, by name or number, draining since ``now_ms``.
-
-        The same if it is draining or has left.
+        """The topic with one partition, by name or number, draining; the same if it has left.
 
         Raises:
             InvalidInput: The topic never had such a partition, or it is the last active one.
@@ -279,19 +276,12 @@ class TopicDescription:
 
     def may_leave(self, name: str, now_ms: int, after_s: float = DRAIN_S) -> bool:
         """Whether a partition has been draining for so long."""
-        return any(
-            each.name == name
-            and each.state is State.DRAINING
-            and each.since_ms <= now_ms - after_s * 1000
-            for each in self.partitions
-        )
+        latest_ms = now_ms - after_s * 1000
+        since_ms = {each.name: each.since_ms for each in self.partitions}
+        return name in self.draining and since_ms[name] <= latest_ms
 
     def resolved(self, given: str) -> str:
-        """The name of a partition, from its name or number.
-
-        Raises:
-            InvalidInput: There is no such partition.
-        """
+        """The name of a partition, from its name or number. ``InvalidInput`` if there is none."""
         found = _meant(given, self.names)
         if found is None:
             raise InvalidInput(f"partition is {given!r}: the topic has {_listed(self.names)}")

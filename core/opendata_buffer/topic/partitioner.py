@@ -82,10 +82,7 @@ def random(
 ) -> Indices:
     """A random partition for each key: an even spread, and no order of records.
 
-    Args:
-        keys: Only their number is used.
-        partitions: The partitions' names.
-        source: Numbers in [0, 1); one is drawn for a call. Default: the system's.
+    One number in [0, 1) is drawn from ``source`` for a call. Default: the system's.
 
     Raises:
         InvalidInput: There are no partitions.

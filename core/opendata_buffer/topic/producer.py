@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -134,7 +135,7 @@ class ProducerPool:
         self._condition = runtime.condition()
         self._open: dict[str, Producer] = {}
         self._opening: set[str] = set()
-        self._used: dict[str, int] = {}
+        self._used: Counter[str] = Counter()
         """How many calls use a partition's producer."""
         self._leaving: set[str] = set()
         """Open ones that are closed once no call uses them."""
@@ -181,11 +182,6 @@ class ProducerPool:
         self._begin_closing()
         self._all(lambda producer: producer.close(timeout))
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes that all of them have accepted, and that are neither durable nor given up."""
-        return sum(producer.buffered_bytes for producer in self._everyone())
-
     def _all(self, call: Callable[[Producer], None]) -> None:
         failed: list[FlushFailed] = []
         others: list[Exception] = []
@@ -198,7 +194,7 @@ class ProducerPool:
             except (OpenDataBufferError, TimeoutError) as error:
                 others.append(error)
 
-        everyone = self._everyone()
+        everyone = self.everyone()
         # All at once, however many: the timeout is for all of them together.
         in_parallel(self._runtime, call_one, everyone, most=max(1, len(everyone)))
         calls, cause = self._lost
@@ -235,13 +231,11 @@ class ProducerPool:
     @locked
     def _acquire(self, names: Sequence[str]) -> None:
         self._check_open()
-        for name in names:
-            self._used[name] = self._used.get(name, 0) + 1
+        self._used.update(names)
 
     @locked
     def _release(self, names: Sequence[str]) -> None:
-        for name in names:
-            self._used[name] -= 1
+        self._used.subtract(names)
         self._condition.notify_all()
 
     @locked
@@ -275,7 +269,7 @@ class ProducerPool:
     @locked
     def _await_unused(self, name: str) -> Producer | None:
         """The producer to be closed, once no call uses it; None if it stays after all."""
-        while name in self._leaving and self._used.get(name, 0):
+        while name in self._leaving and self._used[name]:
             self._condition.wait()
         if name not in self._leaving:
             return None
@@ -298,7 +292,8 @@ class ProducerPool:
             self._condition.wait()
 
     @locked
-    def _everyone(self) -> list[Producer]:
+    def everyone(self) -> list[Producer]:
+        """All that are open, or about to be closed."""
         return [*self._open.values(), *self._closing.values()]
 
     def _check_open(self) -> None:
@@ -406,9 +401,8 @@ class TopicProducer(Closeable):
             One handle, durable when all parts are.
 
         Raises:
-            InvalidInput: An entry or a key is null or of another type, there are not as many
-                keys as entries, a part exceeds ``max_batch_bytes``, ``partition`` is none that is
-                active, or the partitioner returned no indices. Nothing was accepted.
+            InvalidInput: Entries, keys, the partition or the partitioner's indices are wrong, or a
+                part exceeds ``max_batch_bytes``. Nothing was accepted.
             StorageError: A partition that is written for the first time could not be reached.
                 Nothing was accepted.
             Closed: The producer was closed, or made before this process was forked.
@@ -497,7 +491,7 @@ class TopicProducer(Closeable):
     @property
     def buffered_bytes(self) -> int:
         """Bytes that are accepted, and neither durable nor given up."""
-        return self._pool.buffered_bytes
+        return sum(producer.buffered_bytes for producer in self._pool.everyone())
 
     def _open(self, partition: str) -> Producer:
         config = Topic.config_of(partition, self._config)

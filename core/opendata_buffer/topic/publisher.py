@@ -103,27 +103,19 @@ class AckIntents:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> AckIntents:
-        """What :meth:`to_json` wrote.
-
-        Raises:
-            InvalidInput: Another program or a later version wrote it.
-        """
+        """What :meth:`to_json` wrote. ``InvalidInput`` if another program or version wrote it."""
         try:
             fields = json.loads(text)
-            match fields:
-                case {
-                    "version": 1,
-                    "topic": str(topic_id),
-                    "producer": str(producer),
-                    "clocks": dict(clocks),
-                }:
-                    txn = Transaction(fields["app"], fields["batch"]) if "app" in fields else None
-                    made = cls(topic_id, bytes.fromhex(producer), clocks, txn)
-                    if len(made.producer) == PRODUCER_BYTES and all(
-                        type(clock) is int and 0 < clock <= CLOCK_MAX for clock in clocks.values()
-                    ):
-                        return made
-        except (ValueError, TypeError, KeyError, RecursionError):
+            producer, clocks = bytes.fromhex(fields["producer"]), fields["clocks"]
+            txn = Transaction(fields["app"], fields["batch"]) if "app" in fields else None
+            if (
+                fields["version"] == 1
+                and isinstance(fields["topic"], str)
+                and len(producer) == PRODUCER_BYTES
+                and all(type(each) is int and 0 < each <= CLOCK_MAX for each in clocks.values())
+            ):
+                return cls(fields["topic"], producer, clocks, txn)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             pass
         raise InvalidInput(
             f"intents are {text!r:.200}, and not what AckIntents.to_json() of this version wrote: "
@@ -371,11 +363,8 @@ class Publisher(Closeable):
         Save the intents before you :meth:`apply` them, unless the publisher has a name. A second
         call returns the same.
 
-        Args:
-            timeout: Seconds. Default: until each batch is durable or was given up.
-
         Raises:
-            TimeoutError: Not durable yet; the transaction stays open.
+            TimeoutError: Not durable after ``timeout`` seconds; the transaction stays open.
             OpenDataBufferError: A part was given up. The transaction is rolled back: publish it
                 again.
             Closed: The publisher was closed, or failed before.
@@ -386,14 +375,11 @@ class Publisher(Closeable):
     def apply(self, intents: AckIntents) -> None:
         """Commit the transaction in all partitions it wrote to. May be repeated.
 
-        Args:
-            intents: Of :meth:`build_ack_intents`; or saved by an instance before this one.
+        The intents are those of :meth:`build_ack_intents`, or saved by an earlier instance.
 
         Raises:
-            InvalidInput: They are of another topic, or of a publisher of another name or with
-                one; or of a transaction that this publisher, which has a name, has rolled back.
-            Superseded: A later instance of the name runs. The transaction is rolled back, and
-                so is whatever else this instance would publish.
+            InvalidInput: They are of another topic or publisher, or were rolled back.
+            Superseded: A later instance of the name runs; the transaction is rolled back.
             OpenDataBufferError: The message says whether the transaction is committed. With a
                 name, open the publisher again; without, apply the intents again.
             Closed: The publisher was closed, or failed before.
@@ -422,10 +408,8 @@ class Publisher(Closeable):
         """Abort the open transaction: nothing of it is ever delivered. Without one, do nothing.
 
         Raises:
-            InvalidInput: There is no name, and :meth:`apply` failed: it may be committed in some
-                partitions. Apply the intents again.
-            OpenDataBufferError: It could not be rolled back in all partitions; it is not
-                committed in any. Call it again.
+            InvalidInput: There is no name, and :meth:`apply` failed: apply the intents again.
+            OpenDataBufferError: It could not be rolled back in all partitions: call it again.
             Closed: The publisher was closed, or failed before.
         """
         with self._usable():

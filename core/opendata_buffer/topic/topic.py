@@ -81,8 +81,7 @@ class Topic:
             runtime: Clock, jitter and the topic's id; the system's by default.
 
         Raises:
-            InvalidInput: There is a topic, or a queue lies below the root; or the number of
-                partitions is out of range.
+            InvalidInput: There is a topic, or a queue below the root; or too many partitions.
             UnsafeStore: The store has no compare-and-swap.
             StorageError: It did not answer.
         """
@@ -171,13 +170,10 @@ class Topic:
         return self._change(lambda before: before.expanded(partitions))
 
     def drain(self, partition: str) -> TopicDescription:
-        """End the writing of a partition. May be repeated.
+        """End the writing of a partition, by its name or its number: ``"3"``. May be repeated.
 
         Producers stop within seconds. The partition leaves the topic once everything in it is
         acknowledged: see :meth:`remove_drained`.
-
-        Args:
-            partition: Its name, or its number: ``"3"``.
 
         Raises:
             InvalidInput: There is no such partition, or it is the last one that is written.
@@ -189,12 +185,9 @@ class Topic:
     def remove_drained(self, after_s: float = DRAIN_S) -> list[str]:
         """Remove the draining partitions that are empty from the topic. Returns their names.
 
-        Each is sealed first, so the appends of a producer with an older list of partitions fail,
-        and no unread entry is left in it.
-
-        Args:
-            after_s: Seconds that a partition drains at least, by the clocks of this process and
-                of the one that called :meth:`drain`.
+        Each has drained for ``after_s`` seconds, by the clocks of this process and of the one that
+        called :meth:`drain`, and is sealed first: the appends of a producer with an older list of
+        partitions fail, and no unread entry is left in it.
 
         Raises:
             QueueReset, CorruptData, StorageError: As :meth:`read`, of the topic or a partition.
@@ -273,17 +266,14 @@ class Topic:
 
 
 def _check_config(config: QueueConfig) -> None:
-    default = f"{DEFAULT_DATA_PATH_PREFIX}/manifest"
-    if config.data_path_prefix != DEFAULT_DATA_PATH_PREFIX:
-        name, value = "data_path_prefix", config.data_path_prefix
-    elif config.manifest_path != default:
-        name, value = "manifest_path", config.manifest_path
-    else:
-        return
-    raise InvalidInput(
-        f"{name} is {value!r}, but the partitions of a topic have names of their own: leave it "
-        "out, or use the queue of one partition"
-    )
+    default = DEFAULT_DATA_PATH_PREFIX
+    for name, expected in (("data_path_prefix", default), ("manifest_path", f"{default}/manifest")):
+        value = getattr(config, name)
+        if value != expected:
+            raise InvalidInput(
+                f"{name} is {value!r}, but the partitions of a topic have names of their own: "
+                "leave it out, or use the queue of one partition"
+            )
 
 
 def _exists(url: str, found: TopicDescription) -> InvalidInput:

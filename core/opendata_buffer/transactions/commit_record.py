@@ -113,8 +113,7 @@ def record_key(prefix: str, app: str) -> str:
 def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitRecord | None:
     """The record of an app, with the query that is about to write; unknown ones are not checked.
 
-    Raises:
-        InvalidInput: The app id belongs to another query.
+    ``InvalidInput`` if the app id belongs to another query.
     """
     if query is None or query == app:
         return record  # an app id that is the query's own id cannot be taken by another one
@@ -141,6 +140,7 @@ class OwnedRecord:
     """
 
     def __init__(self, app: str, record: CasObject[CommitRecord], run: str) -> None:
+        self.key = record.key
         self.roll_backs: dict[str, dict[bytes, TransactionMarker]] = {}
         """By partition and producer, the markers that roll back earlier runs."""
         self._app = app
@@ -148,11 +148,6 @@ class OwnedRecord:
         self._run = run
         self._searched: dict[str, int] = {}
         """Per partition, the sequence up to which its manifest was searched."""
-
-    @property
-    def key(self) -> str:
-        """Key of the record's object."""
-        return self._object.key
 
     @property
     def record(self) -> CommitRecord | None:
@@ -186,7 +181,7 @@ class OwnedRecord:
 
         It may not if the record does not name the query yet; or if batches are missing since its
         last one and another run has claimed the record, because Spark commits in any of its idle
-        Python workers. Only if batches are missing is the record read.
+        Python workers. The record is read only if batches are missing.
         """
         record = self.record
         if claimed(record, self._app, query) is not record:

@@ -4,9 +4,8 @@ Each attempt at a batch is a producer of its own with exactly one transaction. I
 CONTINUE_TXN messages in each partition; the app's commit record decides; markers in the
 partitions carry the decision out::
 
-    begin()     claim the record; end the transactions of earlier runs: commit what it names
-    ...         the caller appends the pending batches to all partitions at once; meanwhile
-                prepare() stores the batches of the markers
+    begin()     claim the record; commit in all partitions the batch that it names
+    ...         the caller appends the pending batches, while prepare() stores those of the markers
     decide()    write the record: batch, producer, intents.  <- this commits
     complete()  write markers to all partitions at once; roll back what other runs left undecided
 
@@ -174,8 +173,8 @@ class TransactionCoordinator:
 
         Raises:
             Superseded: Another run has begun since; the attempt is rolled back.
-            TransientStorageError: It was not committed, and is rolled back; or whether it was
-                committed is unknown. The message says which. Either way the next run ends it.
+            TransientStorageError: The message says whether it was not committed, and is rolled
+                back, or whether that is unknown. The next run ends it.
         """
         app, batch, producer = attempt.txn.app, attempt.txn.batch, attempt.producer.hex()
         owned = self._owned.pop(app)
@@ -210,11 +209,8 @@ class TransactionCoordinator:
     def complete(self, attempt: Attempt, since: Mapping[str, int]) -> None:
         """Write the markers of a committed attempt, and roll back what others left undecided.
 
-        ``since`` has the sequence of the attempt's first batch in each partition.
-
-        Raises:
-            OpenDataBufferError: It is committed, but not visible in all partitions yet; the next
-                run completes it.
+        ``since`` has the sequence of the attempt's first batch in each partition. After an error it
+        is committed, but not visible in all partitions yet; the next run completes it.
         """
         app = attempt.txn.app
         owned = self._decided.pop(app)

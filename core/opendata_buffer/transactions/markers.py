@@ -131,9 +131,8 @@ class MarkerWriter:
             OpenDataBufferError: As :meth:`.Queue.append`, of the first partition that failed; the
                 others were written.
         """
-        return sum(
-            in_parallel(self._runtime, lambda name: self._write(name, markers[name]), markers)
-        )
+        ended = in_parallel(self._runtime, lambda name: self._write(name, markers[name]), markers)
+        return sum(ended)
 
     def _write(self, name: str, markers: Collection[TransactionMarker]) -> int:
         queue, wanted = self._queue_of(name), tuple(markers)
@@ -161,8 +160,7 @@ class MarkerWriter:
     def expire_producer(self, producer: bytes, clock: int, names: Collection[str]) -> None:
         """Let readers forget a producer that has nothing undecided and writes nothing more.
 
-        Raises:
-            OpenDataBufferError: In some partitions they keep it for :data:`.HORIZON_DAYS` days.
+        After an error some readers keep it for :data:`.HORIZON_DAYS` days.
         """
 
         def expire(name: str) -> None:

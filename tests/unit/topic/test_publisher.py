@@ -198,7 +198,7 @@ def test_a_batch_that_fails_rolls_its_transaction_back(store: Faulty, name: str 
         publisher.close()
 
 
-def test_without_a_name_the_caller_applies_intents_before_the_next_transaction(
+def test_without_a_name_intents_are_applied_before_the_next_transaction(
     store: Faulty,
 ) -> None:
     with opened(store) as publisher:
