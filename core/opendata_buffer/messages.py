@@ -201,9 +201,8 @@ class Message:
 class Outcome(Enum):
     """What :meth:`Sequencer.queue_uncommitted` made of a message, in Gazette's words.
 
-    ``ALREADY_ACKED`` is a duplicate of a committed message, and ``CLOCK_LARGER`` one of a message
-    of the open span; both are ignored. At ``ACK_COMMIT_RING`` the whole span is in the buffer; at
-    ``ACK_COMMIT_REPLAY`` its beginning must be read again. ``ACK_EMPTY`` commits only itself.
+    ``ALREADY_ACKED`` and ``CLOCK_LARGER`` are duplicates. At ``ACK_COMMIT_RING`` the whole span is
+    in the buffer, at ``ACK_COMMIT_REPLAY`` its beginning must be read again.
     """
 
     OUTSIDE_ALREADY_ACKED = "outsideAlreadyAcked"

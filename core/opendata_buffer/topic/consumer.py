@@ -182,18 +182,13 @@ class TopicConsumer(Closeable):
         return {name: position for name, position in found.items() if position is not None}
 
     def position_of(self, batch: Delivered) -> PartitionPosition:
-        """The position to save with a batch: behind it and all before it in its partition.
-
-        Raises:
-            InvalidInput: It was not delivered by this consumer, or is acknowledged already.
-        """
+        """The position to save with a delivered batch: behind it and all before it."""
         return self._reader(batch.partition).position_after(batch.sequence)
 
     def next_batch(self) -> TopicBatch | None:
         """The next batch, or None when nothing is ready.
 
-        If a partition fails, the batches of the others are delivered; then the error is raised,
-        and raised again after each poll while it lasts.
+        The error of a partition is raised behind the batches of the others, after each poll.
 
         Raises:
             PoisonBatch: A batch is missing, unreadable or foreign; :meth:`skip` it.

@@ -42,7 +42,7 @@ DESCRIPTION = Sidecar(
 )
 
 DRAIN_S = 60.0
-"""Least seconds that a partition drains, so that producers can finish their calls."""
+"""Least seconds that a partition drains, for producers to finish. Safety does not need it."""
 
 MAX_PARTITIONS = 1_000
 """Most partitions of a topic: readers read the manifest of each with every trigger."""

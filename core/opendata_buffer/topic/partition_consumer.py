@@ -308,10 +308,7 @@ class PartitionReader:
         return self._progress.position_after(sequence, self._queue_id, self._replay)
 
     def poll(self) -> bool:
-        """Read the manifest, and put batches to be delivered into :attr:`ready`.
-
-        Returns whether there were new entries, delivered or not. An error changes nothing.
-        """
+        """Put new batches into :attr:`ready`. Whether there were entries, delivered or not."""
         # At least one, so that each poll finds out whether the consumer is fenced.
         room = max(1, POLL_ENTRIES - len(self.ready))
         self._dequeued.extend(self._consumer.next_descriptors(room))

@@ -189,11 +189,8 @@ def split(
 ) -> dict[str, Entries]:
     """The entries of each partition that gets some, in their order, by one sort and one copy.
 
-    The parts are of the kind of the entries; there is one key for each.
-
-    Raises:
-        InvalidInput: There are not as many keys as entries; or the partitioner did not return one
-            index into the names for each key.
+    The parts are of the kind of the entries. ``InvalidInput`` if there are not as many keys as
+    entries, or the partitioner did not return one index into the names for each key.
     """
     if isinstance(keys, bytes | str):
         raise InvalidInput(f"keys is one {type(keys).__name__}: give a list of keys, [key]")

@@ -327,8 +327,7 @@ class TopicProducer(Closeable):
 
     Raises:
         InvalidInput: There is no topic; a setting or the URL is wrong.
-        CorruptData: The topic's description cannot be read.
-        StorageError: The store cannot be reached, or did not answer within ``cas_deadline_ms``.
+        CorruptData, StorageError: The topic's description cannot be read.
     """
 
     def __init__(

@@ -167,10 +167,7 @@ class PublisherTransaction:
             raise
 
     def wait(self, timeout: float | None) -> BaseException | None:
-        """Wait, ``timeout`` seconds at most, until each batch is durable or given up.
-
-        Returns why the transaction cannot be committed, if it cannot.
-        """
+        """Wait until each batch is durable or given up. Returns why it cannot be committed."""
         until = None if timeout is None else self._runtime.monotonic() + timeout
         failure = self._failure
         for name, handle in self._handles:

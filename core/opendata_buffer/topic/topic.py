@@ -208,7 +208,7 @@ class Topic:
         """Close a partition if it is empty. False while it has entries.
 
         Raises:
-            QueueReset: Its manifest was lost or restored from an old copy, so it may not be empty.
+            QueueReset: Its manifest was lost or restored from an old copy.
             CorruptData, StorageError: It could not be read or written.
         """
         config = self.config_of(partition, self._settings)
@@ -322,10 +322,7 @@ class CachedTopic:
         self._reading = False
 
     def get(self) -> TopicDescription:
-        """The description as far as it is known; raises nothing.
-
-        It waits for a read only where none began for :data:`WAIT_AFTER` times the maximum age.
-        """
+        """The description as far as it is known; raises nothing. It waits if it is outdated."""
         age_s = self._begin_read()
         if age_s is not None and age_s >= WAIT_AFTER * self._max_age_s:
             self._read()

@@ -173,8 +173,7 @@ class TransactionCoordinator:
 
         Raises:
             Superseded: Another run has begun since; the attempt is rolled back.
-            TransientStorageError: The message says whether it was not committed, and is rolled
-                back, or whether that is unknown. The next run ends it.
+            TransientStorageError: It was not committed, or that is unknown: the text says which.
         """
         app, batch, producer = attempt.txn.app, attempt.txn.batch, attempt.producer.hex()
         owned = self._owned.pop(app)
