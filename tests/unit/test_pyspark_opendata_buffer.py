@@ -52,7 +52,7 @@ def cores(session: Any, tmp_path: Path, given: int | None = None, **options: str
     (source,) = session.registered
     assert source.name() == "opendata-buffer"
     made = source({"path": str(tmp_path), **options})
-    found: int = made.streamReader(made.schema())._options.parallelism
+    found: int = made.streamReader(made.schema())._options.cores or 0
     return found
 
 

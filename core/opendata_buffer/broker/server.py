@@ -21,7 +21,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.server import ServerProtocol
 
-from opendata_buffer.broker.broker import Body, PendingAppend, Service
+from opendata_buffer.broker.broker import Body, PauseRequest, PendingAppend, Service
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.protocol import (
     MAX_OPEN_REQUESTS,
@@ -107,12 +107,10 @@ class Session:
                     work = parse_finish(body, now, self.answer)
                 self._begin()
                 dispatcher.submit(work)
-            case "floor":
+            case "pause":
                 self._begin()
-                if not self._service.ask_pause(self, whole(body, "n")):
-                    raise ProtocolError("a client asks for a second pause")
-            case "over":
-                self._service.end_pause(self)
+                writes = whole(body, "writes")
+                self._service.ask_pause(PauseRequest(self, whole(body, "n"), writes))
             case "renew":
                 self._renew(parse_renewal(body), moment_of(body.get("clock")))
             case "ping":
@@ -156,7 +154,6 @@ class Session:
             if self._closed:
                 return
             self._closed = True
-        self._service.end_pause(self)
         if self._end.ready:
             self._service.sessions -= 1
 
