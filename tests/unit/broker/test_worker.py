@@ -25,7 +25,7 @@ from opendata_buffer.errors import ClaimLost, Closed, Fenced, InvalidInput, Tran
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import batch_key
-from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.quarantine import list_quarantine
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment, SystemRuntime
