@@ -105,6 +105,18 @@ def locked(
     return run
 
 
+def wait_for(
+    runtime: Runtime, condition: Condition, is_true: Callable[[], object], until: float | None
+) -> bool:
+    """Wait with the lock held; False where it is not true by ``until``, monotonic seconds."""
+    while not is_true():
+        left = None if until is None else until - runtime.monotonic()
+        if left is not None and left <= 0:
+            return False
+        condition.wait(left)
+    return True
+
+
 MAX_PARALLEL = 32
 """Half of the connections that a store keeps."""
 

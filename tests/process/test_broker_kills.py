@@ -18,7 +18,7 @@ import pytest
 
 from opendata_buffer.broker.client import ChannelClosed
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
-from opendata_buffer.broker.network import connect
+from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import decode_batch
@@ -161,7 +161,7 @@ class Deployment:
         if announced is None or not announced.serves:
             return "", 0
         try:
-            connection = connect(announced, SystemRuntime())
+            connection = WebSocketNetwork(SystemRuntime()).connect(announced)
         except (ChannelClosed, ProtocolError):
             return announced.id, 0
         stats = connection.stats(10)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from opendata_buffer import metrics
@@ -38,19 +38,11 @@ class Landed:
 def find_earlier_attempt(
     key: str, entries: Sequence[NewEntry], since: int
 ) -> Callable[[Manifest], Landed | None]:
-    """A guard for :meth:`.Queue.append` that finds an earlier attempt of the same append.
+    """A guard for :meth:`.Queue.append` that finds an earlier attempt, at ``since`` or later.
 
-    It looks in the manifest that the compare-and-swap replaces: an attempt that landed is there,
-    and one that lands later makes this one lose its race and look again.
-
-    Args:
-        key: The manifest's key, for the error.
-        entries: What is to be appended.
-        since: The earlier attempt can only have landed at this sequence or later.
-
-    Raises:
-        CommitStateUnknown: By the guard: the attempt is not in the manifest, but a consumer has
-            dequeued entries among which it may have been.
+    The guard reads the manifest that the compare-and-swap replaces: an attempt that landed is in
+    it, and one that lands later makes this one lose its race and read again. The guard raises
+    :class:`.CommitStateUnknown` where a consumer dequeued entries among which the attempt may be.
     """
 
     def guard(before: Manifest) -> Landed | None:
@@ -217,15 +209,9 @@ FRESH_S = 0.2
 class SharedQueue(Queue):
     """The queue of a broker: one thread appends for producers, another one acknowledges.
 
-    With a queue each, every acknowledgement would be a race: the thread that acknowledges reads
-    first, and would lose against the one that has the manifest in memory. With one queue each
-    call waits for the others, and both write from memory.
-
-    Args:
-        store: Where it lives.
-        config: The queue.
-        runtime: Clock and threads.
-        claim: Of the prefix.
+    With a queue each, the thread that acknowledges would read first, and lose every race against
+    the one that writes from memory. Here each call waits for those before it, and both write from
+    memory.
     """
 
     # No other process writes it as often as this process: what it remembers is seldom out of date.
@@ -240,8 +226,26 @@ class SharedQueue(Queue):
         claim: QueueClaim | None = None,
     ) -> None:
         super().__init__(store, config, runtime=runtime, role="broker", claim=claim)
-        self._lock = _FifoLock(runtime)
+        self._condition = runtime.condition()
+        self._calls: deque[object] = deque()
         self._written_at = float("-inf")
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """One call at a time, in the order of the calls. With a lock instead, a thread that comes
+        back at once may get it again and again."""
+        call = object()
+        with self._condition:
+            self._calls.append(call)
+        try:
+            with self._condition:
+                while self._calls[0] is not call:
+                    self._condition.wait()
+            yield
+        finally:
+            with self._condition:
+                self._calls.remove(call)
+                self._condition.notify_all()
 
     def append(
         self,
@@ -252,7 +256,7 @@ class SharedQueue(Queue):
         makes_room: bool = False,
     ) -> int | T:
         """See :meth:`Queue.append`."""
-        with self._lock:
+        with self._in_turn():
             found = super().append(
                 entries, guard=guard, read_first=read_first, makes_room=makes_room
             )
@@ -263,58 +267,25 @@ class SharedQueue(Queue):
         self, last_acked_sequence: int | None, *, allow_data_loss: bool = False
     ) -> Manifest:
         """See :meth:`Queue.claim_epoch`."""
-        with self._lock:
+        with self._in_turn():
             return super().claim_epoch(last_acked_sequence, allow_data_loss=allow_data_loss)
 
     def dequeue(self, through_sequence: int, epoch: int) -> Manifest:
         """See :meth:`Queue.dequeue`."""
-        with self._lock:
+        with self._in_turn():
             return super().dequeue(through_sequence, epoch)
 
     def read(self) -> Manifest | None:
         """See :meth:`Queue.read`; what this process wrote just now is not read again."""
         if self._runtime.monotonic() - self._written_at < FRESH_S:
             return self.last_seen
-        with self._lock:
+        with self._in_turn():
             return super().read()
 
     def close(self) -> None:
         """See :meth:`Queue.close`."""
-        with self._lock:
+        with self._in_turn():
             super().close()
-
-
-class _FifoLock:
-    """A lock that goes to the thread that waits longest.
-
-    With any other lock a thread that comes back at once may get it again and again.
-    """
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._condition = runtime.condition()
-        self._waiting: deque[object] = deque()
-
-    def __enter__(self) -> None:
-        me = object()
-        with self._condition:
-            self._waiting.append(me)
-            try:
-                while self._waiting[0] is not me:
-                    self._condition.wait()
-            except BaseException:
-                self._waiting.remove(me)
-                self._condition.notify_all()
-                raise
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        with self._condition:
-            self._waiting.popleft()
-            self._condition.notify_all()
 
 
 class Service:
@@ -324,7 +295,7 @@ class Service:
         queue: What it writes; shared with its dispatcher and used by nothing else.
         runtime: Clocks and threads.
         data_path_prefix: Locations must lie below it.
-        on_conflict: Called after a write that lost a race: is another broker at work?
+        on_conflict: Called after a write that lost a race: another broker may be at work.
         dispatcher: Hands batches to workers; None when this broker does not.
     """
 
@@ -343,7 +314,8 @@ class Service:
         self.dispatcher = dispatcher
         self._condition = runtime.condition()
         self._waiting: list[PendingAppend] = []
-        self._entries = 0
+        self.waiting = 0
+        """Entries that wait for the next write."""
         self._bytes = 0
         self._next = 0
         self._leaving = False
@@ -352,21 +324,19 @@ class Service:
         self._others_wrote = False
         self._task: Task | None = None
         self.sessions = 0
+        """Connections that have shaken hands."""
         self.commits = 0
         self.appended = 0
         self._since = runtime.monotonic()
 
     def start(self) -> None:
-        """Read the queue's end and begin to serve.
-
-        Raises:
-            OpenDataBufferError: The manifest cannot be read.
-        """
+        """Read the queue's end and begin to serve; raises what reading the manifest raises."""
         manifest = self._queue.read()
         self._next = 0 if manifest is None else manifest.next_sequence
         self._since = self._runtime.monotonic()
-        metrics.broker_clients.watch(self, Service.clients_now, self._queue.labels)
-        metrics.broker_waiting_entries.watch(self, Service.waiting_now, self._queue.labels)
+        labels = self._queue.labels
+        metrics.broker_clients.watch(self, lambda service: service.sessions, labels)
+        metrics.broker_waiting_entries.watch(self, lambda service: service.waiting, labels)
         self._task = self._runtime.spawn(self._run, "opendata-buffer-broker")
 
     def stop(self, timeout: float | None = None) -> None:
@@ -407,13 +377,13 @@ class Service:
             if self._leaving:
                 why = "moved"
             elif (
-                self._entries + size > MAX_WAITING_ENTRIES
+                self.waiting + size > MAX_WAITING_ENTRIES
                 or self._bytes + message_bytes > MAX_WAITING_BYTES
             ):
                 why = "busy"
             else:
                 self._waiting.append(waiting)
-                self._entries += size
+                self.waiting += size
                 self._bytes += message_bytes
                 self._condition.notify_all()
                 return
@@ -438,19 +408,11 @@ class Service:
         if waiting is not None:
             client.answer({"op": "refused", "n": waiting.number, "why": "over"})
 
-    def clients_now(self) -> float:
-        """Connections that have shaken hands."""
-        return self.sessions
-
-    def waiting_now(self) -> float:
-        """Entries that wait for the next write."""
-        return self._entries
-
     def stats(self) -> Body:
         """Counters for ``status`` and metrics."""
         return {
             "clients": self.sessions,
-            "waiting": self._entries,
+            "waiting": self.waiting,
             "commits": self.commits,
             "appended": self.appended,
             "conflicts": self._queue.conflicts,
@@ -469,7 +431,7 @@ class Service:
                 if self._pauses.grant(_answer_pause, lambda: self._leaving):
                     self._others_wrote = True
                 group, self._waiting = self._waiting, []
-                self._entries = self._bytes = 0
+                self.waiting = self._bytes = 0
                 leaving = self._leaving
                 refused = self._pauses.clear() if leaving else []
             if leaving:
@@ -578,11 +540,8 @@ class Service:
         return kept
 
     def _may_be_found(self, error: CommitStateUnknown) -> bool:
-        """Whether a later look can tell: nothing was dequeued where the append may be.
-
-        The requests became too old while storage did not answer. Their clients ask again, and the
-        next attempt looks first.
-        """
+        """Whether the next attempt can find out: nothing was dequeued where the append may be. The
+        requests became too old while storage did not answer, and their clients ask again."""
         seen = self._queue.last_seen
         first = 0 if seen is None else seen.first_sequence
         return error.sequence is not None and first <= error.sequence

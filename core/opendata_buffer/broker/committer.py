@@ -70,11 +70,8 @@ class _UnknownAttempt:
 
 
 class BrokeredCommitter:
-    """Appends to one queue for all producers of a process. Thread-safe.
-
-    Made by :func:`open_brokered_committer`; it works from the first :meth:`join` to the last
-    :meth:`close`.
-    """
+    """Appends to one queue for all producers of a process, from the first :meth:`join` to the last
+    :meth:`close`. Thread-safe. Made by :func:`open_brokered_committer`."""
 
     def __init__(
         self,
@@ -178,7 +175,9 @@ class BrokeredCommitter:
                     )
                     if connection.is_over:
                         self._forget(connection, fell_silent=True)
-                    self._await(doubt.safe_at)
+                    left = doubt.safe_at - self._runtime.monotonic()
+                    if left > 0:
+                        self._runtime.sleep(left)
                 case _ if answer.why in ("expired", "late"):
                     pass  # Its answer carried its clock; the next request holds by that.
                 case _ if answer.why == "large":
@@ -240,11 +239,9 @@ class BrokeredCommitter:
         begin_by: float,
         doubt: _UnknownAttempt,
     ) -> None:
-        """After an error of a later attempt: return when it is to be tried again, or raise.
-
-        "Nothing was appended" is true of that attempt alone. Passed on, it would make the
-        producer append again what the first attempt may have appended.
-        """
+        """Wait after an error of a later attempt that is to be repeated, or raise. "Nothing was
+        appended" is true of that attempt alone: passed on, it would make the producer append a
+        second time."""
         if isinstance(error, CommitStateUnknown):
             raise error
         again = isinstance(error, Conflict | QueueFull | TransientStorageError)
@@ -291,11 +288,6 @@ class BrokeredCommitter:
         now = self._runtime.monotonic()
         self._look_at, self._hopeful_until = now, now + PATIENCE_S
 
-    def _await(self, moment: float) -> None:
-        left = moment - self._runtime.monotonic()
-        if left > 0:
-            self._runtime.sleep(left)
-
 
 def open_brokered_committer(
     store: Store,
@@ -307,18 +299,8 @@ def open_brokered_committer(
 ) -> Committer:
     """An :data:`.OpenCommitter` that finds the queue's broker, and with ``host`` becomes one.
 
-    Where no broker is announced the committer appends alone. All producers of the process share
-    it; the first caller's settings count for all.
-
-    Args:
-        store: Where the queue lives.
-        config: The queue, and whether this process serves as a broker.
-        runtime: Clock and threads.
-        claim: The first caller's claim of the prefix.
-        network: How brokers are reached; WebSockets by default.
-
-    Returns:
-        The committer, with one more caller, who must close it.
+    Where no broker is announced the committer appends alone. All producers of the process share it,
+    the first one's settings count for all, and each of them closes it once.
     """
     process = os.getpid() if isinstance(runtime, SystemRuntime) else id(runtime)
     # As in shared_committer: another queue once it was started over.

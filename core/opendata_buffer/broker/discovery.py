@@ -1,8 +1,8 @@
 """Finds a queue's broker and keeps the connection to it, for appends and for workers.
 
-A look runs in a thread of its own. A broker with many clients at once, on a busy machine, takes
-longer to shake hands than an append should wait: that append is made alone, and the next one has
-the connection.
+It is looked for in a thread of its own. A broker with many clients at once, on a busy machine,
+takes longer to shake hands than an append should wait: that append is made alone, and the next one
+uses the connection.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import partial
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.secure_channel import ProtocolError
+from opendata_buffer.concurrency import wait_for
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, StorageError
 from opendata_buffer.queue.cas import CasStore
@@ -25,13 +26,8 @@ log = logging.getLogger(__name__)
 class Discovery:
     """One connection to the broker of a queue, for all threads of a process. Thread-safe.
 
-    Args:
-        store: Where the queue lives.
-        config: The queue.
-        runtime: Clock and threads.
-        connect: Opens a connection to a broker.
-        waits_s: How long :meth:`find` waits for a look, at most: nothing while the announced broker
-            was not reached when last tried. None: until the look is over.
+    :meth:`find` waits ``waits_s`` seconds at most, and not at all while the announced broker was
+    not reached when last tried. With None it waits until the look is over.
     """
 
     def __init__(
@@ -62,11 +58,6 @@ class Discovery:
         """Why the last look found none."""
 
     @property
-    def is_closed(self) -> bool:
-        """Whether it was closed: nothing is found any more."""
-        return self._closed
-
-    @property
     def connection(self) -> Connection | None:
         """The connection there is, if it has not ended."""
         connection = self._connection
@@ -79,9 +70,8 @@ class Discovery:
     ) -> Connection | None:
         """The connection to use, or None. One thread looks, the others wait for what it finds.
 
-        Args:
-            may_look: Asked where there is no connection: whether to look for a broker now.
-            looked: Called after a look, before any other thread asks whether it may.
+        Where there is no connection, ``may_look`` decides whether to look for a broker now.
+        ``looked`` is called after a look, before any other thread asks whether it may.
         """
         look = object()
         try:
@@ -95,7 +85,12 @@ class Discovery:
                 if self._waits_s is not None:
                     patience_s = 0.0 if self._unreached else self._waits_s
                     self._wait_until = self._runtime.monotonic() + patience_s
-            self._begin(look, looked)
+            look_for_all = partial(self._look_for_all, look, looked)
+            try:
+                self._runtime.spawn(look_for_all, "opendata-buffer-broker-finder")
+            except RuntimeError:
+                # No thread is left, or the interpreter ends and starts none.
+                look_for_all()
         except BaseException:
             # Ctrl-C: whether a thread looks is not known, and the others would wait for ever.
             with self._condition:
@@ -108,23 +103,13 @@ class Discovery:
 
     def _await_look(self) -> bool:
         """With the lock: whether no look is under way any more, after waiting for it."""
-        while self._looking and not self._closed:
-            left = None
-            if self._wait_until is not None:
-                left = self._wait_until - self._runtime.monotonic()
-                if left <= 0:
-                    return False
-            self._condition.wait(left)
-        return not self._closed
-
-    def _begin(self, look: object, looked: Callable[[], None]) -> None:
-        try:
-            self._runtime.spawn(
-                lambda: self._look_for_all(look, looked), "opendata-buffer-broker-finder"
-            )
-        except RuntimeError:
-            # No thread is left, or the interpreter ends and starts none.
-            self._look_for_all(look, looked)
+        has_ended = wait_for(
+            self._runtime,
+            self._condition,
+            lambda: self._closed or not self._looking,
+            self._wait_until,
+        )
+        return has_ended and not self._closed
 
     def _look_for_all(self, look: object, looked: Callable[[], None]) -> None:
         with self._condition:
@@ -146,13 +131,8 @@ class Discovery:
                     self._condition.notify_all()
 
     def forget(self, connection: Connection, *, fell_silent: bool = False) -> None:
-        """Use it no more.
-
-        Args:
-            connection: What :meth:`find` gave.
-            fell_silent: Its broker may be dead or suspended. It is asked again once it has renewed
-                its record: a suspended process still accepts connections.
-        """
+        """Use a connection no more. A broker that ``fell_silent`` may be suspended, and would still
+        accept connections: it is asked again once it has renewed its record."""
         connection.close()
         with self._condition:
             if self._connection is connection:

@@ -1,24 +1,18 @@
 """``<prefix>/_broker.json``: which broker serves a queue and how to reach it.
 
 The record is a hint and no permission. A broker whose record was replaced may still append, and a
-client that finds none appends alone: the manifest's compare-and-swap keeps both right. The record
-brings all clients to one broker.
-
-Whether that broker lives is told without comparing clocks of two machines: a watcher looks whether
-``beat`` changes within a time on its own clock.
+client that finds none appends alone: the manifest's compare-and-swap keeps both right. Whether a
+broker lives shows without comparing two machines' clocks: ``beat`` changes within a time on the
+watcher's clock.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import (
-    QueueConfig,
-)
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.runtime import Runtime
@@ -89,8 +83,7 @@ class DiscoveryRecord:
 
 def encode(broker_record: DiscoveryRecord) -> bytes:
     """The object's bytes."""
-    document = {
-        "version": DISCOVERY_RECORD.version,
+    fields = {
         "term": broker_record.term,
         "id": broker_record.id,
         "address": broker_record.address,
@@ -99,15 +92,11 @@ def encode(broker_record: DiscoveryRecord) -> bytes:
         "beat": broker_record.beat,
         "seen_ms": broker_record.seen_ms,
     }
-    return json.dumps(document).encode() + b"\n"
+    return DISCOVERY_RECORD.encode(fields)
 
 
 def decode(data: bytes) -> DiscoveryRecord:
-    """The record in an object's bytes.
-
-    Raises:
-        CorruptData: They are no record of this version.
-    """
+    """The record in an object's bytes. Raises CorruptData where they are none of this version."""
     fields = DISCOVERY_RECORD.decode(data)
     address, secret = fields.text("address"), fields.text("secret")
     try:
@@ -127,17 +116,10 @@ def decode(data: bytes) -> DiscoveryRecord:
     )
 
 
-_Decide: TypeAlias = Callable[[DiscoveryRecord | None], DiscoveryRecord | None]
-
-
 class Lease:
     """Reads and changes a queue's discovery record by compare-and-swap. Not thread-safe.
 
-    Args:
-        store: Where the queue lives.
-        config: The queue.
-        runtime: Clock and jitter.
-        deadline_ms: How long a read or a change may take, milliseconds.
+    A read or a change takes ``deadline_ms`` milliseconds at most.
     """
 
     def __init__(
@@ -145,22 +127,14 @@ class Lease:
     ) -> None:
         self._runtime = runtime
         self._store = store
-        self._key = discovery_record_key(config.data_path_prefix)
+        self.key = discovery_record_key(config.data_path_prefix)
         self._settings = replace(config, cas_deadline_ms=min(deadline_ms, config.cas_deadline_ms))
         self._register = self._made()
 
-    @property
-    def key(self) -> str:
-        """The record's key."""
-        return self._key
-
     def read(self) -> DiscoveryRecord | None:
-        """The record; None where no broker ever served, or the object was deleted.
-
-        Raises:
-            StorageError: The store did not answer.
-            CorruptData: The object is no discovery record.
-        """
+        """The record; None where no broker ever served, or the object was deleted. Raises
+        StorageError without an answer of the store, CorruptData where the object is no discovery
+        record."""
         found = self._register.read()
         if not isinstance(found, outcomes.Vanished):
             return found
@@ -169,11 +143,8 @@ class Lease:
         return None
 
     def take(self, mine: DiscoveryRecord, over: DiscoveryRecord | None) -> DiscoveryRecord | None:
-        """Replace the record ``over`` by one with the next term.
-
-        Returns:
-            The record as it was written; None when another broker was faster.
-        """
+        """Replace the record ``over`` by one with the next term, and return it as it was written;
+        None when another broker was faster."""
         wanted = replace(mine, term=1 if over is None else over.term + 1)
 
         def decide(before: DiscoveryRecord | None) -> DiscoveryRecord | None:
@@ -198,7 +169,11 @@ class Lease:
 
         return self._change(decide, mine)
 
-    def _change(self, decide: _Decide, mine: DiscoveryRecord) -> DiscoveryRecord | None:
+    def _change(
+        self,
+        decide: Callable[[DiscoveryRecord | None], DiscoveryRecord | None],
+        mine: DiscoveryRecord,
+    ) -> DiscoveryRecord | None:
         outcome = self._register.update(decide)
         if not isinstance(outcome, outcomes.Applied):
             self._register = self._made()
@@ -209,7 +184,7 @@ class Lease:
     def _made(self) -> CasObject[DiscoveryRecord]:
         return CasObject(
             self._store,
-            self._key,
+            self.key,
             decode=decode,
             encode=encode,
             runtime=self._runtime,
@@ -224,8 +199,8 @@ class Watch:
     """For how long a record has not changed, by the watcher's own clock. Pure.
 
     Attributes:
-        seen: The record as last seen.
-        since: When it was first seen so, monotonic seconds.
+        seen: The record as last read.
+        since: When it was first read so, monotonic seconds.
     """
 
     seen: DiscoveryRecord | None = None

@@ -1,9 +1,9 @@
 """One round of a dispatcher: what one group commit changes, and the answers once it has landed.
 
-A round begins with the claims as they are stored. Silent workers lose theirs, finished batches are
-taken out, free ones are given to the workers that wait; all of it is in one new value of the
-claims, which is then written at once. No answer is sent before, and nothing that outlives the
-round is changed but the copies in the quarantine, which may be repeated.
+A round begins with the claims as they are stored. Claims without heartbeats lapse, finished batches
+leave, free ones go to the workers that wait; all of it is in one new value of the claims, which is
+then written at once. No answer is sent before, and nothing that outlives the round is changed but
+the copies in the quarantine, which may be repeated.
 """
 
 from __future__ import annotations
@@ -35,13 +35,7 @@ MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES // 2
 
 
 class ReadyBatches:
-    """The queue's batches that wait or are being worked on. Not thread-safe.
-
-    Args:
-        store: Where the queue lives.
-        config: The consumer's settings.
-        runtime: Clock.
-    """
+    """The queue's batches that wait or are being worked on. Not thread-safe."""
 
     def __init__(self, store: Store, config: ConsumerConfig, runtime: Runtime) -> None:
         self._store = store
@@ -90,11 +84,8 @@ class ReadyBatches:
         }
 
     def quarantine(self, sequence: int, reason: str) -> bool:
-        """Copy a batch to the quarantine; False when it is too large for that.
-
-        It then stays in the queue and is not handed out: finished, it would be deleted, and an
-        error would be the answer to each request for a batch.
-        """
+        """Copy a batch to the quarantine; False when it is too large for that. It then stays in the
+        queue and is not handed out: finished, it would be deleted."""
         try:
             quarantine(
                 self._store,
@@ -126,22 +117,15 @@ class ReadyBatches:
 
 
 class DispatchRound:
-    """What changes in one round. Times are monotonic seconds.
-
-    Args:
-        claims: As they are stored.
-        shelf: The queue's batches.
-        heartbeats: Of the workers.
-        ended_before: How the last claims ended, by token.
-        now: When the round began.
+    """What changes in one round that began at ``now``. Times are monotonic seconds.
 
     Attributes:
-        claims: As they shall be.
-        said: Whom to answer what, once that is stored.
-        lapses: Of each batch whose claim changed, when it is looked at next; None for never.
+        claims: As they are to be stored.
+        responses: Answers to send once that is stored.
+        lapses: Of each batch whose claim changed, when it is checked next; None for never.
         rests: Until when released batches rest.
         ended: How claims ended in this round, by token.
-        lapsed: Claims that were lost by silence.
+        lapsed: How many claims lapsed.
     """
 
     def __init__(
@@ -177,18 +161,14 @@ class DispatchRound:
                 self.lapsed += 1
 
     def finish(self, request: FinishRequest) -> None:
-        """End a claim as its worker says, if it is the worker's still."""
+        """End a claim as its worker asks, if the worker still holds it."""
         sequence, token = request.sequence, request.token
-        finished = {"op": "finished", "n": request.number}
         if request.how == (self.ended.get(token) or self._ended_before.get(token)):
             # The worker did not get the answer, and asks again.
-            self.responses.append((request.answer, finished))
+            self._respond(request, op="finished")
             return
         if not self.claims.holds(sequence, token):
-            error = error_body(ClaimLost(sequence))
-            self.responses.append(
-                (request.answer, {"op": "failed", "n": request.number, "error": error})
-            )
+            self._respond(request, op="failed", error=error_body(ClaimLost(sequence)))
             return
         if request.how == "release":
             self.claims = self.claims.release(sequence)
@@ -200,20 +180,16 @@ class DispatchRound:
         self.lapses[sequence] = None
         self.ended[token] = request.how
         self._heartbeats.drop(token)
-        self.responses.append((request.answer, finished))
+        self._respond(request, op="finished")
 
     def hand_out(
         self, claiming: Sequence[ClaimRequest], look: Callable[[int], object] | None
     ) -> list[ClaimRequest]:
-        """Give free batches to the workers that wait longest.
+        """Give free batches to the workers that wait longest; returns the requests that go on
+        waiting.
 
-        Args:
-            claiming: Their requests, the oldest first.
-            look: Looks for so many more batches, where too few are known; None when that is not
-                to be done now.
-
-        Returns:
-            The requests that go on waiting.
+        ``claiming`` are their requests, the oldest first. ``look`` looks for so many more batches
+        where too few are known; None when that is not to be done now.
         """
         ready = self._ready
         # Also when no worker waits: this forgets rests that are over.
@@ -246,8 +222,7 @@ class DispatchRound:
             if given:
                 self._give(request, given)
             elif self._now >= request.until:
-                body = {"op": "claimed", "n": request.number, "batches": []}
-                self.responses.append((request.answer, body))
+                self._respond(request, op="claimed", batches=[])
             else:
                 left.append(request)
         return left
@@ -273,5 +248,7 @@ class DispatchRound:
                     "deliveries": self.claims.deliveries[sequence],
                 }
             )
-        body = {"op": "claimed", "n": request.number, "batches": batches}
-        self.responses.append((request.answer, body))
+        self._respond(request, op="claimed", batches=batches)
+
+    def _respond(self, request: ClaimRequest | FinishRequest, **body: Any) -> None:
+        self.responses.append((request.answer, {"n": request.number, **body}))

@@ -1,23 +1,22 @@
 """Hands the queue's batches to workers: the broker as the queue's consumer.
 
-Requests of all workers pile up while one compare-and-swap on the claims is on its way, and the
-next one takes them all; each is answered after it has landed. Heartbeats are kept in memory
-only. What is finished without a gap is acknowledged behind that, so a dispatcher that dies in
-between only acknowledges later.
-
-Another consumer of the queue, or another dispatcher, fences this one: it answers its workers so,
-and they look for the broker that is announced now.
+Requests of all workers pile up while one compare-and-swap on the claims is on its way; the next one
+takes them all, and each is answered after it has landed. Heartbeats are kept in memory only. What
+is finished without a gap is acknowledged after that, so a dispatcher that dies in between only
+acknowledges later. Another consumer of the queue, or another dispatcher, fences this one, and its
+workers look for the broker that is announced now.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from opendata_buffer import metrics, outcomes
 from opendata_buffer.broker.claims import CLAIMS, Claims, Heartbeats, claims_key, decode, encode
 from opendata_buffer.broker.dispatch_round import DispatchRound, ReadyBatches
 from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest, error_body
+from opendata_buffer.concurrency import wait_for
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Fenced, OpenDataBufferError, TransientStorageError
@@ -38,7 +37,7 @@ MAX_ENDED = 10_000
 """Claims of which it is remembered how they ended, for workers that ask again."""
 
 REPLACED_S = 3.0
-"""A broker whose record was replaced notices that within two seconds, and steps down."""
+"""A broker whose record was replaced reads that within two seconds, and steps down."""
 
 RETRY_S = 1.0
 """After storage did not answer."""
@@ -47,14 +46,8 @@ RETRY_S = 1.0
 class DispatcherTerm:
     """The time for which a dispatcher is the queue's consumer and owns the claims.
 
-    It begins when made, with the claims that its predecessor last wrote, and ends
-    when another consumer or dispatcher takes the queue. Not thread-safe.
-
-    Args:
-        store: Where the queue lives.
-        config: The consumer's settings.
-        runtime: Clock and threads.
-        queue: What the broker appends to; None for a queue of its own.
+    It begins when made, with the claims that its predecessor last wrote, and ends when another
+    consumer or dispatcher takes the queue. Not thread-safe.
 
     Attributes:
         claims: As they are stored.
@@ -112,12 +105,8 @@ class DispatcherTerm:
         return outcome.value
 
     def write(self, after: Claims) -> None:
-        """Store changed claims; returns once they are.
-
-        Raises:
-            Fenced: Another dispatcher has them; nothing was written.
-            TransientStorageError: They may have been written or not.
-        """
+        """Store changed claims; returns once they are. Raises Fenced where another dispatcher has
+        them and nothing was written, TransientStorageError where that is not known."""
         before = self.claims
 
         def decide(found: Claims | None) -> Claims | None:
@@ -137,11 +126,7 @@ class DispatcherTerm:
 
 
 def stored_epoch(store: Store, config: ConsumerConfig, runtime: Runtime) -> int | None:
-    """Of the claims as they are now; None where there are none.
-
-    Raises:
-        CorruptData, StorageError: They cannot be read.
-    """
+    """Of the claims as they are now; None where there are none. Raises what reading them raises."""
     found = _register(store, config, runtime).read()
     return found.epoch if isinstance(found, Claims) else None
 
@@ -168,10 +153,10 @@ class Dispatcher:
         runtime: Clock and threads.
         queue: What the broker appends to; None for a queue of its own.
         is_announced: Whether clients are sent to this broker and to no other; reads the store.
+            Only then are the claims taken over from another dispatcher.
         is_current: Whether that was so some seconds ago.
-        steady_since: Since when this broker has been at work without a long pause, monotonic
-            seconds. Heartbeats of a pause may have been missed.
-        may_take: Asked before the claims are taken over from another dispatcher; reads the store.
+        steady_since: Since when this broker has run without a long pause, monotonic seconds.
+            Heartbeats of a pause may have been missed.
     """
 
     def __init__(
@@ -180,16 +165,14 @@ class Dispatcher:
         config: ConsumerConfig,
         runtime: Runtime,
         queue: Queue | None = None,
-        is_announced: Callable[[], bool] = lambda: False,
+        is_announced: Callable[[], bool] = lambda: True,
         is_current: Callable[[], bool] = lambda: True,
         steady_since: Callable[[], float] = lambda: float("-inf"),
-        may_take: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store = store
         self._queue = queue
         self._is_announced = is_announced
         self._is_current = is_current
-        self._may_take = may_take
         self._config = config
         self._runtime = runtime
         self._labels = {"queue": metrics.queue_label(store.url, config.manifest_path)}
@@ -221,13 +204,13 @@ class Dispatcher:
                     self._task = self._runtime.spawn(self._run, "opendata-buffer-dispatcher")
                 self._condition.notify_all()
                 return
-        request.answer({"op": "refused", "n": request.number, "why": "moved"})
+        self._refuse([request])
 
     def beat(self, tokens: list[int]) -> bool:
         """A worker lives and works on these; False when it must turn to another broker.
 
-        A broker that does not reach the store may have been replaced. Heartbeats that it answered
-        would keep its workers from the next one, which would give their claims away.
+        A broker that does not reach the store may have been replaced. Answered heartbeats would
+        keep its workers from the next broker, where their claims would lapse.
         """
         if not self._is_current():
             return False
@@ -339,7 +322,7 @@ class Dispatcher:
             raise self._fenced
         if self._term is not None:
             return self._term
-        if not self._may_take():
+        if not self._is_announced():
             # Taken and given up before the claims are written, the queue would seem to have another
             # consumer, and the announced broker would leave it to that one.
             raise TransientStorageError("another broker is announced by now: ask that one")
@@ -404,14 +387,12 @@ class Dispatcher:
     def _was_fenced_by_a_replaced_broker(self) -> bool:
         """Whether this dispatcher was fenced by that of a broker that will step down.
 
-        A broker that was suspended takes the claims over on a heartbeat, before it finds that
-        another one is announced. It steps down then, and no broker would hand out batches.
+        A broker that was suspended takes the claims over on a heartbeat, before it reads that
+        another one is announced. It then steps down, and no broker would hand out batches.
         """
         until = self._runtime.monotonic() + REPLACED_S
         with self._condition:
-            while not self._leaving and (left := until - self._runtime.monotonic()) > 0:
-                self._condition.wait(left)
-            if self._leaving:
+            if wait_for(self._runtime, self._condition, lambda: self._leaving, until):
                 return False
         try:
             found = stored_epoch(self._store, self._config, self._runtime)
@@ -420,7 +401,7 @@ class Dispatcher:
             log.warning("what fenced the dispatcher is not known: %s", error)
             return False
 
-    def _refuse(self, requests: list[ClaimRequest | FinishRequest]) -> None:
+    def _refuse(self, requests: Sequence[ClaimRequest | FinishRequest]) -> None:
         for request in requests:
             request.answer({"op": "refused", "n": request.number, "why": "moved"})
 

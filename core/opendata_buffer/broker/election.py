@@ -15,12 +15,7 @@ from dataclasses import fields, replace
 
 from opendata_buffer.broker.broker import Service, SharedQueue
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
-from opendata_buffer.broker.discovery_record import (
-    SECRET_BYTES,
-    DiscoveryRecord,
-    Lease,
-    Watch,
-)
+from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease, Watch
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.network import ListeningPort, Network
 from opendata_buffer.broker.secure_channel import ProtocolError
@@ -41,8 +36,8 @@ BEAT_S = 2.0
 """Between two renewals of the record."""
 
 SILENT_S = 2.5 * BEAT_S
-"""A broker that is not reached is dead when its record was not renewed for so long. One that
-other processes reach goes on renewing it, and is left alone."""
+"""A broker that is not reached is dead when its record was not renewed for so long. One that other
+processes reach goes on renewing it, and is left alone."""
 
 LATE_S = 1.5 * BEAT_S
 """A renewal so long after the last one shows that this broker was suspended, or did not reach the
@@ -65,8 +60,7 @@ class LeaderElection:
         store: Where the queue lives.
         config: The queue.
         runtime: Clocks, threads, names.
-        network: Opens this broker's port, and a connection to another broker to see whether it
-            lives.
+        network: Opens this broker's port, and connections that show whether another broker lives.
         entropy: Gives random bytes.
     """
 
@@ -89,12 +83,14 @@ class LeaderElection:
         self._doubted = False
         self._stopping = False
         self._port: ListeningPort | None = None
-        self._service: Service | None = None
+        self.service: Service | None = None
+        """The service, while it serves."""
         self._mine: DiscoveryRecord | None = None
         self._is_open = False
         self._beaten_at = 0.0
         self._steady_at = 0.0
-        self._failure: OpenDataBufferError | None = None
+        self.failure: OpenDataBufferError | None = None
+        """Why it last did not serve: an address that cannot be used, a prefix of another queue."""
         self._id = runtime.ulid()
         self._task: Task = runtime.spawn(self._run, "opendata-buffer-broker-host")
 
@@ -108,16 +104,6 @@ class LeaderElection:
         """The record of the other broker that serves, as last read."""
         seen = self._watch.seen
         return None if self._mine is not None or seen is None or not seen.serves else seen
-
-    @property
-    def failure(self) -> OpenDataBufferError | None:
-        """Why it last did not serve: an address that cannot be used, a prefix of another queue."""
-        return self._failure
-
-    @property
-    def service(self) -> Service | None:
-        """The service, while it serves."""
-        return self._service
 
     def stop(self, timeout: float | None = None) -> None:
         """Step down and take the address out of the record: the next broker need not wait."""
@@ -143,7 +129,7 @@ class LeaderElection:
                     # A port that is taken, a queue that needs an operator: it may be repaired while
                     # this process lives.
                     log.error("broker of %s does not serve: %s", self._store.url, error)
-                    self._failure = error
+                    self.failure = error
                     wait = SILENT_S
                 except Exception:
                     # No thread left, or a bug. If this thread ended, the process would never serve.
@@ -233,7 +219,6 @@ class LeaderElection:
                 self._is_announced,
                 lambda: not self._is_cut_off(),
                 self._steady_since,
-                self._is_announced,
             ),
         )
         try:
@@ -245,7 +230,7 @@ class LeaderElection:
         if taken is None:
             service.stop()
             return STAND_BY_S
-        self._service, self._mine = service, taken
+        self.service, self._mine = service, taken
         self._beaten_at = self._steady_at = self._runtime.monotonic()
         self._port.open(service, taken)
         self._is_open = True
@@ -266,7 +251,7 @@ class LeaderElection:
             self._condition.notify_all()
 
     def _step_down(self) -> None:
-        service, self._service, self._mine, self._is_open = self._service, None, None, False
+        service, self.service, self._mine, self._is_open = self.service, None, None, False
         if service is not None:
             # What waits is refused: its clients know at once that it was not appended.
             service.stop(timeout=5)

@@ -64,29 +64,22 @@ class Network(Protocol):
         ...
 
     def listen(self) -> ListeningPort:
-        """A port of this process.
-
-        Raises:
-            InvalidInput: The address cannot be used.
-        """
+        """A port of this process. Raises InvalidInput where the address cannot be used."""
         ...
 
 
 class WebSocketNetwork:
-    """The real network.
-
-    Args:
-        runtime: Clock and threads.
-        listen: Where a broker of this process listens.
-    """
+    """The real network; ``listen`` is where a broker of this process listens."""
 
     def __init__(self, runtime: Runtime, listen: Listen | None = None) -> None:
         self._runtime = runtime
         self._listen = listen or Listen()
 
     def connect(self, broker_record: DiscoveryRecord) -> Connection:
-        """See :class:`Network`."""
-        return connect(broker_record, self._runtime)
+        """See :class:`Network`. It takes :data:`.CONNECT_S` at most."""
+        channel = dial(broker_record, CONNECT_S)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        return Connection(channel, broker_record, self._runtime, nonce)
 
     def listen(self) -> ListeningPort:
         """See :class:`Network`."""
@@ -94,33 +87,18 @@ class WebSocketNetwork:
 
 
 def listen_for(store: Store) -> Listen:
-    """Where a broker listens by default: whoever reaches the store reaches it.
+    """Where a broker listens by default: every process that reaches the store reaches it.
 
     A loopback address in the record of a queue that machines share would mean another process on
-    each of them: refused there, the broker would be taken for dead.
+    each of them: refused there, the broker would be replaced.
     """
     on_one_machine = store.url.partition("://")[0] in _ONE_MACHINE
     return Listen() if on_one_machine else Listen(host="0.0.0.0")
 
 
-def connect(broker_record: DiscoveryRecord, runtime: Runtime) -> Connection:
-    """A connection to the announced broker.
-
-    Raises:
-        ChannelClosed: It cannot be reached within :data:`.CONNECT_S`, or sends nothing.
-        ProtocolError: The process that answers is not the announced broker.
-    """
-    channel = dial(broker_record, CONNECT_S)
-    return Connection(channel, broker_record, runtime, secrets.token_bytes(NONCE_BYTES))
-
-
 def dial(broker_record: DiscoveryRecord, timeout: float) -> Channel:
-    """A channel to the announced address, within ``timeout`` seconds.
-
-    Raises:
-        ChannelRefused: No process listens there.
-        ChannelClosed: It cannot be reached.
-    """
+    """A channel to the announced address, within ``timeout`` seconds. Raises ChannelRefused where
+    no process listens there, ChannelClosed where it is not reached."""
     scheme = "wss" if broker_record.certificate else "ws"
     stack = ExitStack()
     try:

@@ -23,10 +23,9 @@ from websockets.server import ServerProtocol
 
 from opendata_buffer.broker.broker import Body, PendingAppend, Service
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.protocol import (
     MAX_OPEN_REQUESTS,
-    ClaimRequest,
-    FinishRequest,
     moment_of,
     parse_append,
     parse_beat,
@@ -49,11 +48,8 @@ from opendata_buffer.runtime import Moment, Runtime, Task
 class Session:
     """One client's connection, without the network: does what each message asks for.
 
-    Args:
-        service: The broker.
-        end: The broker's end of the channel.
-        send: Takes the body of an answer, from any thread; must not block. The transport seals
-            bodies in the order in which it sends them.
+    ``send`` takes the body of an answer from any thread, and must not block. The transport seals
+    bodies in the order in which it sends them.
     """
 
     def __init__(self, service: Service, end: BrokerEnd, send: Callable[[Body], None]) -> None:
@@ -66,47 +62,36 @@ class Session:
         self._closed = False
 
     def welcome(self, prove: bytes) -> bytes:
-        """Answer the client's handshake; its messages may follow.
-
-        Raises:
-            ProtocolError: It does not know the secret.
-        """
+        """Answer the client's handshake; its messages may follow. ProtocolError: it does not know
+        the secret."""
         answer = self._end.welcome(prove)
         self._service.sessions += 1
         return answer
 
     def received(self, message: bytes) -> None:
-        """Take the client's next message.
-
-        Raises:
-            ProtocolError: Close the connection; nothing of the message was done.
-        """
+        """Take the client's next message. ProtocolError: close the connection; nothing of it was
+        done."""
         body = self._end.open(message)
         match body.get("op"):
             case "append":
                 request = parse_append(body, self._service.data_path_prefix)
                 self._begin()
                 self._service.submit(self, request, len(message))
-            case "claim" | "finish" | "beat" as op:
-                dispatcher = self._service.dispatcher
-                if dispatcher is None:
-                    raise ProtocolError("this broker hands out no batches")
-                if op == "beat":
-                    # A worker relies on its claims by answered heartbeats only, and notices by
-                    # missing answers that a broker is gone.
-                    if dispatcher.beat(parse_beat(body)):
-                        self._say({"op": "beaten", "n": whole(body, "n")})
-                    else:
-                        self._say({"op": "refused", "n": whole(body, "n"), "why": "moved"})
-                    return
+            case "claim":
                 now = self._service.now()
-                work: ClaimRequest | FinishRequest
-                if op == "claim":
-                    work = parse_claim(body, now, self.answer, lambda: not self._closed)
-                else:
-                    work = parse_finish(body, now, self.answer)
+                claim = parse_claim(body, now, self.answer, lambda: not self._closed)
                 self._begin()
-                dispatcher.submit(work)
+                self._dispatcher.submit(claim)
+            case "finish":
+                finish = parse_finish(body, self.answer)
+                self._begin()
+                self._dispatcher.submit(finish)
+            case "beat":
+                # Answered: a worker relies on its claims by answered heartbeats only, and learns
+                # by missing answers that a broker is gone.
+                lives = self._dispatcher.beat(parse_beat(body))
+                answer = {"op": "beaten"} if lives else {"op": "refused", "why": "moved"}
+                self._say({**answer, "n": whole(body, "n")})
             case "floor":
                 self._begin()
                 if not self._service.ask_pause(self, whole(body, "n")):
@@ -121,6 +106,12 @@ class Session:
                 self._say({"op": "stats", **self._service.stats()})
             case other:
                 raise ProtocolError(f"a client asks for {str(other)[:50]!r}, which is not known")
+
+    @property
+    def _dispatcher(self) -> Dispatcher:
+        if self._service.dispatcher is None:
+            raise ProtocolError("this broker hands out no batches")
+        return self._service.dispatcher
 
     def _begin(self) -> None:
         with self._lock:
@@ -174,7 +165,7 @@ MAX_CLIENTS = 10_000
 
 MAX_STRANGERS = 1_000
 """Connections beyond those of clients that have not shown that they know the secret. More are
-closed at once: connections alone must not use up the files that the process needs for its store."""
+closed at once: the process needs files for its store."""
 
 PING_S, PONG_S = 20.0, 60.0
 """A silent client is sent a ping, and disconnected without an answer. Not soon: a client that has
@@ -198,7 +189,6 @@ class Listen:
         advertise: ``host:port`` for clients, where that differs from what is listened on. For
             ``0.0.0.0`` and ``::`` it is this machine's address towards other networks by default.
         certificate: Path of a PEM file for TLS, and ``key`` of its private key.
-        key: See ``certificate``.
     """
 
     host: str = "127.0.0.1"
@@ -209,15 +199,8 @@ class Listen:
 
 
 class WebSocketPort:
-    """A listening port; refuses clients until :meth:`open`.
-
-    Args:
-        listen: Where.
-        runtime: Threads.
-
-    Raises:
-        InvalidInput: The address or the certificate cannot be used.
-    """
+    """A listening port; refuses clients until :meth:`open`. Raises InvalidInput where the address
+    or the certificate cannot be used."""
 
     def __init__(self, listen: Listen, runtime: Runtime) -> None:
         self._listen = listen
@@ -441,10 +424,9 @@ _socket_owners: WeakSet[SocketOwner] = WeakSet()
 def close_in_children(owner: SocketOwner) -> None:
     """A child that is forked from now on does not keep the sockets of ``owner``.
 
-    The kernel closes a connection, or a port, when its last holder does. A child that kept the
-    sockets of its parent would make a parent that was killed look alive: clients would wait for
-    an answer instead of seeing the connection end, and the port would accept connections that
-    no process serves.
+    The kernel closes a connection, or a port, when its last holder does. Kept by a child, the
+    sockets of a killed parent would look alive: clients would wait for an answer, and the port
+    would accept connections that no process serves.
     """
     _socket_owners.add(owner)
 
@@ -480,11 +462,8 @@ def own_address() -> str:
 
 
 def _name_of_size() -> str | None:
-    """What the limit of a connection is called, by which it may be raised later.
-
-    It is documented as an argument only, and its name changed between versions: None where it has
-    neither of the known ones.
-    """
+    """The attribute that limits a connection's messages, to be raised later; None where it is not
+    known. It is documented as an argument only, and its name changed between versions."""
     protocol = ServerProtocol(max_size=1)
     names = ("max_message_size", "max_size")
     return next((name for name in names if getattr(protocol, name, None) == 1), None)

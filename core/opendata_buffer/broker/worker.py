@@ -13,8 +13,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from weakref import WeakValueDictionary
 
 from opendata_buffer.broker.client import Connection, Lost, Refused
@@ -22,6 +21,7 @@ from opendata_buffer.broker.discovery import Discovery
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
 from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_metadata
+from opendata_buffer.concurrency import Closeable
 from opendata_buffer.config import WorkerConfig
 from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle, PooledBatch
@@ -46,10 +46,9 @@ class Claim:
     """What a worker knows of its claim of a batch. Pure.
 
     Attributes:
-        sequence: Of the batch.
         token: Drawn for this claim alone; names it to the broker.
-        beaten: When the last heartbeat was sent that a broker answered; before the first one,
-            when the claim was asked for.
+        beaten: When the last heartbeat was sent that a broker answered; before the first one, when
+            the claim was asked for.
         asked: An attempt to end it may have been stored: its answer was lost.
         over: It has ended, and that is known.
     """
@@ -65,13 +64,8 @@ class Claim:
         return self.beaten.precedes(now) and self.beaten.age_ms(now) < timeout_ms
 
     def end(self, how: str, *, reason: str = "", rest_ms: int = 0) -> dict[str, Any]:
-        """The request that ends it.
-
-        Args:
-            how: ``done``, ``release`` or ``reject``.
-            reason: Of a rejection.
-            rest_ms: Of a release: not to be handed out again before.
-        """
+        """The request that ends it by ``done``, ``release`` or ``reject``. A released batch is not
+        handed out again before ``rest_ms`` milliseconds."""
         return {
             "op": "finish",
             "n": 0,
@@ -89,13 +83,7 @@ LOOK_S = 0.25
 
 class DispatcherClient:
     """Sends a worker's requests to the announced broker, and to the next one when it is replaced.
-
-    Args:
-        discovery: Finds brokers, and connects.
-        runtime: Clock.
-        patience_s: Seconds without any broker after which asking is given up.
-        url: The store's, for errors.
-    """
+    It gives up after ``patience_s`` seconds without any broker."""
 
     def __init__(self, discovery: Discovery, runtime: Runtime, patience_s: float, url: str) -> None:
         self._discovery = discovery
@@ -119,12 +107,10 @@ class DispatcherClient:
         return self._discovery.close()
 
     def ask(self, body: dict[str, Any], claim: Claim | None = None) -> dict[str, Any]:
-        """What the broker, or the next one, answers.
+        """What the broker, or the next one, answers. Blocks.
 
-        Args:
-            body: The request. It is repeated when its answer is lost: a claim whose answer was
-                lost lapses by itself.
-            claim: Which one it is to end; notes that an attempt may have been stored.
+        The request is repeated when its answer is lost: a claim whose answer was lost lapses by
+        itself. Of a ``claim`` that it is to end it notes that an attempt may have been stored.
 
         Raises:
             Fenced: Another consumer took the queue.
@@ -162,15 +148,8 @@ class DispatcherClient:
                 )
 
     def find(self, deadline: float) -> Connection:
-        """A connection to the broker that is announced.
-
-        Args:
-            deadline: Until when it is looked for, monotonic seconds; once in any case.
-
-        Raises:
-            TransientStorageError: There was none.
-            Closed: It was closed meanwhile.
-        """
+        """A connection to the announced broker, which is looked for until ``deadline``, monotonic
+        seconds, and once in any case. Raises as :meth:`ask`."""
         while True:
             connection = self._discovery.find()
             if self._closed:
@@ -254,7 +233,7 @@ class ClaimedBatch:
             self._claim.over = True
 
 
-class Worker:
+class Worker(Closeable):
     """One of the workers of a queue. Thread-safe, not fork-safe.
 
     It does not read transactions: on a partition of a topic it gets the batches of open and of
@@ -364,17 +343,6 @@ class Worker:
         if self._election is not None:
             self._election.stop(timeout)
         self._beating.join(timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     async def __aiter__(self) -> AsyncIterator[ClaimedBatch]:
         """Batch after batch, without blocking the loop; ``await asyncio.to_thread(batch.done)``."""

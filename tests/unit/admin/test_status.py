@@ -19,7 +19,7 @@ from opendata_buffer.admin.status import (
 from opendata_buffer.broker import network as dial_module
 from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
-from opendata_buffer.broker.network import connect
+from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.formats.entries import Metadata, NewEntry
@@ -216,7 +216,7 @@ BROKERED = QueueConfig(store="memory://unused")
 
 
 def dial(announcement: DiscoveryRecord) -> Connection:
-    return connect(announcement, BROKER_RUNTIME)
+    return WebSocketNetwork(BROKER_RUNTIME).connect(announcement)
 
 
 def test_a_suspended_broker_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:

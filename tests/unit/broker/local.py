@@ -11,7 +11,7 @@ from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease
 from opendata_buffer.broker.election import LeaderElection
-from opendata_buffer.broker.network import ListeningPort, WebSocketNetwork, connect
+from opendata_buffer.broker.network import ListeningPort, WebSocketNetwork
 from opendata_buffer.broker.server import Listen, WebSocketPort
 from opendata_buffer.broker.write_pause import BrokerPause
 from opendata_buffer.config import ProducerConfig, QueueConfig
@@ -67,9 +67,13 @@ def serving(
         port.close()
 
 
+def connect(broker_record: DiscoveryRecord) -> Connection:
+    return WebSocketNetwork(RUNTIME).connect(broker_record)
+
+
 @contextmanager
 def connected(broker_record: DiscoveryRecord) -> Iterator[Connection]:
-    connection = connect(broker_record, RUNTIME)
+    connection = connect(broker_record)
     try:
         yield connection
     finally:

@@ -226,14 +226,14 @@ def test_groups_entries_clients_and_what_waits_are_measured(
     client = Client(service)
     client.ask("a", "b")
     client.ask("c")
-    assert (service.clients_now(), service.waiting_now()) == (1, 3)
+    assert (service.sessions, service.waiting) == (1, 3)
     service.start()
     gauges = (metrics.broker_clients, metrics.broker_waiting_entries)
     assert all(id(service) in gauge._owners for gauge in gauges)
     assert [each["op"] for each in client.answered(2)] == ["done", "done"]
     assert (commits, appended) == ([1], [3])
     client.session.close()
-    assert (service.clients_now(), service.waiting_now()) == (0, 0)
+    assert (service.sessions, service.waiting) == (0, 0)
     service.stop(5)
     assert not any(id(service) in gauge._owners for gauge in gauges)
 
@@ -538,7 +538,7 @@ def test_two_threads_write_in_turns_and_lose_no_race() -> None:
             assert manifest is not None
             store.holds.clear()
             # An append is under way when this thread asks for its turn.
-            store.held = lambda: len(queue._lock._waiting) > 1
+            store.held = lambda: len(queue._calls) > 1
             assert store.holds.wait(60)
             queue.dequeue(manifest.next_sequence - 1, epoch)
     finally:

@@ -17,14 +17,13 @@ from opendata_buffer.broker.client import (
     Refused,
 )
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
-from opendata_buffer.broker.network import connect
 from opendata_buffer.broker.protocol import MAX_ENTRIES, MAX_OPEN_REQUESTS, VALID_MS, error_body
 from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, BrokerEnd, ProtocolError
 from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.runtime import Task
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.broker.local import RUNTIME, entries, eventually, serving
+from tests.unit.broker.local import connect, entries, eventually, serving
 
 BROKER = DiscoveryRecord(1, "id", "somewhere:1", b"s" * 32)
 
@@ -266,7 +265,7 @@ def test_who_is_interrupted_while_he_waits_takes_up_no_room() -> None:
 
 def test_an_abandoned_connection_ends_by_itself() -> None:
     with serving() as (service, broker_record, _):
-        client = connect(broker_record, RUNTIME)
+        client = connect(broker_record)
         eventually(lambda: service.sessions == 1)
         client.abandon()
         eventually(lambda: client.is_over and service.sessions == 0)

@@ -12,7 +12,6 @@ from opendata_buffer.broker import committer as committer_module
 from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, Lost, Refused
 from opendata_buffer.broker.committer import LOOK_S, BrokeredCommitter
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
-from opendata_buffer.broker.network import connect
 from opendata_buffer.errors import (
     CommitStateUnknown,
     OpenDataBufferError,
@@ -30,6 +29,7 @@ from tests.unit.broker.local import (
     RUNTIME,
     Direct,
     NetworkOf,
+    connect,
     entries,
     eventually,
     host,
@@ -56,8 +56,8 @@ def unreachable(broker_record: DiscoveryRecord) -> Connection:
 def committer(  # type: ignore[no-untyped-def]
     store: MemoryStore, direct: Direct, connecting=None, runtime: Runtime = RUNTIME
 ) -> BrokeredCommitter:
-    via = connecting or (lambda broker_record: connect(broker_record, RUNTIME))
-    made = BrokeredCommitter(store, CONFIG, runtime, None, NetworkOf(via), lambda: direct)
+    network = NetworkOf(connecting or connect)
+    made = BrokeredCommitter(store, CONFIG, runtime, None, network, lambda: direct)
     assert made.join()
     return made
 

@@ -173,7 +173,6 @@ def test_a_closed_finder_finds_nothing_and_closes_what_is_found_meanwhile() -> N
     thread.join(30)
     # Who asked has gone; the thread that looks may only now get its connection.
     eventually(lambda: world.made and world.made[0].is_over)
-    assert world.finder.is_closed
     assert world.finder.find() is None
 
 

@@ -56,14 +56,14 @@ class Desk:
         self,
         store: MemoryStore,
         *,
-        is_announced: bool = False,
         runtime: Runtime = RUNTIME,
         **more: Any,
     ) -> None:
         self.store = store
         self.runtime = runtime
+        self.is_announced = True
         self.dispatcher = Dispatcher(
-            store, CONFIG, runtime, is_announced=lambda: is_announced, **more
+            store, CONFIG, runtime, is_announced=lambda: self.is_announced, **more
         )
         self.answers: list[dict[str, Any]] = []
         self.number = 0
@@ -215,6 +215,7 @@ def test_of_two_dispatchers_the_later_one_is_right_and_the_other_does_not_fence_
     first, second = Desk(store), Desk(store)
     first.claim()
     second.claim()
+    first.is_announced = False
     assert first.claim()["error"]["name"] == "Fenced"
     assert first.claim()["error"]["name"] == "Fenced"
     assert [each["sequence"] for each in second.claim()["batches"]] == [2]
@@ -280,9 +281,10 @@ def test_who_asks_again_hears_the_same_and_another_end_of_it_is_lost() -> None:
 
 def test_an_announced_brokers_dispatcher_takes_the_claims_back_from_a_replaced_one() -> None:
     store = filled(MemoryStore(), 4)
-    announced, zombie = Desk(store, is_announced=True), Desk(store)
+    announced, zombie = Desk(store), Desk(store)
     announced.claim()
     zombie.claim()
+    zombie.is_announced = False
     # Its worker is sent on, and comes back here.
     assert announced.claim()["why"] == "moved"
     assert [each["sequence"] for each in announced.claim()["batches"]] == [2]
@@ -296,7 +298,7 @@ def test_an_announced_brokers_dispatcher_takes_the_claims_back_from_a_replaced_o
 
 def test_from_another_consumer_of_the_queue_not_even_an_announced_one_takes_them_back() -> None:
     store = filled(MemoryStore(), 4)
-    desk = Desk(store, is_announced=True)
+    desk = Desk(store)
     (batch,) = desk.claim()["batches"]
     Queue(store, CONFIG, runtime=RUNTIME, role="consumer").claim_epoch(None)
     assert desk.finish("done", batch)["op"] == "finished"
@@ -344,13 +346,12 @@ def test_a_broker_that_may_have_missed_heartbeats_gives_its_workers_the_whole_ti
 def test_a_broker_that_is_announced_no_more_takes_no_claims() -> None:
     store = filled(MemoryStore(), 1)
     desk = Desk(store)
-    announced = [False]
-    desk.dispatcher = Dispatcher(store, CONFIG, RUNTIME, may_take=lambda: announced[0])
+    desk.is_announced = False
     assert desk.claim()["op"] == "failed"
     manifest = Queue(store, CONFIG, runtime=RUNTIME, role="test").read()
     assert manifest is not None
     assert manifest.epoch == 0
-    announced[0] = True
+    desk.is_announced = True
     assert desk.claim()["op"] == "claimed"
     desk.dispatcher.stop(5)
 
@@ -362,6 +363,7 @@ def test_a_heartbeat_makes_a_successor_take_the_claims_over() -> None:
     second = Desk(store)
     second.dispatcher.beat([batch["token"]])
     eventually(lambda: stored(store).epoch == 2)
+    first.is_announced = False
     assert first.claim()["error"]["name"] == "Fenced"
     first.dispatcher.stop(5)
     second.dispatcher.stop(5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -161,16 +162,20 @@ def test_requests_out_of_bounds_are_cut_or_refused() -> None:
     parsed = parse_claim({**claim, "max_deliveries": 0}, 0.0, print)
     assert (parsed.most, parsed.until, parsed.timeout_ms) == (MAX_CLAIMED, 60.0, 1)
     finish = {"n": 1, "how": "done", "reason": "", "sequence": 1, "token": 1, "rest_ms": 0}
-    assert parse_finish(finish, 0.0, print).how == "done"
+    assert parse_finish(finish, print).how == "done"
     assert parse_beat({"tokens": [1, 2]}) == [1, 2]
+    claimed, finished = (
+        partial(parse_claim, now=0.0, answer=print),
+        partial(parse_finish, answer=print),
+    )
     for parse, body in (
-        (parse_claim, {**claim, "max_deliveries": 0, "worker": "w" * 1_000}),
-        (parse_claim, claim),
-        (parse_finish, {**finish, "how": "drop"}),
-        (parse_finish, {**finish, "token": -1}),
+        (claimed, {**claim, "max_deliveries": 0, "worker": "w" * 1_000}),
+        (claimed, claim),
+        (finished, {**finish, "how": "drop"}),
+        (finished, {**finish, "token": -1}),
     ):
         with pytest.raises(ProtocolError):
-            parse(body, 0.0, print)
+            parse(body)
     for tokens in (None, ["a"], "12"):
         with pytest.raises(ProtocolError):
             parse_beat({"tokens": tokens})

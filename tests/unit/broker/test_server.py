@@ -21,7 +21,7 @@ from opendata_buffer.broker.broker import Service
 from opendata_buffer.broker.client import Appended, ChannelClosed
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.dispatcher import Dispatcher
-from opendata_buffer.broker.network import connect, dial
+from opendata_buffer.broker.network import dial
 from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, ClientEnd, ProtocolError
 from opendata_buffer.broker.server import MAX_OPEN_REQUESTS, QUEUED_ANSWERS, Listen, WebSocketPort
 from opendata_buffer.config import ConsumerConfig
@@ -36,6 +36,7 @@ from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import (
     CONFIG,
     RUNTIME,
+    connect,
     connected,
     entries,
     eventually,
@@ -72,7 +73,7 @@ class Slow(MemoryStore):
 def test_many_clients_share_few_writes() -> None:
     store = Slow()
     with serving(store) as (service, broker_record, _):
-        store.waiting = service.waiting_now
+        store.waiting = lambda: service.waiting
 
         def produce(name: int) -> None:
             with connected(broker_record) as client:
@@ -153,7 +154,7 @@ def test_one_client_too_many_is_refused_and_the_others_are_served(
     with serving() as (service, broker_record, _), ExitStack() as stack:
         clients = [stack.enter_context(connected(broker_record)) for _ in range(3)]
         with pytest.raises(ChannelClosed):
-            connect(broker_record, RUNTIME)
+            connect(broker_record)
         for number, client in enumerate(clients):
             answer = client.append(entries(str(number)), since=None, begin_by=soon())
             assert answer == Appended(number)
@@ -272,7 +273,7 @@ def test_a_port_that_serves_nobody_refuses_its_clients() -> None:
     with serving() as (_, broker_record, port):
         port.shut()
         with pytest.raises((ChannelClosed, ProtocolError)):
-            connect(broker_record, RUNTIME)
+            connect(broker_record)
 
 
 def test_an_address_that_cannot_be_used_says_which_option() -> None:

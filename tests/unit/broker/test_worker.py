@@ -601,7 +601,7 @@ def test_a_heartbeat_renews_it() -> None:
 @pytest.mark.parametrize("how", ["done", "release", "reject"])
 def test_its_end_is_what_a_broker_reads(how: str) -> None:
     body = claim().end(how, reason="torn" * MAX_REASON_CHARS, rest_ms=500)
-    read = parse_finish(body, 0.0, lambda _: None)
+    read = parse_finish(body, print)
     assert (read.how, read.sequence, read.token, read.rest_ms) == (how, 7, 3, 500)
     assert read.reason == body["reason"]
     assert len(read.reason) == MAX_REASON_CHARS
