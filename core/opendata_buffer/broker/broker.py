@@ -231,7 +231,7 @@ class SharedQueue(Queue):
         self._written_at = float("-inf")
 
     @contextmanager
-    def _in_turn(self) -> Iterator[None]:
+    def _in_order(self) -> Iterator[None]:
         """One call at a time, in the order of the calls. With a lock instead, a thread that comes
         back at once may get it again and again."""
         call = object()
@@ -256,7 +256,7 @@ class SharedQueue(Queue):
         makes_room: bool = False,
     ) -> int | T:
         """See :meth:`Queue.append`."""
-        with self._in_turn():
+        with self._in_order():
             found = super().append(
                 entries, guard=guard, read_first=read_first, makes_room=makes_room
             )
@@ -267,36 +267,32 @@ class SharedQueue(Queue):
         self, last_acked_sequence: int | None, *, allow_data_loss: bool = False
     ) -> Manifest:
         """See :meth:`Queue.claim_epoch`."""
-        with self._in_turn():
+        with self._in_order():
             return super().claim_epoch(last_acked_sequence, allow_data_loss=allow_data_loss)
 
     def dequeue(self, through_sequence: int, epoch: int) -> Manifest:
         """See :meth:`Queue.dequeue`."""
-        with self._in_turn():
+        with self._in_order():
             return super().dequeue(through_sequence, epoch)
 
     def read(self) -> Manifest | None:
         """See :meth:`Queue.read`; what this process wrote just now is not read again."""
         if self._runtime.monotonic() - self._written_at < FRESH_S:
             return self.last_seen
-        with self._in_turn():
+        with self._in_order():
             return super().read()
 
     def close(self) -> None:
         """See :meth:`Queue.close`."""
-        with self._in_turn():
+        with self._in_order():
             super().close()
 
 
 class Service:
-    """The broker of one queue.
+    """The broker of one queue, which only its dispatcher shares with it.
 
-    Args:
-        queue: What it writes; shared with its dispatcher and used by nothing else.
-        runtime: Clocks and threads.
-        data_path_prefix: Locations must lie below it.
-        on_conflict: Called after a write that lost a race: another broker may be at work.
-        dispatcher: Hands batches to workers; None when this broker does not.
+    Entries must lie below ``data_path_prefix``. ``on_conflict`` is called after a write that lost a
+    race: another broker may be at work. Without a ``dispatcher`` it hands out no batches.
     """
 
     def __init__(
@@ -314,7 +310,7 @@ class Service:
         self.dispatcher = dispatcher
         self._condition = runtime.condition()
         self._waiting: list[PendingAppend] = []
-        self.waiting = 0
+        self.entries_waiting = 0
         """Entries that wait for the next write."""
         self._bytes = 0
         self._next = 0
@@ -336,7 +332,7 @@ class Service:
         self._since = self._runtime.monotonic()
         labels = self._queue.labels
         metrics.broker_clients.watch(self, lambda service: service.sessions, labels)
-        metrics.broker_waiting_entries.watch(self, lambda service: service.waiting, labels)
+        metrics.broker_waiting_entries.watch(self, lambda service: service.entries_waiting, labels)
         self._task = self._runtime.spawn(self._run, "opendata-buffer-broker")
 
     def stop(self, timeout: float | None = None) -> None:
@@ -377,13 +373,13 @@ class Service:
             if self._leaving:
                 why = "moved"
             elif (
-                self.waiting + size > MAX_WAITING_ENTRIES
+                self.entries_waiting + size > MAX_WAITING_ENTRIES
                 or self._bytes + message_bytes > MAX_WAITING_BYTES
             ):
                 why = "busy"
             else:
                 self._waiting.append(waiting)
-                self.waiting += size
+                self.entries_waiting += size
                 self._bytes += message_bytes
                 self._condition.notify_all()
                 return
@@ -412,7 +408,7 @@ class Service:
         """Counters for ``status`` and metrics."""
         return {
             "clients": self.sessions,
-            "waiting": self.waiting,
+            "waiting": self.entries_waiting,
             "commits": self.commits,
             "appended": self.appended,
             "conflicts": self._queue.conflicts,
@@ -431,7 +427,7 @@ class Service:
                 if self._pauses.grant(_answer_pause, lambda: self._leaving):
                     self._others_wrote = True
                 group, self._waiting = self._waiting, []
-                self.waiting = self._bytes = 0
+                self.entries_waiting = self._bytes = 0
                 leaving = self._leaving
                 refused = self._pauses.clear() if leaving else []
             if leaving:

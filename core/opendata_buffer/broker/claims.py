@@ -51,7 +51,7 @@ class ClaimHolder:
 
     Attributes:
         worker: The beginning of its name, for people.
-        token: Drawn for this claim alone; what the worker shows to finish it.
+        token: Drawn for this claim alone; the worker names the claim by it.
         timeout_ms: Without a heartbeat for so long, the batch is handed to another worker.
     """
 

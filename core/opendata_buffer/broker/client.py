@@ -226,15 +226,9 @@ class Channel(Protocol):
 class Connection:
     """A connection that has shaken hands. Thread-safe; one thread of its own reads.
 
-    Args:
-        channel: Open, and nothing received from it yet.
-        broker_record: The broker it leads to.
-        runtime: Clock and threads.
-        nonce: Random bytes, for this connection alone.
-
-    Raises:
-        ChannelClosed: The other side ended it, or sent nothing.
-        ProtocolError: The other side is not the announced broker.
+    Nothing was received from ``channel`` yet; ``nonce`` are random bytes for this connection alone.
+    Raises ChannelClosed where the other side ends it or sends nothing, ProtocolError where it is
+    not the announced broker.
     """
 
     def __init__(

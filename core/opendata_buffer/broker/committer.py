@@ -58,12 +58,8 @@ PATIENCE_S = 10.0
 
 @dataclass(slots=True)
 class _UnknownAttempt:
-    """An earlier attempt of an append that may have landed.
-
-    Attributes:
-        since: At this sequence or later, if it has.
-        safe_at: From when on no write of that attempt begins, monotonic seconds.
-    """
+    """An earlier attempt of an append that may have landed, at ``since`` or later. From ``safe_at``
+    on, monotonic seconds, no write of it begins."""
 
     since: int
     safe_at: float

@@ -51,7 +51,7 @@ class Discovery:
         self._silent: DiscoveryRecord | None = None
         self._beat: int | None = None
         self._looking: object | None = None
-        self._closed = False
+        self.is_closed = False
         self.announced = False
         """Whether the last look found a broker announced, or could not tell."""
         self.reason = ""
@@ -106,10 +106,10 @@ class Discovery:
         has_ended = wait_for(
             self._runtime,
             self._condition,
-            lambda: self._closed or not self._looking,
+            lambda: self.is_closed or not self._looking,
             self._wait_until,
         )
-        return has_ended and not self._closed
+        return has_ended and not self.is_closed
 
     def _look_for_all(self, look: object, looked: Callable[[], None]) -> None:
         with self._condition:
@@ -122,7 +122,7 @@ class Discovery:
         finally:
             with self._condition:
                 is_awaited = self._looking is look
-                if connection is not None and (self._closed or not is_awaited):
+                if connection is not None and (self.is_closed or not is_awaited):
                     connection.close()
                     connection = None
                 if is_awaited:
@@ -143,7 +143,7 @@ class Discovery:
     def close(self) -> Connection | None:
         """Look no more; gives the connection there was, to be closed. Free to repeat."""
         with self._condition:
-            self._closed = True
+            self.is_closed = True
             connection, self._connection = self._connection, None
             self._condition.notify_all()
         return connection

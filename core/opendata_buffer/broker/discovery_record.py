@@ -9,7 +9,7 @@ watcher's clock.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
@@ -40,19 +40,19 @@ class DiscoveryRecord:
         term: Rises with each broker; the larger one is right.
         id: Of the broker, a ULID drawn at its start.
         address: ``host:port`` for clients; empty once the broker has left.
-        secret: Known to whoever can read the queue's bucket; a new one for each term.
+        secret: Known to every process that can read the queue's bucket; a new one for each term.
         certificate: SHA-256 of the certificate its port shows, in hex; empty without TLS. Clients
             trust this one and no other, so it needs no authority's signature.
         beat: Counts the broker's renewals of the record.
-        seen_ms: When it last renewed it, by its own clock, milliseconds since the Unix epoch.
-            For people to read; no program compares it with its own clock.
+        seen_ms: When it last renewed it, by its own clock, milliseconds since the Unix epoch. For
+            people to read; no program compares it with its own clock.
     """
 
     term: int
     id: str
     address: str
-    secret: bytes
-    certificate: str = ""
+    secret: bytes = field(repr=False)  # records are logged and appear in errors
+    certificate: str = field(default="", repr=False)
     beat: int = 0
     seen_ms: int = 0
 
@@ -60,13 +60,6 @@ class DiscoveryRecord:
     def serves(self) -> bool:
         """Whether it is to be asked at all; it may be dead all the same."""
         return bool(self.address)
-
-    def __repr__(self) -> str:
-        # Without the secret: records are logged and appear in errors.
-        return (
-            f"DiscoveryRecord(term={self.term}, id={self.id!r}, address={self.address!r}, "
-            f"tls={bool(self.certificate)}, beat={self.beat}, seen_ms={self.seen_ms})"
-        )
 
     def same_broker(self, other: DiscoveryRecord | None) -> bool:
         """Whether both are of one broker in one term."""
@@ -192,22 +185,3 @@ class Lease:
             max_bytes=DISCOVERY_RECORD.max_bytes,
             unreadable=DISCOVERY_RECORD.unreadable,
         )
-
-
-@dataclass(slots=True)
-class Watch:
-    """For how long a record has not changed, by the watcher's own clock. Pure.
-
-    Attributes:
-        seen: The record as last read.
-        since: When it was first read so, monotonic seconds.
-    """
-
-    seen: DiscoveryRecord | None = None
-    since: float = 0.0
-
-    def look(self, now: DiscoveryRecord | None, at: float) -> float:
-        """Note the record; returns for how many seconds it has not changed."""
-        if now != self.seen:
-            self.seen, self.since = now, at
-        return at - self.since

@@ -173,10 +173,11 @@ class DispatchRound:
         if request.how == "release":
             self.claims = self.claims.release(sequence)
             self.rests[sequence] = self._now + request.rest_ms / 1000
-        elif request.how == "done" or self._ready.quarantine(sequence, request.reason):
+        elif request.how == "done":
             self.claims = self.claims.finish(sequence)
         else:
             self.claims = self.claims.release(sequence)
+            self._quarantine(sequence, request.reason)
         self.lapses[sequence] = None
         self.ended[token] = request.how
         self._heartbeats.drop(token)
@@ -211,12 +212,13 @@ class DispatchRound:
                 if given and size > MAX_ANSWER_BYTES:
                     break
                 place += 1
-                if self._has_no_delivery_left(sequence, request):
+                count = self.claims.deliveries.get(sequence, 0)
+                if 0 < request.max_deliveries <= count:
+                    self._quarantine(sequence, f"handed out {count} times and never finished")
                     continue
                 if ready.size_of(sequence) > MAX_ANSWER_BYTES:
                     reason = "its metadata is larger than what a broker and a worker exchange"
-                    if ready.quarantine(sequence, reason):
-                        self.claims = self.claims.finish(sequence)
+                    self._quarantine(sequence, reason)
                     continue
                 given.append(sequence)
             if given:
@@ -227,13 +229,9 @@ class DispatchRound:
                 left.append(request)
         return left
 
-    def _has_no_delivery_left(self, sequence: int, request: ClaimRequest) -> bool:
-        count = self.claims.deliveries.get(sequence, 0)
-        if not 0 < request.max_deliveries <= count:
-            return False
-        if self._ready.quarantine(sequence, f"handed out {count} times and never finished"):
+    def _quarantine(self, sequence: int, reason: str) -> None:
+        if self._ready.quarantine(sequence, reason):
             self.claims = self.claims.finish(sequence)
-        return True
 
     def _give(self, request: ClaimRequest, given: Sequence[int]) -> None:
         self.claims = self.claims.claim(given, request.worker, request.timeout_ms)

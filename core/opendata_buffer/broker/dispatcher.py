@@ -47,16 +47,13 @@ class DispatcherTerm:
     """The time for which a dispatcher is the queue's consumer and owns the claims.
 
     It begins when made, with the claims that its predecessor last wrote, and ends when another
-    consumer or dispatcher takes the queue. Not thread-safe.
+    consumer or dispatcher takes the queue. Raises Fenced where another dispatcher was faster, and
+    what taking over raises. Not thread-safe.
 
     Attributes:
         claims: As they are stored.
         consumer: The queue's.
         first: The first batch that is still queued.
-
-    Raises:
-        Fenced: Another dispatcher was faster.
-        OpenDataBufferError: The queue, or the claims, could not be taken over.
     """
 
     def __init__(
@@ -148,12 +145,9 @@ class Dispatcher:
     """The claims of one queue's workers.
 
     Args:
-        store: Where the queue lives.
-        config: The consumer's settings.
-        runtime: Clock and threads.
         queue: What the broker appends to; None for a queue of its own.
-        is_announced: Whether clients are sent to this broker and to no other; reads the store.
-            Only then are the claims taken over from another dispatcher.
+        is_announced: Whether clients are sent to this broker and to no other; reads the store. Only
+            then are the claims taken over from another dispatcher.
         is_current: Whether that was so some seconds ago.
         steady_since: Since when this broker has run without a long pause, monotonic seconds.
             Heartbeats of a pause may have been missed.
@@ -175,7 +169,6 @@ class Dispatcher:
         self._is_current = is_current
         self._config = config
         self._runtime = runtime
-        self._labels = {"queue": metrics.queue_label(store.url, config.manifest_path)}
         self._condition = runtime.condition()
         self._finishing: list[FinishRequest] = []
         self._claiming: list[ClaimRequest] = []
@@ -198,10 +191,8 @@ class Dispatcher:
                     self._claiming.append(request)
                 else:
                     self._finishing.append(request)
-                if self._task is None:
-                    # Not before a worker asks: taking claims fences any other consumer.
-                    metrics.claims_held.watch(self, Dispatcher.held_now, self._labels)
-                    self._task = self._runtime.spawn(self._run, "opendata-buffer-dispatcher")
+                # Not before a worker asks: taking claims fences any other consumer.
+                self._start()
                 self._condition.notify_all()
                 return
         self._refuse([request])
@@ -221,8 +212,14 @@ class Dispatcher:
                 # Take the claims over at once: a predecessor that was only suspended would find
                 # no heartbeats and give them away.
                 self._news = True
-                self._task = self._runtime.spawn(self._run, "opendata-buffer-dispatcher")
+                self._start()
         return True
+
+    def _start(self) -> None:
+        if self._task is None:
+            labels = {"queue": metrics.queue_label(self._store.url, self._config.manifest_path)}
+            metrics.claims_held.watch(self, Dispatcher.held_now, labels)
+            self._task = self._runtime.spawn(self._run, "opendata-buffer-dispatcher")
 
     def held_now(self) -> float | None:
         """Batches that workers hold; None while this broker hands out nothing."""

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
 from dataclasses import fields, replace
 
 from opendata_buffer.broker.broker import Service, SharedQueue
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
-from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease, Watch
+from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.network import ListeningPort, Network
 from opendata_buffer.broker.secure_channel import ProtocolError
@@ -54,15 +53,8 @@ REFUSED_S = 0.2
 
 
 class LeaderElection:
-    """Runs a broker in this process while no other process does.
-
-    Args:
-        store: Where the queue lives.
-        config: The queue.
-        runtime: Clocks, threads, names.
-        network: Opens this broker's port, and connections that show whether another broker lives.
-        entropy: Gives random bytes.
-    """
+    """Runs a broker in this process while no other process does. ``network`` opens its port, and
+    the connections that show whether another broker lives."""
 
     def __init__(
         self,
@@ -70,15 +62,15 @@ class LeaderElection:
         config: QueueConfig,
         runtime: Runtime,
         network: Network,
-        entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._store = store
         self._config = config
         self._runtime = runtime
         self._network = network
-        self._entropy = entropy
         self._lease = Lease(store, config, runtime)
-        self._watch = Watch()
+        # The record as last read, and since when it has not changed, by this process's clock.
+        self._seen: DiscoveryRecord | None = None
+        self._seen_since = 0.0
         self._condition = runtime.condition()
         self._doubted = False
         self._stopping = False
@@ -102,7 +94,7 @@ class LeaderElection:
     @property
     def stands_by_for(self) -> DiscoveryRecord | None:
         """The record of the other broker that serves, as last read."""
-        seen = self._watch.seen
+        seen = self._seen
         return None if self._mine is not None or seen is None or not seen.serves else seen
 
     def stop(self, timeout: float | None = None) -> None:
@@ -170,12 +162,12 @@ class LeaderElection:
 
     def _stand_by(self) -> float:
         announced = self._lease.read()
-        quiet = self._watch.look(announced, self._runtime.monotonic())
+        now = self._runtime.monotonic()
+        if announced != self._seen:
+            self._seen, self._seen_since = announced, now
         if announced is not None and announced.serves:
-            alive = self._is_alive(announced)
-            if alive is None and quiet < SILENT_S:
-                return STAND_BY_S
-            if alive:
+            is_alive = self._is_alive(announced)
+            if is_alive or (is_alive is None and now - self._seen_since < SILENT_S):
                 return STAND_BY_S
         return self._take_over(announced)
 
@@ -200,7 +192,7 @@ class LeaderElection:
             term=0,
             id=self._id,
             address=self._port.address,
-            secret=self._entropy(SECRET_BYTES),
+            secret=secrets.token_bytes(SECRET_BYTES),
             certificate=self._port.certificate,
             seen_ms=self._runtime.now_ms(),
         )

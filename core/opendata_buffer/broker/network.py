@@ -55,12 +55,8 @@ class Network(Protocol):
     """Connections to brokers, and a port for a broker of this process."""
 
     def connect(self, broker_record: DiscoveryRecord) -> Connection:
-        """A connection to the announced broker.
-
-        Raises:
-            ChannelClosed: It is not reached.
-            ProtocolError: The process that answers is not the announced broker.
-        """
+        """A connection to the announced broker. Raises ChannelClosed where it is not reached,
+        ProtocolError where another process answers."""
         ...
 
     def listen(self) -> ListeningPort:

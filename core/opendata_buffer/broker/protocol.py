@@ -52,8 +52,6 @@ class AppendRequest:
     """One append as a client asks for it.
 
     Attributes:
-        number: Of the request on its connection; the answer carries it.
-        entries: What to append, contiguous and in order, all or none.
         heard: The broker's own clock, as the client last received it.
         valid_ms: For how long after that a write may begin.
         since: An earlier attempt may have landed at this sequence or later; None for no attempt.
@@ -232,14 +230,11 @@ class ClaimRequest:
     """A worker asks for batches.
 
     Attributes:
-        number: Of the request.
         most: Batches, at most.
         until: When to answer with none, monotonic seconds.
-        worker: Its name.
         timeout_ms: Without a heartbeat for so long, its batches go to another worker.
         max_deliveries: A batch that was handed out so often goes to the quarantine instead.
-        answer: Takes the answer.
-        waits: Whether the worker still waits for it.
+        waits: Whether the worker still waits for the answer.
     """
 
     number: int
@@ -258,7 +253,7 @@ class FinishRequest:
 
     Attributes:
         how: ``done``, ``release`` or ``reject``.
-        sequence: Which batch, and ``token`` which claim of it.
+        token: Of the claim.
         reason: Of a rejection.
         rest_ms: Of a release: not to be handed out again before.
     """

@@ -184,7 +184,6 @@ class Listen:
     """Where a broker listens, and how its clients reach it.
 
     Attributes:
-        host: Interface to listen on.
         port: 0 takes a free one.
         advertise: ``host:port`` for clients, where that differs from what is listened on. For
             ``0.0.0.0`` and ``::`` it is this machine's address towards other networks by default.

@@ -47,8 +47,8 @@ class Claim:
 
     Attributes:
         token: Drawn for this claim alone; names it to the broker.
-        beaten: When the last heartbeat was sent that a broker answered; before the first one, when
-            the claim was asked for.
+        beaten: When the last answered heartbeat was sent; before the first one, when the claim was
+            asked for.
         asked: An attempt to end it may have been stored: its answer was lost.
         over: It has ended, and that is known.
     """
@@ -90,32 +90,14 @@ class DispatcherClient:
         self._runtime = runtime
         self._patience_s = patience_s
         self._url = url
-        self._closed = False
-
-    @property
-    def connection(self) -> Connection | None:
-        """The one in use; None while there is none."""
-        return self._discovery.connection
-
-    def forget(self, connection: Connection) -> None:
-        """Its broker is the wrong one, or gone: the next call finds another."""
-        self._discovery.forget(connection)
-
-    def close(self) -> Connection | None:
-        """Send no more requests; returns the connection in use, to release claims on it."""
-        self._closed = True
-        return self._discovery.close()
 
     def ask(self, body: dict[str, Any], claim: Claim | None = None) -> dict[str, Any]:
         """What the broker, or the next one, answers. Blocks.
 
         The request is repeated when its answer is lost: a claim whose answer was lost lapses by
         itself. Of a ``claim`` that it is to end it notes that an attempt may have been stored.
-
-        Raises:
-            Fenced: Another consumer took the queue.
-            TransientStorageError: No broker answered in time.
-            Closed: It was closed meanwhile.
+        Raises Fenced where another consumer took the queue, TransientStorageError where no broker
+        answers in time, Closed where the worker was closed meanwhile.
         """
         limit_s = self._patience_s + body.get("wait_ms", 0) / 1000
         deadline = self._runtime.monotonic() + limit_s
@@ -152,7 +134,7 @@ class DispatcherClient:
         seconds, and once in any case. Raises as :meth:`ask`."""
         while True:
             connection = self._discovery.find()
-            if self._closed:
+            if self._discovery.is_closed:
                 raise Closed("the worker was closed: claim() needs an open one")
             if connection is not None:
                 return connection
@@ -265,9 +247,10 @@ class Worker(Closeable):
         network = network or WebSocketNetwork(self._runtime, listen_for(self._store))
         self._fetch = FetchHandle.of(config, store=self._store, runtime=self._runtime)
         self._pace = self._fetch.adaptive_concurrency()
-        discovery = Discovery(self._store, config, self._runtime, network.connect)
-        patience_s = config.cas_deadline_ms / 1000
-        self._client = DispatcherClient(discovery, self._runtime, patience_s, self._store.url)
+        self._discovery = Discovery(self._store, config, self._runtime, network.connect)
+        self._client = DispatcherClient(
+            self._discovery, self._runtime, config.cas_deadline_ms / 1000, self._store.url
+        )
         self.name = (
             config.name or f"{os.uname().nodename}-{os.getpid()}-{self._runtime.ulid()[-6:]}"
         )
@@ -333,7 +316,7 @@ class Worker(Closeable):
             self._closed = True
             claims = list(self._claims.values())
             self._condition.notify_all()
-        connection = self._client.close()
+        connection = self._discovery.close()
         if connection is not None:
             until = None if timeout is None else self._runtime.monotonic() + timeout
             for claim in claims:
@@ -409,7 +392,7 @@ class Worker(Closeable):
             return error
 
     def _release(self, batches: Sequence[ClaimedBatch]) -> None:
-        connection = self._client.connection
+        connection = self._discovery.connection
         until = self._runtime.monotonic() + self._config.cas_deadline_ms / 1000
         for batch in batches:
             claim = batch._claim
@@ -458,7 +441,7 @@ class Worker(Closeable):
             dropped: list[Claim] = []
             for claim in self._claims.values():
                 (held if claim.token in self._batches else dropped).append(claim)
-            connection = self._client.connection
+            connection = self._discovery.connection
         if not held and not dropped:
             return
         now = Moment.now(self._runtime)
@@ -477,7 +460,7 @@ class Worker(Closeable):
         if isinstance(answer, Refused):
             # The next beat finds the broker that is announced now. It comes at once: claims do
             # not wait for as long as between two of them.
-            self._client.forget(connection)
+            self._discovery.forget(connection)
             with self._condition:
                 self._beat_soon = not self._beat_soon
         elif isinstance(answer, dict):

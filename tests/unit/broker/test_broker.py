@@ -226,14 +226,14 @@ def test_groups_entries_clients_and_what_waits_are_measured(
     client = Client(service)
     client.ask("a", "b")
     client.ask("c")
-    assert (service.sessions, service.waiting) == (1, 3)
+    assert (service.sessions, service.entries_waiting) == (1, 3)
     service.start()
     gauges = (metrics.broker_clients, metrics.broker_waiting_entries)
     assert all(id(service) in gauge._owners for gauge in gauges)
     assert [each["op"] for each in client.answered(2)] == ["done", "done"]
     assert (commits, appended) == ([1], [3])
     client.session.close()
-    assert (service.sessions, service.waiting) == (0, 0)
+    assert (service.sessions, service.entries_waiting) == (0, 0)
     service.stop(5)
     assert not any(id(service) in gauge._owners for gauge in gauges)
 

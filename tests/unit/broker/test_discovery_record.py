@@ -12,7 +12,6 @@ from opendata_buffer import outcomes
 from opendata_buffer.broker.discovery_record import (
     DiscoveryRecord,
     Lease,
-    Watch,
     decode,
     discovery_record_key,
     encode,
@@ -187,13 +186,3 @@ def test_an_object_that_is_no_announcement_is_named() -> None:
     store.put("ingest/_broker.json", b"{}")
     with pytest.raises(CorruptData, match=r"ingest/_broker\.json"):
         lease(store).read()
-
-
-def test_a_watch_tells_how_long_nothing_has_changed_by_the_watchers_clock() -> None:
-    watch = Watch()
-    one = broker("a")
-    assert watch.look(one, 10.0) == 0
-    assert watch.look(one, 14.0) == 4
-    assert watch.look(one.beaten(5), 15.0) == 0
-    assert watch.look(one.beaten(5), 15.5) == 0.5
-    assert watch.look(None, 16.0) == 0

@@ -73,7 +73,7 @@ class Slow(MemoryStore):
 def test_many_clients_share_few_writes() -> None:
     store = Slow()
     with serving(store) as (service, broker_record, _):
-        store.waiting = lambda: service.waiting
+        store.waiting = lambda: service.entries_waiting
 
         def produce(name: int) -> None:
             with connected(broker_record) as client:

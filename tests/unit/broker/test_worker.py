@@ -486,7 +486,7 @@ def test_a_heartbeat_that_is_refused_goes_to_the_broker_that_is_announced_now(
     fill(store, 1)
     with Worker(SETTINGS, store=store) as worker:
         (batch,) = worker.claim()
-        beaten, before = batch._claim.beaten, worker._client.connection
+        beaten, before = batch._claim.beaten, worker._discovery.connection
         assert before is not None
         with monkeypatch.context() as patch:
             patch.setattr(Dispatcher, "beat", lambda self, tokens: False)
@@ -494,7 +494,7 @@ def test_a_heartbeat_that_is_refused_goes_to_the_broker_that_is_announced_now(
             eventually(lambda: before.is_over)
             assert batch._claim.beaten == beaten
         eventually(lambda: (worker._beat_once(), batch._claim.beaten != beaten)[1])
-        assert worker._client.connection is not before
+        assert worker._discovery.connection is not before
         batch.done()
 
 
@@ -632,6 +632,7 @@ class Book:
     """Finds the connections of a test in turn; after the last one none."""
 
     reason = "none is announced"
+    is_closed = False
 
     def __init__(self, *connections: Said) -> None:
         self.left = list(connections)
@@ -652,8 +653,8 @@ class Book:
         self.forgotten.append(connection)
         self.left.pop(0)
 
-    def close(self) -> Said | None:
-        return self.connection
+    def close(self) -> None:
+        self.is_closed = True
 
 
 def line(*connections: Said) -> tuple[DispatcherClient, Book, ManualRuntime]:
@@ -720,7 +721,7 @@ def test_with_a_broker_it_waits_for_what_the_request_waits_besides() -> None:
 def test_once_closed_it_asks_nobody_also_not_who_is_found_just_then() -> None:
     said = Said(ANSWER)
     asking, book, _ = line(said)
-    book.on_look = asking.close
+    book.on_look = book.close
     with pytest.raises(Closed):
         asking.ask({"op": "claim"})
     assert said.asked == []
