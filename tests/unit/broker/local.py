@@ -53,7 +53,7 @@ def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
 def serving(
     store: Store | None = None, listen: Listen = LOOPBACK, secret: bytes = b"s" * SECRET_BYTES
 ) -> Iterator[tuple[Service, DiscoveryRecord, WebSocketPort]]:
-    """A service behind a port, without anybody who announces it."""
+    """A service behind a port, which no record announces."""
     store = store if store is not None else MemoryStore()
     service = Service(Queue(store, CONFIG, runtime=RUNTIME, role="broker"), RUNTIME, "ingest")
     port = WebSocketPort(listen, RUNTIME)
@@ -82,6 +82,17 @@ def connected(broker_record: DiscoveryRecord) -> Iterator[Connection]:
 
 def host(store: Store, runtime: Runtime = RUNTIME) -> LeaderElection:
     return LeaderElection(store, CONFIG, runtime, WebSocketNetwork(runtime))
+
+
+@contextmanager
+def hosting(store: Store, runtime: Runtime = RUNTIME) -> Iterator[LeaderElection]:
+    """A broker that serves when the block begins."""
+    election = host(store, runtime)
+    try:
+        eventually(lambda: election.serving)
+        yield election
+    finally:
+        election.stop(10)
 
 
 class NetworkOf(WebSocketNetwork):
