@@ -9,12 +9,16 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
+from websockets.sync import client as websockets_client
+from websockets.sync.client import ClientConnection
 
 from opendata_buffer.broker import server
 from opendata_buffer.broker.broker import Service
@@ -49,17 +53,8 @@ from tests.unit.broker.wired import Client, made
 WAIT_S = 60.0
 
 
-def test_what_a_client_asks_for_is_queued_before_it_is_answered() -> None:
-    store = MemoryStore()
-    with serving(store) as (_, broker_record, _), connected(broker_record) as client:
-        for number in range(3):
-            answer = client.append(entries(f"{number}a", f"{number}b"), since=None, begin_by=soon())
-            assert answer == Appended(2 * number)
-            assert queued(store)[-1] == f"ingest/{number}b.batch"
-
-
 class Slow(MemoryStore):
-    """Its first write of the manifest lasts until so many entries are in it, or wait."""
+    """Its first write of the manifest lasts until ten entries are in it, or wait."""
 
     waiting: Callable[[], float] | None = None
 
@@ -90,7 +85,7 @@ def test_many_clients_share_few_writes() -> None:
         eventually(lambda: service.sessions == 0)
 
 
-def test_a_client_with_another_secret_is_refused_and_told_of_once(
+def test_a_client_with_another_secret_is_refused_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = MemoryStore()
@@ -104,8 +99,8 @@ def test_a_client_with_another_secret_is_refused_and_told_of_once(
             with pytest.raises(ChannelClosed):
                 channel.receive(WAIT_S)
         assert service.sessions == 0
-    told = [each for each in caplog.records if "refused a connection" in each.message]
-    assert len(told) == 1
+    logged = [each for each in caplog.records if "refused a connection" in each.message]
+    assert len(logged) == 1
 
 
 @pytest.mark.parametrize(
@@ -127,8 +122,7 @@ def test_garbage_ends_the_connection_and_nothing_else(garbage: bytes) -> None:
 
 def test_bytes_that_are_no_http_change_nothing() -> None:
     with serving() as (_, broker_record, _):
-        host, port = broker_record.address.split(":")
-        with socket.create_connection((host, int(port))) as raw:
+        with socket.create_connection(place_of(broker_record)) as raw:
             raw.sendall(os.urandom(2_000) + b"\r\n\r\n")
             raw.settimeout(WAIT_S)
             await_end(raw)
@@ -164,7 +158,7 @@ def test_one_client_too_many_is_refused_and_the_others_are_served(
             assert next_one.append(entries("x"), since=None, begin_by=soon()) == Appended(3)
 
 
-def test_who_connects_and_says_nothing_is_cut_off_before_there_are_too_many(
+def test_strangers_are_disconnected_before_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "MAX_CLIENTS", 2)
@@ -174,9 +168,9 @@ def test_who_connects_and_says_nothing_is_cut_off_before_there_are_too_many(
         connected(broker_record) as client,
         ExitStack() as stack,
     ):
-        host, port = broker_record.address.split(":")
         strangers = [
-            stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(20)
+            stack.enter_context(socket.create_connection(place_of(broker_record)))
+            for _ in range(20)
         ]
         for stranger in strangers[4:]:
             # At once, and not when the time for a handshake is over.
@@ -189,12 +183,11 @@ def test_who_connects_and_says_nothing_is_cut_off_before_there_are_too_many(
 def test_a_client_that_asks_and_never_reads_is_sent_away_and_harms_nobody() -> None:
     asked = 0
     with serving() as (service, broker_record, _), connected(broker_record) as good:
-        raw, end = shaken_hands(broker_record)
-        with raw, suppress(OSError):
+        with shaken_hands(broker_record) as (silent, end), suppress(ConnectionClosed):
             eventually(lambda: service.sessions == 2)
             while True:
                 # Until its answers fill the buffers of the kernel, and then its queue.
-                raw.sendall(frame(end.seal({"op": "stats"})))
+                silent.send(end.seal({"op": "stats"}))
                 asked += 1
         eventually(lambda: service.sessions == 1)
         assert good.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
@@ -203,24 +196,32 @@ def test_a_client_that_asks_and_never_reads_is_sent_away_and_harms_nobody() -> N
 
 @pytest.mark.parametrize("known", [False, True], ids=["a stranger", "a client"])
 def test_a_message_that_comes_byte_by_byte_keeps_nobody_waiting(known: bool) -> None:
-    with serving() as (service, broker_record, _), connected(broker_record) as good:
-        raw, end = shaken_hands(broker_record, known=known)
-        with raw:
-            eventually(lambda: service.sessions == 1 + known)
-            for number, byte in enumerate(frame(end.seal({"op": "ping"}))[:5]):
-                raw.sendall(bytes([byte]))
-                answer = good.append(entries(str(number)), since=None, begin_by=soon())
-                assert answer == Appended(number)
+    with (
+        serving() as (service, broker_record, _),
+        connected(broker_record) as good,
+        shaken_hands(broker_record, known=known) as (slow, _),
+    ):
+        eventually(lambda: service.sessions == 1 + known)
+        for number, byte in enumerate(frame(b"x" * 1_000)[:5]):
+            slow.socket.sendall(bytes([byte]))
+            answer = good.append(entries(str(number)), since=None, begin_by=soon())
+            assert answer == Appended(number)
 
 
 def test_a_stranger_cannot_have_a_large_message_kept_for_it() -> None:
-    with serving() as (_, broker_record, _):
-        raw, _ = shaken_hands(broker_record, known=False)
-        with raw:
-            # The beginning of a message of 2 MiB: refused on sight of its length.
-            raw.sendall(frame(b"x" * 2 * 1024 * 1024)[:100])
-            raw.settimeout(server.HANDSHAKE_S / 2)
-            await_end(raw)
+    with (
+        serving() as (_, broker_record, _),
+        shaken_hands(broker_record, known=False) as (stranger, _),
+    ):
+        # The beginning of a message of 2 MiB: refused by its length.
+        stranger.socket.sendall(frame(b"x" * 2 * 1024 * 1024)[:100])
+        with pytest.raises(ConnectionClosed):
+            stranger.recv(server.HANDSHAKE_S / 2)
+
+
+def place_of(broker_record: DiscoveryRecord) -> tuple[str, int]:
+    host, port = broker_record.address.split(":")
+    return host, int(port)
 
 
 def await_end(raw: socket.socket) -> None:
@@ -230,43 +231,30 @@ def await_end(raw: socket.socket) -> None:
             pass
 
 
+@contextmanager
 def shaken_hands(
     broker_record: DiscoveryRecord, *, known: bool = True
-) -> tuple[socket.socket, Any]:
-    """A WebSocket without a client that reads it: after the broker's hello, or as a client."""
-    host, port = broker_record.address.split(":")
-    raw = socket.create_connection((host, int(port)), 30)
-    raw.sendall(
-        b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-    )
-    reader = raw.makefile("rb")
-    while reader.readline() != b"\r\n":
-        pass
+) -> Iterator[tuple[ClientConnection, ClientEnd]]:
+    """A WebSocket that reads one message ahead: after the broker's hello, or as a client."""
+    url = f"ws://{broker_record.address}/"
     end = ClientEnd(broker_record.secret, broker_record.term, os.urandom(32))
-    proof = end.prove(unframed(reader))
-    if known:
-        raw.sendall(frame(proof))
-        end.finish(unframed(reader))
-    else:
-        end._key = b"k" * 32  # It seals what nobody can open.
-    return raw, end
+    with websockets_client.connect(
+        url, compression=None, max_queue=1, ping_interval=None, close_timeout=0.2, proxy=None
+    ) as client:
+        proof = end.prove(bytes_of(client.recv()))
+        if known:
+            client.send(proof)
+            end.finish(bytes_of(client.recv()))
+        yield client, end
+
+
+def bytes_of(message: str | bytes) -> bytes:
+    assert isinstance(message, bytes)
+    return message
 
 
 def frame(message: bytes) -> bytes:
-    """A binary WebSocket frame of a client, masked with zeros."""
-    size = len(message)
-    short = bytes([0x80 | size]) if size < 126 else b""
-    middle = b"\xfe" + size.to_bytes(2, "big") if 126 <= size < 65_536 else b""
-    return b"\x82" + (short or middle or b"\xff" + size.to_bytes(8, "big")) + bytes(4) + message
-
-
-def unframed(reader: Any) -> bytes:
-    """The message of the server's next frame."""
-    size = reader.read(2)[1]
-    if size == 126:
-        size = int.from_bytes(reader.read(2), "big")
-    return bytes(reader.read(size))
+    return Frame(Opcode.BINARY, message).serialize(mask=True)
 
 
 def test_a_port_that_serves_nobody_refuses_its_clients() -> None:
@@ -322,19 +310,16 @@ def test_a_certificate_that_is_none_says_which_option(tmp_path: Path) -> None:
         WebSocketPort(Listen(certificate=str(path)), RUNTIME)
 
 
-def test_a_client_with_too_many_open_requests_is_sent_away() -> None:
-    service = made(MemoryStore())
-    client = Client(service)
+def test_too_many_open_requests_and_unknown_ones_are_refused() -> None:
+    client = Client(made(MemoryStore()))
+    with pytest.raises(ProtocolError, match="'delete', which is not known"):
+        client.send({"op": "delete"})
+    with pytest.raises(ProtocolError, match="hands out no batches"):
+        client.send({"op": "beat", "n": 1, "tokens": [1]})
     for number in range(MAX_OPEN_REQUESTS):
         client.ask(f"{number}")
     with pytest.raises(ProtocolError, match="unanswered requests"):
         client.ask("more")
-
-
-def test_what_is_not_known_is_refused() -> None:
-    client = Client(made(MemoryStore()))
-    with pytest.raises(ProtocolError, match="'delete', which is not known"):
-        client.send({"op": "delete"})
 
 
 def test_in_a_pause_nothing_is_written_and_behind_it_what_waited_is() -> None:
@@ -503,17 +488,12 @@ print(seen, os.waitpid(child, 0)[1])
 """
 
 
-def run(how: str) -> str:
+@pytest.mark.parametrize(("owner", "seen"), [("owned", "b''"), ("without an owner", "'open'")])
+def test_a_connection_ends_with_its_process_though_a_child_of_it_lives(
+    owner: str, seen: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", CODE, how], capture_output=True, text=True, check=False
+        [sys.executable, "-c", CODE, owner], capture_output=True, text=True, check=False
     )
     assert done.stderr == ""
-    return done.stdout.strip()
-
-
-def test_a_connection_ends_with_its_process_though_a_child_of_it_lives() -> None:
-    assert run("owned") == "[b'x', b''] 0"
-
-
-def test_a_connection_that_is_nobodys_lives_on_in_the_child() -> None:
-    assert run("nobodys") == "[b'x', 'open'] 0"
+    assert done.stdout.strip() == f"[b'x', {seen}] 0"
