@@ -155,7 +155,7 @@ class Deployment:
             time.sleep(0.02)
         return found
 
-    def floors(self) -> tuple[str, int]:
+    def pauses(self) -> tuple[str, int]:
         """Who serves, and how often it has paused for somebody else."""
         announced = self.lease.read()
         if announced is None or not announced.serves:
@@ -166,13 +166,13 @@ class Deployment:
             return announced.id, 0
         stats = connection.stats(10)
         connection.close()
-        return announced.id, 0 if stats is None else int(stats["floors"])
+        return announced.id, 0 if stats is None else int(stats["pauses"])
 
-    def await_floors(self) -> None:
+    def await_pauses(self) -> None:
         """Until whoever serves has paused for the sink three times more."""
         end, first = time.monotonic() + 120, dict[str, int]()
         while True:
-            name, count = self.floors()
+            name, count = self.pauses()
             if count >= first.setdefault(name, count) + 3:
                 return
             assert time.monotonic() < end, "no broker pauses for the sink"
@@ -305,7 +305,7 @@ def test_a_sink_beside_brokers_that_are_killed_and_stopped_commits_each_batch_on
         for deed in ("kill host", "stop sink", "kill sink", "stop host") * (4 if NIGHT else 1):
             # Not before this sink and this broker know each other.
             deployment.await_serving()
-            deployment.await_floors()
+            deployment.await_pauses()
             how, role = deed.split()
             (sink,) = deployment.of("sink")
             victim = sink if role == "sink" else deployment.await_serving()
@@ -315,7 +315,7 @@ def test_a_sink_beside_brokers_that_are_killed_and_stopped_commits_each_batch_on
                 victim.suspend()
                 time.sleep(PAUSE_S)
                 victim.signal(signal.SIGCONT)
-        deployment.await_floors()
+        deployment.await_pauses()
         deployment.await_said("committed", 21)
         deployment.await_said("durable", 21)
         for each in [*deployment.of("sink"), *deployment.of("produce")]:

@@ -52,7 +52,7 @@ class BrokerStatus:
         commits: Manifest writes that were applied.
         appended: Entries appended by them.
         conflicts: Writes that lost a race against a writer that does not use the broker.
-        floors: How often it paused for a writer that appends without it, such as Spark's sink.
+        pauses: How often it paused for a writer that appends without it, such as Spark's sink.
         serving_seconds: How long it has served.
         group_size: Entries per write.
         commit_rate: Writes per second.
@@ -69,7 +69,7 @@ class BrokerStatus:
     commits: int | None = None
     appended: int | None = None
     conflicts: int | None = None
-    floors: int | None = None
+    pauses: int | None = None
     serving_seconds: float | None = None
     group_size: float | None = None
     commit_rate: float | None = None
@@ -120,7 +120,7 @@ def ask_broker(
         connection.close()
     if stats is None:
         return replace(known, alive=False, reason=f"no answer within {STATS_S:g} s")
-    names = ("clients", "waiting", "commits", "appended", "conflicts", "floors")
+    names = ("clients", "waiting", "commits", "appended", "conflicts", "pauses")
     counters: dict[str, Any] = {
         name: stats[name] for name in names if isinstance(stats.get(name), int)
     }

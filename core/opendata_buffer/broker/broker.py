@@ -1,4 +1,4 @@
-"""A broker appends for all its clients by group commit, and pauses while a client writes itself.
+"""A broker appends for all its clients by group commit, and pauses for a client that writes itself.
 
 While one compare-and-swap is on its way, requests of all clients pile up; the next one takes
 them all. A request is answered after its compare-and-swap has landed and never before. One thread
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from opendata_buffer import metrics
 from opendata_buffer.broker.dispatcher import Dispatcher
@@ -112,94 +112,19 @@ class PendingAppend:
         return not self.heard.precedes(now) or self.heard.age_ms(now) > self.request.valid_ms
 
 
-PAUSE_S = 2.0
-"""Longest pause: a client that died, was suspended, or never says ``over`` delays the others no
-longer. A read and a write of a manifest take a tenth of that, and of the largest ones about as
-long."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PauseRequest:
-    """A client that wants to write.
+class PauseRequest(NamedTuple):
+    """A client asks for a pause, to write the manifest itself.
 
     Attributes:
-        client: It has one request at a time.
-        number: Of its request.
+        client: Who asks.
+        number: Of the request.
+        writes: For how many of the broker's reads and writes: one more after each lost race of
+            the client, which may be slower than the broker.
     """
 
     client: Client
     number: int
-
-
-class WritePauses:
-    """The pauses that a broker's clients asked for. Every method is called with the lock held.
-
-    Args:
-        runtime: Clock.
-        condition: The broker's lock.
-    """
-
-    def __init__(self, runtime: Runtime, condition: Condition) -> None:
-        self._runtime = runtime
-        self._condition = condition
-        self._waiting: deque[PauseRequest] = deque()
-        self._holder: PauseRequest | None = None
-        self.granted = 0
-        """How many pauses were granted."""
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether a client waits for a pause."""
-        return bool(self._waiting)
-
-    def ask(self, request: PauseRequest) -> bool:
-        """Take a request; False when the client waits for a pause already, or has one."""
-        holder = [] if self._holder is None else [self._holder]
-        if any(each.client is request.client for each in (*self._waiting, *holder)):
-            return False
-        self._waiting.append(request)
-        self._condition.notify_all()
-        return True
-
-    def end(self, client: Client) -> PauseRequest | None:
-        """A client has written, or its connection ended; returns its unanswered request."""
-        if self._holder is not None and self._holder.client is client:
-            self._holder = None
-            self._condition.notify_all()
-        waiting = next((each for each in self._waiting if each.client is client), None)
-        if waiting is not None:
-            self._waiting.remove(waiting)
-        return waiting
-
-    def clear(self) -> list[PauseRequest]:
-        """Grant no more pauses; returns the unanswered requests."""
-        waiting = list(self._waiting)
-        self._waiting.clear()
-        return waiting
-
-    def grant(self, answer: Callable[[PauseRequest], None], is_leaving: Callable[[], bool]) -> bool:
-        """Grant the oldest request, and return when its pause is over; False where there is none.
-
-        Called by the one thread that writes, between two writes.
-
-        Args:
-            answer: Tells the client; it must not block.
-            is_leaving: Whether the broker leaves.
-        """
-        if not self._waiting:
-            return False
-        request = self._holder = self._waiting.popleft()
-        self.granted += 1
-        answer(request)
-        until = self._runtime.monotonic() + PAUSE_S
-        while self._holder is request and not is_leaving():
-            left = until - self._runtime.monotonic()
-            if left <= 0:
-                log.warning("a client did not end its pause within %g s: writing on", PAUSE_S)
-                break
-            self._condition.wait(left)
-        self._holder = None
-        return True
+    writes: int
 
 
 FRESH_S = 0.2
@@ -316,13 +241,13 @@ class Service:
         self._next = 0
         self._leaving = False
         self._fairness = WriteFairness(runtime.random)
-        self._pauses = WritePauses(runtime, self._condition)
-        self._others_wrote = False
+        self._pause_requests: list[PauseRequest] = []
         self._task: Task | None = None
         self.sessions = 0
         """Connections that have shaken hands."""
         self.commits = 0
         self.appended = 0
+        self.pauses = 0
         self._since = runtime.monotonic()
 
     def start(self) -> None:
@@ -385,24 +310,14 @@ class Service:
                 return
         self._refuse(waiting, why)
 
-    def ask_pause(self, client: Client, number: int) -> bool:
-        """Let a client write the manifest itself, once the write under way has landed.
-
-        Returns:
-            False when it has asked for that already.
-        """
+    def ask_pause(self, request: PauseRequest) -> None:
+        """Let a client write the manifest itself, once the write under way has landed."""
         with self._condition:
             if not self._leaving:
-                return self._pauses.ask(PauseRequest(client, number))
-        client.answer({"op": "refused", "n": number, "why": "moved"})
-        return True
-
-    def end_pause(self, client: Client) -> None:
-        """The client has written, or its connection ended; free to repeat."""
-        with self._condition:
-            waiting = self._pauses.end(client)
-        if waiting is not None:
-            client.answer({"op": "refused", "n": waiting.number, "why": "over"})
+                self._pause_requests.append(request)
+                self._condition.notify_all()
+                return
+        request.client.answer({"op": "refused", "n": request.number, "why": "moved"})
 
     def stats(self) -> Body:
         """Counters for ``status`` and metrics."""
@@ -414,34 +329,35 @@ class Service:
             "conflicts": self._queue.conflicts,
             "attempts": self._queue.attempts,
             "next": self._next,
-            "floors": self._pauses.granted,
+            "pauses": self.pauses,
             "serving_s": self._runtime.monotonic() - self._since,
         }
 
     def _run(self) -> None:
         while True:
             with self._condition:
-                while not self._waiting and not self._leaving and not self._pauses.is_wanted:
+                while not self._waiting and not self._leaving and not self._pause_requests:
                     self._condition.wait()
-                # One pause between two writes: the clients' appends do not wait for all pauses.
-                if self._pauses.grant(_answer_pause, lambda: self._leaving):
-                    self._others_wrote = True
+                asking, self._pause_requests = self._pause_requests, []
+            # Between two pauses what waits is written, however many clients ask for one.
+            self._pause_for(asking)
+            with self._condition:
                 group, self._waiting = self._waiting, []
                 self.entries_waiting = self._bytes = 0
                 leaving = self._leaving
-                refused = self._pauses.clear() if leaving else []
+                asking = self._pause_requests if leaving else []
             if leaving:
                 for each in group:
                     self._refuse(each, "moved")
-                for pause in refused:
-                    pause.client.answer({"op": "refused", "n": pause.number, "why": "moved"})
+                for request in asking:
+                    request.client.answer({"op": "refused", "n": request.number, "why": "moved"})
                 return
             if not group:
                 continue
             conflicts = self._queue.conflicts
-            self._fairness.begins(self._runtime.monotonic())
+            read_first = self._fairness.begins(self._runtime.monotonic())
             try:
-                self._commit(group)
+                self._commit(group, read_first)
             except Exception as error:
                 # A thread that dies would leave every client waiting until it gives up.
                 log.exception("group commit failed")
@@ -451,29 +367,37 @@ class Service:
                 self._fairness.lost(now)
                 self._on_conflict()
             self._fairness.won(now)
-            self._leave_gap(self._fairness.pause(now))
+            self._pause_until(now + self._fairness.pause(now))
 
-    def _leave_gap(self, seconds: float) -> None:
-        until = self._runtime.monotonic() + seconds
+    def _pause_for(self, asking: Sequence[PauseRequest]) -> None:
+        """Let clients write that have asked for it: all at once, as long as each needs."""
+        if not asking:
+            return
+        self.pauses += 1
+        now = self._runtime.monotonic()
+        until = now + self._fairness.let_in(sum(each.writes for each in asking), now)
+        for each in asking:
+            each.client.answer({"op": "given", "n": each.number})
+        self._pause_until(until)
+
+    def _pause_until(self, until: float) -> None:
         with self._condition:
-            while not self._leaving and not self._pauses.is_wanted:
-                left = until - self._runtime.monotonic()
-                if left <= 0:
-                    break
+            while not self._leaving and (left := until - self._runtime.monotonic()) > 0:
                 self._condition.wait(left)
 
-    def _commit(self, group: Sequence[PendingAppend]) -> None:
+    def _commit(self, group: Sequence[PendingAppend], read_first: bool) -> None:
         fresh = []
         for each in group:
             if each.request.since is None:
                 fresh.append(each)
             else:
                 # In a write of its own: the guard answers for the write as a whole.
-                self._append([each])
+                self._append([each], read_first)
+                read_first = False
         if fresh:
-            self._append(fresh)
+            self._append(fresh, read_first)
 
-    def _append(self, group: Sequence[PendingAppend]) -> None:
+    def _append(self, group: Sequence[PendingAppend], read_first: bool) -> None:
         """Append requests in one write, in order; answer each."""
         while group:
             group = self._without_late(group)
@@ -481,8 +405,6 @@ class Service:
                 return
             entries = [entry for each in group for entry in each.request.entries]
             try:
-                # Another writer was let in: one read saves a lost race.
-                read_first, self._others_wrote = self._others_wrote, False
                 outcome: int | _Stop = self._queue.append(
                     entries, guard=self._guard(group, entries), read_first=read_first
                 )
@@ -492,8 +414,8 @@ class Service:
                     return
                 # Half of them may fit; all together never would, also into an empty queue.
                 half = len(group) // 2
-                self._append(group[:half])
-                group = group[half:]
+                self._append(group[:half], read_first)
+                group, read_first = group[half:], False
                 continue
             except Exception as error:
                 self._fail(group, error)
@@ -568,7 +490,3 @@ class Service:
                     error.key, error.sequence, locations, error.next_sequence, error.reason
                 )
             each.client.answer({"op": "failed", "n": each.request.number, "error": error_body(own)})
-
-
-def _answer_pause(request: PauseRequest) -> None:
-    request.client.answer({"op": "given", "n": request.number})

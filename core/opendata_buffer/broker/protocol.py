@@ -1,12 +1,12 @@
 """The messages of clients and brokers after the handshake. Pure.
 
 =========  =====================================================================================
-client     ``append``: entries to append in one piece; ``renew``: it waits on; ``floor`` and
-           ``over``: begin and end of a write pause; ``claim``, ``finish`` and ``beat`` of a
-           worker; ``ping``; ``stats``
+client     ``append``: entries to append in one piece; ``renew``: it waits on; ``pause``: it will
+           write the manifest itself; ``claim``, ``finish`` and ``beat`` of a worker; ``ping``;
+           ``stats``
 broker     ``done``: appended at a sequence; ``refused``: surely not appended, ask again;
            ``lost``: storage gave no answer, look whether it is there; ``failed``: what the
-           queue raised; ``given``: a write pause; ``claimed``, ``finished`` and ``beaten`` to a
+           queue raised; ``given``: a pause begins; ``claimed``, ``finished`` and ``beaten`` to a
            worker; ``pong``; ``stats``
 =========  =====================================================================================
 

@@ -21,7 +21,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.server import ServerProtocol
 
-from opendata_buffer.broker.broker import Body, PendingAppend, Service
+from opendata_buffer.broker.broker import Body, PauseRequest, PendingAppend, Service
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.protocol import (
@@ -92,12 +92,10 @@ class Session:
                 lives = self._dispatcher.beat(parse_beat(body))
                 answer = {"op": "beaten"} if lives else {"op": "refused", "why": "moved"}
                 self._say({**answer, "n": whole(body, "n")})
-            case "floor":
+            case "pause":
                 self._begin()
-                if not self._service.ask_pause(self, whole(body, "n")):
-                    raise ProtocolError("a client asks for a second pause")
-            case "over":
-                self._service.end_pause(self)
+                writes = whole(body, "writes")
+                self._service.ask_pause(PauseRequest(self, whole(body, "n"), writes))
             case "renew":
                 self._renew(parse_renewal(body), moment_of(body.get("clock")))
             case "ping":
@@ -147,7 +145,6 @@ class Session:
             if self._closed:
                 return
             self._closed = True
-        self._service.end_pause(self)
         if self._end.ready:
             self._service.sessions -= 1
 

@@ -1,13 +1,11 @@
-"""Has a queue's broker pause while this process writes the manifest itself.
+"""Asks a queue's broker for a pause when this process writes the manifest itself.
 
 Some writes are not the broker's to make. Whether Spark's sink appends a micro-batch depends on
 the manifest at that instant, so the sink reads, decides and writes. Against a broker that writes
-from memory it would lose every race. So it sends the broker one message, ``floor``. The broker
-finishes the write under way, answers ``given``, and begins no write until the client says
-``over``, its connection ends, or :data:`.PAUSE_S` have passed. Only time depends on the pause:
-both sides write by compare-and-swap.
-
-Here is the client's side; the broker's is :class:`.WritePauses`.
+from memory it would lose every race. So it sends the broker one request, ``pause``. The broker
+finishes the write under way, answers ``given``, and writes nothing for the time of a read and a
+write and a half (:mod:`opendata_buffer.producer.write_fairness`). Nothing is held and nothing has
+to be ended. Only time depends on the pause: both sides write by compare-and-swap.
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ import logging
 import os
 import weakref
 
-from opendata_buffer.broker.broker import PAUSE_S
-from opendata_buffer.broker.client import Connection, Lost
+from opendata_buffer.broker.client import Lost
 from opendata_buffer.broker.discovery import Discovery
 from opendata_buffer.broker.network import Network, WebSocketNetwork
 from opendata_buffer.config import QueueConfig
@@ -67,8 +64,6 @@ class BrokerPause:
         self._pid = os.getpid()
         self._discovery = self._new_discovery()
         self._look_at = float("-inf")
-        self._held: Connection | None = None
-        self._granted_until = float("-inf")
 
     @property
     def is_connected(self) -> bool:
@@ -76,42 +71,22 @@ class BrokerPause:
         self._start_over_in_child()
         return self._discovery.connection is not None
 
-    @property
-    def is_granted(self) -> bool:
-        """See :class:`.WritePause`."""
-        return self._runtime.monotonic() < self._granted_until
-
-    def begin(self) -> bool:
+    def ask(self, writes: int) -> bool:
         """See :class:`.WritePause`."""
         self._start_over_in_child()
-        self.end()
         connection = self._discovery.find(self._is_time, self._plan_next_look)
         if connection is None:
             return False
         left = remaining()
-        # Before the answer: a caller that is interrupted while it waits ends the pause that the
-        # broker may still grant.
-        self._held = connection
-        answer = connection.ask({"op": "floor"}, ASK_S if left is None else min(ASK_S, left))
+        asked = {"op": "pause", "writes": writes}
+        answer = connection.ask(asked, ASK_S if left is None else min(ASK_S, left))
         if isinstance(answer, dict):
-            self._granted_until = self._runtime.monotonic() + PAUSE_S
             return True
         if connection.is_over or not isinstance(answer, Lost):
             log.warning("the broker does not pause: going on without it (%s)", answer)
-            self._held = None
             self._discovery.forget(connection, fell_silent=isinstance(answer, Lost))
             self._look_at = self._runtime.monotonic() + LOOK_S
-        else:
-            # It lives, and may still grant the pause that this process waits for no longer.
-            self.end()
         return False
-
-    def end(self) -> None:
-        """See :class:`.WritePause`."""
-        connection, self._held = self._held, None
-        self._granted_until = float("-inf")
-        if connection is not None:
-            connection.tell({"op": "over"})
 
     def close(self) -> None:
         """See :class:`.WritePause`."""
@@ -131,9 +106,9 @@ class BrokerPause:
         """In a forked child the thread that reads the connection, and may have held its locks, is
         missing."""
         if self._pid != os.getpid():
-            self._pid, self._held = os.getpid(), None
+            self._pid = os.getpid()
             self._discovery = self._new_discovery()
-            self._look_at = self._granted_until = float("-inf")
+            self._look_at = float("-inf")
 
     def _is_time(self) -> bool:
         return self._runtime.monotonic() >= self._look_at

@@ -124,7 +124,7 @@ def _broker_rows(broker: BrokerStatus) -> list[tuple[str, str]]:
     rate, size = broker.commit_rate or 0.0, broker.group_size or 0.0
     commits = (
         f"{broker.commits or 0:,}, {rate:.1f}/s, {size:.1f} entries each, "
-        f"{broker.conflicts or 0:,} conflicts, {broker.floors or 0:,} pauses for others"
+        f"{broker.conflicts or 0:,} conflicts, {broker.pauses or 0:,} pauses for others"
     )
     clients = f"{broker.clients or 0:,}, {broker.waiting or 0:,} entries wait"
     return [

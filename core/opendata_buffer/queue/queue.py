@@ -112,7 +112,7 @@ class _Append(Generic[T]):
 
 
 class WritePause(Protocol):
-    """Keeps a broker from writing a manifest while this process reads and writes it.
+    """Has a broker leave a manifest to this process, which reads and writes it itself.
 
     A process that reads before it writes loses every race against a broker that writes from
     memory, so it asks the broker for a pause. Only time depends on the pause: the
@@ -124,21 +124,17 @@ class WritePause(Protocol):
         """Whether a broker is known, and is to be asked before the first attempt of a change."""
         ...
 
-    @property
-    def is_granted(self) -> bool:
-        """Whether the broker writes nothing at this moment."""
-        ...
+    def ask(self, writes: int) -> bool:
+        """Ask for a pause; whether one begins now. Raises nothing.
 
-    def begin(self) -> bool:
-        """Ask for a pause; whether the broker writes nothing from now on. Raises nothing."""
-        ...
-
-    def end(self) -> None:
-        """The change is over: the broker may write. Free to repeat."""
+        Args:
+            writes: How many reads and writes of the broker it is to last; more after each race
+                that was lost all the same.
+        """
         ...
 
     def close(self) -> None:
-        """End the connection to the broker; the next :meth:`begin` may open another."""
+        """End the connection to the broker; the next :meth:`ask` may open another."""
         ...
 
 
@@ -189,6 +185,7 @@ class Queue:
         self._store = store
         self._open_pause = open_pause
         self._pause: WritePause | None = None
+        self._conflicts_before = 0
         self._config = config
         self._runtime = runtime
         self._claim = claim
@@ -449,6 +446,7 @@ class Queue:
         from_memory: bool = False,
     ) -> outcomes.Outcome[Manifest | None]:
         attempts, conflicts = self.attempts, self.conflicts
+        self._conflicts_before = conflicts
 
         def decide(before: Manifest | None) -> Manifest | None:
             self._decided_at = self._runtime.monotonic()
@@ -465,11 +463,9 @@ class Queue:
             if self._pause is not None and self._pause.is_connected:
                 # The broker has written since: what is remembered is out of date.
                 from_memory = False
-                self._pause.begin()
+                self._pause.ask(1)
             return self._object.update(decide, proof=append, from_memory=from_memory)
         finally:
-            if self._pause is not None:
-                self._pause.end()
             self._count(self.attempts - attempts, self.conflicts - conflicts)
 
     def _after_conflict(self) -> float | None:
@@ -477,8 +473,7 @@ class Queue:
         if self._open_pause is not None:
             if self._pause is None:
                 self._pause = self._open_pause(self._store, self._config, self._runtime)
-            # In a pause of the broker, another writer was faster: asking again changes nothing.
-            if self._pause.is_granted or self._pause.begin():
+            if self._pause.ask(self.conflicts - self._conflicts_before):
                 return 0.0
         return self._conflict_pause_s()
 

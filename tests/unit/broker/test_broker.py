@@ -14,12 +14,9 @@ from opendata_buffer import metrics, outcomes
 from opendata_buffer.broker.broker import (
     FRESH_S,
     MAX_WAITING_BYTES,
-    PAUSE_S,
     Landed,
-    PauseRequest,
     Service,
     SharedQueue,
-    WritePauses,
     find_earlier_attempt,
 )
 from opendata_buffer.broker.protocol import VALID_MS, append_body
@@ -33,7 +30,6 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.support.simulation import SimRuntime, Simulation
 from tests.unit.broker.local import CONFIG, eventually, queued
 from tests.unit.broker.wired import Client, made
 
@@ -365,124 +361,6 @@ def test_what_may_have_been_taken_is_unknown_and_says_what_is_known() -> None:
     assert caught.value.sequence == 1
     assert caught.value.next_sequence == 3
     assert caught.value.locations == ("ingest/b", "ingest/c")
-
-
-class Desk:
-    """A thread that gives a pause, and writers that say when they are through."""
-
-    def __init__(self) -> None:
-        self.simulation = Simulation(0)
-        self.runtime: SimRuntime = self.simulation.process("broker")
-        self.condition = self.runtime.condition()
-        self.floor: WritePauses = WritePauses(self.runtime, self.condition)
-        self.told: list[tuple[str, int, float]] = []
-        self.leaving = False
-
-    def ask(self, client: str, number: int = 1) -> bool:
-        with self.condition:
-            return self.floor.ask(PauseRequest(client, number))
-
-    def end(self, client: str) -> PauseRequest | None:
-        with self.condition:
-            return self.floor.end(client)
-
-    def give(self) -> tuple[bool, float]:
-        """Give it once: whether to somebody, and for how long."""
-        began = self.simulation.now
-        with self.condition:
-            given = self.floor.grant(self.tell, lambda: self.leaving)
-        return given, self.simulation.now - began
-
-    def tell(self, writer: PauseRequest) -> None:
-        self.told.append((writer.client, writer.number, self.simulation.now))
-
-    def later(self, seconds: float, work: Callable[[], object]) -> None:
-        def wait() -> None:
-            self.runtime.sleep(seconds)
-            work()
-
-        self.runtime.spawn(wait, "later")
-
-
-def run(test: Callable[[Desk], None]) -> None:
-    desk = Desk()
-    desk.simulation.run(lambda: test(desk))
-
-
-def test_each_client_has_a_pause_until_it_ends_it_in_the_order_of_requests() -> None:
-    def test(desk: Desk) -> None:
-        assert desk.give() == (False, 0)
-        assert desk.ask("a", 7)
-        assert desk.ask("b", 8)
-        desk.later(0.5, lambda: desk.end("a"))
-        given, seconds = desk.give()
-        assert (given, round(seconds, 3)) == (True, 0.5)
-        desk.later(0.25, lambda: desk.end("b"))
-        given, seconds = desk.give()
-        assert (given, round(seconds, 3)) == (True, 0.25)
-        assert [(client, number) for client, number, _ in desk.told] == [("a", 7), ("b", 8)]
-        assert not desk.floor.is_wanted
-        assert desk.floor.granted == 2
-
-    run(test)
-
-
-def test_a_pause_that_is_not_ended_takes_two_seconds() -> None:
-    def test(desk: Desk) -> None:
-        desk.ask("a")
-        given, seconds = desk.give()
-        assert (given, round(seconds, 3)) == (True, PAUSE_S)
-        # What it says later is about nothing, and it may ask again.
-        assert desk.end("a") is None
-        assert desk.ask("a")
-
-    run(test)
-
-
-def test_a_client_waits_in_line_once_and_not_while_it_has_it() -> None:
-    def test(desk: Desk) -> None:
-        assert desk.ask("a")
-        assert not desk.ask("a")
-        refused: list[bool] = []
-        desk.later(0.1, lambda: refused.append(not desk.ask("a")))
-        desk.later(0.2, lambda: desk.end("a"))
-        assert desk.give()[0]
-        assert refused == [True]
-
-    run(test)
-
-
-def test_a_client_that_waits_no_longer_gets_no_pause_and_the_next_one_does() -> None:
-    def test(desk: Desk) -> None:
-        desk.ask("a", 3)
-        desk.ask("b")
-        gone = desk.end("a")
-        assert gone is not None
-        assert (gone.client, gone.number) == ("a", 3)
-        desk.later(0.1, lambda: desk.end("b"))
-        assert desk.give()[0]
-        assert [client for client, _, _ in desk.told] == ["b"]
-
-    run(test)
-
-
-def test_a_broker_that_leaves_ends_the_pause() -> None:
-    def test(desk: Desk) -> None:
-        def leave() -> None:
-            with desk.condition:
-                desk.leaving = True
-                desk.condition.notify_all()
-
-        desk.ask("a")
-        desk.ask("b")
-        desk.later(0.3, leave)
-        given, seconds = desk.give()
-        assert (given, round(seconds, 3)) == (True, 0.3)
-        with desk.condition:
-            assert [each.client for each in desk.floor.clear()] == ["b"]
-        assert not desk.floor.is_wanted
-
-    run(test)
 
 
 SHARED_CONFIG = ProducerConfig(store="memory://shared")

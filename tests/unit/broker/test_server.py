@@ -32,6 +32,10 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.producer.write_fairness import (
+    CYCLES_EACH,
+    FIRST_CYCLE_S,
+)
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
@@ -323,41 +327,43 @@ def test_too_many_open_requests_and_unknown_ones_are_refused() -> None:
 
 
 def test_in_a_pause_nothing_is_written_and_behind_it_what_waited_is() -> None:
-    store = MemoryStore()
-    service = made(store, SystemRuntime())
+    store, runtime = MemoryStore(), ManualRuntime()
+    service = made(store, runtime)
     writer, client = Client(service), Client(service)
-    writer.send({"op": "floor", "n": 1})
+    writer.send({"op": "pause", "n": 1, "writes": 2})
     client.ask("a")
     service.start()
     assert writer.answered() == [{"op": "given", "n": 1}]
-    # The broker's thread waits for the writer: nothing can have been written.
-    assert queued(store) == []
-    assert client.answers == []
-    writer.send({"op": "over"})
+    pause_s = 2 * CYCLES_EACH * FIRST_CYCLE_S
+    runtime.advance(pause_s - 0.01)
+    assert (queued(store), client.answers) == ([], [])
+    runtime.advance(0.02)
     assert client.answered()[0]["op"] == "done"
     assert queued(store) == ["ingest/a"]
     service.stop(5)
 
 
 def test_between_two_pauses_the_broker_writes_what_waits_without_losing_a_race() -> None:
-    store = MemoryStore()
-    service = made(store, SystemRuntime())
+    store, runtime = MemoryStore(), ManualRuntime()
+    service = made(store, runtime)
     first, second, client = (Client(service) for _ in range(3))
     client.ask("a")
     service.start()
     client.answered()
-    first.send({"op": "floor", "n": 1})
+    first.send({"op": "pause", "n": 1, "writes": 1})
     first.answered()
-    second.send({"op": "floor", "n": 1})
     client.clock = service.clock()
     client.ask("b")
-    writer = Queue(store, CONFIG, runtime=SystemRuntime(), role="writer")
+    writer = Queue(store, CONFIG, runtime=runtime, role="writer")
     writer.append([NewEntry("ingest/writer")])
-    first.send({"op": "over"})
-    second.answered()
+    second.send({"op": "pause", "n": 1, "writes": MAX_OPEN_REQUESTS})
+    runtime.advance(2 * FIRST_CYCLE_S)
+    # Between two pauses what waits is written, without a lost race.
+    assert client.answered(2)[1]["op"] == "done"
     assert queued(store) == ["ingest/a", "ingest/writer", "ingest/b"]
-    # Behind a writer the broker reads, instead of writing from memory.
     assert service.stats()["conflicts"] == 0
+    second.answered()
+    assert service.stats()["pauses"] == 2
     service.stop(5)
 
 
@@ -376,47 +382,32 @@ def test_a_renewal_by_an_older_clock_takes_nothing_back() -> None:
     service.stop(5)
 
 
-def test_a_client_whose_connection_ended_ends_its_pause() -> None:
-    store = MemoryStore()
-    service = made(store, SystemRuntime())
-    holder, waiting, client = Client(service), Client(service), Client(service)
-    holder.send({"op": "floor", "n": 1})
-    waiting.send({"op": "floor", "n": 1})
+def test_a_client_whose_connection_ended_gets_no_answer_and_the_others_do() -> None:
+    service = made(MemoryStore(), SystemRuntime())
+    gone, client = Client(service), Client(service)
+    gone.send({"op": "pause", "n": 1, "writes": 1})
     client.ask("a")
+    gone.session.close()
     service.start()
-    holder.answered()
-    waiting.session.close()
-    holder.session.close()
     assert client.answered()[0]["op"] == "done"
-    assert waiting.answers == []
-    assert service.stats()["floors"] == 1
+    assert gone.answers == []
     service.stop(5)
 
 
-def test_a_request_for_a_pause_that_is_over_is_refused() -> None:
+def test_a_broker_that_leaves_gives_no_pause() -> None:
     service = made(MemoryStore(), SystemRuntime())
-    client = Client(service)
-    client.send({"op": "floor", "n": 1})
-    client.send({"op": "over"})
-    assert client.answered() == [{"op": "refused", "n": 1, "why": "over"}]
-    client.send({"op": "over"})
-    client.send({"op": "floor", "n": 2})
-    with pytest.raises(ProtocolError, match="asks for a second pause"):
-        client.send({"op": "floor", "n": 3})
-
-
-def test_a_broker_that_leaves_grants_no_pause() -> None:
-    service = made(MemoryStore(), SystemRuntime())
-    first, second, third = (Client(service) for _ in range(3))
-    first.send({"op": "floor", "n": 1})
-    second.send({"op": "floor", "n": 1})
     service.start()
-    first.answered()
-    service.stop()
-    eventually(lambda: second.answers)
-    third.send({"op": "floor", "n": 1})
-    for each in (second, third):
-        assert each.answered() == [{"op": "refused", "n": 1, "why": "moved"}]
+    service.stop(5)
+    client = Client(service)
+    client.send({"op": "pause", "n": 1, "writes": 1})
+    assert client.answered() == [{"op": "refused", "n": 1, "why": "moved"}]
+
+
+@pytest.mark.parametrize("writes", [None, -1, "2", True])
+def test_a_request_for_a_pause_says_for_how_many_writes(writes: object) -> None:
+    client = Client(made(MemoryStore(), SystemRuntime()))
+    with pytest.raises(ProtocolError, match="no whole number 'writes'"):
+        client.send({"op": "pause", "n": 1, "writes": writes})
 
 
 def claim(number: int) -> dict[str, Any]:

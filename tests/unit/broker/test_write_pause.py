@@ -14,7 +14,6 @@ from opendata_buffer.broker.client import ChannelClosed, Connection, Lost, Refus
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.network import ListeningPort
 from opendata_buffer.broker.write_pause import ASK_S, LOOK_S, PATIENCE_S, BrokerPause
-from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import Blob, NotModified
@@ -59,16 +58,15 @@ class Broker:
         """With the next question."""
         self.answer: Reply | Refused | Lost = {"op": "given"}
         self.said: list[str] = []
+        self.writes: list[int] = []
         self.timeouts: list[float | None] = []
 
     def ask(self, body: Mapping[str, Any], timeout: float | None = None) -> Reply | Refused | Lost:
         self.said.append(body["op"])
+        self.writes.append(body["writes"])
         self.timeouts.append(timeout)
         self.is_over = self.ends
         return self.answer
-
-    def tell(self, body: Mapping[str, Any]) -> None:
-        self.said.append(body["op"])
 
     def close(self) -> None:
         self.is_over = True
@@ -144,44 +142,33 @@ def test_after_a_lost_race_a_broker_is_looked_for_once() -> None:
     assert [world.queued(name) for name in "abc"] == [1, 1, 1]
 
 
-def test_after_a_lost_race_a_pause_is_asked_for_and_ended() -> None:
+def test_after_a_lost_race_a_pause_is_asked_for() -> None:
     world = World()
     world.announce()
     world.append("a", faster=1)
     (broker,) = world.brokers
-    assert broker.said == ["floor", "over"]
+    assert broker.said == ["pause"]
     assert broker.timeouts == [ASK_S]
     # Known by now: asked before anything is lost, and what is remembered is not believed.
     attempts = world.queue.attempts
     world.store.rival()
     world.append("b")
-    assert broker.said == ["floor", "over"] * 2
+    assert broker.said == ["pause"] * 2
     assert world.queue.attempts == attempts + 1
     assert world.looks() == 1
     assert (world.queued("a"), world.queued("b")) == (1, 1)
 
 
-def test_another_writer_that_is_faster_all_the_same_is_raced_without_asking_again() -> None:
+def test_a_pause_that_was_too_short_is_asked_for_again_and_longer() -> None:
     world = World()
     world.announce()
     world.append("a", faster=4)
     (broker,) = world.brokers
-    assert broker.said == ["floor", "over"]
+    assert broker.writes == [1, 2, 3, 4]
     assert world.queue.conflicts == 4
     assert world.queued("a") == 1
-
-
-def test_the_pause_is_ended_after_an_error_too() -> None:
-    world = World()
-    world.announce()
-
-    def full(before: Manifest) -> None:
-        raise QueueFull("ingest/manifest", 1, 1, 1, None)
-
-    world.append("a", faster=1)
-    with pytest.raises(QueueFull):
-        world.queue.append(entries("b"), guard=full)
-    assert world.brokers[0].said == ["floor", "over"] * 2
+    world.append("b")
+    assert broker.writes[4:] == [1]
 
 
 @pytest.mark.parametrize("answer", [Lost(0, 0.0), Refused("moved")], ids=["lost", "moved"])
@@ -201,7 +188,7 @@ def test_a_broker_that_is_gone_is_forgotten_and_the_append_made_alone(
     world.runtime.advance(LOOK_S)
     world.append("c", faster=1)
     assert len(world.brokers) == 2
-    assert world.brokers[1].said == ["floor", "over"]
+    assert world.brokers[1].said == ["pause"]
 
 
 def test_the_successor_of_a_broker_whose_connection_ended_is_found_within_a_second() -> None:
@@ -212,17 +199,17 @@ def test_the_successor_of_a_broker_whose_connection_ended_is_found_within_a_seco
     world.announce()
     world.runtime.advance(LOOK_S)
     world.append("b", faster=1)
-    assert [each.said for each in world.brokers] == [["floor", "over"]] * 2
+    assert [each.said for each in world.brokers] == [["pause"]] * 2
 
 
-def test_a_broker_that_lives_and_grants_no_pause_is_told_that_it_is_over() -> None:
+def test_a_broker_that_lives_and_gives_no_pause_keeps_its_connection() -> None:
     world = World()
     world.announce()
     world.append("a", faster=1)
     (broker,) = world.brokers
     broker.answer = Lost(0, 0.0)
     world.append("b")
-    assert broker.said == ["floor", "over"] * 2
+    assert broker.said == ["pause"] * 2
     assert not broker.is_over
     assert world.queued("b") == 1
 
@@ -272,34 +259,9 @@ def test_a_forked_child_leaves_its_parents_connection_alone_and_makes_one_of_its
     assert len(world.brokers) == 1
     world.append("child", faster=1)
     _, own = world.brokers
-    assert own.said == ["floor", "over"]
+    assert own.said == ["pause"]
     world.queue.close()
     assert own.is_over
     # The thread that reads it, and may have had its locks when the process was forked, is not here.
     assert parents.said == said
     assert not parents.is_over
-
-
-@pytest.mark.parametrize("moment", ["after a lost race", "before the first attempt"])
-def test_an_interrupt_while_waiting_for_a_pause_ends_it(moment: str) -> None:
-    """Otherwise the broker would let nobody write for two seconds."""
-    world = World()
-    world.announce()
-    if moment == "before the first attempt":
-        world.append("a", faster=1)
-        world.brokers[0].said.clear()
-    interrupted: list[str] = []
-
-    def ask(broker: Broker, body: Mapping[str, Any], timeout: float | None = None) -> Reply:
-        broker.said.append(body["op"])
-        interrupted.append(body["op"])
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Broker, "ask", ask)
-        with pytest.raises(KeyboardInterrupt):
-            world.append("b", faster=1)
-    assert interrupted == ["floor"]
-    assert world.brokers[0].said == ["floor", "over"]
-    world.append("c", faster=1)
-    assert world.queued("c") == 1

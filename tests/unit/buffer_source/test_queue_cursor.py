@@ -64,13 +64,13 @@ def test_a_query_that_loses_a_race_for_its_queue_asks_the_broker_beside_it(
         monkeypatch.setattr(world.store, "put_if", put_if)
         return outcomes.Conflict()
 
-    def begin(pause: BrokerPause) -> bool:
+    def ask(pause: BrokerPause, writes: int) -> bool:
         asked.append(pause._config.manifest_path)
         return True
 
-    monkeypatch.setattr(BrokerPause, "begin", begin)
+    monkeypatch.setattr(BrokerPause, "ask", ask)
     cursor = claim(world)
-    assert asked == [], "nobody was faster"
+    assert asked == [], "no other writer was faster"
     cursor.read_until(1)
     monkeypatch.setattr(world.store, "put_if", lost)
     assert cursor.acknowledge(Position(1, 0), 1)

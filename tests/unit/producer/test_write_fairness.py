@@ -1,6 +1,7 @@
 """How long writers wait for each other: the rules.
 
-Many writers on virtual time: tests/simulation/test_topic_growth.py and test_turns.py.
+Many writers on virtual time: tests/simulation/test_topic_growth.py and
+test_write_fairness.py.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from opendata_buffer.formats.keys import batch_key, tagged_ulid, ulid_tag
 from opendata_buffer.producer.write_fairness import (
     ALONE_S,
     BESIDE_S,
+    CYCLES_EACH,
     KNOWN_S,
-    MAX_GAP_S,
     MAX_PAUSE_S,
     MAX_TAGS,
+    MAX_UNKNOWN_PAUSE_S,
     WINDOW_S,
     WriteFairness,
 )
@@ -134,8 +136,8 @@ def test_one_write_that_hung_does_not_make_the_next_pauses_long() -> None:
 WRITE_S = 0.06
 
 
-def gaps_of(seconds: float, idle_s: float, raced_at: float | None = None) -> list[float]:
-    """When gaps came while something was written all the time, but for so long before each."""
+def pauses_of(seconds: float, idle_s: float, raced_at: float | None = None) -> list[float]:
+    """When pauses came while something was written all the time, but for so long before each."""
     ours, now, found = WriteFairness(lambda: 0.5), 0.0, []
     while now < seconds:
         began = now
@@ -144,35 +146,48 @@ def gaps_of(seconds: float, idle_s: float, raced_at: float | None = None) -> lis
         if raced_at is not None and began <= raced_at < now:
             ours.lost(now)
         ours.won(now)
-        gap = ours.pause(now)
-        if gap:
-            assert 2.9 * WRITE_S <= gap <= 3.1 * WRITE_S
+        pause = ours.pause(now)
+        if pause > 1e-9:
+            assert pause == pytest.approx(CYCLES_EACH * 2 * WRITE_S)
             found.append(now)
-        now += gap + idle_s
+        now += max(0.0, pause) + idle_s
     return found
 
 
-def test_who_writes_all_the_time_leaves_a_gap_now_and_then() -> None:
-    found = gaps_of(6 * ALONE_S, idle_s=0.003)
+def test_a_writer_that_writes_all_the_time_pauses_now_and_then() -> None:
+    found = pauses_of(6 * ALONE_S, idle_s=0.003)
     assert 4 <= len(found) <= 6
     assert found[0] < ALONE_S + 2 * WRITE_S
 
 
-def test_after_a_lost_race_gaps_come_every_second_for_a_minute() -> None:
-    found = gaps_of(20 + KNOWN_S + 7 * ALONE_S, idle_s=0.003, raced_at=20.0)
+def test_after_a_lost_race_pauses_come_every_second_for_a_minute() -> None:
+    found = pauses_of(20 + KNOWN_S + 7 * ALONE_S, idle_s=0.003, raced_at=20.0)
     beside = [at for at in found if 20 < at < 20 + KNOWN_S]
     assert len(beside) >= KNOWN_S / (BESIDE_S + 5 * WRITE_S)
     after = [at for at in found if at > 20 + KNOWN_S + ALONE_S]
     assert 5 <= len(after) <= 6
 
 
-def test_who_has_nothing_to_write_for_a_while_leaves_no_gaps_beside() -> None:
-    assert gaps_of(6 * ALONE_S, idle_s=0.04) == []
+def test_time_without_anything_to_write_counts_as_a_pause() -> None:
+    assert pauses_of(6 * ALONE_S, idle_s=2.1 * WRITE_S) == []
 
 
-def test_a_write_that_hung_makes_no_long_gap() -> None:
+def test_a_write_that_hung_makes_no_long_pause() -> None:
     ours = WriteFairness(lambda: 0.5)
-    for began, gap in ((0.0, 0.0), (60.0, MAX_GAP_S)):
-        assert not ours.begins(began)
-        ours.won(began + 60)
-        assert ours.pause(began + 60) == gap
+    assert not ours.begins(0.0)
+    ours.won(60.0)
+    assert not ours.begins(60.0)
+    ours.won(120.0)
+    assert ours.pause(120.0) == MAX_UNKNOWN_PAUSE_S
+
+
+def test_writers_that_ask_are_let_in_for_as_long_as_that_many_writes_take() -> None:
+    ours = WriteFairness(lambda: 0.5)
+    assert not ours.begins(0.0)
+    ours.won(WRITE_S)
+    assert ours.let_in(3, WRITE_S) == pytest.approx(3 * CYCLES_EACH * 2 * WRITE_S)
+    assert ours.let_in(1_000_000, WRITE_S) == MAX_UNKNOWN_PAUSE_S
+    # They have written: the next write reads first, and only that one.
+    assert ours.begins(1.0)
+    ours.won(1.0 + 2 * WRITE_S)
+    assert not ours.begins(1.2)
