@@ -12,11 +12,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from opendata_buffer import metrics
 from opendata_buffer.broker.dispatcher import Dispatcher
-from opendata_buffer.broker.protocol import AppendRequest, clock_body, error_body
+from opendata_buffer.broker.protocol import (
+    AppendRequest,
+    PauseRequest,
+    Request,
+    clock_body,
+    error_body,
+)
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
 from opendata_buffer.formats.entries import NewEntry
@@ -24,7 +30,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.write_fairness import WriteFairness
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Condition, Moment, Runtime, Task
+from opendata_buffer.runtime import Moment, Runtime, Task
 from opendata_buffer.stores.base import Store
 
 
@@ -84,47 +90,6 @@ class _Expired:
 
 _Stop: TypeAlias = Landed | _Expired
 _Guard: TypeAlias = Callable[[Manifest], _Stop | None]
-
-
-class Client(Protocol):
-    """The sender of requests: a :class:`~opendata_buffer.broker.server.Session`."""
-
-    def remember(self, waiting: PendingAppend) -> None:
-        """An append waits from now on."""
-        ...
-
-    def answer(self, body: Body) -> None:
-        """Send the answer to one request; called by any thread."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class PendingAppend:
-    """An append that waits for the next write."""
-
-    client: Client
-    request: AppendRequest
-    heard: Moment
-
-    def is_late(self, now: Moment) -> bool:
-        """Whether no write of it may begin any more."""
-        # A clock that runs backwards tells no age: the client sends the request again.
-        return not self.heard.precedes(now) or self.heard.age_ms(now) > self.request.valid_ms
-
-
-class PauseRequest(NamedTuple):
-    """A client asks for a pause, to write the manifest itself.
-
-    Attributes:
-        client: Who asks.
-        number: Of the request.
-        writes: For how many of the broker's reads and writes: one more after each lost race of
-            the client, which may be slower than the broker.
-    """
-
-    client: Client
-    number: int
-    writes: int
 
 
 FRESH_S = 0.2
@@ -229,16 +194,17 @@ class Service:
         dispatcher: Dispatcher | None = None,
     ) -> None:
         self._queue = queue
-        self._runtime = runtime
+        self.runtime = runtime
         self.data_path_prefix = data_path_prefix
         self._on_conflict = on_conflict
         self.dispatcher = dispatcher
         self._condition = runtime.condition()
-        self._waiting: list[PendingAppend] = []
+        self._waiting: list[AppendRequest] = []
         self.entries_waiting = 0
         """Entries that wait for the next write."""
         self._bytes = 0
-        self._next = 0
+        self.next_sequence = 0
+        """The queue's end, as far as the broker knows; the real one is not below it."""
         self._leaving = False
         self._fairness = WriteFairness(runtime.random)
         self._pause_requests: list[PauseRequest] = []
@@ -253,12 +219,12 @@ class Service:
     def start(self) -> None:
         """Read the queue's end and begin to serve; raises what reading the manifest raises."""
         manifest = self._queue.read()
-        self._next = 0 if manifest is None else manifest.next_sequence
-        self._since = self._runtime.monotonic()
+        self.next_sequence = 0 if manifest is None else manifest.next_sequence
+        self._since = self.runtime.monotonic()
         labels = self._queue.labels
         metrics.broker_clients.watch(self, lambda service: service.sessions, labels)
         metrics.broker_waiting_entries.watch(self, lambda service: service.entries_waiting, labels)
-        self._task = self._runtime.spawn(self._run, "opendata-buffer-broker")
+        self._task = self.runtime.spawn(self._run, "opendata-buffer-broker")
 
     def stop(self, timeout: float | None = None) -> None:
         """Refuse what waits and everything that comes; end after the write under way."""
@@ -272,28 +238,13 @@ class Service:
         if self._task is not None:
             self._task.join(timeout)
 
-    def lock(self) -> Condition:
-        """A new lock for a session."""
-        return self._runtime.condition()
-
-    def now(self) -> float:
-        """Monotonic seconds."""
-        return self._runtime.monotonic()
-
     def clock(self) -> list[float]:
         """The clock that every message carries."""
-        return clock_body(Moment.now(self._runtime))
+        return clock_body(Moment.now(self.runtime))
 
-    @property
-    def next_sequence(self) -> int:
-        """The queue's end, as far as the broker knows; the real one is not below it."""
-        return self._next
-
-    def submit(self, client: Client, request: AppendRequest, message_bytes: int) -> None:
-        """Append in the next write; the client gets the answer."""
+    def submit(self, request: AppendRequest, message_bytes: int) -> None:
+        """Append in the next write, and answer."""
         size = len(request.entries)
-        waiting = PendingAppend(client, request, request.heard)
-        client.remember(waiting)
         with self._condition:
             if self._leaving:
                 why = "moved"
@@ -303,12 +254,12 @@ class Service:
             ):
                 why = "busy"
             else:
-                self._waiting.append(waiting)
+                self._waiting.append(request)
                 self.entries_waiting += size
                 self._bytes += message_bytes
                 self._condition.notify_all()
                 return
-        self._refuse(waiting, why)
+        request.respond("refused", why=why)
 
     def ask_pause(self, request: PauseRequest) -> None:
         """Let a client write the manifest itself, once the write under way has landed."""
@@ -317,7 +268,7 @@ class Service:
                 self._pause_requests.append(request)
                 self._condition.notify_all()
                 return
-        request.client.answer({"op": "refused", "n": request.number, "why": "moved"})
+        request.respond("refused", why="moved")
 
     def stats(self) -> Body:
         """Counters for ``status`` and metrics."""
@@ -328,9 +279,9 @@ class Service:
             "appended": self.appended,
             "conflicts": self._queue.conflicts,
             "attempts": self._queue.attempts,
-            "next": self._next,
+            "next": self.next_sequence,
             "pauses": self.pauses,
-            "serving_s": self._runtime.monotonic() - self._since,
+            "serving_s": self.runtime.monotonic() - self._since,
         }
 
     def _run(self) -> None:
@@ -347,22 +298,21 @@ class Service:
                 leaving = self._leaving
                 asking = self._pause_requests if leaving else []
             if leaving:
-                for each in group:
-                    self._refuse(each, "moved")
-                for request in asking:
-                    request.client.answer({"op": "refused", "n": request.number, "why": "moved"})
+                refused: list[Request] = [*group, *asking]
+                for each in refused:
+                    each.respond("refused", why="moved")
                 return
             if not group:
                 continue
             conflicts = self._queue.conflicts
-            read_first = self._fairness.begins(self._runtime.monotonic())
+            read_first = self._fairness.begins(self.runtime.monotonic())
             try:
                 self._commit(group, read_first)
             except Exception as error:
                 # A thread that dies would leave every client waiting until it gives up.
                 log.exception("group commit failed")
                 self._fail(group, error)
-            now = self._runtime.monotonic()
+            now = self.runtime.monotonic()
             if self._queue.conflicts > conflicts:
                 self._fairness.lost(now)
                 self._on_conflict()
@@ -374,21 +324,21 @@ class Service:
         if not asking:
             return
         self.pauses += 1
-        now = self._runtime.monotonic()
+        now = self.runtime.monotonic()
         until = now + self._fairness.let_in(sum(each.writes for each in asking), now)
         for each in asking:
-            each.client.answer({"op": "given", "n": each.number})
+            each.respond("given")
         self._pause_until(until)
 
     def _pause_until(self, until: float) -> None:
         with self._condition:
-            while not self._leaving and (left := until - self._runtime.monotonic()) > 0:
+            while not self._leaving and (left := until - self.runtime.monotonic()) > 0:
                 self._condition.wait(left)
 
-    def _commit(self, group: Sequence[PendingAppend], read_first: bool) -> None:
+    def _commit(self, group: Sequence[AppendRequest], read_first: bool) -> None:
         fresh = []
         for each in group:
-            if each.request.since is None:
+            if each.since is None:
                 fresh.append(each)
             else:
                 # In a write of its own: the guard answers for the write as a whole.
@@ -397,13 +347,13 @@ class Service:
         if fresh:
             self._append(fresh, read_first)
 
-    def _append(self, group: Sequence[PendingAppend], read_first: bool) -> None:
+    def _append(self, group: Sequence[AppendRequest], read_first: bool) -> None:
         """Append requests in one write, in order; answer each."""
         while group:
             group = self._without_late(group)
             if not group:
                 return
-            entries = [entry for each in group for entry in each.request.entries]
+            entries = [entry for each in group for entry in each.entries]
             try:
                 outcome: int | _Stop = self._queue.append(
                     entries, guard=self._guard(group, entries), read_first=read_first
@@ -428,31 +378,31 @@ class Service:
             first = outcome.sequence if isinstance(outcome, Landed) else outcome
             for each in group:
                 self._done(each, first)
-                first += len(each.request.entries)
+                first += len(each.entries)
             if self.dispatcher is not None:
                 self.dispatcher.appended()
             return
 
-    def _guard(self, group: Sequence[PendingAppend], entries: Sequence[NewEntry]) -> _Guard:
-        since = group[0].request.since
+    def _guard(self, group: Sequence[AppendRequest], entries: Sequence[NewEntry]) -> _Guard:
+        since = group[0].since
         search = None if since is None else find_earlier_attempt(self._queue.key, entries, since)
 
         def guard(before: Manifest) -> _Stop | None:
             # On each attempt: while the last one was on its way, a client may have waited long
             # enough to ask another broker.
-            now = Moment.now(self._runtime)
+            now = Moment.now(self.runtime)
             if any(each.is_late(now) for each in group):
                 return _Expired()
             return None if search is None else search(before)
 
         return guard
 
-    def _without_late(self, group: Sequence[PendingAppend]) -> list[PendingAppend]:
-        now = Moment.now(self._runtime)
+    def _without_late(self, group: Sequence[AppendRequest]) -> list[AppendRequest]:
+        now = Moment.now(self.runtime)
         kept = []
         for each in group:
             if each.is_late(now):
-                self._refuse(each, "expired")
+                each.respond("refused", why="expired")
             else:
                 kept.append(each)
         return kept
@@ -464,29 +414,23 @@ class Service:
         first = 0 if seen is None else seen.first_sequence
         return error.sequence is not None and first <= error.sequence
 
-    def _done(self, each: PendingAppend, sequence: int) -> None:
-        size = len(each.request.entries)
-        self._next = max(self._next, sequence + size)
+    def _done(self, each: AppendRequest, sequence: int) -> None:
+        size = len(each.entries)
+        self.next_sequence = max(self.next_sequence, sequence + size)
         self.appended += size
-        each.client.answer(
-            {"op": "done", "n": each.request.number, "sequence": sequence, "next": self._next}
-        )
+        each.respond("done", sequence=sequence, next=self.next_sequence)
 
-    def _refuse(self, each: PendingAppend, why: str) -> None:
-        each.client.answer({"op": "refused", "n": each.request.number, "why": why})
-
-    def _fail(self, group: Sequence[PendingAppend], error: BaseException) -> None:
+    def _fail(self, group: Sequence[AppendRequest], error: BaseException) -> None:
         if isinstance(error, CommitStateUnknown) and self._may_be_found(error):
             for each in group:
-                since = each.request.since if each.request.since is not None else error.sequence
-                each.client.answer({"op": "lost", "n": each.request.number, "since": since})
+                each.respond("lost", since=error.sequence if each.since is None else each.since)
             return
         for each in group:
             own = error
             if isinstance(error, CommitStateUnknown):
                 # Of the group's locations each client gets its own.
-                locations = tuple(entry.location for entry in each.request.entries)
+                locations = tuple(entry.location for entry in each.entries)
                 own = CommitStateUnknown(
                     error.key, error.sequence, locations, error.next_sequence, error.reason
                 )
-            each.client.answer({"op": "failed", "n": each.request.number, "error": error_body(own)})
+            each.respond("failed", error=error_body(own))

@@ -45,12 +45,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No answer: it may be in the queue.
-
-    Attributes:
-        since: If it is, then at this sequence or later.
-        safe_at: From when on this broker begins no write of it, monotonic seconds.
-    """
+    """No answer: it may be in the queue, at ``since`` or later. From ``safe_at`` on, monotonic
+    seconds, this broker begins no write of it."""
 
     since: int
     safe_at: float
@@ -70,8 +66,7 @@ class PendingRequest:
 
     Attributes:
         lost: Its answer where none will come.
-        heard_at: When the broker's clock came by which the request holds.
-        valid_s: For how long from then on the broker may begin to write it.
+        heard_at: When the broker's clock came by which the request holds, for ``valid_s`` seconds.
         begin_by: No write of it begins after this.
         posted: No thread waits for its answer.
         answer: Once there is one; an error is raised.

@@ -1,12 +1,10 @@
 """Appends through the queue's broker, or alone while there is none.
 
-A :class:`~opendata_buffer.producer.group_commit.Committer` like the local one: its answers mean
-the same. It finds the broker, and settles appends that the broker did not answer:
-
-1. Wait until the broker cannot begin a write of the append any more
-   (:mod:`opendata_buffer.broker.protocol` says how that is known).
-2. Ask the broker that is announced now, or append directly. Both first look for the append in
-   the manifest that their own compare-and-swap replaces.
+A :class:`~opendata_buffer.producer.group_commit.Committer` like the local one. Of an append without
+an answer it waits until the broker cannot begin a write any more
+(:mod:`opendata_buffer.broker.protocol` says how that is known). Then it asks the broker that is
+announced now, or appends directly: both first look for the append in the manifest that their own
+compare-and-swap replaces.
 """
 
 from __future__ import annotations
@@ -44,16 +42,17 @@ FIND_S = 1.0
 """How long an append waits while a broker is looked for; then it is made alone."""
 
 LOOK_S = 0.5
-"""Between two looks for a broker after one was lost."""
+"""Between two attempts to find a broker after one was lost."""
 
 MOVED_S = 0.1
-"""After a broker said that it leaves."""
+"""After a broker that is leaving refused an append."""
 
 STOP_S = 5.0
 """How long the last caller waits for this process's broker to say that it leaves."""
 
 PATIENCE_S = 10.0
-"""After a broker was lost its successor is looked for so often; later every so many seconds."""
+"""For so long after a broker was lost its successor is looked for so often; later every so many
+seconds."""
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
@@ -65,14 +66,6 @@ class DiscoveryRecord:
         """Whether both are of one broker in one term."""
         return other is not None and (self.term, self.id) == (other.term, other.id)
 
-    def beaten(self, now_ms: int) -> DiscoveryRecord:
-        """As the broker renews it."""
-        return replace(self, beat=self.beat + 1, seen_ms=now_ms)
-
-    def left(self, now_ms: int) -> DiscoveryRecord:
-        """Of a broker that serves no more."""
-        return replace(self, address="", secret=b"", beat=self.beat + 1, seen_ms=now_ms)
-
 
 def encode(broker_record: DiscoveryRecord) -> bytes:
     """The object's bytes."""
@@ -110,10 +103,8 @@ def decode(data: bytes) -> DiscoveryRecord:
 
 
 class Lease:
-    """Reads and changes a queue's discovery record by compare-and-swap. Not thread-safe.
-
-    A read or a change takes ``deadline_ms`` milliseconds at most.
-    """
+    """Reads and changes a queue's discovery record by compare-and-swap, each within ``deadline_ms``
+    milliseconds. Not thread-safe."""
 
     def __init__(
         self, store: CasStore, config: QueueConfig, runtime: Runtime, *, deadline_ms: int = 5_000
@@ -150,13 +141,15 @@ class Lease:
 
     def beat(self, mine: DiscoveryRecord) -> DiscoveryRecord | None:
         """Raise ``beat``; None when another broker's record is there, or none."""
-        return self._replace_own(mine, mine.beaten(self._runtime.now_ms()))
+        return self._renew(mine)
 
     def leave(self, mine: DiscoveryRecord) -> None:
         """Take the address out of the record, unless it is another broker's by now."""
-        self._replace_own(mine, mine.left(self._runtime.now_ms()))
+        self._renew(mine, address="", secret=b"")
 
-    def _replace_own(self, mine: DiscoveryRecord, after: DiscoveryRecord) -> DiscoveryRecord | None:
+    def _renew(self, mine: DiscoveryRecord, **changes: Any) -> DiscoveryRecord | None:
+        after = replace(mine, beat=mine.beat + 1, seen_ms=self._runtime.now_ms(), **changes)
+
         def decide(before: DiscoveryRecord | None) -> DiscoveryRecord | None:
             return after if mine.same_broker(before) else before
 

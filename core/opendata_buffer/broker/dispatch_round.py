@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from opendata_buffer.broker.claims import Claims, Heartbeats
 from opendata_buffer.broker.protocol import (
     ClaimRequest,
     FinishRequest,
-    Responder,
+    Request,
     error_body,
     metadata_body,
 )
@@ -141,7 +142,7 @@ class DispatchRound:
         self._ended_before = ended_before
         self._now = now
         self.claims = claims
-        self.responses: list[tuple[Responder, dict[str, Any]]] = []
+        self.responses: list[Callable[[], None]] = []
         self.lapses: dict[int, float | None] = {}
         self.rests: dict[int, float] = {}
         self.ended: dict[int, str] = {}
@@ -165,10 +166,10 @@ class DispatchRound:
         sequence, token = request.sequence, request.token
         if request.how == (self.ended.get(token) or self._ended_before.get(token)):
             # The worker did not get the answer, and asks again.
-            self._respond(request, op="finished")
+            self._respond(request, "finished")
             return
         if not self.claims.holds(sequence, token):
-            self._respond(request, op="failed", error=error_body(ClaimLost(sequence)))
+            self._respond(request, "failed", error=error_body(ClaimLost(sequence)))
             return
         if request.how == "release":
             self.claims = self.claims.release(sequence)
@@ -181,7 +182,7 @@ class DispatchRound:
         self.lapses[sequence] = None
         self.ended[token] = request.how
         self._heartbeats.drop(token)
-        self._respond(request, op="finished")
+        self._respond(request, "finished")
 
     def hand_out(
         self, claiming: Sequence[ClaimRequest], look: Callable[[int], object] | None
@@ -224,7 +225,7 @@ class DispatchRound:
             if given:
                 self._give(request, given)
             elif self._now >= request.until:
-                self._respond(request, op="claimed", batches=[])
+                self._respond(request, "claimed", batches=[])
             else:
                 left.append(request)
         return left
@@ -246,7 +247,7 @@ class DispatchRound:
                     "deliveries": self.claims.deliveries[sequence],
                 }
             )
-        self._respond(request, op="claimed", batches=batches)
+        self._respond(request, "claimed", batches=batches)
 
-    def _respond(self, request: ClaimRequest | FinishRequest, **body: Any) -> None:
-        self.responses.append((request.answer, {"n": request.number, **body}))
+    def _respond(self, request: Request, op: str, **body: Any) -> None:
+        self.responses.append(partial(request.respond, op, **body))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from opendata_buffer import metrics, outcomes
 from opendata_buffer.broker.claims import CLAIMS, Claims, Heartbeats, claims_key, decode, encode
 from opendata_buffer.broker.dispatch_round import DispatchRound, ReadyBatches
-from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest, error_body
+from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest, Request, error_body
 from opendata_buffer.concurrency import wait_for
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
@@ -28,7 +28,7 @@ from opendata_buffer.stores.base import Store
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-"""Between two looks for batches that another process appended, while workers wait."""
+"""Between two reads for batches that another process appended, while workers wait."""
 
 ACK_S = 1.0
 """Between two acknowledgements while workers wait: each is a write for which they would wait."""
@@ -76,14 +76,9 @@ class DispatcherTerm:
             self.consumer.close()
             raise
 
-    @property
-    def epoch(self) -> int:
-        """Of the consumer, and of its claims."""
-        return self.consumer.epoch
-
     def _adopt(self) -> Claims:
         """Take the claims over from a dispatcher with a lower epoch, whatever it last wrote."""
-        queue, epoch = self.consumer.position_of(self.first).queue_id, self.epoch
+        queue, epoch = self.consumer.position_of(self.first).queue_id, self.consumer.epoch
 
         def decide(found: Claims | None) -> Claims:
             if found is None:
@@ -269,7 +264,7 @@ class Dispatcher:
         finally:
             with self._condition:
                 self._leaving = True
-                waiting: list[ClaimRequest | FinishRequest] = [*self._finishing, *self._claiming]
+                waiting: list[Request] = [*self._finishing, *self._claiming]
             self._refuse(waiting)
             self._end_term()
 
@@ -301,7 +296,7 @@ class Dispatcher:
         due = news or now >= ready.looked_at + POLL_S
         left = this_round.hand_out(claiming, look if due else None)
         term.write(this_round.claims)
-        # Landed: now it may be said, and acted on.
+        # It is stored: only now it is answered, and acted on.
         self._heartbeats.landed(this_round.lapses)
         ready.rests.update(this_round.rests)
         self._ended.update(this_round.ended)
@@ -309,8 +304,8 @@ class Dispatcher:
             del self._ended[next(iter(self._ended))]
         metrics.claims_lapsed.add(this_round.lapsed)
         self._heartbeats.forget(this_round.claims.held)
-        for answer, body in this_round.responses:
-            answer(body)
+        for respond in this_round.responses:
+            respond()
         return left
 
     def _ensure_term(self) -> DispatcherTerm:
@@ -327,7 +322,7 @@ class Dispatcher:
         claims, ready = term.claims, self._ready
         # Where the claims were deleted, tokens are drawn again that named other claims before.
         self._ended = {token: how for token, how in self._ended.items() if token <= claims.tokens}
-        self._last_epoch = term.epoch
+        self._last_epoch = claims.epoch
         ready.begin(term.first)
         now = self._runtime.monotonic()
         self._heartbeats.begin(claims.held, now)
@@ -358,7 +353,7 @@ class Dispatcher:
             return
         self._ready.drop_before(frontier)
 
-    def _fail(self, requests: list[ClaimRequest | FinishRequest], error: BaseException) -> None:
+    def _fail(self, requests: list[Request], error: BaseException) -> None:
         """A round has not landed, or that is not known: begin anew from what storage holds."""
         self._end_term()
         if isinstance(error, Fenced):
@@ -377,7 +372,7 @@ class Dispatcher:
             log.error("the dispatcher begins anew", exc_info=error)
         body = error_body(error)
         for request in requests:
-            request.answer({"op": "failed", "n": request.number, "error": body})
+            request.respond("failed", error=body)
         if self._fenced is None:
             self._runtime.sleep(RETRY_S)
 
@@ -398,9 +393,9 @@ class Dispatcher:
             log.warning("what fenced the dispatcher is not known: %s", error)
             return False
 
-    def _refuse(self, requests: Sequence[ClaimRequest | FinishRequest]) -> None:
+    def _refuse(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            request.answer({"op": "refused", "n": request.number, "why": "moved"})
+            request.respond("refused", why="moved")
 
     def _end_term(self) -> None:
         term, self._term = self._term, None

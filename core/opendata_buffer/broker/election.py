@@ -43,10 +43,10 @@ LATE_S = 1.5 * BEAT_S
 store: it may have missed heartbeats of workers."""
 
 STAND_BY_S = 1.0
-"""Between two looks at the broker that serves."""
+"""Between two reads of the record while another broker serves."""
 
 DOUBT_S = 0.5
-"""Between two looks whether another broker is announced, however many races are lost."""
+"""Between two reads that show whether another broker is announced, however many races are lost."""
 
 REFUSED_S = 0.2
 """Between the first refused connection and the second, which proves the process has ended."""

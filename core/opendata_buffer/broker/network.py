@@ -25,8 +25,6 @@ from opendata_buffer.broker.server import Listen, WebSocketPort, close_in_childr
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-_ONE_MACHINE = ("file", "memory")
-
 
 class ListeningPort(Protocol):
     """Where clients connect to a broker."""
@@ -88,7 +86,7 @@ def listen_for(store: Store) -> Listen:
     A loopback address in the record of a queue that machines share would mean another process on
     each of them: refused there, the broker would be replaced.
     """
-    on_one_machine = store.url.partition("://")[0] in _ONE_MACHINE
+    on_one_machine = store.url.startswith(("file://", "memory://"))
     return Listen() if on_one_machine else Listen(host="0.0.0.0")
 
 

@@ -47,21 +47,53 @@ MAX_OPEN_REQUESTS = 64
 MAX_LOCATION_CHARS = 2_048
 
 
-@dataclass(frozen=True, slots=True)
-class AppendRequest:
-    """One append as a client asks for it.
+Responder: TypeAlias = Callable[[dict[str, Any]], None]
+"""Takes the answer to a request, as a message's body; called once, by any thread."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What a client asks for, by its number on the client's connection."""
+
+    number: int
+    answer: Responder
+
+    def respond(self, op: str, **body: Any) -> None:
+        """Answer it."""
+        self.answer({"op": op, "n": self.number, **body})
+
+
+@dataclass(slots=True, eq=False)
+class AppendRequest(Request):
+    """Entries to append, contiguous and in order, all or none.
 
     Attributes:
-        heard: The broker's own clock, as the client last received it.
+        heard: The broker's own clock, as the client last received it. Renewed while it waits.
         valid_ms: For how long after that a write may begin.
         since: An earlier attempt may have landed at this sequence or later; None for no attempt.
     """
 
-    number: int
     entries: tuple[NewEntry, ...]
     heard: Moment
     valid_ms: int
     since: int | None = None
+
+    def is_late(self, now: Moment) -> bool:
+        """Whether no write of it may begin any more."""
+        # A clock that runs backwards tells no age: the client sends the request again.
+        return not self.heard.precedes(now) or self.heard.age_ms(now) > self.valid_ms
+
+
+@dataclass(slots=True, eq=False)
+class PauseRequest(Request):
+    """A client asks for a pause, to write the manifest itself.
+
+    Attributes:
+        writes: For how many of the broker's reads and writes: one more after each lost race of
+            the client, which may be slower than the broker.
+    """
+
+    writes: int
 
 
 def append_body(
@@ -90,7 +122,9 @@ def metadata_body(metadata: Sequence[Metadata]) -> list[list[Any]]:
     ]
 
 
-def parse_append(body: Mapping[str, Any], data_path_prefix: str) -> AppendRequest:
+def parse_append(
+    body: Mapping[str, Any], data_path_prefix: str, answer: Responder
+) -> AppendRequest:
     """An append out of a message."""
     number, valid_ms = whole(body, "n"), whole(body, "valid_ms")
     since = None if body.get("since") is None else whole(body, "since")
@@ -99,6 +133,7 @@ def parse_append(body: Mapping[str, Any], data_path_prefix: str) -> AppendReques
         raise ProtocolError(f"an append has no list of 1 to {MAX_ENTRIES} entries")
     return AppendRequest(
         number,
+        answer,
         tuple(_entry(row, data_path_prefix) for row in rows),
         moment_of(body.get("clock")),
         min(valid_ms, VALID_MS),
@@ -215,9 +250,6 @@ def whole(body: Mapping[str, Any], name: str) -> int:
     raise ProtocolError(f"a message has no whole number {name!r}")
 
 
-Responder: TypeAlias = Callable[[dict[str, Any]], None]
-"""Takes the answer to a request, as a message's body."""
-
 MAX_CLAIMED = 1_000
 MAX_WAIT_MS = 60_000
 MAX_REST_MS = 3_600_000
@@ -226,7 +258,7 @@ MAX_REASON_CHARS = 4_096
 
 
 @dataclass(slots=True, eq=False)
-class ClaimRequest:
+class ClaimRequest(Request):
     """A worker asks for batches.
 
     Attributes:
@@ -237,18 +269,16 @@ class ClaimRequest:
         waits: Whether the worker still waits for the answer.
     """
 
-    number: int
     most: int
     until: float
     worker: str
     timeout_ms: int
     max_deliveries: int
-    answer: Responder
     waits: Callable[[], bool] = lambda: True
 
 
 @dataclass(slots=True, eq=False)
-class FinishRequest:
+class FinishRequest(Request):
     """A worker has done a batch, releases it, or rejects it.
 
     Attributes:
@@ -258,13 +288,11 @@ class FinishRequest:
         rest_ms: Of a release: not to be handed out again before.
     """
 
-    number: int
     how: str
     sequence: int
     token: int
     reason: str
     rest_ms: int
-    answer: Responder
 
 
 def parse_claim(

@@ -21,11 +21,13 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.server import ServerProtocol
 
-from opendata_buffer.broker.broker import Body, PauseRequest, PendingAppend, Service
+from opendata_buffer.broker.broker import Body, Service
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.protocol import (
     MAX_OPEN_REQUESTS,
+    AppendRequest,
+    PauseRequest,
     moment_of,
     parse_append,
     parse_beat,
@@ -56,34 +58,32 @@ class Session:
         self._service = service
         self._end = end
         self._send = send
-        self._lock = service.lock()
+        self._lock = service.runtime.condition()
         self._open = 0
-        self._pending: dict[int, PendingAppend] = {}
+        self._pending: dict[int, AppendRequest] = {}
         self._closed = False
 
     def welcome(self, prove: bytes) -> bytes:
-        """Answer the client's handshake; its messages may follow. ProtocolError: it does not know
-        the secret."""
+        """Answer the client's handshake; its messages may follow."""
         answer = self._end.welcome(prove)
         self._service.sessions += 1
         return answer
 
     def received(self, message: bytes) -> None:
-        """Take the client's next message. ProtocolError: close the connection; nothing of it was
-        done."""
+        """Do what the client's next message asks for, or nothing where it raises ProtocolError."""
         body = self._end.open(message)
         match body.get("op"):
             case "append":
-                request = parse_append(body, self._service.data_path_prefix)
-                self._begin()
-                self._service.submit(self, request, len(message))
+                append = parse_append(body, self._service.data_path_prefix, self._answer)
+                self._begin(append)
+                self._service.submit(append, len(message))
             case "claim":
-                now = self._service.now()
-                claim = parse_claim(body, now, self.answer, lambda: not self._closed)
+                now = self._service.runtime.monotonic()
+                claim = parse_claim(body, now, self._answer, lambda: not self._closed)
                 self._begin()
                 self._dispatcher.submit(claim)
             case "finish":
-                finish = parse_finish(body, self.answer)
+                finish = parse_finish(body, self._answer)
                 self._begin()
                 self._dispatcher.submit(finish)
             case "beat":
@@ -95,7 +95,7 @@ class Session:
             case "pause":
                 self._begin()
                 writes = whole(body, "writes")
-                self._service.ask_pause(PauseRequest(self, whole(body, "n"), writes))
+                self._service.ask_pause(PauseRequest(whole(body, "n"), self._answer, writes))
             case "renew":
                 self._renew(parse_renewal(body), moment_of(body.get("clock")))
             case "ping":
@@ -111,18 +111,15 @@ class Session:
             raise ProtocolError("this broker hands out no batches")
         return self._service.dispatcher
 
-    def _begin(self) -> None:
+    def _begin(self, append: AppendRequest | None = None) -> None:
         with self._lock:
             if self._open >= MAX_OPEN_REQUESTS:
                 raise ProtocolError(
                     f"a client has {self._open} unanswered requests: more are not taken"
                 )
             self._open += 1
-
-    def remember(self, waiting: PendingAppend) -> None:
-        """An append of this session waits for the next write."""
-        with self._lock:
-            self._pending[waiting.request.number] = waiting
+            if append is not None:
+                self._pending[append.number] = append
 
     def _renew(self, numbers: Sequence[int], heard: Moment) -> None:
         """The client waits on: it heard this clock since."""
@@ -132,8 +129,7 @@ class Session:
                 if waiting is not None and waiting.heard.precedes(heard):
                     waiting.heard = heard
 
-    def answer(self, body: Body) -> None:
-        """Answer one request."""
+    def _answer(self, body: Body) -> None:
         with self._lock:
             self._open -= 1
             self._pending.pop(body["n"], None)
@@ -161,8 +157,8 @@ HANDSHAKE_S = 2.0
 MAX_CLIENTS = 10_000
 
 MAX_STRANGERS = 1_000
-"""Connections beyond those of clients that have not shown that they know the secret. More are
-closed at once: the process needs files for its store."""
+"""Connections beyond those of clients whose handshake is not over. More are closed at once: the
+process needs files for its store."""
 
 PING_S, PONG_S = 20.0, 60.0
 """A silent client is sent a ping, and disconnected without an answer. Not soon: a client that has
@@ -172,8 +168,6 @@ QUEUED_ANSWERS = 1_024
 """Answers that wait for a client that does not read; then it is disconnected."""
 
 TRY_AGAIN_LATER = 1013
-
-_EVERY_INTERFACE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,13 +218,13 @@ class WebSocketPort:
 
     @property
     def address(self) -> str:
-        """``host:port`` for the announcement."""
+        """``host:port`` for the discovery record."""
         if self._listen.advertise:
             return self._listen.advertise
         assert self._server is not None
         port = next(iter(self._server.sockets)).getsockname()[1]
         host = self._listen.host
-        if host in _EVERY_INTERFACE:
+        if host in ("0.0.0.0", "::"):
             host = own_address()
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

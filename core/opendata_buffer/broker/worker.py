@@ -1,8 +1,8 @@
 """Claims batches, and finishes, releases or rejects them.
 
 Several workers share one queue: each batch is handed to one of them, oldest first, and to another
-one when it is released or its worker's heartbeats stop. Kafka calls that a share group, SQS a
-visibility timeout. A batch is done at least once; twice only after a claim lapsed.
+one when it is released or its worker's heartbeats stop (Kafka: share group, SQS: visibility
+timeout). A batch is done at least once; twice only after a claim lapsed.
 """
 
 from __future__ import annotations

@@ -106,12 +106,12 @@ class Desk:
         self.dispatcher.submit(
             ClaimRequest(
                 self.number,
+                self.answers.append,
                 most,
                 self.runtime.monotonic() + wait_s,
                 "worker",
                 more.get("timeout_ms", 60_000),
                 more.get("max_deliveries", 0),
-                self.answers.append,
             )
         )
 
@@ -119,7 +119,7 @@ class Desk:
         self.number += 1
         sequence, token = batch["sequence"], batch["token"]
         self.dispatcher.submit(
-            FinishRequest(self.number, how, sequence, token, "why", rest_ms, self.answers.append)
+            FinishRequest(self.number, self.answers.append, how, sequence, token, "why", rest_ms)
         )
         return self.answer()
 

@@ -50,12 +50,12 @@ def travelled(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_an_append_arrives_as_it_was_asked_for() -> None:
-    request = parse_append(travelled(append_body(4, ENTRIES, CLOCK, 900, 17)), "ingest")
+    request = parse_append(travelled(append_body(4, ENTRIES, CLOCK, 900, 17)), "ingest", print)
     assert (request.number, request.entries, request.valid_ms) == (4, ENTRIES, 900)
     assert (request.since, request.heard) == (17, Moment(1_700_000_000_000, 12.5))
     # No request holds longer than all agree on.
     longer = append_body(1, ENTRIES, CLOCK, 60_000, None)
-    assert parse_append(travelled(longer), "ingest").valid_ms == VALID_MS
+    assert parse_append(travelled(longer), "ingest", print).valid_ms == VALID_MS
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,9 @@ def test_an_append_arrives_as_it_was_asked_for() -> None:
 )
 def test_a_field_out_of_bounds_is_refused(field: str, value: object) -> None:
     body = travelled(append_body(1, ENTRIES, CLOCK, 500, None))
-    parse_append(body, "ingest")
+    parse_append(body, "ingest", print)
     with pytest.raises(ProtocolError):
-        parse_append(travelled({**body, field: value}), "ingest")
+        parse_append(travelled({**body, field: value}), "ingest", print)
 
 
 JSON = st.recursive(
@@ -109,7 +109,7 @@ FIELDS = st.sampled_from(["n", "valid_ms", "since", "clock", "entries"])
 @given(st.dictionaries(FIELDS, JSON), JSON)
 def test_any_json_is_a_message_or_refused(body: dict[str, Any], error: Any) -> None:
     with suppress(ProtocolError):
-        parse_append(body, "ingest")
+        parse_append(body, "ingest", print)
     with suppress(ProtocolError):
         assert isinstance(error_of(error), OpenDataBufferError)
 
