@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from opendata_buffer.formats.sidecar import Fields, Sidecar, is_number
 from opendata_buffer.runtime import Condition
@@ -271,8 +272,9 @@ class Heartbeats:
             self._alive.pop(token, None)  # behind the others: the first ones were not heard longest
             self._alive[token] = now
         # forget() is called only while workers ask for batches.
-        while len(self._alive) > 2 * MOST_TOKENS:
-            del self._alive[next(iter(self._alive))]
+        excess = max(0, len(self._alive) - 2 * MOST_TOKENS)
+        for token in list(islice(self._alive, excess)):
+            del self._alive[token]
 
     def begin(self, held: Mapping[int, ClaimHolder], now: float) -> None:
         """Give each worker the whole time: its last heartbeat is not known."""

@@ -109,8 +109,10 @@ class NetworkOf(WebSocketNetwork):
 class Direct:
     """Appends without a broker, and counts how often."""
 
-    def __init__(self, store: Store) -> None:
-        self._queue = Queue(store, CONFIG, runtime=RUNTIME, role="producer")
+    def __init__(
+        self, store: Store, config: QueueConfig = CONFIG, runtime: Runtime = RUNTIME
+    ) -> None:
+        self._queue = Queue(store, config, runtime=runtime, role="producer")
         self.used = 0
         self.closed = 0
 

@@ -46,7 +46,6 @@ def test_requests_that_wait_enter_with_one_write_in_the_order_they_came() -> Non
     assert clients[1].answered(3)[-1]["sequence"] == 5
     assert queued(store) == [f"ingest/{n}-{who}" for n in range(3) for who in range(2)]
     assert service.commits == 1
-    service.stop(5)
 
 
 def test_a_request_older_than_it_holds_is_refused_and_not_appended() -> None:
@@ -62,7 +61,6 @@ def test_a_request_older_than_it_holds_is_refused_and_not_appended() -> None:
         {"op": "done", "n": 2, "sequence": 0, "next": 1},
     ]
     assert queued(store) == ["ingest/young"]
-    service.stop(5)
 
 
 def test_a_request_that_grows_old_while_the_write_loses_races_is_not_written() -> None:
@@ -95,7 +93,6 @@ def test_a_request_that_grows_old_while_the_write_loses_races_is_not_written() -
     service.start()
     assert client.answered()[0]["why"] == "expired"
     assert queued(store) == ["ingest/other1", "ingest/other0"]
-    service.stop(5)
 
 
 def test_a_request_that_is_renewed_while_a_slow_write_is_under_way_is_written() -> None:
@@ -132,7 +129,6 @@ def test_a_request_that_is_renewed_while_a_slow_write_is_under_way_is_written() 
     assert queued(store) == ["ingest/first", "ingest/waiting0"]
     with pytest.raises(ProtocolError, match="renewal"):
         silent.send({"op": "renew", "n": "all", "clock": service.clock()})
-    service.stop(5)
 
 
 def test_a_doubtful_request_is_looked_up_before_it_is_appended() -> None:
@@ -145,7 +141,6 @@ def test_a_doubtful_request_is_looked_up_before_it_is_appended() -> None:
     service.start()
     assert [each["sequence"] for each in client.answered(2)] == [0, 1]
     assert queued(store) == ["ingest/a", "ingest/b"]
-    service.stop(5)
 
 
 def test_a_doubtful_request_that_a_consumer_may_have_taken_is_unknown() -> None:
@@ -162,7 +157,6 @@ def test_a_doubtful_request_that_a_consumer_may_have_taken_is_unknown() -> None:
     assert answer["error"]["name"] == "CommitStateUnknown"
     assert answer["error"]["values"]["locations"] == ["ingest/c"]
     assert queued(store) == ["ingest/b"]
-    service.stop(5)
 
 
 def test_a_full_queue_takes_what_fits() -> None:
@@ -180,7 +174,6 @@ def test_a_full_queue_takes_what_fits() -> None:
     assert set(full) == {"QueueFull"}
     assert len(done) + len(full) == 8
     assert queued(store) == [f"ingest/{number - 1}" for number in done]
-    service.stop(5)
 
 
 def test_what_waits_when_a_broker_leaves_is_refused_and_so_is_what_comes() -> None:
@@ -252,7 +245,6 @@ def test_an_error_that_nobody_foresaw_reaches_the_clients_and_the_service_goes_o
     assert "ZeroDivisionError" in client.answered()[0]["error"]["text"]
     client.ask("b")
     assert client.answered(2)[1]["op"] == "done"
-    service.stop(5)
 
 
 class Stalling(MemoryStore):
@@ -292,7 +284,6 @@ def test_while_storage_stalls_no_client_is_told_that_the_outcome_is_unknown(land
         client.ask("a", since=0)
         assert client.answered(2)[1]["sequence"] == 0
     assert queued(store) == ["ingest/a"]
-    service.stop(5)
 
 
 def test_bytes_that_wait_are_bounded_like_entries() -> None:
@@ -319,7 +310,6 @@ def test_one_clients_nonsense_does_no_harm_to_who_shares_its_write() -> None:
     service.start()
     assert honest.answered()[0]["op"] == "done"
     assert queued(store) == ["ingest/a"]
-    service.stop(5)
 
 
 def test_of_an_append_that_may_have_landed_each_client_is_told_its_own_batches() -> None:

@@ -8,8 +8,7 @@ import random
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -31,14 +30,12 @@ from opendata_buffer.broker.server import MAX_OPEN_REQUESTS, QUEUED_ANSWERS, Lis
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.entries import NewEntry
-from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.write_fairness import (
     CYCLES_EACH,
     FIRST_CYCLE_S,
 )
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import (
@@ -55,38 +52,6 @@ from tests.unit.broker.local import (
 from tests.unit.broker.wired import Client, made
 
 WAIT_S = 60.0
-
-
-class Slow(MemoryStore):
-    """Its first write of the manifest lasts until ten entries are in it, or wait."""
-
-    waiting: Callable[[], float] | None = None
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        waiting, self.waiting = self.waiting, None
-        if waiting is not None:
-            eventually(lambda: Manifest.parse(data).entry_count + waiting() == 10)
-        return super().put_if(key, data, condition)
-
-
-def test_many_clients_share_few_writes() -> None:
-    store = Slow()
-    with serving(store) as (service, broker_record, _):
-        store.waiting = lambda: service.entries_waiting
-
-        def produce(name: int) -> None:
-            with connected(broker_record) as client:
-                for number in range(20):
-                    client.append(entries(f"{name}-{number}"), since=None, begin_by=soon())
-
-        threads = [threading.Thread(target=produce, args=(name,)) for name in range(10)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(set(queued(store))) == 200
-        assert service.commits <= 192
-        eventually(lambda: service.sessions == 0)
 
 
 def test_a_client_with_another_secret_is_refused_and_logged_once(
@@ -340,7 +305,6 @@ def test_in_a_pause_nothing_is_written_and_behind_it_what_waited_is() -> None:
     runtime.advance(0.02)
     assert client.answered()[0]["op"] == "done"
     assert queued(store) == ["ingest/a"]
-    service.stop(5)
 
 
 def test_between_two_pauses_the_broker_writes_what_waits_without_losing_a_race() -> None:
@@ -364,7 +328,6 @@ def test_between_two_pauses_the_broker_writes_what_waits_without_losing_a_race()
     assert service.stats()["conflicts"] == 0
     second.answered()
     assert service.stats()["pauses"] == 2
-    service.stop(5)
 
 
 def test_a_renewal_by_an_older_clock_takes_nothing_back() -> None:
@@ -379,7 +342,6 @@ def test_a_renewal_by_an_older_clock_takes_nothing_back() -> None:
     runtime.advance(1.0)
     service.start()
     assert client.answered()[0]["op"] == "done"
-    service.stop(5)
 
 
 def test_a_client_whose_connection_ended_gets_no_answer_and_the_others_do() -> None:
@@ -391,7 +353,6 @@ def test_a_client_whose_connection_ended_gets_no_answer_and_the_others_do() -> N
     service.start()
     assert client.answered()[0]["op"] == "done"
     assert gone.answers == []
-    service.stop(5)
 
 
 def test_a_broker_that_leaves_gives_no_pause() -> None:

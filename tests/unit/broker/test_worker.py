@@ -16,11 +16,9 @@ import pytest
 from opendata_buffer.broker.claims import Claims
 from opendata_buffer.broker.client import Lost, Refused
 from opendata_buffer.broker.dispatcher import Dispatcher, DispatcherTerm
-from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.protocol import MAX_OPEN_REQUESTS, MAX_REASON_CHARS, parse_finish
 from opendata_buffer.broker.worker import Claim, ClaimedBatch, DispatcherClient, Worker
-from opendata_buffer.config import ConsumerConfig, WorkerConfig
-from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.config import WorkerConfig
 from opendata_buffer.errors import ClaimLost, Closed, Fenced, InvalidInput, TransientStorageError
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import NewEntry
@@ -31,7 +29,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.broker.local import CONFIG, RUNTIME, eventually, host, hosting, queued
+from tests.unit.broker.local import CONFIG, RUNTIME, eventually, hosting, queued
 
 SETTINGS = WorkerConfig(store="memory://unused", broker="auto", claim_timeout_ms=60_000)
 
@@ -66,15 +64,11 @@ kept: list[ClaimedBatch] = []
 
 
 @pytest.fixture
-def broker() -> Iterator[tuple[MemoryStore, LeaderElection]]:
+def store() -> Iterator[MemoryStore]:
+    """Of a queue with a broker."""
     made = MemoryStore()
-    with hosting(made) as serving:
-        yield made, serving
-
-
-@pytest.fixture
-def store(broker: tuple[MemoryStore, LeaderElection]) -> MemoryStore:
-    return broker[0]
+    with hosting(made):
+        yield made
 
 
 @pytest.fixture
@@ -176,19 +170,6 @@ def test_a_batch_that_nobody_ever_finishes_goes_to_the_quarantine(store: MemoryS
     assert "handed out 2 times" in report.error
 
 
-def test_a_live_workers_claim_outlives_its_timeout() -> None:
-    store, runtime = MemoryStore(), ManualRuntime()
-    fill(store, 1)
-    settings = replace(SETTINGS, claim_timeout_ms=2_000)
-    with hosting(store, runtime), Worker(settings, store=store, runtime=runtime) as worker:
-        (batch,) = worker.claim()
-        for _ in range(6):
-            runtime.advance(0.5)
-            worker._beat_once()
-        batch.done()
-        eventually(lambda: queued(store) == [])
-
-
 def test_a_worker_sends_heartbeats_by_itself(store: MemoryStore) -> None:
     fill(store, 1)
     with Worker(replace(SETTINGS, claim_timeout_ms=8_000), store=store) as worker:
@@ -196,6 +177,7 @@ def test_a_worker_sends_heartbeats_by_itself(store: MemoryStore) -> None:
         beaten = batch._claim.beaten
         eventually(lambda: batch._claim.beaten != beaten)
         batch.done()
+    eventually(lambda: queued(store) == [])
 
 
 def test_a_silent_workers_batch_goes_to_another_and_its_end_is_lost(store: MemoryStore) -> None:
@@ -266,22 +248,6 @@ def test_in_a_forked_child_a_worker_neither_claims_nor_gives_back_what_its_paren
     assert following.sequence == 1
 
 
-def test_a_batch_that_comes_while_a_worker_waits_is_handed_out_soon(
-    store: MemoryStore, workers: list[Worker]
-) -> None:
-    found: list[int] = []
-
-    def wait() -> None:
-        found.extend(each.sequence for each in workers[0].claim(timeout=60))
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    time.sleep(0.2)
-    fill(store, 1)
-    waiting.join(90)
-    assert found == [0]
-
-
 def test_asyncio_takes_batch_after_batch_and_the_loop_goes_on(
     store: MemoryStore, workers: list[Worker]
 ) -> None:
@@ -307,40 +273,6 @@ def test_asyncio_takes_batch_after_batch_and_the_loop_goes_on(
 
     asyncio.run(main())
     assert found == [0, 1, 2, 3]
-
-
-def test_a_successor_of_the_broker_knows_every_claim(
-    broker: tuple[MemoryStore, LeaderElection],
-) -> None:
-    store, first = broker
-    fill(store, 3)
-    long = replace(SETTINGS, claim_timeout_ms=30_000)
-    successor = host(store)
-    with Worker(long, store=store) as one, Worker(long, store=store) as two:
-        held = one.claim(2)
-        held[1].done()
-        assert successor.serving is None
-        first.stop(10)
-        eventually(lambda: successor.serving)
-        (free,) = two.claim(5, timeout=60)
-        assert free.sequence == 2
-        held[0].done()
-        free.done()
-        eventually(lambda: queued(store) == [])
-    successor.stop(10)
-
-
-def test_another_consumer_of_the_queue_fences_the_workers(
-    store: MemoryStore, workers: list[Worker]
-) -> None:
-    fill(store, 2)
-    (batch,) = workers[0].claim()
-    config = ConsumerConfig(store="memory://unused")
-    with Consumer(config, store=store, runtime=RUNTIME):
-        batch.done()  # Answering of the claims; the frontier stays where it is.
-        with pytest.raises(Fenced):
-            # Its dispatcher learns it at its next look at the manifest.
-            [workers[1].claim(timeout=1) for _ in range(10)]
 
 
 def test_without_a_broker_a_claim_says_what_to_do() -> None:

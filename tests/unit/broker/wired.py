@@ -1,4 +1,4 @@
-"""A client of a service, with a wire and no network."""
+"""A service and its clients, without a network."""
 
 from __future__ import annotations
 
@@ -41,9 +41,15 @@ class Client:
         return [{k: v for k, v in each.items() if k != "clock"} for each in self.answers]
 
 
+services: list[Service] = []
+"""That were made by the running test."""
+
+
 def made(
     store: MemoryStore, runtime: ManualRuntime | None = None, config: ProducerConfig = CONFIG
 ) -> Service:
     """With a clock that stands still: no request grows old while a busy machine has it wait."""
     runtime = runtime or ManualRuntime()
-    return Service(Queue(store, config, runtime=runtime, role="broker"), runtime, "ingest")
+    queue = Queue(store, config, runtime=runtime, role="broker")
+    services.append(Service(queue, runtime, "ingest"))
+    return services[-1]
