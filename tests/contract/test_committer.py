@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from opendata_buffer import outcomes
 from opendata_buffer.broker.committer import open_brokered_committer
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork
@@ -24,40 +24,31 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.group_commit import Committer, GroupCommitter, shared_committer
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.broker.local import RUNTIME, eventually
+from tests.unit.broker.local import RUNTIME, Hooked, eventually
 
 WAIT_S = 10.0
 Make = Callable[..., Committer]
 
 
-class Store(MemoryStore):
-    """Loses answers of manifest writes, and stops answering reads, as told."""
+class Store(Hooked):
+    """Counts writes of the manifest, answers no read while silent, and may have a broker."""
 
-    lost_answers = 0
-    lost_requests = 0
-    silent = False
-    writes = 0
-    broker: LeaderElection | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = 0
+        self.silent = False
+        self.on_write = self._count
+        self.broker: LeaderElection | None = None
 
-    def get(self, key: str, **options: object) -> Blob | NotModified:
+    def _count(self) -> None:
+        self.writes += 1
+
+    def get(self, key: str, **options: Any) -> Any:
         if self.silent:
             raise TransientStorageError("no answer")
-        return super().get(key, **options)  # type: ignore[arg-type]
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        if key != "ingest/manifest":
-            return super().put_if(key, data, condition)
-        self.writes += 1
-        if self.lost_requests:
-            self.lost_requests -= 1
-            return outcomes.Unknown("no answer")
-        outcome = super().put_if(key, data, condition)
-        if self.lost_answers:
-            self.lost_answers -= 1
-            return outcomes.Unknown("no answer")
-        return outcome
+        return super().get(key, **options)
 
     def stored(self) -> bytes:
         blob = MemoryStore.get(self, "ingest/manifest")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from opendata_buffer import outcomes
 from opendata_buffer.broker.broker import Service
@@ -24,6 +25,8 @@ from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Store
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
+T = TypeVar("T")
+
 RUNTIME = SystemRuntime()
 CONFIG = ProducerConfig(store="memory://unused")
 LOOPBACK = Listen()
@@ -42,11 +45,13 @@ def queued(store: Store) -> list[str]:
     return [entry.location for entry in manifest.entries()]
 
 
-def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
+def eventually(condition: Callable[[], T | None], seconds: float = 60.0) -> T:
+    """What the condition gives as soon as that is true."""
     end = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < end, "it did not come true"
         time.sleep(0.005)
+    return found
 
 
 @contextmanager
@@ -130,6 +135,40 @@ class Direct:
 
     def close(self) -> None:
         self.closed += 1
+
+
+class Hooked(MemoryStore):
+    """A store with a test's hooks at one object, or at all whose keys end so.
+
+    ``on_read`` is called before each read of it, ``on_write`` before each compare-and-swap. Of so
+    many compare-and-swaps the request is lost, or the answer.
+    """
+
+    def __init__(self, at: str = CONFIG.manifest_path) -> None:
+        super().__init__()
+        self._at = at
+        self.on_read: Callable[[], object] = lambda: None
+        self.on_write: Callable[[], object] = lambda: None
+        self.lost_requests = 0
+        self.lost_answers = 0
+
+    def get(self, key: str, **options: Any) -> Any:
+        if key.endswith(self._at):
+            self.on_read()
+        return super().get(key, **options)
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        if not key.endswith(self._at):
+            return super().put_if(key, data, condition)
+        self.on_write()
+        if self.lost_requests:
+            self.lost_requests -= 1
+            return outcomes.Unknown("injected")
+        outcome = super().put_if(key, data, condition)
+        if self.lost_answers:
+            self.lost_answers -= 1
+            return outcomes.Unknown("injected")
+        return outcome
 
 
 class Overtaken(MemoryStore):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from opendata_buffer import metrics, outcomes
+from opendata_buffer import metrics
 from opendata_buffer.broker.broker import (
     FRESH_S,
     MAX_WAITING_BYTES,
@@ -30,7 +29,7 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.broker.local import CONFIG, eventually, queued
+from tests.unit.broker.local import CONFIG, Hooked, eventually, queued
 from tests.unit.broker.wired import Client, made
 
 
@@ -66,56 +65,44 @@ def test_a_request_older_than_it_holds_is_refused_and_not_appended() -> None:
 def test_a_request_that_grows_old_while_the_write_loses_races_is_not_written() -> None:
     runtime = ManualRuntime()
 
-    class Slow(MemoryStore):
-        """Each conditional write takes a second, and the first ones lose their races."""
+    store = Hooked()
 
-        races = 2
+    def lose_the_race() -> None:
+        """Each write takes a second, and another writer is faster."""
+        runtime.advance(1.0)
+        store.on_write = lambda: None
+        Queue(store, CONFIG, runtime=SystemRuntime(), role="other").append(
+            [NewEntry(f"ingest/other{int(runtime.monotonic())}")]
+        )
+        store.on_write = lose_the_race
 
-        def put_if(self, key: str, data: bytes, condition: Any) -> Any:
-            runtime.advance(1.0)
-            if self.races and key == CONFIG.manifest_path:
-                self.races -= 1
-                Queue(self.inner, CONFIG, runtime=SystemRuntime(), role="other").append(
-                    [NewEntry(f"ingest/other{self.races}")]
-                )
-            return super().put_if(key, data, condition)
-
-        @property
-        def inner(self) -> MemoryStore:
-            other = MemoryStore.__new__(MemoryStore)
-            other.__dict__ = self.__dict__
-            return other
-
-    store = Slow()
+    store.on_write = lose_the_race
     service = made(store, runtime)
     client = Client(service)
     client.ask("a", valid_ms=1_500)
     service.start()
     assert client.answered()[0]["why"] == "expired"
-    assert queued(store) == ["ingest/other1", "ingest/other0"]
+    assert queued(store) == ["ingest/other1", "ingest/other2"]
 
 
 def test_a_request_that_is_renewed_while_a_slow_write_is_under_way_is_written() -> None:
     runtime = ManualRuntime()
     clients: list[Client] = []
 
-    class Slow(MemoryStore):
-        """A write takes three seconds; who waits meanwhile hears the broker and holds on."""
+    def take_three_seconds() -> None:
+        store.on_write = lambda: None
+        clients.extend([Client(service), Client(service), Client(service)])
+        for number, each in enumerate(clients):
+            each.ask(f"waiting{number}")
+        runtime.advance(1.5)
+        holds_on, forges, _ = clients
+        holds_on.send({"op": "renew", "n": [1, 7], "clock": service.clock()})
+        later = [runtime.monotonic() + 100, runtime.now_ms() + 100_000]
+        forges.send({"op": "renew", "n": [1], "clock": later})
+        runtime.advance(1.5)
 
-        def put_if(self, key: str, data: bytes, condition: Any) -> Any:
-            if key == CONFIG.manifest_path and not clients:
-                clients.extend([Client(service), Client(service), Client(service)])
-                for number, each in enumerate(clients):
-                    each.ask(f"waiting{number}")
-                runtime.advance(1.5)
-                holds_on, forges, _ = clients
-                holds_on.send({"op": "renew", "n": [1, 7], "clock": service.clock()})
-                later = [runtime.monotonic() + 100, runtime.now_ms() + 100_000]
-                forges.send({"op": "renew", "n": [1], "clock": later})
-                runtime.advance(1.5)
-            return super().put_if(key, data, condition)
-
-    store = Slow()
+    store = Hooked()
+    store.on_write = take_three_seconds
     service = made(store, runtime)
     first = Client(service)
     first.ask("first")
@@ -124,7 +111,7 @@ def test_a_request_that_is_renewed_while_a_slow_write_is_under_way_is_written() 
     holds_on, forges, silent = clients
     assert holds_on.answered()[0]["op"] == "done"
     assert silent.answered()[0]["why"] == "expired"
-    # Nobody holds on by a clock that the broker has not shown yet.
+    # No client holds on by a clock that the broker has not sent yet.
     assert forges.answered()[0]["why"] == "expired"
     assert queued(store) == ["ingest/first", "ingest/waiting0"]
     with pytest.raises(ProtocolError, match="renewal"):
@@ -155,7 +142,9 @@ def test_a_doubtful_request_that_a_consumer_may_have_taken_is_unknown() -> None:
     service.start()
     (answer,) = client.answered()
     assert answer["error"]["name"] == "CommitStateUnknown"
-    assert answer["error"]["values"]["locations"] == ["ingest/c"]
+    values = answer["error"]["values"]
+    assert values["locations"] == ["ingest/c"]
+    assert (values["sequence"], values["next_sequence"]) == (0, 2)
     assert queued(store) == ["ingest/b"]
 
 
@@ -188,23 +177,7 @@ def test_what_waits_when_a_broker_leaves_is_refused_and_so_is_what_comes() -> No
     assert queued(store) == []
 
 
-def test_counters_are_told_to_who_asks() -> None:
-    service = made(MemoryStore())
-    service.start()
-    client = Client(service)
-    client.ask("a", "b")
-    client.answered()
-    client.send({"op": "stats"})
-    stats = client.answered(2)[1]
-    assert (stats["clients"], stats["commits"], stats["appended"], stats["next"]) == (1, 1, 2, 2)
-    json.dumps(stats)
-    service.stop(5)
-    client.session.close()
-    client.session.close()
-    assert service.sessions == 0
-
-
-def test_groups_entries_clients_and_what_waits_are_measured(
+def test_groups_entries_clients_and_what_waits_are_counted_and_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     commits: list[int] = []
@@ -221,56 +194,41 @@ def test_groups_entries_clients_and_what_waits_are_measured(
     assert all(id(service) in gauge._owners for gauge in gauges)
     assert [each["op"] for each in client.answered(2)] == ["done", "done"]
     assert (commits, appended) == ([1], [3])
+    client.send({"op": "stats"})
+    stats = json.loads(json.dumps(client.answered(3)[2]))
+    assert (stats["clients"], stats["commits"], stats["appended"], stats["next"]) == (1, 1, 3, 3)
+    client.session.close()
     client.session.close()
     assert (service.sessions, service.entries_waiting) == (0, 0)
     service.stop(5)
     assert not any(id(service) in gauge._owners for gauge in gauges)
 
 
-def test_an_error_that_nobody_foresaw_reaches_the_clients_and_the_service_goes_on() -> None:
-    class Broken(MemoryStore):
-        broken = True
-
-        def put_if(self, key: str, data: bytes, condition: Any) -> Any:
-            if self.broken and key == CONFIG.manifest_path:
-                self.broken = False
-                raise ZeroDivisionError("by zero")
-            return super().put_if(key, data, condition)
-
-    store = Broken()
+def test_an_unexpected_error_reaches_the_clients_and_the_service_goes_on() -> None:
+    store = Hooked()
+    store.on_write = lambda: 1 / 0
     service = made(store)
     service.start()
     client = Client(service)
     client.ask("a")
     assert "ZeroDivisionError" in client.answered()[0]["error"]["text"]
+    store.on_write = lambda: None
     client.ask("b")
     assert client.answered(2)[1]["op"] == "done"
-
-
-class Stalling(MemoryStore):
-    """The answer to the first write of the manifest is lost, three seconds later."""
-
-    def __init__(self, runtime: ManualRuntime, *, lands: bool) -> None:
-        super().__init__()
-        self._runtime = runtime
-        self._lands = lands
-        self.stalled = False
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        if self.stalled or not key.endswith("manifest"):
-            return super().put_if(key, data, condition)
-        self.stalled = True
-        self._runtime.advance(3)
-        if self._lands:
-            super().put_if(key, data, condition)
-        return outcomes.Unknown("injected")
 
 
 @pytest.mark.parametrize("lands", [True, False], ids=["landed", "not landed"])
 def test_while_storage_stalls_no_client_is_told_that_the_outcome_is_unknown(lands: bool) -> None:
     """The requests became too old to be tried again; who sent them may look, and try."""
     runtime = ManualRuntime()
-    store = Stalling(runtime, lands=lands)
+    store = Hooked()
+    store.lost_answers, store.lost_requests = int(lands), int(not lands)
+
+    def stall() -> None:
+        store.on_write = lambda: None
+        runtime.advance(3)
+
+    store.on_write = stall
     service = made(store, runtime)
     client = Client(service)
     client.ask("a")
@@ -298,20 +256,6 @@ def test_bytes_that_wait_are_bounded_like_entries() -> None:
     assert service.stats()["waiting"] == count - len(refused)
 
 
-def test_one_clients_nonsense_does_no_harm_to_who_shares_its_write() -> None:
-    store = MemoryStore()
-    service = made(store)
-    hostile, honest = Client(service), Client(service)
-    hostile.number = 1
-    nonsense = append_body(1, [NewEntry("ingest/x")], [0.0, -(10**400)], VALID_MS, None)
-    with suppress(ProtocolError):
-        hostile.send(nonsense)
-    honest.ask("a")
-    service.start()
-    assert honest.answered()[0]["op"] == "done"
-    assert queued(store) == ["ingest/a"]
-
-
 def test_of_an_append_that_may_have_landed_each_client_is_told_its_own_batches() -> None:
     class Doubting(Queue):
         def append(self, entries: Any, **_: Any) -> Any:
@@ -331,26 +275,10 @@ def test_of_an_append_that_may_have_landed_each_client_is_told_its_own_batches()
     service.stop(5)
 
 
-ASKED = [NewEntry("ingest/b"), NewEntry("ingest/c")]
-
-
-def manifest(*locations: str) -> Manifest:
-    return Manifest.empty().append([NewEntry(each) for each in locations])
-
-
-def test_it_is_found_by_its_end_when_a_consumer_took_its_beginning() -> None:
-    guard = find_earlier_attempt("m", ASKED, since=0)
-    taken = manifest("ingest/a", "ingest/b", "ingest/c").drop_through(1)
-    assert guard(taken) == Landed(1)
-
-
-def test_what_may_have_been_taken_is_unknown_and_says_what_is_known() -> None:
-    guard = find_earlier_attempt("m", ASKED, since=1)
-    with pytest.raises(CommitStateUnknown, match="may or may not have landed") as caught:
-        guard(manifest("ingest/a", "ingest/x", "ingest/y").drop_through(1))
-    assert caught.value.sequence == 1
-    assert caught.value.next_sequence == 3
-    assert caught.value.locations == ("ingest/b", "ingest/c")
+def test_an_earlier_attempt_is_found_by_its_end_when_a_consumer_took_its_beginning() -> None:
+    a, b, c = (NewEntry(f"ingest/{name}") for name in "abc")
+    guard = find_earlier_attempt("m", [b, c], since=0)
+    assert guard(Manifest.empty().append([a, b, c]).drop_through(1)) == Landed(1)
 
 
 SHARED_CONFIG = ProducerConfig(store="memory://shared")
@@ -361,7 +289,7 @@ def entry(number: int) -> NewEntry:
 
 
 class Watched(MemoryStore):
-    """Notes who writes. A write of the thread that appends lasts, when told so, until ``held``."""
+    """Notes which thread writes. A write of the one that appends lasts until ``held``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -405,7 +333,7 @@ def test_two_threads_write_in_turns_and_lose_no_race() -> None:
             manifest = queue.read()
             assert manifest is not None
             store.holds.clear()
-            # An append is under way when this thread asks for its turn.
+            # An append is under way when this thread begins its call.
             store.held = lambda: len(queue._calls) > 1
             assert store.holds.wait(60)
             queue.dequeue(manifest.next_sequence - 1, epoch)
@@ -414,7 +342,7 @@ def test_two_threads_write_in_turns_and_lose_no_race() -> None:
         thread.join()
     assert appended == list(range(len(appended)))
     assert queue.conflicts == 0
-    # Who writes all the time waits behind who came meanwhile.
+    # A thread that writes all the time waits behind one that came meanwhile.
     held = [number for number, who in enumerate(store.writers) if who == "held"]
     assert len(held) == 20
     assert {store.writers[number + 1] for number in held} == {threading.current_thread().name}
@@ -444,5 +372,5 @@ def test_another_consumer_is_noticed_by_a_write_from_memory() -> None:
     Queue(store, SHARED_CONFIG, runtime=runtime, role="consumer").claim_epoch(None)
     with pytest.raises(Fenced):
         queue.dequeue(0, epoch)
-    # Who failed holds nobody up.
+    # A call that failed lets the next one in.
     assert queue.append([entry(1)]) == 1

@@ -28,6 +28,7 @@ from tests.unit.broker.local import (
     CONFIG,
     RUNTIME,
     Direct,
+    Hooked,
     NetworkOf,
     connect,
     entries,
@@ -39,16 +40,6 @@ from tests.unit.broker.local import (
 )
 
 BROKER = DiscoveryRecord(1, "id", "x:1", b"s" * 32)
-
-
-class Counting(MemoryStore):
-    """Counts reads of the discovery record."""
-
-    looks = 0
-
-    def get(self, key, **rest):  # type: ignore[no-untyped-def]
-        self.looks += key.endswith("_broker.json")
-        return super().get(key, **rest)
 
 
 def unreachable(broker_record: DiscoveryRecord) -> Connection:
@@ -70,18 +61,20 @@ def announce(store: MemoryStore, broker: DiscoveryRecord) -> None:
 
 
 def test_a_lone_process_asks_once_and_appends_alone() -> None:
-    store = Counting()
+    store, looks = Hooked("_broker.json"), list[None]()
+    store.on_read = lambda: looks.append(None)
     direct = Direct(store)
     ours = committer(store, direct)
     for number in range(5):
         assert ours.append(entries(str(number)), begin_by=soon()) == number
     assert direct.used == 5
-    assert store.looks == 1
+    assert len(looks) == 1
     assert ours.broker is None
 
 
 def test_a_process_that_meets_another_writer_looks_for_a_broker_again() -> None:
-    store = Counting()
+    store, looks = Hooked("_broker.json"), list[None]()
+    store.on_read = lambda: looks.append(None)
     direct = Direct(store)
     ours = committer(store, direct)
     ours.append(entries("a"), begin_by=soon())
@@ -89,7 +82,7 @@ def test_a_process_that_meets_another_writer_looks_for_a_broker_again() -> None:
     ours.append(entries("b"), begin_by=soon())
     assert direct.conflicts == 1
     ours.append(entries("c"), begin_by=soon())
-    assert store.looks == 2
+    assert len(looks) == 2
 
 
 def test_with_a_broker_nothing_is_appended_alone() -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from opendata_buffer import outcomes
 from opendata_buffer.broker.discovery_record import (
     DiscoveryRecord,
     Lease,
@@ -15,9 +14,9 @@ from opendata_buffer.broker.discovery_record import (
 )
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.broker.local import Hooked
 
 ONE = DiscoveryRecord(
     3, "01K9", "10.0.0.7:9100", b"s" * 32, certificate="ab" * 32, beat=4, seen_ms=1_700
@@ -140,19 +139,10 @@ def test_a_broker_that_leaves_takes_its_address_out_unless_it_was_replaced() -> 
     assert lease(store).read() == second
 
 
-class AnswerLost(MemoryStore):
-    lose = True
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        outcome = super().put_if(key, data, condition)
-        if self.lose:
-            self.lose = False
-            return outcomes.Unknown("injected")
-        return outcome
-
-
 def test_a_lost_answer_is_looked_up() -> None:
-    assert take(AnswerLost(), "a").id == "a"
+    store = Hooked("_broker.json")
+    store.lost_answers = 1
+    assert take(store, "a").id == "a"
 
 
 def test_an_object_that_is_no_record_is_named() -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from opendata_buffer import metrics, outcomes
+from opendata_buffer import metrics
 from opendata_buffer.broker import dispatch_round
 from opendata_buffer.broker import dispatcher as dispatcher_module
 from opendata_buffer.broker.claims import Claims, decode, encode
@@ -23,10 +23,10 @@ from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.quarantine import list_quarantine
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.broker.local import RUNTIME, eventually
+from tests.unit.broker.local import RUNTIME, Hooked, eventually
 
 CONFIG = ConsumerConfig(store="memory://unused")
 CLAIMS = "ingest/_claims.json"
@@ -139,35 +139,17 @@ def test_nothing_is_fenced_before_a_worker_asks() -> None:
     assert epoch_of(store) == 1
 
 
-class Watched(MemoryStore):
-    """Counts what had been answered when the claims were written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.desk: Desk | None = None
-        self.answered: list[int] = []
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        if key == CLAIMS and self.desk is not None:
-            self.answered.append(len(self.desk.answers))
-        return super().put_if(key, data, condition)
-
-
 def test_nothing_is_answered_before_what_it_says_is_stored() -> None:
-    store = Watched()
-    desk = store.desk = Desk(filled(1, store))
+    store = Hooked(CLAIMS)
+    desk = Desk(filled(1, store))
+    answered: list[int] = []
+    store.on_write = lambda: answered.append(len(desk.answers))
     (batch,) = desk.claim()["batches"]
     assert desk.finish("done", batch)["op"] == "finished"
     desk.dispatcher.stop()
     # Taken over, claimed, and finished once the claim was answered.
     desk.dispatcher.stop()
-    assert store.answered == [0, 0, 1]
-
-
-def test_who_waits_in_vain_is_told_so_in_time() -> None:
-    desk = Desk(filled(1))
-    desk.claim()
-    assert desk.claim(wait_s=0.2)["batches"] == []
+    assert answered == [0, 0, 1]
 
 
 def test_a_successor_hands_out_what_nobody_holds_and_keeps_what_is_held() -> None:
@@ -418,24 +400,12 @@ def test_claims_that_did_not_change_are_not_written() -> None:
     assert stored_epoch(store, CONFIG, RUNTIME) is None
 
 
-class AnswerLost(MemoryStore):
-    """Loses the answers of some writes of the claims."""
-
-    lose = 2
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        outcome = super().put_if(key, data, condition)
-        if key == CLAIMS and self.lose:
-            self.lose -= 1
-            return outcomes.Unknown("injected")
-        return outcome
-
-
 def test_a_lost_answer_to_a_write_of_the_claims_is_looked_up() -> None:
-    store = AnswerLost()
+    store = Hooked(CLAIMS)
+    store.lost_answers = 2
     term = take_over(filled(2, store))
     term.write(term.claims.claim([0], "w", 1_000))
-    assert store.lose == 0
+    assert store.lost_answers == 0
     assert stored(store).deliveries == {0: 1}
     assert stored(store) == term.claims
 
@@ -450,59 +420,43 @@ def test_claims_of_a_queue_that_was_made_again_say_nothing_of_its_batches() -> N
     assert claims.tokens == 77
 
 
-class Overtaken(MemoryStore):
-    """An older dispatcher's write arrives between a newer one's read and its write."""
-
-    armed = False
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        if self.armed and key == CLAIMS:
-            self.armed = False
-            super().put(key, encode(replace(stored(self), tokens=50)))
-        return super().put_if(key, data, condition)
-
-
 def test_a_newer_dispatcher_takes_over_what_the_older_one_wrote_last() -> None:
-    store = Overtaken()
+    store = Hooked(CLAIMS)
     take_over(filled(2, store))
-    store.armed = True
+
+    def older_writes() -> None:
+        """Between the read of the newer one and its write."""
+        store.on_write = lambda: None
+        store.put(CLAIMS, encode(replace(stored(store), tokens=50)))
+
+    store.on_write = older_writes
     second = take_over(store)
-    assert not store.armed
     assert second.claims.tokens == 50
     assert stored(store) == second.claims
-
-
-class Paused(MemoryStore):
-    """The dispatcher that reads the claims first is paused there, and succeeded."""
-
-    armed = False
-    successor: DispatcherTerm | None = None
-
-    def get(self, key: str, **options: Any) -> Any:
-        if self.armed and key == CLAIMS:
-            self.armed = False
-            self.successor = take_over(self, ManualRuntime(seed=2))
-        return super().get(key, **options)
 
 
 def test_a_dispatcher_that_was_succeeded_while_it_began_closes_its_consumer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = Paused()
+    store = Hooked(CLAIMS)
     filled(2, store)
-    store.armed = True
     opened: list[Consumer] = []
+    successors: list[DispatcherTerm] = []
+
+    def succeed() -> None:
+        store.on_read = lambda: None
+        successors.append(take_over(store, ManualRuntime(seed=2)))
 
     def open_consumer(config: ConsumerConfig, **settings: Any) -> Consumer:
         opened.append(Consumer(config, **settings))
         return opened[-1]
 
     monkeypatch.setattr(dispatcher_module, "Consumer", open_consumer)
+    store.on_read = succeed
     with pytest.raises(Fenced) as caught:
         take_over(store)
     assert (caught.value.epoch, caught.value.current_epoch) == (1, 2)
-    assert store.successor is not None
-    assert stored(store) == store.successor.claims
+    assert stored(store) == successors[0].claims
     consumer = opened[0]  # the other one is the successor's
     with pytest.raises(Closed):
         consumer.check_fence()

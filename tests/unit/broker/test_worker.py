@@ -29,7 +29,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.broker.local import CONFIG, RUNTIME, eventually, hosting, queued
+from tests.unit.broker.local import CONFIG, RUNTIME, Hooked, eventually, hosting, queued
 
 SETTINGS = WorkerConfig(store="memory://unused", broker="auto", claim_timeout_ms=60_000)
 
@@ -302,30 +302,23 @@ def test_settings_are_checked() -> None:
         worker.claim(0)
 
 
-class Unreadable(MemoryStore):
-    """Does not answer reads of batches while it is down."""
-
-    down = False
-
-    def get(self, key, **rest):  # type: ignore[no-untyped-def]
-        if self.down and key.endswith(".batch"):
-            raise TransientStorageError("injected")
-        return super().get(key, **rest)
-
-
 def test_what_a_claim_could_not_fetch_is_given_back_and_not_held_for_ever() -> None:
-    store = Unreadable()
+    store = Hooked(".batch")
     fill(store, 2)
+
+    def fail() -> None:
+        raise TransientStorageError("injected")
+
     slow = replace(SETTINGS, claim_timeout_ms=600_000, cas_deadline_ms=500)
     with (
         hosting(store),
         Worker(slow, store=store) as one,
         Worker(SETTINGS, store=store) as other,
     ):
-        store.down = True
+        store.on_read = fail
         with pytest.raises(TransientStorageError):
             one.claim(2)
-        store.down = False
+        store.on_read = lambda: None
         assert claimed(other, 2) == {0, 1}
 
 
@@ -414,33 +407,23 @@ class Suspended(SystemRuntime):
         return super().monotonic() + self.missed
 
 
-class SlowOnce(MemoryStore):
-    """Its first answer to a read of a batch takes longer than a claim lasts."""
-
-    stalls = 1
-
-    def __init__(self, runtime: Suspended) -> None:
-        super().__init__()
-        self._runtime = runtime
-
-    def get(self, key, **rest):  # type: ignore[no-untyped-def]
-        if self.stalls and key.endswith(".batch"):
-            self.stalls -= 1
-            self._runtime.missed += 600
-        return super().get(key, **rest)
-
-
 def test_a_claim_that_lapsed_before_its_batch_was_there_is_not_handed_to_the_user(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runtime = Suspended()
-    store = SlowOnce(runtime)
+    store = Hooked(".batch")
     fill(store, 1)
+
+    def answer_after_the_claim_lapsed() -> None:
+        store.on_read = lambda: None
+        runtime.missed += 600
+
+    store.on_read = answer_after_the_claim_lapsed
     # Suspended: no heartbeats.
     monkeypatch.setattr(Worker, "_beat_once", lambda self: None)
     with hosting(store), Worker(SETTINGS, store=store, runtime=runtime) as worker:
         (batch,) = worker.claim()
-        assert (batch.sequence, batch.delivery_count, store.stalls) == (0, 2, 0)
+        assert (batch.sequence, batch.delivery_count, runtime.missed) == (0, 2, 600)
         batch.done()
 
 
