@@ -113,7 +113,7 @@ def append(committer: Committer, *numbers: int, within: float = 60.0) -> int:
     return committer.append(entries(*numbers), begin_by=RUNTIME.monotonic() + within)
 
 
-def test_entries_land_in_order_and_the_first_sequence_is_told(make: Make, store: Store) -> None:
+def test_entries_land_in_order_and_the_first_sequence_is_returned(make: Make, store: Store) -> None:
     committer = make()
     assert append(committer, 1, 2, 3) == 0
     assert append(committer, 4, 5) == 3
@@ -165,7 +165,7 @@ def test_f2_after_a_lost_answer_or_request_nothing_lands_twice(
     assert store.locations() == locations(1, 2, 3)
 
 
-def test_an_append_whose_fate_cannot_be_told_says_so(make: Make, store: Store) -> None:
+def test_an_append_whose_outcome_is_not_known_says_so(make: Make, store: Store) -> None:
     committer = make(cas_deadline_ms=1_000)
     append(committer, 1)
     store.lost_requests = 10**6
@@ -208,7 +208,7 @@ def test_a_corrupt_manifest_is_never_written_over(make: Make, store: Store) -> N
     committer = make()
     store.put("ingest/manifest", b"no manifest")
     # A broker knows the manifest before the first append: its write loses a race, and what cannot
-    # be read does not tell that the winner was somebody else.
+    # be read does not show that the winner was another writer.
     local = isinstance(committer, GroupCommitter)
     expected = CorruptManifest if local else (CorruptManifest, CommitStateUnknown)
     with pytest.raises(expected):

@@ -79,7 +79,7 @@ class Member:
     def suspend(self) -> None:
         """Stop it, but not in the instant in which it holds the lock of a file in a directory.
 
-        That would stop all the others as long; on object storage nobody has a lock.
+        That would stop all the others as long; on object storage there is no lock.
         """
         self.signal(signal.SIGSTOP)
         while self._holds_a_lock():
@@ -150,7 +150,7 @@ class Deployment:
         return eventually(self.serving, 120)
 
     def pauses(self) -> tuple[str, int]:
-        """Who serves, and how often it has paused for somebody else."""
+        """Which broker serves, and how often it has paused for another writer."""
         announced = self.lease.read()
         if announced is None or not announced.serves:
             return "", 0
@@ -237,8 +237,8 @@ def test_whatever_happens_to_brokers_each_record_is_queued_once(url: str) -> Non
                 deployment.store.delete_many(["ingest/_broker.json"])
             elif deed == 6:
                 address = f"127.0.0.1:{port.getsockname()[1]}"
-                nobody = DiscoveryRecord(0, "nobody", address, b"s" * 32)
-                deployment.lease.take(nobody, deployment.lease.read())
+                silent = DiscoveryRecord(0, "silent", address, b"s" * 32)
+                deployment.lease.take(silent, deployment.lease.read())
             else:
                 victim = deployment.await_serving()
                 kills += 1

@@ -190,7 +190,7 @@ class World:
                 )
         for location in found:
             if location not in self.durable and location not in self.unknown:
-                self.simulation.fail(f"{location} is queued and nobody was told")
+                self.simulation.fail(f"{location} is queued and no client knows")
         for name, locations in self.order.items():
             sequences = [self.durable[each] for each in locations]
             if sequences != sorted(sequences):

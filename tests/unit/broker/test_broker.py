@@ -219,7 +219,7 @@ def test_an_unexpected_error_reaches_the_clients_and_the_service_goes_on() -> No
 
 @pytest.mark.parametrize("lands", [True, False], ids=["landed", "not landed"])
 def test_while_storage_stalls_no_client_is_told_that_the_outcome_is_unknown(lands: bool) -> None:
-    """The requests became too old to be tried again; who sent them may look, and try."""
+    """The requests became too old to be tried again; their clients may look, and try."""
     runtime = ManualRuntime()
     store = Hooked()
     store.lost_answers, store.lost_requests = int(lands), int(not lands)
@@ -256,11 +256,11 @@ def test_bytes_that_wait_are_bounded_like_entries() -> None:
     assert service.stats()["waiting"] == count - len(refused)
 
 
-def test_of_an_append_that_may_have_landed_each_client_is_told_its_own_batches() -> None:
+def test_of_an_append_that_may_have_landed_each_client_gets_its_own_batches() -> None:
     class Doubting(Queue):
         def append(self, entries: Any, **_: Any) -> Any:
             locations = tuple(each.location for each in entries)
-            raise CommitStateUnknown(self.key, None, locations, None, "nobody can tell")
+            raise CommitStateUnknown(self.key, None, locations, None, "no answer")
 
     store, runtime = MemoryStore(), ManualRuntime()
     service = Service(Doubting(store, CONFIG, runtime=runtime, role="broker"), runtime, "ingest")

@@ -59,16 +59,6 @@ def test_the_name_of_a_worker_is_stored_up_to_a_length() -> None:
     assert Claims(1, 0).claim([0], "w" * 256, 1_000).held[0].worker == "w" * 200
 
 
-def test_a_released_batch_is_free_again_and_its_old_claim_is_lost() -> None:
-    first = NEW.claim([10], "a", 1_000)
-    token = first.held[10].token
-    second = first.release(10).claim([10], "b", 1_000)
-    assert first.holds(10, token)
-    assert not second.holds(10, token)
-    assert second.holds(10, second.held[10].token)
-    assert second.deliveries == {10: 2}
-
-
 def test_what_another_consumer_dequeued_is_forgotten() -> None:
     claims = NEW.claim([10, 11, 13], "a", 1_000).finish(12).dequeued_to(12)
     assert claims.frontier == 13

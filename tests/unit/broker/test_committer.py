@@ -176,7 +176,7 @@ def test_an_append_whose_answer_was_lost_is_looked_up_and_not_repeated() -> None
     assert direct.used == 0
 
 
-def test_the_next_broker_is_told_where_the_first_attempt_may_have_landed() -> None:
+def test_the_next_broker_searches_from_where_the_first_attempt_may_have_landed() -> None:
     first, second = Scripted(Lost(4, 0.0)), Scripted(Lost(9, 0.0))
     third = Scripted(Appended(5))
     ours, direct = scripted(MemoryStore(), first, second, third)
@@ -185,7 +185,7 @@ def test_the_next_broker_is_told_where_the_first_attempt_may_have_landed() -> No
     assert direct.used == 0
 
 
-def test_a_broker_that_fell_silent_is_not_asked_again_before_it_gives_a_sign_of_life() -> None:
+def test_a_broker_that_fell_silent_is_not_asked_again_before_it_renews_its_record() -> None:
     store = MemoryStore()
     ours, _ = scripted(store, Scripted(Lost(0, 0.0)), Scripted(Appended(7)), same=True)
     # It takes connections and says nothing: each attempt would cost a second.
@@ -318,7 +318,7 @@ def test_a_process_that_hosts_serves_and_leaves_when_its_last_producer_closes() 
     eventually(lambda: not is_announced())
 
 
-def test_off_asks_nobody() -> None:
+def test_off_asks_no_broker() -> None:
     ours = open_committer(MemoryStore(), replace(CONFIG, broker="off"), RUNTIME, None)
     assert isinstance(ours, GroupCommitter)
     ours.close()

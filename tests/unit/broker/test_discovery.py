@@ -97,12 +97,12 @@ def test_a_forgotten_connection_is_closed_and_another_one_made() -> None:
     second = world.discovery.find()
     assert second is not None
     assert first.is_over
-    # Somebody who has still the first one does not take the second one from the others.
+    # A thread that still has the first one does not take the second one from the others.
     world.discovery.forget(first)
     assert world.discovery.find() is second
 
 
-def test_a_silent_brokers_successor_is_asked_at_once_and_itself_after_a_sign_of_life() -> None:
+def test_a_silent_brokers_successor_is_asked_at_once_and_itself_after_a_renewal() -> None:
     world = World()
     connection = world.discovery.find()
     assert connection is not None
@@ -122,7 +122,7 @@ def test_after_its_time_a_caller_gets_none_and_later_the_connection() -> None:
     discovery = world.discovery
     world.slow.clear()
     assert discovery.find() is None
-    # Nobody looks a second time meanwhile, and nobody waits again.
+    # No thread looks a second time meanwhile, and none waits again.
     assert discovery.find(lambda: pytest.fail("looks twice")) is None
     world.slow.set()
     eventually(lambda: discovery.connection)
@@ -165,7 +165,7 @@ def test_a_closed_finder_finds_nothing_and_closes_what_is_found_meanwhile() -> N
     assert world.discovery.close() is None
     world.slow.set()
     thread.join(30)
-    # Who asked has gone; the thread that looks may only now get its connection.
+    # The caller has gone; the thread that looks may only now get its connection.
     eventually(lambda: world.made and world.made[0].is_over)
     assert world.discovery.find() is None
 

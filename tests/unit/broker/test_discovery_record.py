@@ -55,13 +55,6 @@ def test_the_secret_is_not_shown() -> None:
     assert str(ONE.secret) not in repr(ONE)
 
 
-def test_another_term_or_another_id_is_another_broker() -> None:
-    assert ONE.same_broker(replace(ONE, beat=5))
-    assert not ONE.same_broker(replace(ONE, term=4))
-    assert not ONE.same_broker(replace(ONE, id="01KA"))
-    assert not ONE.same_broker(None)
-
-
 CONFIG = QueueConfig(store="memory://unused")
 
 

@@ -36,8 +36,8 @@ CLAIMS = "ingest/_claims.json"
 def _dispatchers_stop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(dispatcher_module, "REPLACED_S", 0.05)
     yield
-    while Desk.made:
-        Desk.made.pop().dispatcher.stop(5)
+    while Asking.made:
+        Asking.made.pop().dispatcher.stop(5)
 
 
 def filled(count: int, store: MemoryStore | None = None) -> MemoryStore:
@@ -65,14 +65,14 @@ def sequences(answer: dict[str, Any]) -> list[int]:
     return [each["sequence"] for each in answer["batches"]]
 
 
-class Desk:
+class Asking:
     """Asks a dispatcher and keeps its answers.
 
     With a manual clock, which stands still until the test moves it, no claim lapses while a busy
     machine has the test wait.
     """
 
-    made: ClassVar[list[Desk]] = []
+    made: ClassVar[list[Asking]] = []
 
     def __init__(self, store: MemoryStore, *, runtime: Runtime = RUNTIME, **more: Any) -> None:
         self.made.append(self)
@@ -93,7 +93,7 @@ class Desk:
         return str(self.claim()["error"]["name"])
 
     def claim_in_time(self, **more: int) -> dict[str, Any]:
-        """Claim what somebody holds yet: the clock goes on until there is an answer."""
+        """Claim what another worker holds yet: the clock goes on until there is an answer."""
         assert isinstance(self.runtime, ManualRuntime)
         self.ask_for(**more)
         while not self.is_answered():
@@ -133,32 +133,32 @@ class Desk:
 
 def test_nothing_is_fenced_before_a_worker_asks() -> None:
     store = filled(1)
-    desk = Desk(store)
+    asking = Asking(store)
     assert epoch_of(store) == 0
-    desk.claim()
+    asking.claim()
     assert epoch_of(store) == 1
 
 
 def test_nothing_is_answered_before_what_it_says_is_stored() -> None:
     store = Hooked(CLAIMS)
-    desk = Desk(filled(1, store))
+    asking = Asking(filled(1, store))
     answered: list[int] = []
-    store.on_write = lambda: answered.append(len(desk.answers))
-    (batch,) = desk.claim()["batches"]
-    assert desk.finish("done", batch)["op"] == "finished"
-    desk.dispatcher.stop()
+    store.on_write = lambda: answered.append(len(asking.answers))
+    (batch,) = asking.claim()["batches"]
+    assert asking.finish("done", batch)["op"] == "finished"
+    asking.dispatcher.stop()
     # Taken over, claimed, and finished once the claim was answered.
-    desk.dispatcher.stop()
+    asking.dispatcher.stop()
     assert answered == [0, 0, 1]
 
 
-def test_a_successor_hands_out_what_nobody_holds_and_keeps_what_is_held() -> None:
+def test_a_successor_hands_out_what_is_free_and_keeps_what_is_held() -> None:
     store = filled(3)
-    first = Desk(store)
+    first = Asking(store)
     held = first.claim(2)["batches"]
     first.finish("done", held[1])
     first.dispatcher.stop(5)
-    second = Desk(store)
+    second = Asking(store)
     assert sequences(second.claim(5)) == [2]
     assert second.finish("done", held[0])["op"] == "finished"
     assert stored(store).frontier == 2
@@ -166,11 +166,11 @@ def test_a_successor_hands_out_what_nobody_holds_and_keeps_what_is_held() -> Non
 
 def test_a_successor_gives_every_holder_the_whole_time_anew() -> None:
     store, runtime = filled(1), ManualRuntime()
-    first = Desk(store, runtime=runtime)
+    first = Asking(store, runtime=runtime)
     first.claim(timeout_ms=700)
     first.dispatcher.stop(5)
     runtime.advance(0.5)
-    second = Desk(store, runtime=runtime)
+    second = Asking(store, runtime=runtime)
     (again,) = second.claim_in_time()["batches"]
     assert runtime.monotonic() >= 0.5 + 0.7
     assert again["deliveries"] == 2
@@ -178,18 +178,18 @@ def test_a_successor_gives_every_holder_the_whole_time_anew() -> None:
 
 def test_a_heartbeat_keeps_a_claim() -> None:
     runtime = ManualRuntime()
-    desk = Desk(filled(1), runtime=runtime)
-    (batch,) = desk.claim(timeout_ms=1_500)["batches"]
+    asking = Asking(filled(1), runtime=runtime)
+    (batch,) = asking.claim(timeout_ms=1_500)["batches"]
     for _ in range(8):
         runtime.advance(0.25)
-        desk.dispatcher.beat([batch["token"]])
-    assert desk.claim(wait_s=0.0)["batches"] == []
-    assert desk.finish("done", batch)["op"] == "finished"
+        asking.dispatcher.beat([batch["token"]])
+    assert asking.claim(wait_s=0.0)["batches"] == []
+    assert asking.finish("done", batch)["op"] == "finished"
 
 
 def test_of_two_dispatchers_the_later_one_is_right_and_the_other_does_not_fence_it() -> None:
     store = filled(4)
-    first, second = Desk(store), Desk(store)
+    first, second = Asking(store), Asking(store)
     first.claim()
     second.claim()
     first.is_announced = False
@@ -199,25 +199,25 @@ def test_of_two_dispatchers_the_later_one_is_right_and_the_other_does_not_fence_
 
 def test_a_broker_that_may_have_been_replaced_sends_heartbeats_on() -> None:
     current = [True, False]
-    desk = Desk(filled(1), is_current=lambda: current.pop(0))
-    assert desk.dispatcher.beat([1])
-    assert not desk.dispatcher.beat([1])
+    asking = Asking(filled(1), is_current=lambda: current.pop(0))
+    assert asking.dispatcher.beat([1])
+    assert not asking.dispatcher.beat([1])
 
 
 def test_what_is_held_and_what_lapses_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     lapsed: list[int] = []
     monkeypatch.setattr(metrics.claims_lapsed, "add", lapsed.append)
     runtime = ManualRuntime()
-    desk = Desk(filled(3), runtime=runtime)
-    assert desk.dispatcher.held_now() is None
-    desk.claim(2, timeout_ms=300)
-    assert desk.dispatcher.held_now() == 2
-    assert id(desk.dispatcher) in metrics.claims_held._owners
+    asking = Asking(filled(3), runtime=runtime)
+    assert asking.dispatcher.held_now() is None
+    asking.claim(2, timeout_ms=300)
+    assert asking.dispatcher.held_now() == 2
+    assert id(asking.dispatcher) in metrics.claims_held._owners
     runtime.advance(0.3)
     eventually(lambda: sum(lapsed) == 2)
-    eventually(lambda: desk.dispatcher.held_now() == 0)
-    desk.dispatcher.stop(5)
-    assert id(desk.dispatcher) not in metrics.claims_held._owners
+    eventually(lambda: asking.dispatcher.held_now() == 0)
+    asking.dispatcher.stop(5)
+    assert id(asking.dispatcher) not in metrics.claims_held._owners
 
 
 def test_a_batch_too_large_for_the_quarantine_stays_and_holds_up_no_other(
@@ -229,29 +229,29 @@ def test_a_batch_too_large_for_the_quarantine_stays_and_holds_up_no_other(
 
     monkeypatch.setattr(dispatch_round, "quarantine", refuse)
     store = filled(3)
-    desk = Desk(store)
-    worn, rejected = desk.claim(2)["batches"]
-    desk.finish("release", worn)
-    assert desk.finish("reject", rejected)["op"] == "finished"
-    (other,) = desk.claim(3, max_deliveries=1)["batches"]
+    asking = Asking(store)
+    worn, rejected = asking.claim(2)["batches"]
+    asking.finish("release", worn)
+    assert asking.finish("reject", rejected)["op"] == "finished"
+    (other,) = asking.claim(3, max_deliveries=1)["batches"]
     assert other["sequence"] == 2
-    assert desk.finish("done", other)["op"] == "finished"
-    assert desk.claim(3, wait_s=0.0, max_deliveries=1)["batches"] == []
+    assert asking.finish("done", other)["op"] == "finished"
+    assert asking.claim(3, wait_s=0.0, max_deliveries=1)["batches"] == []
     assert "opendata-buffer skip memory://" in caplog.text
-    # Nothing was finished that nobody finished.
+    # Only what a worker finished is finished.
     assert (stored(store).frontier, set(stored(store).done)) == (0, {2})
 
 
-def test_who_asks_again_hears_the_same_and_another_end_of_it_is_lost() -> None:
-    desk = Desk(filled(2))
-    (batch,) = desk.claim()["batches"]
-    assert [desk.finish("done", batch)["op"] for _ in range(2)] == ["finished"] * 2
-    assert desk.finish("release", batch)["error"]["name"] == "ClaimLost"
+def test_an_end_that_is_asked_for_again_is_answered_the_same_and_another_one_is_lost() -> None:
+    asking = Asking(filled(2))
+    (batch,) = asking.claim()["batches"]
+    assert [asking.finish("done", batch)["op"] for _ in range(2)] == ["finished"] * 2
+    assert asking.finish("release", batch)["error"]["name"] == "ClaimLost"
 
 
 def test_an_announced_brokers_dispatcher_takes_the_claims_back_from_a_replaced_one() -> None:
     store = filled(4)
-    announced, zombie = Desk(store), Desk(store)
+    announced, zombie = Asking(store), Asking(store)
     announced.claim()
     zombie.claim()
     zombie.is_announced = False
@@ -265,73 +265,73 @@ def test_an_announced_brokers_dispatcher_takes_the_claims_back_from_a_replaced_o
 
 def test_from_another_consumer_of_the_queue_not_even_an_announced_one_takes_them_back() -> None:
     store = filled(4)
-    desk = Desk(store)
-    (batch,) = desk.claim()["batches"]
+    asking = Asking(store)
+    (batch,) = asking.claim()["batches"]
     Queue(store, CONFIG, runtime=RUNTIME, role="consumer").claim_epoch(None)
-    assert desk.finish("done", batch)["op"] == "finished"
-    assert [desk.fails(), desk.fails()] == ["Fenced"] * 2
+    assert asking.finish("done", batch)["op"] == "finished"
+    assert [asking.fails(), asking.fails()] == ["Fenced"] * 2
 
 
 def test_a_rest_that_is_over_is_forgotten_also_when_no_worker_waits() -> None:
     """Otherwise the dispatcher would find something to do at every look, and never wait."""
     runtime = ManualRuntime()
-    desk = Desk(filled(1), runtime=runtime)
-    (batch,) = desk.claim()["batches"]
-    desk.finish("release", batch, rest_ms=500)
-    eventually(lambda: desk.dispatcher._ready.rests == {0: 0.5})
+    asking = Asking(filled(1), runtime=runtime)
+    (batch,) = asking.claim()["batches"]
+    asking.finish("release", batch, rest_ms=500)
+    eventually(lambda: asking.dispatcher._ready.rests == {0: 0.5})
     runtime.advance(1.0)
-    eventually(lambda: desk.dispatcher._ready.rests == {})
+    eventually(lambda: asking.dispatcher._ready.rests == {})
 
 
 def test_requests_that_wait_when_the_dispatcher_stops_are_refused() -> None:
     runtime = ManualRuntime()
-    desk = Desk(MemoryStore(), runtime=runtime)
-    desk.ask_for()
+    asking = Asking(MemoryStore(), runtime=runtime)
+    asking.ask_for()
     runtime.await_waits(1)
-    desk.dispatcher.stop(5)
-    assert desk.answer()["why"] == "moved"
-    assert desk.claim()["why"] == "moved"
+    asking.dispatcher.stop(5)
+    assert asking.answer()["why"] == "moved"
+    assert asking.claim()["why"] == "moved"
 
 
 def test_a_dispatcher_that_was_suspended_gives_no_live_workers_claim_away() -> None:
     store, runtime = filled(1), ManualRuntime()
-    desk = Desk(store, runtime=runtime)
-    (batch,) = desk.claim(timeout_ms=500)["batches"]
+    asking = Asking(store, runtime=runtime)
+    (batch,) = asking.claim(timeout_ms=500)["batches"]
     # Its machine's clock went on while it did not run.
     runtime.advance(30.0)
     # It has looked at the claim since.
-    eventually(lambda: desk.dispatcher._heartbeats.lapses[batch["sequence"]] == 30.5)
+    eventually(lambda: asking.dispatcher._heartbeats.lapses[batch["sequence"]] == 30.5)
     assert stored(store).holds(batch["sequence"], batch["token"])
-    desk.dispatcher.beat([batch["token"]])
-    assert desk.finish("done", batch)["op"] == "finished"
+    asking.dispatcher.beat([batch["token"]])
+    assert asking.finish("done", batch)["op"] == "finished"
 
 
 def test_a_broker_that_may_have_missed_heartbeats_gives_its_workers_the_whole_time_anew() -> None:
     store, runtime = filled(1), ManualRuntime()
     paused_until = [float("-inf")]
-    desk = Desk(store, runtime=runtime, steady_since=lambda: paused_until[0])
-    (first,) = desk.claim(timeout_ms=150)["batches"]
+    asking = Asking(store, runtime=runtime, steady_since=lambda: paused_until[0])
+    (first,) = asking.claim(timeout_ms=150)["batches"]
     paused_until[0] = 0.6
-    (again,) = desk.claim_in_time()["batches"]
+    (again,) = asking.claim_in_time()["batches"]
     assert (again["sequence"], again["deliveries"]) == (first["sequence"], 2)
     assert runtime.monotonic() >= 0.6 + 0.15
 
 
 def test_a_broker_that_is_announced_no_more_takes_no_claims() -> None:
     store = filled(1)
-    desk = Desk(store)
-    desk.is_announced = False
-    assert desk.fails() == "TransientStorageError"
+    asking = Asking(store)
+    asking.is_announced = False
+    assert asking.fails() == "TransientStorageError"
     assert epoch_of(store) == 0
-    desk.is_announced = True
-    assert desk.claim()["op"] == "claimed"
+    asking.is_announced = True
+    assert asking.claim()["op"] == "claimed"
 
 
 def test_a_heartbeat_makes_a_successor_take_the_claims_over() -> None:
     store = filled(1)
-    first = Desk(store)
+    first = Asking(store)
     (batch,) = first.claim()["batches"]
-    second = Desk(store)
+    second = Asking(store)
     second.dispatcher.beat([batch["token"]])
     eventually(lambda: stored(store).epoch == 2)
     first.is_announced = False
@@ -347,33 +347,33 @@ def test_one_answer_holds_no_more_than_a_message() -> None:
         payload = bytes(size if number else 3 * size)
         entries.append(NewEntry(f"ingest/{number}.batch", (Metadata(0, 0, payload),)))
     Queue(store, CONFIG, runtime=RUNTIME, role="test").append(entries)
-    desk = Desk(store)
+    asking = Asking(store)
     # The first one fits into no message at all.
-    assert [sequences(desk.claim(5)), sequences(desk.claim(5))] == [[1], [2]]
+    assert [sequences(asking.claim(5)), sequences(asking.claim(5))] == [[1], [2]]
     (report,) = list_quarantine(store, "ingest")
     assert (report.sequence, "metadata is larger" in report.error) == (0, True)
 
 
-def test_how_claims_ended_is_forgotten_with_the_claims_that_somebody_deleted() -> None:
+def test_how_claims_ended_is_forgotten_when_the_claims_are_deleted() -> None:
     store = filled(2)
-    desk = Desk(store)
-    first = desk.claim()["batches"][0]
-    assert desk.finish("done", first)["op"] == "finished"
+    asking = Asking(store)
+    first = asking.claim()["batches"][0]
+    assert asking.finish("done", first)["op"] == "finished"
     store.delete_many(["ingest/_claims.json"])
     # The dispatcher notices at its next write, and begins anew.
-    assert desk.fails() == "TransientStorageError"
-    again = desk.claim()["batches"][0]
+    assert asking.fails() == "TransientStorageError"
+    again = asking.claim()["batches"][0]
     assert again["token"] == first["token"]
-    assert desk.finish("done", again)["op"] == "finished"
+    assert asking.finish("done", again)["op"] == "finished"
     assert again["sequence"] not in stored(store).held
 
 
 def test_a_successor_knows_a_held_batch_before_it_is_asked_for_any() -> None:
     store = filled(2)
-    first = Desk(store)
+    first = Asking(store)
     batch = first.claim()["batches"][0]
     first.dispatcher.stop(5)
-    second = Desk(store)
+    second = Asking(store)
     assert second.finish("reject", batch)["op"] == "finished"
     assert [each.sequence for each in list_quarantine(store, "ingest")] == [batch["sequence"]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,24 +23,18 @@ def test_a_queue_on_one_machine_is_served_there_and_a_shared_one_to_every_machin
     tmp_path: Path,
 ) -> None:
     assert listen_for(MemoryStore()) == listen_for(LocalStore(tmp_path)) == Listen()
-    shared: Any = Shared()
+    shared: Any = SimpleNamespace(url="s3://bucket/orders")
     port = WebSocketNetwork(RUNTIME, listen_for(shared)).listen()
     # A loopback address, or 0.0.0.0, would mean another process on each machine.
     assert port.address.rpartition(":")[0] == own_address() != "0.0.0.0"
     port.close()
 
 
-class Shared:
-    """A store that several machines reach."""
-
-    url = "s3://bucket/orders"
-
-
 def announced(port: int) -> DiscoveryRecord:
     return DiscoveryRecord(1, "id", f"127.0.0.1:{port}", b"s" * 32)
 
 
-def test_an_address_where_nobody_listens_is_told_from_one_that_is_not_reached() -> None:
+def test_an_address_where_no_process_listens_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(ChannelRefused, match="no process listens"):

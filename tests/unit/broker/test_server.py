@@ -94,12 +94,14 @@ def test_bytes_that_are_no_http_change_nothing() -> None:
         with socket.create_connection(place_of(broker_record)) as raw:
             raw.sendall(os.urandom(2_000) + b"\r\n\r\n")
             raw.settimeout(WAIT_S)
-            await_end(raw)
+            with suppress(ConnectionResetError):
+                while raw.recv(1_000):
+                    pass
         with connected(broker_record) as client:
             assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
 
 
-def test_a_client_that_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_sends_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as (service, broker_record, _):
         # Once the port is there: for the handshake of HTTP it takes all the time it needs.
         monkeypatch.setattr(server, "HANDSHAKE_S", 0.5)
@@ -149,7 +151,7 @@ def test_strangers_are_disconnected_before_there_are_too_many(
         assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
 
 
-def test_a_client_that_asks_and_never_reads_is_sent_away_and_harms_nobody() -> None:
+def test_a_client_that_asks_and_never_reads_is_disconnected() -> None:
     asked = 0
     with serving() as (service, broker_record, _), connected(broker_record) as good:
         with shaken_hands(broker_record) as (silent, end), suppress(ConnectionClosed):
@@ -164,7 +166,7 @@ def test_a_client_that_asks_and_never_reads_is_sent_away_and_harms_nobody() -> N
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["a stranger", "a client"])
-def test_a_message_that_comes_byte_by_byte_keeps_nobody_waiting(known: bool) -> None:
+def test_a_message_that_comes_byte_by_byte_delays_no_other_client(known: bool) -> None:
     with (
         serving() as (service, broker_record, _),
         connected(broker_record) as good,
@@ -193,13 +195,6 @@ def place_of(broker_record: DiscoveryRecord) -> tuple[str, int]:
     return host, int(port)
 
 
-def await_end(raw: socket.socket) -> None:
-    """Until the other side has closed it; how does not matter."""
-    with suppress(ConnectionResetError):
-        while raw.recv(1_000):
-            pass
-
-
 @contextmanager
 def shaken_hands(
     broker_record: DiscoveryRecord, *, known: bool = True
@@ -210,43 +205,40 @@ def shaken_hands(
     with websockets_client.connect(
         url, compression=None, max_queue=1, ping_interval=None, close_timeout=0.2, proxy=None
     ) as client:
-        proof = end.prove(bytes_of(client.recv()))
+        proof = end.prove(client.recv(decode=False))
         if known:
             client.send(proof)
-            end.finish(bytes_of(client.recv()))
+            end.finish(client.recv(decode=False))
         yield client, end
-
-
-def bytes_of(message: str | bytes) -> bytes:
-    assert isinstance(message, bytes)
-    return message
 
 
 def frame(message: bytes) -> bytes:
     return Frame(Opcode.BINARY, message).serialize(mask=True)
 
 
-def test_a_port_that_serves_nobody_refuses_its_clients() -> None:
+def test_a_port_that_is_shut_refuses_its_clients() -> None:
     with serving() as (_, broker_record, port):
         port.shut()
         with pytest.raises((ChannelClosed, ProtocolError)):
             connect(broker_record)
 
 
-def test_an_address_that_cannot_be_used_says_which_option() -> None:
+def test_an_address_or_certificate_that_cannot_be_used_says_which_option(tmp_path: Path) -> None:
     with serving() as (_, broker_record, _):
         port = int(broker_record.address.split(":")[1])
         with pytest.raises(InvalidInput, match=rf"listen on 127\.0\.0\.1:{port}.*--listen"):
             WebSocketPort(Listen(port=port), RUNTIME)
+    path = tmp_path / "cert.pem"
+    path.write_text("no certificate")
+    with pytest.raises(InvalidInput, match="--tls-cert"):
+        WebSocketPort(Listen(certificate=str(path)), RUNTIME)
 
 
 def test_what_is_advertised_is_announced() -> None:
     port = WebSocketPort(Listen(advertise="broker.example:9100"), RUNTIME)
-    try:
-        assert port.address == "broker.example:9100"
-    finally:
-        port.close()
     port.close()
+    port.close()
+    assert port.address == "broker.example:9100"
 
 
 @pytest.fixture
@@ -270,13 +262,6 @@ def test_with_tls_the_announced_certificate_and_no_other_is_trusted(certificate:
         other = "00" * 32
         with pytest.raises(ChannelClosed, match="another certificate"):
             dial(type(broker_record)(1, "id", broker_record.address, b"s" * 32, other), WAIT_S)
-
-
-def test_a_certificate_that_is_none_says_which_option(tmp_path: Path) -> None:
-    path = tmp_path / "cert.pem"
-    path.write_text("no certificate")
-    with pytest.raises(InvalidInput, match="--tls-cert"):
-        WebSocketPort(Listen(certificate=str(path)), RUNTIME)
 
 
 def test_too_many_open_requests_and_unknown_ones_are_refused() -> None:
@@ -417,16 +402,16 @@ closed.close()
 owner = Owner(closed, mine)
 if sys.argv[1] == "owned":
     close_in_children(owner)
-say, told = socket.socketpair()
+parents, childs = socket.socketpair()
 child = os.fork()
 if child == 0:
-    say.close()
+    parents.close()
     other.close()
-    told.sendall(b"!")
-    told.recv(1)  # until the parent says so
+    childs.sendall(b"!")
+    childs.recv(1)  # until the parent says so
     mine.close()  # what closes it here closes nothing else
-    os._exit(0 if told.fileno() >= 0 and os.fstat(told.fileno()) else 1)
-say.recv(1)
+    os._exit(0 if childs.fileno() >= 0 and os.fstat(childs.fileno()) else 1)
+parents.recv(1)
 mine.sendall(b"x")
 mine.close()
 other.settimeout(0.2 if sys.argv[1] != "owned" else 20)
@@ -435,7 +420,7 @@ try:
     seen.append(other.recv(1))
 except TimeoutError:
     seen.append("open")
-say.sendall(b"!")
+parents.sendall(b"!")
 print(seen, os.waitpid(child, 0)[1])
 """
 

@@ -31,10 +31,8 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import CONFIG, RUNTIME, Hooked, eventually, hosting, queued
 
+# On a busy machine heartbeats are late: where claims are to lapse a worker has another time-out.
 SETTINGS = WorkerConfig(store="memory://unused", broker="auto", claim_timeout_ms=60_000)
-
-
-"""A worker on a busy machine is late with its heartbeats: what lapses has another time-out."""
 
 
 def fill(store: MemoryStore, count: int, first: int = 0) -> None:
@@ -57,10 +55,7 @@ def claimed(worker: Worker, count: int) -> set[int]:
     return set(found)
 
 
-kept: list[ClaimedBatch] = []
-
-
-"""A batch that nobody has any more goes back."""
+kept: list[ClaimedBatch] = []  # a batch without a reference is given back
 
 
 @pytest.fixture
@@ -77,6 +72,13 @@ def workers(store: MemoryStore) -> Iterator[list[Worker]]:
         yield [stack.enter_context(Worker(SETTINGS, store=store)) for _ in range(2)]
 
 
+@pytest.fixture
+def batch(store: MemoryStore, workers: list[Worker]) -> ClaimedBatch:
+    """The only one of its queue, held by the first worker."""
+    fill(store, 1)
+    return workers[0].claim()[0]
+
+
 def test_each_batch_is_one_workers_oldest_first(store: MemoryStore, workers: list[Worker]) -> None:
     fill(store, 4)
     one, two = workers
@@ -87,7 +89,7 @@ def test_each_batch_is_one_workers_oldest_first(store: MemoryStore, workers: lis
     assert one.claim(1, timeout=0.1) == []
 
 
-def test_of_a_transaction_that_nobody_decided_each_batch_is_handed_out_and_so_is_its_end(
+def test_of_an_undecided_transaction_each_batch_is_handed_out_and_so_is_its_end(
     store: MemoryStore, workers: list[Worker]
 ) -> None:
     message, acknowledgement = (
@@ -99,7 +101,7 @@ def test_of_a_transaction_that_nobody_decided_each_batch_is_handed_out_and_so_is
     queue.append([NewEntry(message)])
     (batch,) = workers[0].claim()
     assert batch.entries == [b"undecided"]
-    # It is rolled back: who works on it learns nothing of that but an empty batch.
+    # It is rolled back: a worker learns of that by an empty batch only.
     store.put(acknowledgement, encode_batch([]))
     queue.append([NewEntry(acknowledgement)])
     (end,) = workers[1].claim(timeout=60)
@@ -121,10 +123,8 @@ def test_what_is_done_without_a_gap_leaves_the_queue(
 
 @pytest.mark.parametrize("rest_ms", [0, 600])
 def test_a_released_batch_is_handed_out_again_after_its_rest_and_counted(
-    store: MemoryStore, workers: list[Worker], rest_ms: int
+    workers: list[Worker], batch: ClaimedBatch, rest_ms: int
 ) -> None:
-    fill(store, 1)
-    (batch,) = workers[0].claim()
     assert batch.delivery_count == 1
     began = time.monotonic()
     batch.release(rest_ms)
@@ -156,7 +156,7 @@ def test_an_unreadable_batch_goes_to_the_quarantine_and_the_next_one_is_handed_o
     assert [each.sequence for each in list_quarantine(store, "ingest")] == [0]
 
 
-def test_a_batch_that_nobody_ever_finishes_goes_to_the_quarantine(store: MemoryStore) -> None:
+def test_a_batch_that_is_never_finished_goes_to_the_quarantine(store: MemoryStore) -> None:
     fill(store, 1)
     config = replace(SETTINGS, max_deliveries=2)
     with Worker(config, store=store) as worker:
@@ -336,66 +336,58 @@ def test_a_batch_that_was_dropped_without_a_word_goes_to_another_worker(
 
 
 def test_a_heartbeat_that_comes_too_late_makes_no_worker_sure_of_its_claim(
-    store: MemoryStore,
+    workers: list[Worker], batch: ClaimedBatch
 ) -> None:
-    fill(store, 1)
-    with Worker(replace(SETTINGS, claim_timeout_ms=600_000), store=store) as worker:
-        (batch,) = worker.claim()
-        beaten = batch._claim.beaten
-        worker._beat_once()
-        assert batch._claim.beaten.monotonic > beaten.monotonic
-        # As after a pause: the claim has lapsed, though a broker answers its heartbeats.
-        long_ago = replace(beaten, monotonic=beaten.monotonic - 1_000)
-        batch._claim.beaten = long_ago
-        worker._beat_once()
-        assert batch._claim.beaten == long_ago
-        # Another worker's by now, and an earlier attempt of this one may have got through.
-        batch._claim.token += 1
-        batch._claim.asked = True
-        with pytest.raises(ClaimLost):
-            batch.done()
+    beaten = batch._claim.beaten
+    workers[0]._beat_once()
+    assert batch._claim.beaten.monotonic > beaten.monotonic
+    # As after a pause: the claim has lapsed, though a broker answers its heartbeats.
+    long_ago = replace(beaten, monotonic=beaten.monotonic - 1_000)
+    batch._claim.beaten = long_ago
+    workers[0]._beat_once()
+    assert batch._claim.beaten == long_ago
+    # Another worker's by now, and an earlier attempt of this one may have got through.
+    batch._claim.token += 1
+    batch._claim.asked = True
+    with pytest.raises(ClaimLost):
+        batch.done()
 
 
 def test_an_end_that_landed_before_its_broker_was_fenced_is_no_lost_claim(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore, batch: ClaimedBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(store, 1)
-    with Worker(SETTINGS, store=store) as worker:
-        (batch,) = worker.claim()
-        write = DispatcherTerm.write
+    write = DispatcherTerm.write
 
-        def write_and_be_fenced(self: DispatcherTerm, after: Claims) -> None:
-            before = self.claims
-            write(self, after)
-            if after != before:
-                raise Fenced("ingest/manifest", 1, 2)
+    def write_and_be_fenced(self: DispatcherTerm, after: Claims) -> None:
+        before = self.claims
+        write(self, after)
+        if after != before:
+            raise Fenced("ingest/manifest", 1, 2)
 
-        monkeypatch.setattr(DispatcherTerm, "write", write_and_be_fenced)
-        monkeypatch.setattr(Dispatcher, "_was_fenced_by_a_replaced_broker", lambda self: True)
-        thread = RUNTIME.spawn(batch.done, "done")
-        eventually(lambda: batch._claim.asked)
-        monkeypatch.setattr(DispatcherTerm, "write", write)
-        eventually(lambda: batch._claim.over)
-        thread.join()
+    monkeypatch.setattr(DispatcherTerm, "write", write_and_be_fenced)
+    monkeypatch.setattr(Dispatcher, "_was_fenced_by_a_replaced_broker", lambda self: True)
+    thread = RUNTIME.spawn(batch.done, "done")
+    eventually(lambda: batch._claim.asked)
+    monkeypatch.setattr(DispatcherTerm, "write", write)
+    eventually(lambda: batch._claim.over)
+    thread.join()
     eventually(lambda: queued(store) == [])
 
 
 def test_a_heartbeat_that_is_refused_goes_to_the_broker_that_is_announced_now(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    workers: list[Worker], batch: ClaimedBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(store, 1)
-    with Worker(SETTINGS, store=store) as worker:
-        (batch,) = worker.claim()
-        beaten, before = batch._claim.beaten, worker._discovery.connection
-        assert before is not None
-        with monkeypatch.context() as patch:
-            patch.setattr(Dispatcher, "beat", lambda self, tokens: False)
-            worker._beat_once()
-            eventually(lambda: before.is_over)
-            assert batch._claim.beaten == beaten
-        eventually(lambda: (worker._beat_once(), batch._claim.beaten != beaten)[1])
-        assert worker._discovery.connection is not before
-        batch.done()
+    worker = workers[0]
+    beaten, before = batch._claim.beaten, worker._discovery.connection
+    assert before is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(Dispatcher, "beat", lambda self, tokens: False)
+        worker._beat_once()
+        eventually(lambda: before.is_over)
+        assert batch._claim.beaten == beaten
+    eventually(lambda: (worker._beat_once(), batch._claim.beaten != beaten)[1])
+    assert worker._discovery.connection is not before
+    batch.done()
 
 
 class Suspended(SystemRuntime):
@@ -462,7 +454,7 @@ def claim() -> Claim:
         (1_029_999, 79.999, True),
         (1_030_000, 60.0, False),  # the machine slept, and its monotonic clock with it
         (1_010_000, 80.0, False),  # the wall clock was set back meanwhile
-        (999_999, 51.0, False),  # nobody knows how far
+        (999_999, 51.0, False),  # the same, and it is not known how far
         (1_000_001, 49.0, False),  # the machine was started anew
     ],
 )
