@@ -3,8 +3,8 @@
 Locks are taken in no order, because a thread that holds one of :func:`locked` takes no other, and
 calls no store and no caller's function: the object gives out values, and acts on them unlocked.
 Three locks are held while a store or a connection answers: of a :class:`.Consumer`, which admits
-its callers one by one, of a broker's :class:`.Service` and of a client's :class:`.Discovery`. What
-is called there has at most one lock of its own, and calls nothing back.
+its callers one by one, of a :class:`.Broker` and of a client's :class:`.Discovery`. What is called
+there has at most one lock of its own, and calls nothing back.
 """
 
 from __future__ import annotations

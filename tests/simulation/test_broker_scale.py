@@ -7,7 +7,7 @@ import time
 import pytest
 
 from opendata_buffer.broker import protocol
-from opendata_buffer.broker.broker import Service
+from opendata_buffer.broker.broker import Broker
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
@@ -29,9 +29,9 @@ def asked(count: int) -> tuple[float, int]:
     """Milliseconds of processor time for each append, and compare-and-swaps of all of them."""
     # With a store that takes its time the requests of many pile up, as they do in production.
     store = FaultyStore(MemoryStore(), RUNTIME, FaultPlan(cas_ms=30))
-    service = Service(Queue(store, CONFIG, runtime=RUNTIME, role="broker"), RUNTIME, "ingest")
-    clients = [Client(service) for _ in range(count)]
-    service.start()
+    broker = Broker(Queue(store, CONFIG, runtime=RUNTIME, role="broker"), RUNTIME, "ingest")
+    clients = [Client(broker) for _ in range(count)]
+    broker.start()
     reader = Queue(store, CONFIG, runtime=RUNTIME, role="consumer")
     epoch = reader.claim_epoch(None).epoch
     began = time.process_time()
@@ -39,7 +39,7 @@ def asked(count: int) -> tuple[float, int]:
         for first in range(0, count, AT_ONCE):
             some = clients[first : first + AT_ONCE]
             for place, client in enumerate(some, first):
-                client.clock = service.clock()
+                client.clock = broker.clock()
                 client.ask(f"{place:06}-{number}.batch", valid_ms=PATIENT_MS)
             eventually(lambda: all(len(each.answers) == number for each in some), 600)  # noqa: B023
         manifest = reader.read() or Manifest.empty()
@@ -47,10 +47,10 @@ def asked(count: int) -> tuple[float, int]:
         # As with a consumer: the manifest's own length is another cost.
         reader.dequeue(manifest.next_sequence - 1, epoch)
     cost = time.process_time() - began
-    service.stop(10)
+    broker.stop(10)
     answers = [answer for client in clients for answer in client.answers]
     assert sorted(each["sequence"] for each in answers) == list(range(count * ROUNDS))
-    return 1000 * cost / (count * ROUNDS), service.commits
+    return 1000 * cost / (count * ROUNDS), broker.commits
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from opendata_buffer.concurrency import Closeable, in_parallel, locked
+from opendata_buffer.concurrency import Closeable, in_parallel, locked, wait_for
 from opendata_buffer.errors import FlushFailed
 from opendata_buffer.runtime import SystemRuntime, Task, deadline, remaining
 from tests.support.simulation import Simulation
@@ -128,6 +128,15 @@ def test_a_close_that_fails_does_not_hide_the_error_that_ended_the_block(
     assert thing.closed == 1
     assert "closing the Failing failed" in caplog.text
     assert "the store is gone" in caplog.text
+
+
+def test_a_wait_ends_when_it_is_true_or_when_its_time_is_over() -> None:
+    condition = RUNTIME.condition()
+    with condition:
+        assert wait_for(RUNTIME, condition, lambda: True, None)
+        until = RUNTIME.monotonic() + 0.05
+        assert not wait_for(RUNTIME, condition, lambda: False, until)
+        assert RUNTIME.monotonic() >= until
 
 
 def test_errors_of_others_come_out() -> None:

@@ -178,7 +178,7 @@ class SharedQueue(Queue):
             super().close()
 
 
-class Service:
+class Broker:
     """The broker of one queue, which only its dispatcher shares with it.
 
     Entries must lie below ``data_path_prefix``. ``on_conflict`` is called after a write that lost a
@@ -222,8 +222,8 @@ class Service:
         self.next_sequence = 0 if manifest is None else manifest.next_sequence
         self._since = self.runtime.monotonic()
         labels = self._queue.labels
-        metrics.broker_clients.watch(self, lambda service: service.sessions, labels)
-        metrics.broker_waiting_entries.watch(self, lambda service: service.entries_waiting, labels)
+        metrics.broker_clients.watch(self, lambda broker: broker.sessions, labels)
+        metrics.broker_waiting_entries.watch(self, lambda broker: broker.entries_waiting, labels)
         self._task = self.runtime.spawn(self._run, "opendata-buffer-broker")
 
     def stop(self, timeout: float | None = None) -> None:

@@ -24,8 +24,6 @@ from itertools import islice
 from opendata_buffer.formats.sidecar import Fields, Sidecar, is_number
 from opendata_buffer.runtime import Condition
 
-FILE_NAME = "_claims.json"
-
 CLAIMS = Sidecar(
     "the record of workers' claims",
     "With the object deleted, every batch in the queue is handed out again.",
@@ -43,7 +41,7 @@ bytes a character, ``MAX_OPEN`` claims would be too large to be read by a succes
 
 def claims_key(data_path_prefix: str) -> str:
     """The key of the claims of a queue."""
-    return f"{data_path_prefix}/{FILE_NAME}"
+    return f"{data_path_prefix}/_claims.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +242,7 @@ def _ranges(numbers: Iterable[int]) -> list[list[int]]:
 
 
 LATE_S = 0.5
-"""A dispatcher that looks at a claim so long after its end may have missed heartbeats, because it
+"""A dispatcher that checks a claim so long after its end may have missed heartbeats, because it
 was suspended or storage held it up. It gives the worker the whole time anew, once."""
 
 MOST_TOKENS = 100_000
@@ -264,7 +262,7 @@ class Heartbeats:
         self._alive: dict[int, float] = {}
         self._renewed: dict[int, int] = {}
         self.lapses: dict[int, float] = {}
-        """When the claim of each batch is looked at next."""
+        """When the claim of each batch is checked next."""
 
     def hear(self, tokens: Iterable[int], now: float) -> None:
         """The worker that holds these lives. With the lock held."""

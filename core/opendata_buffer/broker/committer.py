@@ -3,7 +3,7 @@
 A :class:`~opendata_buffer.producer.group_commit.Committer` like the local one. Of an append without
 an answer it waits until the broker cannot begin a write any more
 (:mod:`opendata_buffer.broker.protocol` says how that is known). Then it asks the broker that is
-announced now, or appends directly: both first look for the append in the manifest that their own
+announced now, or appends directly: both first search for the append in the manifest that their own
 compare-and-swap replaces.
 """
 
@@ -39,9 +39,9 @@ from opendata_buffer.stores.base import Store
 log = logging.getLogger(__name__)
 
 FIND_S = 1.0
-"""How long an append waits while a broker is looked for; then it is made alone."""
+"""How long an append waits while a broker is searched for; then it is made alone."""
 
-LOOK_S = 0.5
+SEARCH_S = 0.5
 """Between two attempts to find a broker after one was lost."""
 
 MOVED_S = 0.1
@@ -51,7 +51,7 @@ STOP_S = 5.0
 """How long the last caller waits for this process's broker to say that it leaves."""
 
 PATIENCE_S = 10.0
-"""For so long after a broker was lost its successor is looked for so often; later every so many
+"""For so long after a broker was lost its successor is searched for so often; later every so many
 seconds."""
 
 
@@ -93,7 +93,7 @@ class BrokeredCommitter:
         self._alone: Committer
         self._election: LeaderElection | None = None
         self._discovery = Discovery(store, config, runtime, network.connect, waits_s=FIND_S)
-        self._look_at: float | None = 0.0
+        self._search_at: float | None = 0.0
         # Whether a broker is sure to come, as in a process that serves by itself.
         self._expects = expects or config.broker == "host"
         self._hopeful_until = runtime.monotonic() + PATIENCE_S if self._expects else 0.0
@@ -164,7 +164,7 @@ class BrokeredCommitter:
                 case Appended(sequence):
                     return sequence
                 case Lost():
-                    # What is looked for begins where the first attempt may have landed.
+                    # The search begins where the first attempt may have landed.
                     doubt = _UnknownAttempt(
                         answer.since if since is None else since, answer.safe_at
                     )
@@ -178,7 +178,7 @@ class BrokeredCommitter:
                 case _ if answer.why == "large":
                     return self._append_alone(entries, begin_by, doubt)
                 case _ if answer.why == "busy":
-                    self._runtime.sleep(LOOK_S)
+                    self._runtime.sleep(SEARCH_S)
                 case _:
                     self._forget(connection)
                     if answer.why == "moved":
@@ -240,10 +240,10 @@ class BrokeredCommitter:
         if isinstance(error, CommitStateUnknown):
             raise error
         again = isinstance(error, Conflict | QueueFull | TransientStorageError)
-        if not again or self._runtime.monotonic() + LOOK_S >= begin_by:
+        if not again or self._runtime.monotonic() + SEARCH_S >= begin_by:
             raise self._unknown(entries, doubt, str(error).rstrip(".")) from error
-        log.warning("an append with an unknown outcome is looked for again: %s", error)
-        self._runtime.sleep(LOOK_S)
+        log.warning("an append with an unknown outcome is searched for again: %s", error)
+        self._runtime.sleep(SEARCH_S)
 
     def _unknown(
         self, entries: Sequence[NewEntry], doubt: _UnknownAttempt, reason: str
@@ -254,7 +254,7 @@ class BrokeredCommitter:
     def _find(self) -> Connection | None:
         """The connection to use; None to append alone."""
         before = self._discovery.connection
-        found = self._discovery.find(self._is_time, self._plan_next_look)
+        found = self._discovery.find(self._is_time, self._plan_next_search)
         if found is not None and before is None:
             log.info("appending through %s", found.broker_record)
         return found
@@ -263,25 +263,25 @@ class BrokeredCommitter:
         if self._alone.conflicts > self._conflicts:
             # Another process appends, too: there may be a broker by now.
             self._conflicts = self._alone.conflicts
-            if self._look_at is None:
-                self._look_at = 0.0
-        return self._look_at is not None and self._runtime.monotonic() >= self._look_at
+            if self._search_at is None:
+                self._search_at = 0.0
+        return self._search_at is not None and self._runtime.monotonic() >= self._search_at
 
-    def _plan_next_look(self) -> None:
+    def _plan_next_search(self) -> None:
         now = self._runtime.monotonic()
         if now < self._hopeful_until:
-            self._look_at = now + LOOK_S
+            self._search_at = now + SEARCH_S
         elif self._discovery.announced or self._expects or self._conflicts:
-            self._look_at = now + PATIENCE_S
+            self._search_at = now + PATIENCE_S
         else:
-            # No broker ever served this queue: a lone process looks once, and then only after a
+            # No broker ever served this queue: a lone process searches once, and then only after a
             # lost race.
-            self._look_at = None
+            self._search_at = None
 
     def _forget(self, connection: Connection, *, fell_silent: bool = False) -> None:
         self._discovery.forget(connection, fell_silent=fell_silent)
         now = self._runtime.monotonic()
-        self._look_at, self._hopeful_until = now, now + PATIENCE_S
+        self._search_at, self._hopeful_until = now, now + PATIENCE_S
 
 
 def open_brokered_committer(

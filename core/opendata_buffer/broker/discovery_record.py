@@ -18,7 +18,6 @@ from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.runtime import Runtime
 
-FILE_NAME = "_broker.json"
 SECRET_BYTES = 32
 
 DISCOVERY_RECORD = Sidecar(
@@ -30,7 +29,7 @@ DISCOVERY_RECORD = Sidecar(
 
 def discovery_record_key(data_path_prefix: str) -> str:
     """The key of a queue's discovery record."""
-    return f"{data_path_prefix}/{FILE_NAME}"
+    return f"{data_path_prefix}/_broker.json"
 
 
 @dataclass(frozen=True, slots=True)

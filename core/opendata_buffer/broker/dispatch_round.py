@@ -46,8 +46,8 @@ class ReadyBatches:
         self._stuck: set[int] = set()
         self.end = 0
         """Batches before this sequence are known."""
-        self.looked_at = float("-inf")
-        """When it was last looked for more, monotonic seconds."""
+        self.read_at = float("-inf")
+        """When the queue was last read for more, monotonic seconds."""
         self.rests: dict[int, float] = {}
         """Until when a released batch rests, monotonic seconds."""
 
@@ -55,9 +55,9 @@ class ReadyBatches:
         """Forget everything: the queue begins at this sequence."""
         self._known, self.rests, self.end = {}, {}, first
 
-    def look_for(self, count: int, consumer: Consumer, now: float) -> bool:
-        """Look for more batches; False when there are none."""
-        self.looked_at = now
+    def read_more(self, count: int, consumer: Consumer, now: float) -> bool:
+        """Read which batches follow; False when there are none."""
+        self.read_at = now
         found = consumer.next_descriptors(count)
         for each in found:
             self._known[each.sequence] = each
@@ -185,12 +185,12 @@ class DispatchRound:
         self._respond(request, "finished")
 
     def hand_out(
-        self, claiming: Sequence[ClaimRequest], look: Callable[[int], object] | None
+        self, claiming: Sequence[ClaimRequest], read_more: Callable[[int], object] | None
     ) -> list[ClaimRequest]:
         """Give free batches to the workers that wait longest; returns the requests that go on
         waiting.
 
-        ``claiming`` are their requests, the oldest first. ``look`` looks for so many more batches
+        ``claiming`` are their requests, the oldest first. ``read_more`` reads so many more batches
         where too few are known; None when that is not to be done now.
         """
         ready = self._ready
@@ -199,8 +199,8 @@ class DispatchRound:
         resting.update(key for key, at in self.rests.items() if at > self._now)
         wanted = sum(each.most for each in claiming)
         free = self.claims.free(ready.end, resting) if wanted else []
-        if len(free) < wanted and look is not None:
-            look(wanted - len(free))
+        if len(free) < wanted and read_more is not None:
+            read_more(wanted - len(free))
             free = self.claims.free(ready.end, resting)
         left = []
         place = 0

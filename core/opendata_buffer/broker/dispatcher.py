@@ -4,7 +4,7 @@ Requests of all workers pile up while one compare-and-swap on the claims is on i
 takes them all, and each is answered after it has landed. Heartbeats are kept in memory only. What
 is finished without a gap is acknowledged after that, so a dispatcher that dies in between only
 acknowledges later. Another consumer of the queue, or another dispatcher, fences this one, and its
-workers look for the broker that is announced now.
+workers turn to the broker that is announced now.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class Dispatcher:
             now = self._runtime.monotonic()
             times = [*self._heartbeats.lapses.values(), *self._ready.rests.values()]
             if self._claiming:
-                times.append(self._ready.looked_at + POLL_S)
+                times.append(self._ready.read_at + POLL_S)
                 times += [each.until for each in self._claiming]
             if times and min(times) <= now:
                 return
@@ -290,11 +290,11 @@ class Dispatcher:
         for request in finishing:
             this_round.finish(request)
 
-        def look(count: int) -> None:
-            ready.look_for(count, term.consumer, now)
+        def read_more(count: int) -> None:
+            ready.read_more(count, term.consumer, now)
 
-        due = news or now >= ready.looked_at + POLL_S
-        left = this_round.hand_out(claiming, look if due else None)
+        due = news or now >= ready.read_at + POLL_S
+        left = this_round.hand_out(claiming, read_more if due else None)
         term.write(this_round.claims)
         # It is stored: only now it is answered, and acted on.
         self._heartbeats.landed(this_round.lapses)
@@ -329,7 +329,7 @@ class Dispatcher:
         self._term = term
         # What is held or done must be known, to be handed out again or acknowledged.
         needed = max([claims.frontier, *(key + 1 for key in claims.held)])
-        while ready.end < needed and ready.look_for(needed - ready.end, term.consumer, now):
+        while ready.end < needed and ready.read_more(needed - ready.end, term.consumer, now):
             pass
         log.info("handing out batches from %d on, epoch %d", claims.frontier, claims.epoch)
         return term

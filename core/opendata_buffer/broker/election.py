@@ -12,7 +12,7 @@ import logging
 import secrets
 from dataclasses import fields, replace
 
-from opendata_buffer.broker.broker import Service, SharedQueue
+from opendata_buffer.broker.broker import Broker, SharedQueue
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
 from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease
 from opendata_buffer.broker.dispatcher import Dispatcher
@@ -75,8 +75,8 @@ class LeaderElection:
         self._doubted = False
         self._stopping = False
         self._port: ListeningPort | None = None
-        self.service: Service | None = None
-        """The service, while it serves."""
+        self.broker: Broker | None = None
+        """The broker, while it serves."""
         self._mine: DiscoveryRecord | None = None
         self._is_open = False
         self._beaten_at = 0.0
@@ -198,7 +198,7 @@ class LeaderElection:
         )
         claim = claim_for_writing(self._store, self._config, runtime=self._runtime)
         queue = SharedQueue(self._store, self._config, runtime=self._runtime, claim=claim)
-        service = Service(
+        broker = Broker(
             queue,
             self._runtime,
             self._config.data_path_prefix,
@@ -214,17 +214,17 @@ class LeaderElection:
             ),
         )
         try:
-            service.start()
+            broker.start()
             taken = self._lease.take(wanted, announced)
         except BaseException:
-            service.stop()
+            broker.stop()
             raise
         if taken is None:
-            service.stop()
+            broker.stop()
             return STAND_BY_S
-        self.service, self._mine = service, taken
+        self.broker, self._mine = broker, taken
         self._beaten_at = self._steady_at = self._runtime.monotonic()
-        self._port.open(service, taken)
+        self._port.open(broker, taken)
         self._is_open = True
         log.info("serving as the broker: %s", taken)
         return BEAT_S
@@ -237,16 +237,16 @@ class LeaderElection:
         return mine is not None and mine.same_broker(announced)
 
     def _doubt(self) -> None:
-        """Another writer was faster: look at once whether it is another broker."""
+        """Another writer was faster: read at once whether it is another broker."""
         with self._condition:
             self._doubted = True
             self._condition.notify_all()
 
     def _step_down(self) -> None:
-        service, self.service, self._mine, self._is_open = self.service, None, None, False
-        if service is not None:
+        broker, self.broker, self._mine, self._is_open = self.broker, None, None, False
+        if broker is not None:
             # What waits is refused: its clients know at once that it was not appended.
-            service.stop(timeout=5)
+            broker.stop(timeout=5)
         if self._port is not None:
             self._port.shut()
 

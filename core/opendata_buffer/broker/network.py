@@ -11,7 +11,7 @@ from typing import Protocol
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync import client as websockets_client
 
-from opendata_buffer.broker.broker import Service
+from opendata_buffer.broker.broker import Broker
 from opendata_buffer.broker.client import (
     CONNECT_S,
     Channel,
@@ -36,7 +36,7 @@ class ListeningPort(Protocol):
         """For the discovery record."""
         ...
 
-    def open(self, service: Service, broker_record: DiscoveryRecord) -> None:
+    def open(self, broker: Broker, broker_record: DiscoveryRecord) -> None:
         """Serve the clients of one term."""
         ...
 

@@ -5,7 +5,7 @@ client     ``append``: entries to append in one piece; ``renew``: it waits on; `
            write the manifest itself; ``claim``, ``finish`` and ``beat`` of a worker; ``ping``;
            ``stats``
 broker     ``done``: appended at a sequence; ``refused``: surely not appended, ask again;
-           ``lost``: storage gave no answer, look whether it is there; ``failed``: what the
+           ``lost``: storage gave no answer, search for it; ``failed``: what the
            queue raised; ``given``: a pause begins; ``claimed``, ``finished`` and ``beaten`` to a
            worker; ``pong``; ``stats``
 =========  =====================================================================================

@@ -21,7 +21,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.server import ServerProtocol
 
-from opendata_buffer.broker.broker import Body, Service
+from opendata_buffer.broker.broker import Body, Broker
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.protocol import (
@@ -54,11 +54,11 @@ class Session:
     bodies in the order in which it sends them.
     """
 
-    def __init__(self, service: Service, end: BrokerEnd, send: Callable[[Body], None]) -> None:
-        self._service = service
+    def __init__(self, broker: Broker, end: BrokerEnd, send: Callable[[Body], None]) -> None:
+        self._broker = broker
         self._end = end
         self._send = send
-        self._lock = service.runtime.condition()
+        self._lock = broker.runtime.condition()
         self._open = 0
         self._pending: dict[int, AppendRequest] = {}
         self._closed = False
@@ -66,7 +66,7 @@ class Session:
     def welcome(self, prove: bytes) -> bytes:
         """Answer the client's handshake; its messages may follow."""
         answer = self._end.welcome(prove)
-        self._service.sessions += 1
+        self._broker.sessions += 1
         return answer
 
     def received(self, message: bytes) -> None:
@@ -74,11 +74,11 @@ class Session:
         body = self._end.open(message)
         match body.get("op"):
             case "append":
-                append = parse_append(body, self._service.data_path_prefix, self._answer)
+                append = parse_append(body, self._broker.data_path_prefix, self._answer)
                 self._begin(append)
-                self._service.submit(append, len(message))
+                self._broker.submit(append, len(message))
             case "claim":
-                now = self._service.runtime.monotonic()
+                now = self._broker.runtime.monotonic()
                 claim = parse_claim(body, now, self._answer, lambda: not self._closed)
                 self._begin()
                 self._dispatcher.submit(claim)
@@ -95,21 +95,21 @@ class Session:
             case "pause":
                 self._begin()
                 writes = whole(body, "writes")
-                self._service.ask_pause(PauseRequest(whole(body, "n"), self._answer, writes))
+                self._broker.ask_pause(PauseRequest(whole(body, "n"), self._answer, writes))
             case "renew":
                 self._renew(parse_renewal(body), moment_of(body.get("clock")))
             case "ping":
-                self._say({"op": "pong", "next": self._service.next_sequence})
+                self._say({"op": "pong", "next": self._broker.next_sequence})
             case "stats":
-                self._say({"op": "stats", **self._service.stats()})
+                self._say({"op": "stats", **self._broker.stats()})
             case other:
                 raise ProtocolError(f"a client asks for {str(other)[:50]!r}, which is not known")
 
     @property
     def _dispatcher(self) -> Dispatcher:
-        if self._service.dispatcher is None:
+        if self._broker.dispatcher is None:
             raise ProtocolError("this broker hands out no batches")
-        return self._service.dispatcher
+        return self._broker.dispatcher
 
     def _begin(self, append: AppendRequest | None = None) -> None:
         with self._lock:
@@ -142,11 +142,11 @@ class Session:
                 return
             self._closed = True
         if self._end.ready:
-            self._service.sessions -= 1
+            self._broker.sessions -= 1
 
     def _say(self, body: Body) -> None:
         if not self._closed:
-            self._send({**body, "clock": self._service.clock()})
+            self._send({**body, "clock": self._broker.clock()})
 
 
 log = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ class WebSocketPort:
     def __init__(self, listen: Listen, runtime: Runtime) -> None:
         self._listen = listen
         self._loop = asyncio.new_event_loop()
-        self._active: tuple[Service, DiscoveryRecord] | None = None
+        self._active: tuple[Broker, DiscoveryRecord] | None = None
         self._clients: set[ServerConnection] = set()
         self._open: set[ServerConnection] = set()
         self._refused: set[str] = set()
@@ -236,9 +236,9 @@ class WebSocketPort:
             sockets.append(client.transport.get_extra_info("socket"))
         return [each.fileno() for each in sockets]
 
-    def open(self, service: Service, broker_record: DiscoveryRecord) -> None:
+    def open(self, broker: Broker, broker_record: DiscoveryRecord) -> None:
         """Serve the clients of one term."""
-        self._loop.call_soon_threadsafe(self._set_active, (service, broker_record))
+        self._loop.call_soon_threadsafe(self._set_active, (broker, broker_record))
 
     def shut(self) -> None:
         """End the connections and serve no client; the port stays open."""
@@ -265,7 +265,7 @@ class WebSocketPort:
         self._thread.join(10)
         self._loop.close()
 
-    def _set_active(self, active: tuple[Service, DiscoveryRecord] | None) -> None:
+    def _set_active(self, active: tuple[Broker, DiscoveryRecord] | None) -> None:
         self._active = active
         self._refused.clear()
 
@@ -341,10 +341,10 @@ class WebSocketPort:
         if active is None or len(self._clients) >= self._most_clients:
             await client.close(TRY_AGAIN_LATER)
             return
-        service, broker_record = active
+        broker, broker_record = active
         self._clients.add(client)
         try:
-            await self._talk(client, service, broker_record)
+            await self._talk(client, broker, broker_record)
         except ProtocolError as error:
             self._log_once(client, error)
             client.transport.abort()
@@ -352,7 +352,7 @@ class WebSocketPort:
             self._clients.discard(client)
 
     async def _talk(
-        self, client: ServerConnection, service: Service, broker_record: DiscoveryRecord
+        self, client: ServerConnection, broker: Broker, broker_record: DiscoveryRecord
     ) -> None:
         end = BrokerEnd(broker_record.secret, broker_record.term, secrets.token_bytes(NONCE_BYTES))
         outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -368,7 +368,7 @@ class WebSocketPort:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(put, body)
 
-        session = Session(service, end, send)
+        session = Session(broker, end, send)
         writer = None
         try:
             await client.send(end.hello())
@@ -415,7 +415,7 @@ def close_in_children(owner: SocketOwner) -> None:
     """A child that is forked from now on does not keep the sockets of ``owner``.
 
     The kernel closes a connection, or a port, when its last holder does. Kept by a child, the
-    sockets of a killed parent would look alive: clients would wait for an answer, and the port
+    sockets of a killed parent would seem alive: clients would wait for an answer, and the port
     would accept connections that no process serves.
     """
     _socket_owners.add(owner)

@@ -77,8 +77,8 @@ class Claim:
         }
 
 
-LOOK_S = 0.25
-"""Between two looks for a broker."""
+SEARCH_S = 0.25
+"""Between two searches for a broker."""
 
 
 class DispatcherClient:
@@ -121,7 +121,7 @@ class DispatcherClient:
                     if why in ("unsent", "moved"):
                         self._discovery.forget(connection)
                     if why != "unsent":
-                        self._runtime.sleep(LOOK_S)
+                        self._runtime.sleep(SEARCH_S)
                 case _:
                     return reply
             if self._runtime.monotonic() >= deadline:
@@ -130,7 +130,7 @@ class DispatcherClient:
                 )
 
     def find(self, deadline: float) -> Connection:
-        """A connection to the announced broker, which is looked for until ``deadline``, monotonic
+        """A connection to the announced broker, which is searched for until ``deadline``, monotonic
         seconds, and once in any case. Raises as :meth:`ask`."""
         while True:
             connection = self._discovery.find()
@@ -143,7 +143,7 @@ class DispatcherClient:
                     f"no broker of {self._url} hands out batches: {self._discovery.reason}. "
                     "Try again."
                 )
-            self._runtime.sleep(LOOK_S)
+            self._runtime.sleep(SEARCH_S)
 
 
 log = logging.getLogger(__name__)
@@ -432,7 +432,7 @@ class Worker(Closeable):
             with self._condition:
                 if self._closed:
                     return
-                self._condition.wait(LOOK_S if self._beat_soon else every)
+                self._condition.wait(SEARCH_S if self._beat_soon else every)
             self._beat_once()
 
     def _beat_once(self) -> None:

@@ -1,4 +1,4 @@
-"""Connections have all the time that a slow machine takes, and services end with their test."""
+"""Connections have all the time that a slow machine takes, and brokers end with their test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _services_stop() -> Iterator[None]:
+def _brokers_stop() -> Iterator[None]:
     yield
-    while wired.services:
-        wired.services.pop().stop(5)
+    while wired.brokers:
+        wired.brokers.pop().stop(5)

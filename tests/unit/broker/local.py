@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from opendata_buffer import outcomes
-from opendata_buffer.broker.broker import Service
+from opendata_buffer.broker.broker import Broker
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease
 from opendata_buffer.broker.election import LeaderElection
@@ -57,18 +57,18 @@ def eventually(condition: Callable[[], T | None], seconds: float = 60.0) -> T:
 @contextmanager
 def serving(
     store: Store | None = None, listen: Listen = LOOPBACK, secret: bytes = b"s" * SECRET_BYTES
-) -> Iterator[tuple[Service, DiscoveryRecord, WebSocketPort]]:
-    """A service behind a port, which no record announces."""
+) -> Iterator[tuple[Broker, DiscoveryRecord, WebSocketPort]]:
+    """A broker behind a port, which no record announces."""
     store = store if store is not None else MemoryStore()
-    service = Service(Queue(store, CONFIG, runtime=RUNTIME, role="broker"), RUNTIME, "ingest")
+    broker = Broker(Queue(store, CONFIG, runtime=RUNTIME, role="broker"), RUNTIME, "ingest")
     port = WebSocketPort(listen, RUNTIME)
     broker_record = DiscoveryRecord(1, "id", port.address, secret, certificate=port.certificate)
     try:
-        service.start()
-        port.open(service, broker_record)
-        yield service, broker_record, port
+        broker.start()
+        port.open(broker, broker_record)
+        yield broker, broker_record, port
     finally:
-        service.stop(5)
+        broker.stop(5)
         port.close()
 
 

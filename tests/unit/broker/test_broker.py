@@ -13,8 +13,8 @@ from opendata_buffer import metrics
 from opendata_buffer.broker.broker import (
     FRESH_S,
     MAX_WAITING_BYTES,
+    Broker,
     Landed,
-    Service,
     SharedQueue,
     find_earlier_attempt,
 )
@@ -35,26 +35,26 @@ from tests.unit.broker.wired import Client, made
 
 def test_requests_that_wait_enter_with_one_write_in_the_order_they_came() -> None:
     store = MemoryStore()
-    service = made(store)
-    clients = [Client(service), Client(service)]
+    broker = made(store)
+    clients = [Client(broker), Client(broker)]
     for number in range(3):
         for who, client in enumerate(clients):
             client.ask(f"{number}-{who}")
-    service.start()
+    broker.start()
     assert clients[0].answered(3)[0] == {"op": "done", "n": 1, "sequence": 0, "next": 1}
     assert clients[1].answered(3)[-1]["sequence"] == 5
     assert queued(store) == [f"ingest/{n}-{who}" for n in range(3) for who in range(2)]
-    assert service.commits == 1
+    assert broker.commits == 1
 
 
 def test_a_request_older_than_it_holds_is_refused_and_not_appended() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
-    service = made(store, runtime)
-    client = Client(service)
+    broker = made(store, runtime)
+    client = Client(broker)
     client.ask("late", valid_ms=1_000)
     client.ask("young", valid_ms=2_000)
     runtime.advance(1.5)
-    service.start()
+    broker.start()
     assert client.answered(2) == [
         {"op": "refused", "n": 1, "why": "expired"},
         {"op": "done", "n": 2, "sequence": 0, "next": 1},
@@ -77,10 +77,10 @@ def test_a_request_that_grows_old_while_the_write_loses_races_is_not_written() -
         store.on_write = lose_the_race
 
     store.on_write = lose_the_race
-    service = made(store, runtime)
-    client = Client(service)
+    broker = made(store, runtime)
+    client = Client(broker)
     client.ask("a", valid_ms=1_500)
-    service.start()
+    broker.start()
     assert client.answered()[0]["why"] == "expired"
     assert queued(store) == ["ingest/other1", "ingest/other2"]
 
@@ -91,22 +91,22 @@ def test_a_request_that_is_renewed_while_a_slow_write_is_under_way_is_written() 
 
     def take_three_seconds() -> None:
         store.on_write = lambda: None
-        clients.extend([Client(service), Client(service), Client(service)])
+        clients.extend([Client(broker), Client(broker), Client(broker)])
         for number, each in enumerate(clients):
             each.ask(f"waiting{number}")
         runtime.advance(1.5)
         holds_on, forges, _ = clients
-        holds_on.send({"op": "renew", "n": [1, 7], "clock": service.clock()})
+        holds_on.send({"op": "renew", "n": [1, 7], "clock": broker.clock()})
         later = [runtime.monotonic() + 100, runtime.now_ms() + 100_000]
         forges.send({"op": "renew", "n": [1], "clock": later})
         runtime.advance(1.5)
 
     store = Hooked()
     store.on_write = take_three_seconds
-    service = made(store, runtime)
-    first = Client(service)
+    broker = made(store, runtime)
+    first = Client(broker)
     first.ask("first")
-    service.start()
+    broker.start()
     assert first.answered()[0]["op"] == "done"
     holds_on, forges, silent = clients
     assert holds_on.answered()[0]["op"] == "done"
@@ -115,17 +115,17 @@ def test_a_request_that_is_renewed_while_a_slow_write_is_under_way_is_written() 
     assert forges.answered()[0]["why"] == "expired"
     assert queued(store) == ["ingest/first", "ingest/waiting0"]
     with pytest.raises(ProtocolError, match="renewal"):
-        silent.send({"op": "renew", "n": "all", "clock": service.clock()})
+        silent.send({"op": "renew", "n": "all", "clock": broker.clock()})
 
 
 def test_a_doubtful_request_is_looked_up_before_it_is_appended() -> None:
     store = MemoryStore()
     Queue(store, CONFIG, runtime=SystemRuntime(), role="x").append([NewEntry("ingest/a")])
-    service = made(store)
-    client = Client(service)
+    broker = made(store)
+    client = Client(broker)
     client.ask("a", since=0)
     client.ask("b", since=0)
-    service.start()
+    broker.start()
     assert [each["sequence"] for each in client.answered(2)] == [0, 1]
     assert queued(store) == ["ingest/a", "ingest/b"]
 
@@ -136,10 +136,10 @@ def test_a_doubtful_request_that_a_consumer_may_have_taken_is_unknown() -> None:
     queue.append([NewEntry("ingest/a"), NewEntry("ingest/b")])
     epoch = queue.claim_epoch(None).epoch
     queue.dequeue(0, epoch)
-    service = made(store)
-    client = Client(service)
+    broker = made(store)
+    client = Client(broker)
     client.ask("c", since=0)
-    service.start()
+    broker.start()
     (answer,) = client.answered()
     assert answer["error"]["name"] == "CommitStateUnknown"
     values = answer["error"]["values"]
@@ -151,11 +151,11 @@ def test_a_doubtful_request_that_a_consumer_may_have_taken_is_unknown() -> None:
 def test_a_full_queue_takes_what_fits() -> None:
     store = MemoryStore()
     config = ProducerConfig(store="memory://unused", max_manifest_bytes=150)
-    service = made(store, config=config)
-    client = Client(service)
+    broker = made(store, config=config)
+    client = Client(broker)
     for number in range(8):
         client.ask(f"{number}")
-    service.start()
+    broker.start()
     answers = client.answered(8)
     done = [each["n"] for each in answers if each["op"] == "done"]
     full = [each["error"]["name"] for each in answers if each["op"] == "failed"]
@@ -167,11 +167,11 @@ def test_a_full_queue_takes_what_fits() -> None:
 
 def test_what_waits_when_a_broker_leaves_is_refused_and_so_is_what_comes() -> None:
     store = MemoryStore()
-    service = made(store)
-    client = Client(service)
+    broker = made(store)
+    client = Client(broker)
     client.ask("a")
-    service.stop()
-    service.start()
+    broker.stop()
+    broker.start()
     client.ask("b")
     assert [each["why"] for each in client.answered(2)] == ["moved", "moved"]
     assert queued(store) == []
@@ -184,14 +184,14 @@ def test_groups_entries_clients_and_what_waits_are_counted_and_measured(
     appended: list[int] = []
     monkeypatch.setattr(metrics.broker_commits, "add", commits.append)
     monkeypatch.setattr(metrics.broker_entries_appended, "add", appended.append)
-    service = made(MemoryStore())
-    client = Client(service)
+    broker = made(MemoryStore())
+    client = Client(broker)
     client.ask("a", "b")
     client.ask("c")
-    assert (service.sessions, service.entries_waiting) == (1, 3)
-    service.start()
+    assert (broker.sessions, broker.entries_waiting) == (1, 3)
+    broker.start()
     gauges = (metrics.broker_clients, metrics.broker_waiting_entries)
-    assert all(id(service) in gauge._owners for gauge in gauges)
+    assert all(id(broker) in gauge._owners for gauge in gauges)
     assert [each["op"] for each in client.answered(2)] == ["done", "done"]
     assert (commits, appended) == ([1], [3])
     client.send({"op": "stats"})
@@ -199,17 +199,17 @@ def test_groups_entries_clients_and_what_waits_are_counted_and_measured(
     assert (stats["clients"], stats["commits"], stats["appended"], stats["next"]) == (1, 1, 3, 3)
     client.session.close()
     client.session.close()
-    assert (service.sessions, service.entries_waiting) == (0, 0)
-    service.stop(5)
-    assert not any(id(service) in gauge._owners for gauge in gauges)
+    assert (broker.sessions, broker.entries_waiting) == (0, 0)
+    broker.stop(5)
+    assert not any(id(broker) in gauge._owners for gauge in gauges)
 
 
 def test_an_unexpected_error_reaches_the_clients_and_the_service_goes_on() -> None:
     store = Hooked()
     store.on_write = lambda: 1 / 0
-    service = made(store)
-    service.start()
-    client = Client(service)
+    broker = made(store)
+    broker.start()
+    client = Client(broker)
     client.ask("a")
     assert "ZeroDivisionError" in client.answered()[0]["error"]["text"]
     store.on_write = lambda: None
@@ -229,31 +229,31 @@ def test_while_storage_stalls_no_client_is_told_that_the_outcome_is_unknown(land
         runtime.advance(3)
 
     store.on_write = stall
-    service = made(store, runtime)
-    client = Client(service)
+    broker = made(store, runtime)
+    client = Client(broker)
     client.ask("a")
-    service.start()
+    broker.start()
     (first,) = client.answered(1)
     if lands:
         assert first == {"op": "done", "n": 1, "sequence": 0, "next": 1}
     else:
         assert first == {"op": "lost", "n": 1, "since": 0}
-        client.clock = service.clock()
+        client.clock = broker.clock()
         client.ask("a", since=0)
         assert client.answered(2)[1]["sequence"] == 0
     assert queued(store) == ["ingest/a"]
 
 
 def test_bytes_that_wait_are_bounded_like_entries() -> None:
-    service = made(MemoryStore())
-    client = Client(service)
+    broker = made(MemoryStore())
+    client = Client(broker)
     large = [NewEntry("ingest/large", (Metadata(0, 0, bytes(2 * 1024 * 1024)),))]
     count = MAX_WAITING_BYTES // (2 * 1024 * 1024)
     for number in range(count):
         client.send(append_body(number, large, client.clock, VALID_MS, None))
     refused = [each for each in client.answered(1) if each.get("why") == "busy"]
     assert 0 < len(refused) < count
-    assert service.stats()["waiting"] == count - len(refused)
+    assert broker.stats()["waiting"] == count - len(refused)
 
 
 def test_of_an_append_that_may_have_landed_each_client_gets_its_own_batches() -> None:
@@ -263,16 +263,16 @@ def test_of_an_append_that_may_have_landed_each_client_gets_its_own_batches() ->
             raise CommitStateUnknown(self.key, None, locations, None, "no answer")
 
     store, runtime = MemoryStore(), ManualRuntime()
-    service = Service(Doubting(store, CONFIG, runtime=runtime, role="broker"), runtime, "ingest")
-    clients = [Client(service), Client(service)]
+    broker = Broker(Doubting(store, CONFIG, runtime=runtime, role="broker"), runtime, "ingest")
+    clients = [Client(broker), Client(broker)]
     for name, client in zip("ab", clients, strict=True):
         client.ask(name)
-    service.start()
+    broker.start()
     for name, client in zip("ab", clients, strict=True):
         (answer,) = client.answered()
         assert answer["error"]["name"] == "CommitStateUnknown"
         assert answer["error"]["values"]["locations"] == [f"ingest/{name}"]
-    service.stop(5)
+    broker.stop(5)
 
 
 def test_an_earlier_attempt_is_found_by_its_end_when_a_consumer_took_its_beginning() -> None:

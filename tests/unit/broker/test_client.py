@@ -253,11 +253,11 @@ def test_a_caller_that_is_interrupted_takes_up_no_room() -> None:
 
 
 def test_an_abandoned_connection_ends_by_itself() -> None:
-    with serving() as (service, broker_record, _):
+    with serving() as (broker, broker_record, _):
         client = connect(broker_record)
-        eventually(lambda: service.sessions == 1)
+        eventually(lambda: broker.sessions == 1)
         client.abandon()
-        eventually(lambda: client.is_over and service.sessions == 0)
+        eventually(lambda: client.is_over and broker.sessions == 0)
 
 
 def test_without_a_thread_to_spare_there_is_no_connection_and_its_channel_is_closed() -> None:

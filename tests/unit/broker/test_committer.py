@@ -10,7 +10,7 @@ import pytest
 
 from opendata_buffer.broker import committer as committer_module
 from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, Lost, Refused
-from opendata_buffer.broker.committer import LOOK_S, BrokeredCommitter
+from opendata_buffer.broker.committer import SEARCH_S, BrokeredCommitter
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease, encode
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -191,7 +191,7 @@ def test_a_broker_that_fell_silent_is_not_asked_again_before_it_renews_its_recor
     # It takes connections and says nothing: each attempt would cost a second.
     for number in range(3):
         assert ours.append(entries(str(number)), begin_by=later()) == number
-        CLOCK.sleep(LOOK_S)
+        CLOCK.sleep(SEARCH_S)
     assert len(queued(store)) == 3
     lease = Lease(store, CONFIG, RUNTIME)
     announced = lease.read()

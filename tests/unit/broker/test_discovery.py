@@ -160,7 +160,7 @@ def test_a_closed_finder_finds_nothing_and_closes_what_is_found_meanwhile() -> N
     world.slow.clear()
     thread = threading.Thread(target=world.discovery.find)
     thread.start()
-    while not world.discovery._looking:
+    while not world.discovery._searching:
         pass
     assert world.discovery.close() is None
     world.slow.set()

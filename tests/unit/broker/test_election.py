@@ -65,7 +65,7 @@ def test_a_host_whose_record_was_replaced_steps_down() -> None:
         lease = Lease(store, CONFIG, RUNTIME)
         other = DiscoveryRecord(0, "other", "127.0.0.1:1", b"o" * 32)
         eventually(lambda: lease.take(other, lease.read()))
-        eventually(lambda: ours.service is None or ours.serving != announced)
+        eventually(lambda: ours.broker is None or ours.serving != announced)
 
 
 def test_a_killed_broker_is_replaced_once_its_port_refuses() -> None:

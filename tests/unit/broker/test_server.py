@@ -20,7 +20,7 @@ from websockets.sync import client as websockets_client
 from websockets.sync.client import ClientConnection
 
 from opendata_buffer.broker import server
-from opendata_buffer.broker.broker import Service
+from opendata_buffer.broker.broker import Broker
 from opendata_buffer.broker.client import Appended, ChannelClosed
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.dispatcher import Dispatcher
@@ -58,7 +58,7 @@ def test_a_client_with_another_secret_is_refused_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = MemoryStore()
-    with caplog.at_level(logging.WARNING), serving(store) as (service, broker_record, _):
+    with caplog.at_level(logging.WARNING), serving(store) as (broker, broker_record, _):
         for _ in range(3):
             channel = dial(broker_record, WAIT_S)
             end = ClientEnd(b"x" * 32, 1, os.urandom(32))
@@ -67,7 +67,7 @@ def test_a_client_with_another_secret_is_refused_and_logged_once(
             channel.send(end.prove(hello))
             with pytest.raises(ChannelClosed):
                 channel.receive(WAIT_S)
-        assert service.sessions == 0
+        assert broker.sessions == 0
     logged = [each for each in caplog.records if "refused a connection" in each.message]
     assert len(logged) == 1
 
@@ -102,21 +102,21 @@ def test_bytes_that_are_no_http_change_nothing() -> None:
 
 
 def test_a_client_that_sends_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving() as (service, broker_record, _):
+    with serving() as (broker, broker_record, _):
         # Once the port is there: for the handshake of HTTP it takes all the time it needs.
         monkeypatch.setattr(server, "HANDSHAKE_S", 0.5)
         silent = dial(broker_record, WAIT_S)
         assert silent.receive(WAIT_S) is not None
         with pytest.raises(ChannelClosed):
             silent.receive(WAIT_S)
-        assert service.sessions == 0
+        assert broker.sessions == 0
 
 
 def test_one_client_too_many_is_refused_and_the_others_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "MAX_CLIENTS", 3)
-    with serving() as (service, broker_record, _), ExitStack() as stack:
+    with serving() as (broker, broker_record, _), ExitStack() as stack:
         clients = [stack.enter_context(connected(broker_record)) for _ in range(3)]
         with pytest.raises(ChannelClosed):
             connect(broker_record)
@@ -124,7 +124,7 @@ def test_one_client_too_many_is_refused_and_the_others_are_served(
             answer = client.append(entries(str(number)), since=None, begin_by=soon())
             assert answer == Appended(number)
         clients[0].close()
-        eventually(lambda: service.sessions == 2)
+        eventually(lambda: broker.sessions == 2)
         with connected(broker_record) as next_one:
             assert next_one.append(entries("x"), since=None, begin_by=soon()) == Appended(3)
 
@@ -153,14 +153,14 @@ def test_strangers_are_disconnected_before_there_are_too_many(
 
 def test_a_client_that_asks_and_never_reads_is_disconnected() -> None:
     asked = 0
-    with serving() as (service, broker_record, _), connected(broker_record) as good:
+    with serving() as (broker, broker_record, _), connected(broker_record) as good:
         with shaken_hands(broker_record) as (silent, end), suppress(ConnectionClosed):
-            eventually(lambda: service.sessions == 2)
+            eventually(lambda: broker.sessions == 2)
             while True:
                 # Until its answers fill the buffers of the kernel, and then its queue.
                 silent.send(end.seal({"op": "stats"}))
                 asked += 1
-        eventually(lambda: service.sessions == 1)
+        eventually(lambda: broker.sessions == 1)
         assert good.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
     assert asked > 2 * QUEUED_ANSWERS
 
@@ -168,11 +168,11 @@ def test_a_client_that_asks_and_never_reads_is_disconnected() -> None:
 @pytest.mark.parametrize("known", [False, True], ids=["a stranger", "a client"])
 def test_a_message_that_comes_byte_by_byte_delays_no_other_client(known: bool) -> None:
     with (
-        serving() as (service, broker_record, _),
+        serving() as (broker, broker_record, _),
         connected(broker_record) as good,
         shaken_hands(broker_record, known=known) as (slow, _),
     ):
-        eventually(lambda: service.sessions == 1 + known)
+        eventually(lambda: broker.sessions == 1 + known)
         for number, byte in enumerate(frame(b"x" * 1_000)[:5]):
             slow.socket.sendall(bytes([byte]))
             answer = good.append(entries(str(number)), since=None, begin_by=soon())
@@ -278,11 +278,11 @@ def test_too_many_open_requests_and_unknown_ones_are_refused() -> None:
 
 def test_in_a_pause_nothing_is_written_and_behind_it_what_waited_is() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
-    service = made(store, runtime)
-    writer, client = Client(service), Client(service)
+    broker = made(store, runtime)
+    writer, client = Client(broker), Client(broker)
     writer.send({"op": "pause", "n": 1, "writes": 2})
     client.ask("a")
-    service.start()
+    broker.start()
     assert writer.answered() == [{"op": "given", "n": 1}]
     pause_s = 2 * CYCLES_EACH * FIRST_CYCLE_S
     runtime.advance(pause_s - 0.01)
@@ -294,14 +294,14 @@ def test_in_a_pause_nothing_is_written_and_behind_it_what_waited_is() -> None:
 
 def test_between_two_pauses_the_broker_writes_what_waits_without_losing_a_race() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
-    service = made(store, runtime)
-    first, second, client = (Client(service) for _ in range(3))
+    broker = made(store, runtime)
+    first, second, client = (Client(broker) for _ in range(3))
     client.ask("a")
-    service.start()
+    broker.start()
     client.answered()
     first.send({"op": "pause", "n": 1, "writes": 1})
     first.answered()
-    client.clock = service.clock()
+    client.clock = broker.clock()
     client.ask("b")
     writer = Queue(store, CONFIG, runtime=runtime, role="writer")
     writer.append([NewEntry("ingest/writer")])
@@ -310,41 +310,41 @@ def test_between_two_pauses_the_broker_writes_what_waits_without_losing_a_race()
     # Between two pauses what waits is written, without a lost race.
     assert client.answered(2)[1]["op"] == "done"
     assert queued(store) == ["ingest/a", "ingest/writer", "ingest/b"]
-    assert service.stats()["conflicts"] == 0
+    assert broker.stats()["conflicts"] == 0
     second.answered()
-    assert service.stats()["pauses"] == 2
+    assert broker.stats()["pauses"] == 2
 
 
 def test_a_renewal_by_an_older_clock_takes_nothing_back() -> None:
     runtime = ManualRuntime()
-    service = made(MemoryStore(), runtime)
-    client = Client(service)
+    broker = made(MemoryStore(), runtime)
+    client = Client(broker)
     older = client.clock
     runtime.advance(1.5)
-    client.clock = service.clock()
+    client.clock = broker.clock()
     client.ask("a", valid_ms=2_000)
     client.send({"op": "renew", "n": [1], "clock": older})
     runtime.advance(1.0)
-    service.start()
+    broker.start()
     assert client.answered()[0]["op"] == "done"
 
 
 def test_a_client_whose_connection_ended_gets_no_answer_and_the_others_do() -> None:
-    service = made(MemoryStore(), SystemRuntime())
-    gone, client = Client(service), Client(service)
+    broker = made(MemoryStore(), SystemRuntime())
+    gone, client = Client(broker), Client(broker)
     gone.send({"op": "pause", "n": 1, "writes": 1})
     client.ask("a")
     gone.session.close()
-    service.start()
+    broker.start()
     assert client.answered()[0]["op"] == "done"
     assert gone.answers == []
 
 
 def test_a_broker_that_leaves_gives_no_pause() -> None:
-    service = made(MemoryStore(), SystemRuntime())
-    service.start()
-    service.stop(5)
-    client = Client(service)
+    broker = made(MemoryStore(), SystemRuntime())
+    broker.start()
+    broker.stop(5)
+    client = Client(broker)
     client.send({"op": "pause", "n": 1, "writes": 1})
     assert client.answered() == [{"op": "refused", "n": 1, "why": "moved"}]
 
@@ -372,16 +372,16 @@ def test_a_batch_is_not_handed_to_a_worker_that_is_gone() -> None:
     store, runtime = MemoryStore(), SystemRuntime()
     consumer = ConsumerConfig(store="memory://unused")
     queue = Queue(store, CONFIG, runtime=runtime, role="broker")
-    service = Service(queue, runtime, "ingest", dispatcher=Dispatcher(store, consumer, runtime))
-    service.start()
-    gone, waiting, producer = (Client(service) for _ in range(3))
+    broker = Broker(queue, runtime, "ingest", dispatcher=Dispatcher(store, consumer, runtime))
+    broker.start()
+    gone, waiting, producer = (Client(broker) for _ in range(3))
     gone.send(claim(1))
     gone.session.close()
     waiting.send(claim(1))
     producer.ask("a")
     (batch,) = waiting.answered()[0]["batches"]
     assert batch["deliveries"] == 1
-    service.stop(5)
+    broker.stop(5)
 
 
 CODE = """

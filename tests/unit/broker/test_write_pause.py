@@ -13,7 +13,7 @@ import pytest
 from opendata_buffer.broker.client import ChannelClosed, Connection, Lost, Refused, Reply
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.network import ListeningPort
-from opendata_buffer.broker.write_pause import ASK_S, LOOK_S, PATIENCE_S, BrokerPause
+from opendata_buffer.broker.write_pause import ASK_S, PATIENCE_S, SEARCH_S, BrokerPause
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import Blob, NotModified
@@ -187,7 +187,7 @@ def test_a_broker_that_is_gone_is_forgotten_and_the_append_made_alone(
     assert world.queued("b") == 1
     assert broker.is_over
     world.announce()
-    world.runtime.advance(LOOK_S)
+    world.runtime.advance(SEARCH_S)
     world.append("c", faster=1)
     assert len(world.brokers) == 2
     assert world.brokers[1].asked == ["pause"]
@@ -197,7 +197,7 @@ def test_the_successor_of_a_broker_whose_connection_ended_is_found_within_a_seco
     world, broker = connected()
     broker.close()
     world.announce()
-    world.runtime.advance(LOOK_S)
+    world.runtime.advance(SEARCH_S)
     world.append("b", faster=1)
     assert [each.asked for each in world.brokers] == [["pause"]] * 2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.broker.broker import Service
+from opendata_buffer.broker.broker import Broker
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.config import QueueConfig
@@ -26,11 +26,11 @@ class World:
 
     def listen(self) -> DiscoveryRecord:
         queue = Queue(MemoryStore(), CONFIG, runtime=self.broker, role="broker")
-        self.service = Service(queue, self.broker, "ingest")
-        self.service.start()
+        self.serving_broker = Broker(queue, self.broker, "ingest")
+        self.serving_broker.start()
         port = self.network.listen(self.broker)
         broker_record = DiscoveryRecord(1, "id", port.address, b"s" * 32)
-        port.open(self.service, broker_record)
+        port.open(self.serving_broker, broker_record)
         return broker_record
 
     def run(self, main) -> None:  # type: ignore[no-untyped-def]
