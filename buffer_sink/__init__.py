@@ -1,6 +1,6 @@
 """The Spark sink: ``df.writeStream.format("opendata-buffer")``, ``df.write``, ``foreachBatch``.
 
-Import-light: Spark imports this on every discovery of data sources.
+``foreach_batch_writer`` is imported on first use: Spark's workers do without it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Writing into a buffer from inside ``foreachBatch``, with the same exactly-once identity.
 
 With ``broker="host"`` the process that calls the function is also the queue's broker. Spark commits
-in Python processes that come and go; the one that runs the function of ``foreachBatch`` (the
-driver, or with Spark Connect the server's process for the query) lives as long as its query, so
-other writers can find a broker there.
+in Python processes that end early; the one that runs the function of ``foreachBatch`` (the driver,
+or with Spark Connect the server's process for the query) lives as long as its query.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from buffer_sink.options import SinkOptions
 from buffer_sink.writer import find_topic
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
+from opendata_buffer.option_reader import queue_fields
 from opendata_buffer.producer.group_commit import Committer, open_committer
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
@@ -40,10 +40,7 @@ def serve_broker(options: SinkOptions) -> None:
     """Let this process be the broker of a queue, or of each partition of a topic.
 
     Where another broker serves, it stands by. A repeated call only adds the partitions that the
-    topic has got since. The broker ends with the process.
-
-    Raises:
-        InvalidInput: The store cannot be used.
+    topic has got since. The broker ends with the process. Only InvalidInput is raised.
     """
     key = (os.getpid(), options.queue, options.one_queue)
     try:
@@ -64,11 +61,9 @@ class EmbeddedBroker:
     def __init__(self, options: SinkOptions) -> None:
         queue = options.queue
         self._store = open_store(queue.store, queue.store_options)
-        # The broker's collector must not delete uploads earlier than the options say (failure F5).
+        # The broker's collector must have the grace period of the options (failure F5).
         self._config = ProducerConfig(
-            **{each.name: getattr(queue, each.name) for each in fields(QueueConfig)},
-            gc_grace_period_ms=options.gc_grace_period_ms,
-            broker="host",
+            **queue_fields(queue), gc_grace_period_ms=options.gc_grace_period_ms, broker="host"
         )
         self._topic: CachedTopic | None = None
         if not options.one_queue and find_topic(self._store) is not None:
@@ -78,16 +73,14 @@ class EmbeddedBroker:
 
     def serve(self) -> None:
         """Run a broker for each partition that has none here yet."""
-        if self._topic is None:
-            self._serve("", self._config)
-        else:
-            for name in self._topic.get().active:
-                self._serve(name, Topic.config_of(name, self._config))
-
-    def _serve(self, name: str, config: ProducerConfig) -> None:
-        if name not in self._open:
-            # Nothing is appended through this committer: it is made for the broker it starts.
-            self._open[name] = open_committer(self._store, config, _RUNTIME, None)
+        configs = {"": self._config}
+        if self._topic is not None:
+            names = self._topic.get().active
+            configs = {name: Topic.config_of(name, self._config) for name in names}
+        for name, config in configs.items():
+            if name not in self._open:
+                # Nothing is appended through this committer: it is made for the broker it starts.
+                self._open[name] = open_committer(self._store, config, _RUNTIME, None)
 
     def close(self) -> None:
         """End all of them."""
@@ -106,9 +99,6 @@ def _close_brokers() -> None:
         if process == os.getpid():
             broker.close()
     _brokers.clear()
-
-
-FORMAT = "opendata-buffer"
 
 
 @dataclass(frozen=True)
@@ -130,7 +120,7 @@ class ForeachBatchWriter:
         if self.hosts:
             serve_broker(self._checked(batch_id))
         (
-            df.write.format(FORMAT)
+            df.write.format("opendata-buffer")
             .options(**self.options)
             .option("txnVersion", str(batch_id))
             .mode("append")

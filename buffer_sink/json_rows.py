@@ -4,8 +4,6 @@ The objects are those of Spark's ``to_json``: a field that is null is left out, 
 an element of an array or a map is ``null``; binary is Base64; numbers that JSON does not have are
 text (``"NaN"``, ``"Infinity"``). Other than there, timestamps are in UTC with microseconds, and
 floating-point numbers have their shortest spelling: ``1e+20`` for ``1.0E20``.
-
-Arrow's compute functions make the text, a column at a time.
 """
 
 from __future__ import annotations
@@ -39,13 +37,11 @@ class Fields:
     """Where the fields of a record, and the buffer's own columns, are in the rows.
 
     Attributes:
-        names: Of the fields, in order.
-        positions: Of their columns.
-        own: Positions of the other columns, with the names they then have.
+        fields: Name and column of each field, in order.
+        own: Name and column of each of the others, without the underscore.
     """
 
-    names: tuple[str, ...]
-    positions: tuple[int, ...]
+    fields: tuple[tuple[str, int], ...]
     own: tuple[tuple[str, int], ...]
 
     @classmethod
@@ -69,34 +65,25 @@ class Fields:
                     f"column {field.name!r} is there twice, and JSON has one field of a name: drop "
                     "or rename one"
                 )
-            _check_encodable(field.name, _arrow_type(field))
+            _check_encodable(field)
             fields.append((field.name, position))
         if not fields:
             raise InvalidInput(
                 "option valueFormat is 'json', but there is no column to write: besides "
                 f"{', '.join(OWN)} the DataFrame has none"
             )
-        names, positions = zip(*fields, strict=True)
-        return cls(names, positions, tuple(own)), StructType(rest)
+        return cls(tuple(fields), tuple(own)), StructType(rest)
 
     def encode(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows with all fields as one column ``value``, and the other columns behind it."""
-        fields = [
-            (name, rows.column(position))
-            for name, position in zip(self.names, self.positions, strict=True)
-        ]
+        fields = [(name, rows.column(position)) for name, position in self.fields]
         values = _object(fields, len(rows)).cast(pa.large_binary())
         own = [rows.column(position) for _, position in self.own]
         return pa.record_batch([values, *own], names=["value", *(name for name, _ in self.own)])
 
 
-def _arrow_type(field: StructField) -> pa.DataType:
-    """What Spark gives a Python sink for a column.
-
-    Raises:
-        InvalidInput: Nothing, or a variant's own bytes.
-    """
-    kind = field.dataType.simpleString()
+def _check_encodable(field: StructField) -> None:
+    """Refuse a column that Spark does not give to a Python sink, or that has no form in JSON."""
     found = None
     if not _holds_variant(field.dataType):
         with suppress(Exception):  # each version of Spark has its own for a type it cannot do
@@ -107,9 +94,12 @@ def _arrow_type(field: StructField) -> pa.DataType:
     if found is None:
         raise InvalidInput(
             f"column {field.name!r} cannot be written as JSON: a Python sink cannot read type "
-            f"{kind}. Cast it, or put it into text with to_json first."
+            f"{field.dataType.simpleString()}. Cast it, or put it into text with to_json first."
         )
-    return found
+    try:
+        _text(pa.nulls(0, found))
+    except InvalidInput as error:
+        raise InvalidInput(f"column {field.name!r} cannot be written as JSON: {error}") from None
 
 
 def _holds_variant(kind: DataType) -> bool:
@@ -129,14 +119,6 @@ class _Text(NamedTuple):
     inner: pa.Array
     before: str = ""
     after: str = ""
-
-
-def _check_encodable(name: str, kind: pa.DataType) -> None:
-    """Refuse a type that has no form in JSON; raises InvalidInput."""
-    try:
-        _text(pa.nulls(0, kind))
-    except InvalidInput as error:
-        raise InvalidInput(f"column {name!r} cannot be written as JSON: {error}") from None
 
 
 def _object(fields: list[tuple[str, pa.Array]], length: int) -> pa.Array:
@@ -167,9 +149,8 @@ def _text(values: pa.Array) -> _Text:
         return _text(values.dictionary_decode())
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return _Text(_escape(values.cast(_TEXT)), '"', '"')
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
-        return _Text(values.cast(_TEXT))
-    if pa.types.is_decimal(kind):
+    is_plain = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_decimal, pa.types.is_null)
+    if any(is_of(kind) for is_of in is_plain):
         return _Text(values.cast(_TEXT))
     if pa.types.is_floating(kind):
         return _Text(_floats(values))
@@ -188,8 +169,6 @@ def _text(values: pa.Array) -> _Text:
         return _Text(_lists(values, _around("", _text(values.flatten()), "")), "[", "]")
     if pa.types.is_map(kind):
         return _Text(_maps(values), "{", "}")
-    if pa.types.is_null(kind):
-        return _Text(values.cast(_TEXT))
     raise InvalidInput(f"type {kind} has no form in JSON: cast it, for example to STRING")
 
 

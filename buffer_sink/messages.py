@@ -1,10 +1,8 @@
-"""What the driver and the tasks of a write tell each other. All of it pickles.
+"""The messages between the driver and the tasks of a write. All of them pickle.
 
 A task answers with :class:`TaskUploads`: the batch objects that it stored, or its few rows where
 the driver is to store them. :func:`collect` joins the answers of all tasks into one
 :class:`Group`, which enters the queue, or the partitions of a topic, together or not at all.
-
-"Partition" is a partition of a topic here. What Spark calls a partition of a DataFrame is a task.
 """
 
 from __future__ import annotations
@@ -35,8 +33,8 @@ _TASK_BITS = 32
 class TopicWrite:
     """One attempt at a write to a topic, with a producer id of its own.
 
-    All tasks of the attempt divide their rows among the partitions that the driver found. A
-    partition that is added meanwhile is used by the next write.
+    All its tasks divide their rows among the partitions that the driver found; the next write
+    uses a partition that is added meanwhile.
 
     Attributes:
         active: Names of the partitions that are written, in the topic's order.
@@ -55,12 +53,8 @@ class TopicWrite:
         """An attempt that writes to the topic as it is now."""
         chance = sha256(runtime.ulid().encode()).digest()  # 80 bits of a ULID are random
         producer = new_producer_id(lambda count: chance[:count])
-        return cls(
-            tuple(description.active),
-            tuple(description.draining),
-            producer,
-            f"write-{runtime.ulid()}",
-        )
+        app = f"write-{runtime.ulid()}"
+        return cls(tuple(description.active), tuple(description.draining), producer, app)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -68,17 +62,15 @@ class TopicWrite:
         return (*self.active, *self.draining)
 
     def transaction(self, given: Transaction | None) -> Transaction:
-        """The write's identity: the given one, or one that no other write has."""
+        """The write's identity: the given one, or one of its own."""
         return given or Transaction(self.app, 0)
 
     def clock(self, task: int, index: int) -> int:
         """Clock of a batch, rising in the order in which a partition gets them.
 
         Tasks do not know how many batches the others make, so each has a range of its own.
-
-        Args:
-            task: Spark's number of the task, below 2^31.
-            index: How many batches of the task go to the same partition before it.
+        ``index`` counts the earlier batches of the task for the same partition; Spark's numbers
+        of tasks are below 2^31.
         """
         return FIRST_CLOCK + (task << _TASK_BITS) + index
 
@@ -93,9 +85,8 @@ class UploadedBatch:
 
     Attributes:
         location: Its key.
-        records: How many records it holds.
         bytes: Size of the object.
-        metadata: Its ranges, as the queue entry will carry them.
+        metadata: Its ranges, as the queue entry will have them.
         partition: Name of the partition it is for; None for a single queue.
         clock: Clock of its message in that partition; 0 for a single queue.
     """
@@ -110,21 +101,16 @@ class UploadedBatch:
 
 @dataclass(frozen=True, slots=True)
 class SmallBatch:
-    """Rows of a task that stored nothing, for the driver to store.
-
-    Attributes:
-        data: The record block, not compressed.
-        records: How many records it holds.
-        metadata: Its ranges.
-        partition: Name of the partition it is for; None for a single queue.
-        clock: Clock of its message in that partition; 0 for a single queue.
-    """
+    """Rows of a task that stored nothing, for the driver to store; ``data`` is a record block."""
 
     data: bytes
     records: int
     metadata: tuple[Metadata, ...]
     partition: str | None = None
     clock: int = 0
+
+
+Batch = UploadedBatch | SmallBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +121,7 @@ class WriteTask:
         number: Spark's number of the task.
         planned: When the driver planned the write, by its clocks. No upload of it is older.
         transaction: Identity of the write, if it has one.
-        query: Id of the streaming query that writes; None where Spark does not tell it.
+        query: Id of the streaming query that writes, if there is one.
         topic: The topic it writes to; None for a single queue.
     """
 
@@ -148,28 +134,17 @@ class WriteTask:
 
 @dataclass(frozen=True)
 class TaskUploads(WriterCommitMessage):
-    """The result of one task.
-
-    Attributes:
-        task: The task.
-        uploads: Its batches in the order of its rows; empty for no rows. Either all of them are
-            small or none is.
-    """
+    """The answer of one task: its batches in the order of its rows, all of them small or none."""
 
     task: WriteTask
-    uploads: tuple[UploadedBatch | SmallBatch, ...]
+    uploads: tuple[Batch, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All uploads of one write: they enter the queue together or not at all.
+    """All uploads of one write in the order of tasks and rows: queued together or not at all.
 
-    Attributes:
-        planned: When the driver planned the write.
-        uploads: In the order of tasks and rows.
-        transaction: Identity of the write, if it has one.
-        query: Id of the streaming query that writes, if it is known.
-        topic: The topic it is for; None for a single queue.
+    The other attributes are those of each :class:`WriteTask` of the write.
     """
 
     planned: Moment
@@ -196,15 +171,12 @@ class Group:
 
 def collect(
     messages: Iterable[WriterCommitMessage | None],
-    store_small: Callable[
-        [Sequence[UploadedBatch | SmallBatch], WriteTask], tuple[UploadedBatch, ...]
-    ],
+    store_small: Callable[[Sequence[Batch], WriteTask], tuple[UploadedBatch, ...]],
 ) -> Group | None:
-    """Join the tasks' answers, in the order of the tasks.
+    """Join the tasks' answers, in the order of the tasks; None for no rows to a single queue.
 
-    None when no task wrote a row into a single queue. A write of no rows to a topic is a group
-    without uploads: it may be the first one after a restart, and then has to complete or roll
-    back what the run before left undecided.
+    A write of no rows to a topic is a group without uploads: it may be the first one after a
+    restart, and then has to complete or roll back what the run before left undecided.
 
     Args:
         messages: The tasks' answers.
@@ -216,22 +188,15 @@ def collect(
     """
     # Spark calls commit only when every task has succeeded, but its interface allows None for a
     # task without an answer.
-    results = sorted(
-        (
-            each
-            for each in messages
-            if isinstance(each, TaskUploads) and (each.uploads or each.task.topic is not None)
-        ),
-        key=lambda each: each.task.number,
-    )
+    answers = [each for each in messages if isinstance(each, TaskUploads)]
+    results = [each for each in answers if each.uploads or each.task.topic is not None]
+    results.sort(key=lambda each: each.task.number)
     if not results:
         return None
     writes = {(each.task.transaction, each.task.query, each.task.topic) for each in results}
     if len(writes) > 1:
-        names = ", ".join(
-            sorted(f"{transaction} of query {query}" for transaction, query, _ in writes)
-        )
-        raise InvalidInput(f"tasks of one write carry different identities: {names}")
+        names = sorted(f"{transaction} of query {query}" for transaction, query, _ in writes)
+        raise InvalidInput(f"tasks of one write carry different identities: {', '.join(names)}")
     task = results[0].task
     batches = [batch for each in results for batch in each.uploads]
     uploads = tuple(batch for batch in batches if isinstance(batch, UploadedBatch))

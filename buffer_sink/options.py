@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from opendata_buffer.config import BROKER_CHOICES, QueueConfig
 from opendata_buffer.errors import InvalidInput
@@ -13,8 +13,7 @@ from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.option_reader import STORAGE_OPTIONS, OptionReader, storage_settings
 from opendata_buffer.stores.open import open_store
 
-_LONGEST_MS = 10**12
-"""31 years, as elsewhere."""
+_LONGEST_MS = 10**12  # 31 years
 
 # Spark hands a streaming sink the options of the whole query, its own among them.
 _SPARK_OPTIONS = ("checkpointLocation", "queryName")
@@ -39,8 +38,7 @@ SINK_OPTIONS = (
 
 VALUE_FORMATS = ("bytes", "json")
 
-PARTITIONERS = ("random", "modulo", "rendezvous")
-"""How rows are divided among the partitions of a topic; the last two by column ``key``."""
+PARTITIONERS = ("random", "modulo", "rendezvous")  # the last two by column `key`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,36 +51,34 @@ class SinkOptions:
             batch write has no identity then.
         version: The other half in a batch write (``txnVersion``); a stream uses its batch id.
         target_batch_bytes: Record block at which a task closes a batch and uploads it, before
-            compression. Default 16 MiB. A task holds ``upload_concurrency + 2`` of them at most.
+            compression. A task holds ``upload_concurrency + 2`` of them at most.
         max_batch_bytes: Largest record block written; readers refuse larger ones. Bounds the
-            size of one record. Default 256 MiB.
+            size of one record.
         gather_bytes: A task with no more than this stores nothing itself: its rows travel to the
             driver, which joins those of all such tasks into batches of ``target_batch_bytes``.
-            The driver holds as much for each task. Default 0: every task stores its own.
-        value_format: ``bytes`` (default): column ``value`` is the record; or ``json``: all columns
-            are, as a JSON object.
-        compression: ``Compression.NONE`` (default) or ``Compression.ZSTD``.
-        zstd_level: Default 1: JSON gets as small by it as by 3, in 60 % of the time.
-        upload_concurrency: Uploads at once of one task; they run beside encoding. Default 4.
+            The driver holds as much for each task. 0: every task stores its own.
+        value_format: ``bytes``: column ``value`` is the record; or ``json``: all columns are, as
+            a JSON object.
+        compression: ``Compression.NONE`` or ``Compression.ZSTD``.
+        zstd_level: JSON gets as small by 1 as by 3, in 60 % of the time.
+        upload_concurrency: Uploads at once of one task; they run beside encoding.
         max_metadata_ranges: Runs of equal ``metadata`` that one task may write. Each costs
-            bytes in the manifest, which every append rewrites (failure F35). Default 100,000.
+            bytes in the manifest, which every append rewrites (failure F35).
         gc_grace_period_ms: The grace period of the collector that reads this queue (failure
-            F5). An append may retry for half of it, and for a minute at most. Default 600,000.
+            F5). An append may retry for half of it, and for a minute at most.
         max_write_duration_ms: How long a write may take, from its plan to its commit; a longer
             one is refused. Batches are named so far ahead of time, and no collector deletes
-            them, used or not, before that and its grace period are over. Default 21,600,000,
-            six hours.
-        partitioner: How rows are divided among the partitions of a topic, one of
-            :data:`PARTITIONERS`. Default None: ``random``. Not for a single queue.
-        broker: ``auto`` (default): an append that loses a race has the announced broker, if there
-            is one, wait for it; ``off``: it fights on.
-        one_queue: A data prefix or a manifest is named, so this is a single queue, whatever
-            else is in the store.
+            them, used or not, before that and its grace period are over.
+        partitioner: How rows are divided among the partitions of a topic; None for ``random``.
+        broker: ``auto``: an append that loses a race has the announced broker, if there is one,
+            wait for it; ``off``: the append retries without that.
+        one_queue: A data prefix or a manifest is named, so this is a single queue.
     """
 
     queue: QueueConfig
-    app: str | None = None
-    version: int | None = None
+    # Not compared: a process keeps one committer, and its manifest, for all writes to a queue.
+    app: str | None = field(default=None, compare=False)
+    version: int | None = field(default=None, compare=False)
     target_batch_bytes: int = 16 * MIB
     max_batch_bytes: int = 256 * MIB
     gather_bytes: int = 0
@@ -111,7 +107,7 @@ class SinkOptions:
         if self.broker == "host":
             raise InvalidInput(
                 "option broker is 'host': Spark commits in Python processes of its own, which end "
-                "before anybody finds a broker there. Run 'opendata-buffer broker "
+                "before another writer finds a broker there. Run 'opendata-buffer broker "
                 f"{self.queue.store}' somewhere and leave the option at 'auto', or write by "
                 "foreach_batch_writer(..., broker='host'): the driver's process is the broker then"
             )
@@ -144,11 +140,7 @@ class SinkOptions:
 
     @classmethod
     def for_stream(cls, options: Mapping[str, str]) -> SinkOptions:
-        """From the options of ``writeStream``.
-
-        Raises:
-            InvalidInput: An option is unknown, unusable, or makes no sense in a stream.
-        """
+        """From the options of ``writeStream``; raises InvalidInput, also for ``txnVersion``."""
         parsed = _parse(options, "streaming sink")
         if parsed.version is not None:
             raise InvalidInput(
@@ -159,11 +151,7 @@ class SinkOptions:
 
     @classmethod
     def for_batch(cls, options: Mapping[str, str]) -> SinkOptions:
-        """From the options of ``df.write``.
-
-        Raises:
-            InvalidInput: An option is unknown or unusable, or half an identity is given.
-        """
+        """From the options of ``df.write``; raises InvalidInput, also for half an identity."""
         parsed = _parse(options, "batch sink")
         if (parsed.app is None) != (parsed.version is None):
             given, missing = (
@@ -183,9 +171,8 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
     grace_ms = reader.integer("gcGracePeriodMs", 600_000, least=2)
     # An append that may race for longer than half of the grace period would be refused.
     queue = replace(queue, cas_deadline_ms=min(queue.cas_deadline_ms, grace_ms // 2))
-    partitioner = None
-    if reader.text("partitioner") is not None:
-        partitioner = reader.choice("partitioner", PARTITIONERS, "random")
+    is_given = reader.text("partitioner") is not None
+    partitioner = reader.choice("partitioner", PARTITIONERS, "random") if is_given else None
     one_queue = any(reader.text(name) for name in ("dataPathPrefix", "manifestPath"))
     if one_queue and partitioner is not None:
         raise InvalidInput(

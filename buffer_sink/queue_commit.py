@@ -1,5 +1,11 @@
 """The commit of a write to a single queue: one compare-and-swap makes all of it visible, once.
 
+:class:`UploadAges` guards the uploads until then. No manifest names them before the driver appends
+them, so they are safe from a garbage collector only for a time (failure F5): it deletes an object
+once both the time in its name and the time of its upload are older than the grace period. Tasks
+therefore name their batches ahead of time, by the longest time that a write may take: by the name
+every collector knows how long to wait, also one of another version or client. See decision 0012.
+
 A write with an identity (app, batch) has to enter the queue once, however often Spark commits
 it. A repeat is recognised, in this order:
 
@@ -14,7 +20,7 @@ it. A repeat is recognised, in this order:
    the reader's :class:`~opendata_buffer.consumer.isolation.TransactionFilter` drops it: the
    entries of a batch are contiguous, so a second group of the same batch is a repeat.
 
-The filter tells two groups apart by the gap between them. There is none when the queue ran
+The filter distinguishes two groups by the entries between them. There are none when the queue ran
 empty and no other writer appended; then an empty batch is put in between (``Separate``). It is
 needed only if an entry of ours can have been dequeued unseen, that is if the manifest's first
 sequence is beyond the one in the record: every commit of a later batch came after that. An idle
@@ -28,13 +34,15 @@ belongs to, from before its first append, and any other one is refused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import os.path
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
 
-from buffer_sink.commit import UploadCommitter
 from buffer_sink.messages import Group
 from buffer_sink.options import SinkOptions
-from opendata_buffer import outcomes
+from opendata_buffer import metrics, outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -44,27 +52,226 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import NewEntry
-from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
+from opendata_buffer.formats.keys import (
+    Transaction,
+    batch_key,
+    location_timestamp_ms,
+    parse_location,
+)
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.cas import CasObject, CasStore
-from opendata_buffer.queue.queue import OpenPause, broker_pause
-from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Store
+from opendata_buffer.queue.cas import CasObject
+from opendata_buffer.queue.ownership import claim_for_writing
+from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
+from opendata_buffer.runtime import Moment, Runtime
+from opendata_buffer.stores.base import List, Store
 from opendata_buffer.transactions.commit_record import RECORD, CommitRecord, claimed, record_key
 
 log = logging.getLogger(__name__)
 
+_PAGE = 10_000
 _RECORD_DEADLINE_MS = 10_000  # of one change of a record; a micro-batch waits for it
 
+T = TypeVar("T")
 
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Append the group."""
+
+class UploadAges:
+    """Tells how long uploads are safe, from the plan of their write or by a listing."""
+
+    def __init__(self, store: List, options: SinkOptions, runtime: Runtime) -> None:
+        self.grace_ms = options.gc_grace_period_ms
+        self._max_write_ms = options.max_write_duration_ms
+        self._store = store
+        self._runtime = runtime
+
+    def oldest(self, group: Group) -> Moment:
+        """When the oldest upload of a group was made, as a collector may see it.
+
+        No upload is older than the write's plan, so the driver's clocks show without a request
+        that those of most writes are young. For an older write a listing gives the ages, by the
+        store's own clock: each upload must exist and be at most half of the grace period old. The
+        other half is the time that the append may take.
+
+        Raises:
+            TransientStorageError: Uploads are too old, or gone.
+        """
+        now = Moment.now(self._runtime)
+        age_ms = group.planned.age_ms(now) if group.planned.precedes(now) else None
+        if age_ms is None or age_ms > self.grace_ms / 2:
+            age_ms = self.oldest_ms(group.locations)
+            if age_ms is None or age_ms > self.grace_ms / 2:
+                raise self.too_old()
+        return Moment(now.wall_ms - round(age_ms), now.monotonic - age_ms / 1000)
+
+    def has_expired(self, oldest: Moment) -> bool:
+        """By both clocks: a machine that is suspended stops its monotonic one."""
+        return oldest.age_ms(Moment.now(self._runtime)) > self.grace_ms
+
+    def oldest_ms(self, locations: Collection[str]) -> float | None:
+        """Age of the oldest object as a collector sees it, milliseconds; None when one is gone.
+
+        It is counted from the later of name and upload, by the store's clock, and is below 0 for
+        a name that is ahead of time.
+        """
+        missing = set(locations)
+        shared = os.path.commonprefix(list(locations))  # noqa: RUF071 - up to any character
+        folder = shared.rpartition("/")[0] + "/"
+        after, last = min(missing)[:-1], max(missing)
+        ages_ms: list[float] = []
+        while True:
+            page = self._store.list(folder, start_after=after, limit=_PAGE)
+            for each in page.objects:
+                if each.key in missing:
+                    missing.remove(each.key)
+                    named_ms = location_timestamp_ms(each.key) or 0
+                    ages_ms.append(page.now_ms - max(named_ms, each.last_modified_ms))
+            if not missing:
+                return max(ages_ms)
+            if not page.truncated or page.objects[-1].key >= last:
+                return None
+            after = page.objects[-1].key
+
+    def outlived_collector(self, locations: Collection[str]) -> bool:
+        """Whether all objects are there once no collector deletes by a manifest read before now.
+
+        A collector deletes by a manifest for a quarter of the grace period; this waits for that.
+        """
+        wait_s = self.grace_ms / 4000 + 1
+        log.warning(
+            "objects are older than the collector's grace period: waiting %.0f s to see that none "
+            "of them is deleted",
+            wait_s,
+        )
+        self._runtime.sleep(wait_s)
+        return self.oldest_ms(locations) is not None
+
+    def too_old(self) -> TransientStorageError:
+        """The error for uploads that may be deleted before they are queued, or are gone."""
+        return TransientStorageError(
+            f"the write took so long that its first batches may be deleted as orphans, or are "
+            f"gone: it may take {self._max_write_ms / 1000:.0f} s from its plan to its commit "
+            "(maxWriteDurationMs). Nothing was appended; write again, with a larger "
+            "maxWriteDurationMs, smaller writes (maxBytesPerTrigger), or more partitions."
+        )
+
+
+class UploadCommitter:
+    """Makes the uploads of a write visible; what the commit to a queue and to a topic share.
+
+    Args:
+        store: Where queue, or topic, and batches live.
+        options: The sink's options.
+        runtime: Clocks, names and threads.
+        open_pause: Has a queue's broker pause while this process appends, unless ``broker`` is
+            ``off``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        options: SinkOptions,
+        runtime: Runtime,
+        open_pause: OpenPause = broker_pause,
+    ) -> None:
+        self._store = store
+        self._config = options.queue
+        self._runtime = runtime
+        self._ages = UploadAges(store, options, runtime)
+        self._open_pause = None if options.broker == "off" else open_pause
+        self._queues: dict[str, Queue] = {}
+
+    def append(self, group: Group | None) -> bool:
+        """Append a group, unless it was committed before; False when nothing was appended."""
+        raise NotImplementedError
+
+    def disconnect(self) -> None:
+        """End connections that outlive an append; the next one makes what it needs."""
+        for queue in self._queues.values():
+            queue.disconnect()
+
+    def _queue(self, config: QueueConfig) -> Queue:
+        # First use in this process: refused are a store without compare-and-swap (failure F12), a
+        # prefix of another queue, whose collector would delete our batches (failure F7), and a
+        # manifest that was lost or restored from an old copy (failure F4).
+        if config.manifest_path not in self._queues:
+            self._queues[config.manifest_path] = Queue(
+                self._store,
+                config,
+                runtime=self._runtime,
+                role="producer",
+                claim=claim_for_writing(self._store, config, runtime=self._runtime),
+                open_pause=self._open_pause,
+            )
+        return self._queues[config.manifest_path]
+
+    def _close_after(self, group: Group) -> None:
+        """Save now how far the queues got (failure F4), unless a query does so within a minute.
+
+        The process of a write outside of a query may end with that write.
+        """
+        if group.query is None:
+            for queue in self._queues.values():
+                queue.close()
+
+    def _append_unexpired(
+        self,
+        queue: Queue,
+        group: Group,
+        entries: Sequence[NewEntry],
+        guard: Callable[[Manifest], T | None],
+        objects_missing: Callable[[int], OpenDataBufferError],
+    ) -> int | T:
+        """Append entries while the uploads that they name are safe (failure F5).
+
+        Args:
+            queue, group, entries: The entries name all uploads of the group, and may be more.
+            guard: Called with the manifest that is about to be replaced; anything but None stops
+                the append.
+            objects_missing: Makes the error, from the first sequence, for an append that landed
+                after the uploads had expired and some of them were gone: the process was frozen
+                between its last reading of the clock and the write, and no other process wrote
+                the manifest meanwhile.
+
+        Returns:
+            The first sequence, or the guard's answer.
+
+        Raises:
+            TransientStorageError: Uploads are too old, or gone.
+            OpenDataBufferError: As :meth:`.Queue.append`.
+        """
+        while True:
+            oldest = self._ages.oldest(group)
+
+            def unexpired(before: Manifest, oldest: Moment = oldest) -> T | Moment | None:
+                # Asked on each attempt: the process may have been paused since the last one.
+                return oldest if self._ages.has_expired(oldest) else guard(before)
+
+            outcome: int | T | Moment = queue.append(entries, guard=unexpired)
+            # Uploads that are there when no collector can have missed the append any more are
+            # queued and stay.
+            if (
+                isinstance(outcome, int)
+                and self._ages.has_expired(oldest)
+                and not self._ages.outlived_collector(group.locations)
+            ):
+                raise objects_missing(outcome)
+            if not isinstance(outcome, Moment):
+                return outcome
+
+    def _drop_repeat(self, group: Group, txn: Transaction) -> bool:
+        """Report a write that was committed before; False, as nothing is appended."""
+        metrics.write_repeats_dropped.add(len(group.uploads))
+        log.warning(
+            "batch %d of app %s was committed before: %d records in %d batches are not appended "
+            "again. After a restart of its query this is right; otherwise two writers share the "
+            "txnAppId.",
+            txn.batch, txn.app, group.records, len(group.uploads),
+        )  # fmt: skip
+        return False
 
 
 @dataclass(frozen=True, slots=True)
 class Separate:
-    """Append an empty batch and the group: the filter needs a gap to recognise a repeat."""
+    """Append an empty batch and the group, so that the filter can recognise a repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +286,7 @@ class AlreadyDone:
     queued: tuple[str, ...] = ()
 
 
-Decision = Append | Separate | AlreadyDone
+Decision = Separate | AlreadyDone
 
 
 def decide(
@@ -89,8 +296,8 @@ def decide(
     *,
     prefix: str,
     key: str,
-) -> Decision:
-    """What an append does to a manifest. Pure.
+) -> Decision | None:
+    """What an append does to a manifest; None to append the group. Pure.
 
     Args:
         manifest: The manifest that the compare-and-swap will replace.
@@ -102,8 +309,8 @@ def decide(
     Raises:
         QueueReset: The record knows of sequences the queue has not reached (failure F4).
     """
-    # "At least" and not "equal", as Delta's txnVersion rule: a driver that lost its place may
-    # come back with a batch older than the last one.
+    # "At least" and not "equal", as Delta's txnVersion rule: a driver that was restored from
+    # an older checkpoint may repeat a batch before the last one.
     if record is not None and record.batch >= transaction.batch:
         return AlreadyDone()
     if record is not None and record.next_sequence > manifest.next_sequence:
@@ -115,19 +322,17 @@ def decide(
             f"{record_key(prefix, transaction.app)!r} as well."
         )
     if is_queued(manifest, prefix, transaction):
-        folder = transaction_prefix(prefix, transaction)
+        folder = f"{prefix}/app={transaction.app}/batch={transaction.batch}/"
         locations = (entry.location for entry in manifest.entries())
         return AlreadyDone(tuple(each for each in locations if each.startswith(folder)))
     unseen = manifest.first_sequence > (record.next_sequence if record is not None else 0)
-    if unseen and manifest.entry_count == 0:
-        return Separate()
-    return Append()
+    return Separate() if unseen and manifest.entry_count == 0 else None
 
 
 def is_queued(manifest: Manifest, prefix: str, transaction: Transaction) -> bool:
     """Whether the queue has an entry of this batch, or of a later one, of the same app.
 
-    Batches of an app enter in rising order, so its last entry tells. That is found from the end
+    Batches of an app enter in rising order, so its last entry decides. It is found from the end
     as bytes: decoding 100,000 queued entries on each append would dominate it.
     """
     raw = manifest.raw
@@ -135,7 +340,7 @@ def is_queued(manifest: Manifest, prefix: str, transaction: Transaction) -> bool
     position = raw.rfind(start)
     while position >= 0:
         # The payload of a range may hold the same text. But only a location has its own length in
-        # the two bytes before it, and a positive answer is confirmed by walking the entries.
+        # the two bytes before it, and a positive answer is confirmed by decoding the entries.
         length = int.from_bytes(raw[max(0, position - 2) : position], "little")
         location = raw[position : position + length].decode(errors="replace")
         parts = parse_location(location, prefix)
@@ -148,105 +353,13 @@ def is_queued(manifest: Manifest, prefix: str, transaction: Transaction) -> bool
     return False
 
 
-def transaction_prefix(prefix: str, transaction: Transaction) -> str:
-    """The directory of a transaction's batches, with a slash at the end."""
-    return f"{prefix}/app={transaction.app}/batch={transaction.batch}/"
-
-
-class CommitRecords:
-    """Reads and raises the commit record of each app that writes through this process.
-
-    Args:
-        store: Where the queue lives.
-        config: The queue's data prefix and backoff.
-        runtime: Clock and jitter.
-    """
-
-    def __init__(self, store: CasStore, config: QueueConfig, runtime: Runtime) -> None:
-        self._store = store
-        deadline_ms = min(_RECORD_DEADLINE_MS, config.cas_deadline_ms)
-        self._config = replace(config, cas_deadline_ms=deadline_ms)
-        self._runtime = runtime
-        self._objects: dict[str, CasObject[CommitRecord]] = {}
-
-    def claim(self, app: str, query: str | None) -> CommitRecord | None:
-        """The app's record, which from now on belongs to this query. None when there is none.
-
-        Costs one read, and one write when the app id belongs to no query yet. That write must
-        have landed before the first append under the id: two queries that begin at once would
-        otherwise both find nothing.
-
-        Raises:
-            InvalidInput: The app id belongs to another query; nothing was written.
-            CorruptData: The record is not readable.
-            TransientStorageError, PermanentStorageError: The store did not answer.
-        """
-        # Another process may have written since, so each claim reads. A record that its operator
-        # deleted is gone for good: a new object does not miss it.
-        record = self._objects.get(app) or self._record(app)
-        if isinstance(record.read(), outcomes.Vanished):
-            record = self._record(app)
-        outcome = record.update(lambda before: claimed(before, app, query), from_memory=True)
-        if not isinstance(outcome, outcomes.Applied):
-            raise TransientStorageError(
-                f"commit record {record.key!r} could not be written: {outcome}. Nothing was "
-                "appended; start the query again."
-            )
-        self._objects[app] = record
-        return outcome.value
-
-    def raise_to(self, app: str, batch: int, next_sequence: int, query: str | None) -> None:
-        """Note a committed batch, best effort: it is in the queue and must not fail any more.
-
-        Where the record lags, the manifest and the reader's filter recognise a repeat. The record
-        never falls when a driver that was thought dead writes late.
-        """
-        record = self._objects[app]
-        empty = CommitRecord(-1, 0, query)
-        try:
-            outcome = record.update(
-                lambda before: (before or empty).raised(batch, next_sequence, query),
-                from_memory=True,
-            )
-        except OpenDataBufferError as error:
-            log.warning("commit record %s was not written: %s", record.key, error)
-            return
-        if not isinstance(outcome, outcomes.Applied):
-            log.warning("commit record %s was not written: %s", record.key, outcome)
-
-    def _record(self, app: str) -> CasObject[CommitRecord]:
-        return CasObject(
-            self._store,
-            record_key(self._config.data_path_prefix, app),
-            decode=CommitRecord.from_json,
-            encode=CommitRecord.to_json,
-            runtime=self._runtime,
-            settings=self._config,
-            max_bytes=RECORD.max_bytes,
-            unreadable=RECORD.unreadable,
-        )
-
-
 class QueueCommitter(UploadCommitter):
-    """Appends groups of uploads to one queue.
+    """Appends groups of uploads to one queue."""
 
-    Args:
-        store: Where queue and batches live.
-        options: The sink's options.
-        runtime: Clocks, names and threads.
-        open_pause: Has a broker pause while this process appends, unless ``broker`` is ``off``.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        options: SinkOptions,
-        runtime: Runtime,
-        open_pause: OpenPause = broker_pause,
-    ) -> None:
-        super().__init__(store, options, runtime, open_pause)
-        self._grace_ms = options.gc_grace_period_ms
-        self._records = CommitRecords(store, options.queue, runtime)
+    @cached_property
+    def _record_settings(self) -> QueueConfig:
+        deadline_ms = min(_RECORD_DEADLINE_MS, self._config.cas_deadline_ms)
+        return replace(self._config, cas_deadline_ms=deadline_ms)
 
     def append(self, group: Group | None) -> bool:
         """Append a group, unless it is in the queue or was there before.
@@ -257,8 +370,7 @@ class QueueCommitter(UploadCommitter):
         Raises:
             InvalidInput: The group's app id belongs to another query; nothing was appended.
             CommitStateUnknown: It may or may not be in the queue. Append it again.
-            TransientStorageError: Uploads are so old that the collector may delete them before
-                they are in the queue, or has deleted them; write all of them again.
+            TransientStorageError: Uploads are too old, or gone; write all of them again.
             OpenDataBufferError: As :meth:`.Queue.append`; nothing was appended.
         """
         if group is None or not group.uploads:
@@ -270,7 +382,7 @@ class QueueCommitter(UploadCommitter):
             return True
         except CommitStateUnknown as error:
             # The batch may have landed and be gone again. Only an append from the start can go
-            # on from here; it puts a separator in front, so the reader tells the two apart.
+            # on from here; it puts a separator in front, so the reader recognises the repeat.
             if group.transaction is not None:
                 error.add_note(
                     f"Start the query again: Spark repeats the batch {group.transaction.batch} "
@@ -283,14 +395,15 @@ class QueueCommitter(UploadCommitter):
 
     def _append_once(self, group: Group, transaction: Transaction) -> bool:
         queue = self._queue(self._config)
-        record = self._records.claim(transaction.app, group.query)
-        entries: list[NewEntry] = group.entries
-        accepted: list[type[Decision]] = [Append]
+        record = self._claim_record(transaction.app, group.query)
+        committed = record.last_seen
+        entries = group.entries
+        accepted: list[type[Decision]] = []
 
         def stop(before: Manifest) -> Decision | None:
             prefix = self._config.data_path_prefix
-            decision = decide(before, record, transaction, prefix=prefix, key=queue.key)
-            return None if type(decision) in accepted else decision
+            decision = decide(before, committed, transaction, prefix=prefix, key=queue.key)
+            return None if decision is None or type(decision) in accepted else decision
 
         while not isinstance(outcome := self._append(group, entries, stop), int):
             if isinstance(outcome, AlreadyDone):
@@ -303,10 +416,59 @@ class QueueCommitter(UploadCommitter):
             "%s: %d records in %d batches at sequence %d",
             transaction, group.records, len(group.uploads), outcome,
         )  # fmt: skip
-        self._records.raise_to(
-            transaction.app, transaction.batch, outcome + len(entries), group.query
-        )
+        self._raise_record(record, transaction.batch, outcome + len(entries), group.query)
         return True
+
+    def _claim_record(self, app: str, query: str | None) -> CasObject[CommitRecord]:
+        """The app's commit record, which from now on belongs to this query.
+
+        Costs one read, and one write when the app id belongs to no query yet. That write must
+        have landed before the first append under the id: two queries that begin at once would
+        otherwise both find nothing.
+
+        Raises:
+            InvalidInput: The app id belongs to another query; nothing was written.
+            CorruptData: The record is not readable.
+            TransientStorageError, PermanentStorageError: The store did not answer.
+        """
+        record = CasObject(
+            self._store,
+            record_key(self._config.data_path_prefix, app),
+            decode=CommitRecord.from_json,
+            encode=CommitRecord.to_json,
+            runtime=self._runtime,
+            settings=self._record_settings,
+            max_bytes=RECORD.max_bytes,
+            unreadable=RECORD.unreadable,
+        )
+        outcome = record.update(lambda before: claimed(before, app, query))
+        if not isinstance(outcome, outcomes.Applied):
+            raise TransientStorageError(
+                f"commit record {record.key!r} could not be written: {outcome}. Nothing was "
+                "appended; start the query again."
+            )
+        return record
+
+    def _raise_record(
+        self, record: CasObject[CommitRecord], batch: int, next_sequence: int, query: str | None
+    ) -> None:
+        """Note a committed batch, best effort: it is in the queue and must not fail any more.
+
+        Where the record lags, the manifest and the reader's filter recognise a repeat. The record
+        never falls when a driver that was thought dead writes late.
+        """
+        empty = CommitRecord(-1, 0, query)
+        failure: object = None
+        try:
+            outcome = record.update(
+                lambda before: (before or empty).raised(batch, next_sequence, query),
+                from_memory=True,
+            )
+            failure = None if isinstance(outcome, outcomes.Applied) else outcome
+        except OpenDataBufferError as error:
+            failure = error
+        if failure is not None:
+            log.warning("commit record %s was not written: %s", record.key, failure)
 
     def _append(
         self, group: Group, entries: list[NewEntry], stop: Callable[[Manifest], Decision | None]
@@ -331,24 +493,19 @@ class QueueCommitter(UploadCommitter):
         Then they must be written again. The reader cannot deliver the first ones; once they are
         skipped there, its filter passes the others (``TransactionFilter.skip``).
 
-        Asked of the manifest that shows them, and of a listing made after it: a reader may have
-        passed them by at any time since, and a later manifest would not say how. If it delivered
-        them, and they were collected since, the others are a repeat that its filter drops.
-
-        Args:
-            queued: Locations of the transaction in the manifest. None of them means that the
-                record, or a later batch of the app, tells that this one was committed; a record
-                is written only once all objects outlived the collector.
+        This asks the manifest that shows them, and a listing made after it: a reader may have
+        skipped them at any time since, and a later manifest would not show it. If the reader
+        delivered them, and they were collected since, its filter drops the others as a repeat.
         """
-        if not queued:
+        if not queued:  # a record is written only once all objects outlived the collector
             return False
         oldest_ms = self._ages.oldest_ms(queued)
-        if oldest_ms is not None and oldest_ms > self._grace_ms:
+        if oldest_ms is not None and oldest_ms > self._ages.grace_ms:
             return not self._ages.outlived_collector(queued)
         return oldest_ms is None
 
     def _separator(self) -> NewEntry:
-        """An empty batch without identity: a gap between two groups of one batch."""
+        """An empty batch without identity, to lie between two groups of one batch."""
         location = batch_key(self._config.data_path_prefix, self._runtime.ulid())
         self._store.put(location, encode_batch([]))
         return NewEntry(location)

@@ -1,8 +1,4 @@
-"""From Spark's rows to record blocks: columns, partitions of a topic, blocks with their metadata.
-
-:func:`check_schema` finds the input columns. For a topic a :class:`PartitionRouter` divides the
-rows among the partitions. A :class:`BlockBuilder` cuts the rows of one queue into record blocks.
-"""
+"""From Spark's rows to record blocks: columns, partitions of a topic, metadata ranges."""
 
 from __future__ import annotations
 
@@ -16,19 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from buffer_sink.messages import TopicWrite
+from buffer_sink.options import SinkOptions
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.arrow import encode_arrow_block
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.topic import partitioner as mapping
-from opendata_buffer.topic.partitioner import split
+from opendata_buffer.topic import partitioner as partitioners
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-    from opendata_buffer.topic.partitioner import Partitioner
-
 
 _FIX = (
     "write all columns as one JSON object with .option('valueFormat', 'json'), put the row into "
@@ -46,13 +39,13 @@ _LENGTH_BYTES = 4  # of every record in a block
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Positions of the input columns.
+    """Positions of the input columns; ``key`` and ``partition`` are not stored.
 
     Attributes:
         value: The record.
         metadata: Payload of the record's metadata range.
-        key: Chooses a topic's partition; it is not stored.
-        partition: Names a topic's partition; it is not stored either.
+        key: Chooses a topic's partition.
+        partition: Names a topic's partition.
     """
 
     value: int
@@ -90,11 +83,7 @@ def check_schema(schema: StructType) -> Columns:
 
 
 def check_one_queue(columns: Columns) -> None:
-    """Refuse the columns that choose a partition: a single queue has none.
-
-    Raises:
-        InvalidInput: There is such a column.
-    """
+    """Refuse, by InvalidInput, the columns that choose a partition: a single queue has none."""
     for name, position in (("key", columns.key), ("partition", columns.partition)):
         if position is not None:
             raise InvalidInput(
@@ -125,39 +114,31 @@ class Block:
 
 
 class BlockBuilder:
-    """Cuts a task's rows into blocks of at most ``target`` bytes.
+    """Cuts a task's rows into blocks of at most ``target_batch_bytes``.
 
-    Only a single record larger than that makes a larger block, up to ``limit``.
+    Only a single record larger than that makes a larger block, up to ``max_batch_bytes``.
 
     Args:
         columns: Where value and metadata are.
+        options: The sink's options.
         where: Names the rows in messages.
-        target: Block size in bytes.
-        limit: Largest block in bytes.
-        max_ranges: Runs of equal metadata that may be written.
+
+    Attributes:
+        size: Bytes of the block that is not full yet.
     """
 
-    def __init__(
-        self, columns: Columns, *, where: str, target: int, limit: int, max_ranges: int
-    ) -> None:
+    def __init__(self, columns: Columns, options: SinkOptions, where: str) -> None:
         self._columns = columns
+        self._options = options
         self._where = where
-        self._target = target
-        self._limit = limit
-        self._max_ranges = max_ranges
         self._rows = 0
         self._ranges = 0
         self._clear()
 
-    @property
-    def size(self) -> int:
-        """Bytes of the block that is not full yet."""
-        return self._size
-
     def _clear(self) -> None:
+        self.size = 0
         self._pieces: list[bytes | memoryview] = []
         self._records = 0
-        self._size = 0
         self._runs: list[Metadata] = []
 
     def add(self, rows: pa.RecordBatch, now_ms: int) -> Iterator[Block]:
@@ -186,27 +167,24 @@ class BlockBuilder:
         ends = _ends(values)
         start = done = 0
         while start < len(values):
-            stop = bisect_right(ends, done + self._target - self._size, start)
+            target = self._options.target_batch_bytes
+            stop = bisect_right(ends, done + target - self.size, start)
             if stop == start:
                 if self._records:
                     yield self._close()
                     continue
                 stop = start + 1
                 self._check_size(ends[start] - done, start)
-            self._append(values.slice(start, stop - start), ends[stop - 1] - done)
             self._append_runs(metadata, start, stop, now_ms)
+            self._pieces.append(encode_arrow_block(values.slice(start, stop - start))[0])
             self._records += stop - start
+            self.size += ends[stop - 1] - done
             start, done = stop, ends[stop - 1]
         self._rows += len(values)
 
     def finish(self) -> Block | None:
         """The block that is not full yet; None when it has no rows."""
         return self._close() if self._records else None
-
-    def _append(self, values: pa.Array, size: int) -> None:
-        piece, _ = encode_arrow_block(values)
-        self._pieces.append(piece)
-        self._size += size
 
     def _append_runs(self, metadata: pa.Array | None, start: int, stop: int, now_ms: int) -> None:
         # All ranges of a block have the time of its first rows: within one, times never fall.
@@ -222,26 +200,23 @@ class BlockBuilder:
             if not self._runs or self._runs[-1].payload != payload:
                 self._runs.append(Metadata(begin, time_ms, payload))
                 self._ranges += 1
-                self._check_ranges()
             begin = self._records + end
-
-    def _check_size(self, size: int, start: int) -> None:
-        if size > self._limit:
+        most = self._options.max_metadata_ranges
+        if self._ranges > most:  # each of them is kept in the manifest (failure F35)
             raise InvalidInput(
-                f"value has {size - _LENGTH_BYTES} bytes in row {self._rows + start} of "
-                f"{self._where} (counted from 0), more than maxBatchBytes {self._limit} "
-                "allows: readers refuse such a batch. Make it smaller, or raise maxBatchBytes "
-                "here and where the queue is read."
+                f"metadata changes more than {most} times in {self._where}: every run "
+                "of equal metadata is kept in the manifest, which each append rewrites. Sort by "
+                "metadata, put it into value, or raise maxMetadataRanges."
             )
 
-    def _check_ranges(self) -> None:
-        """Each range is kept in the manifest (failure F35)."""
-        if self._ranges > self._max_ranges:
+    def _check_size(self, size: int, start: int) -> None:
+        limit = self._options.max_batch_bytes
+        if size > limit:
             raise InvalidInput(
-                f"metadata changes more than {self._max_ranges} times in "
-                f"{self._where}: every run of equal metadata is kept in the manifest, which "
-                "each append rewrites. Sort by metadata, put it into value, or raise "
-                "maxMetadataRanges."
+                f"value has {size - _LENGTH_BYTES} bytes in row {self._rows + start} of "
+                f"{self._where} (counted from 0), more than maxBatchBytes {limit} allows: readers "
+                "refuse such a batch. Make it smaller, or raise maxBatchBytes here and where the "
+                "queue is read."
             )
 
     def _close(self) -> Block:
@@ -261,11 +236,7 @@ COALESCED_BYTES = 8 * MIB
 
 
 def check_topic(columns: Columns, partitioner: str | None) -> None:
-    """Refuse columns and a partitioner that contradict each other.
-
-    Args:
-        columns: The input columns.
-        partitioner: The option; None where it is not given.
+    """Refuse columns and a partitioner (None where the option is not given) that contradict.
 
     Raises:
         InvalidInput: Column ``key`` is missing or not used, or the partition is chosen twice.
@@ -331,12 +302,12 @@ class PartitionRouter:
         self._write = write
         self._names = write.active
         self._task = task
-        mappings: dict[str, Partitioner] = {
-            "modulo": mapping.modulo,
-            "rendezvous": mapping.rendezvous,
-            "random": partial(mapping.random, source=runtime.random),
+        choices: dict[str, partitioners.Partitioner] = {
+            "modulo": partitioners.modulo,
+            "rendezvous": partitioners.rendezvous,
+            "random": partial(partitioners.random, source=runtime.random),
         }
-        self._mapping = mappings[partitioner or "random"]
+        self._partitioner = choices[partitioner or "random"]
         self._rows = 0
 
     def split(self, rows: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
@@ -345,25 +316,20 @@ class PartitionRouter:
         Raises:
             InvalidInput: A key or a partition is null, or there is no such partition.
         """
-        columns = self._columns
+        columns, partitioner = self._columns, self._partitioner
+        # `random` reads no key: without a column of keys the values serve, as they are as many.
+        keys = rows.column(columns.value if columns.key is None else columns.key)
         if columns.partition is not None:
-            parts = split(rows, rows.column(columns.partition), self._names, self._chosen)
-        elif columns.key is None:
-            # `random` looks at no key: the values serve as keys of the right number.
-            parts = split(rows, rows.column(columns.value), self._names, self._mapping)
-        else:
-            self._check_keys(rows.column(columns.key))
-            parts = split(rows, rows.column(columns.key), self._names, self._mapping)
-        self._rows += len(rows)
-        return parts
-
-    def _check_keys(self, keys: pa.Array) -> None:
-        if keys.null_count:
+            keys, partitioner = rows.column(columns.partition), self._chosen
+        elif columns.key is not None and keys.null_count:
             raise InvalidInput(
                 f"key is null in {self._row(pc.is_null(keys))}: a row without a key belongs to no "
                 "partition. Give it one, df.selectExpr(\"coalesce(key, '') AS key\", ...), or "
                 "filter it out."
             )
+        parts = partitioners.split(rows, keys, self._names, partitioner)
+        self._rows += len(rows)
+        return parts
 
     def _chosen(self, names: Any, partitions: Sequence[str]) -> Any:
         found = pc.index_in(names, value_set=pa.array(partitions, names.type))
@@ -387,6 +353,5 @@ class PartitionRouter:
         return f"row {row} of task {self._task} (counted from 0)"
 
 
-def _listed(names: Iterable[str]) -> str:
-    given = list(names)
-    return ", ".join(given if len(given) <= 4 else [given[0], given[1], "...", given[-1]])
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names if len(names) <= 4 else [names[0], names[1], "...", names[-1]])

@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
-from buffer_sink.commit import UploadCommitter
 from buffer_sink.messages import Group, TopicWrite, UploadedBatch
-from buffer_sink.options import SinkOptions
+from buffer_sink.queue_commit import UploadCommitter
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -22,9 +21,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
-from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Store
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
 
@@ -32,26 +29,13 @@ log = logging.getLogger(__name__)
 
 
 class TopicCommitter(UploadCommitter):
-    """Appends groups of uploads to the partitions of one topic.
+    """Appends groups of uploads to the partitions of one topic."""
 
-    Args:
-        store: Where the topic is.
-        options: The sink's options.
-        runtime: Clocks, names and threads.
-        open_pause: Has a partition's broker pause while this process appends, unless ``broker`` is
-            ``off``.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        options: SinkOptions,
-        runtime: Runtime,
-        open_pause: OpenPause = broker_pause,
-    ) -> None:
-        super().__init__(store, options, runtime, open_pause)
-        self._coordinator = TransactionCoordinator(
-            store, options.queue, self._queue_of, runtime, ahead_ms=options.gc_grace_period_ms
+    @cached_property
+    def _coordinator(self) -> TransactionCoordinator:
+        ahead_ms = self._ages.grace_ms
+        return TransactionCoordinator(
+            self._store, self._config, self._queue_of, self._runtime, ahead_ms=ahead_ms
         )
 
     def append(self, group: Group | None) -> bool:
@@ -68,8 +52,8 @@ class TopicCommitter(UploadCommitter):
             Superseded: Another run of the app has begun to write; nothing is visible.
             Drained: A partition has left the topic since the write was planned; nothing is
                 visible, and a repeated write goes to the others.
-            TransientStorageError: Uploads are too old or gone, storage failed, or it cannot be
-                known whether the group was committed; the text says which.
+            TransientStorageError: Uploads are too old or gone, storage failed, or the outcome is
+                unknown; the text says which.
             OpenDataBufferError: As :meth:`.Queue.append`; nothing is visible, unless the text
                 says that it is committed.
         """
@@ -126,9 +110,7 @@ class TopicCommitter(UploadCommitter):
                 lambda sequence: self._ages.too_old(),
             )
 
-        def prepare(name: str) -> None:
-            self._coordinator.prepare(attempt, name)
-
+        prepare = partial(self._coordinator.prepare, attempt)
         steps = [partial(step, name) for step in (append, prepare) for name in uploads]
         try:
             in_parallel(self._runtime, lambda step: step(), steps)

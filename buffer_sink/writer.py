@@ -18,22 +18,13 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from buffer_sink.commit import UploadCommitter
 from buffer_sink.json_rows import Fields
-from buffer_sink.messages import (
-    SmallBatch,
-    TaskUploads,
-    TopicWrite,
-    UploadedBatch,
-    WriteTask,
-    collect,
-)
+from buffer_sink.messages import Batch, TaskUploads, TopicWrite, UploadedBatch, WriteTask, collect
 from buffer_sink.options import SinkOptions
-from buffer_sink.queue_commit import QueueCommitter
+from buffer_sink.queue_commit import QueueCommitter, UploadCommitter
 from buffer_sink.rows import Columns, check_one_queue, check_schema, check_topic
-from buffer_sink.task_writer import TaskWriter
+from buffer_sink.task_writer import BatchUploads, TaskWriter, store_small
 from buffer_sink.topic_commit import TopicCommitter
-from buffer_sink.uploads import BatchObjects, store_small
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.errors import InvalidInput, ObjectNotFound, PermanentStorageError
 from opendata_buffer.formats.keys import Transaction
@@ -58,9 +49,8 @@ class WritePlan:
     """One write, as the driver planned it.
 
     Attributes:
-        options: The sink's options.
-        columns: Where the input columns are.
         made: When it was planned; no upload of the write is older.
+        transaction: Identity of a batch write, if it has one.
         fields: The columns that are encoded into one value; None where a column is the value.
         located: Whether the store was asked what it holds, a topic or a queue.
         topic: The topic it goes to; None for a single queue, and until the store was asked.
@@ -69,24 +59,22 @@ class WritePlan:
     options: SinkOptions
     columns: Columns
     made: Moment
+    transaction: Transaction | None = None
     fields: Fields | None = None
     located: bool = False
     topic: TopicWrite | None = None
 
     @classmethod
     def make(cls, options: SinkOptions, schema: StructType) -> WritePlan:
-        """Plan a write now. Asks no store.
-
-        Raises:
-            InvalidInput: A column cannot be written.
-        """
+        """Plan a write now, without a request; raises InvalidInput for a column."""
         fields = None
         if options.value_format == "json":
             fields, schema = Fields.of(schema)
-        return cls(options, check_schema(schema), Moment.now(_RUNTIME), fields)
+        now = Moment.now(_RUNTIME)
+        return cls(options, check_schema(schema), now, options.transaction, fields)
 
     def locate(self) -> WritePlan:
-        """The plan of one attempt, once it is known what the store holds: a topic or a queue.
+        """The plan of one attempt, to the topic or the queue that the store holds.
 
         Costs one small read, unless the options name one queue, or this process has written to
         the queue within a minute.
@@ -97,25 +85,23 @@ class WritePlan:
         """
         if self.located:
             return self
-        options, topic = self.options, None
-        if not options.one_queue:
-            description = _topic_of(options.queue)
-            if description is not None:
-                topic = TopicWrite.planned(description, _RUNTIME)
-        if topic is not None:
+        options = self.options
+        description = None if options.one_queue else _topic_of(options.queue)
+        if description is not None:
             check_topic(self.columns, options.partitioner)
-        else:
-            check_one_queue(self.columns)
-            if options.partitioner is not None:
-                raise InvalidInput(
-                    f"option partitioner is {options.partitioner!r}, but there is no topic at "
-                    f"{options.queue.store}, and a single queue has nothing to choose from: make "
-                    f"one with 'opendata-buffer topic create {options.queue.store} --partitions "
-                    "N', or leave out the option"
-                )
-            if not options.one_queue:
-                _remember_queue(options.queue)
-        return replace(self, located=True, topic=topic)
+            topic = TopicWrite.planned(description, _RUNTIME)
+            return replace(self, located=True, topic=topic)
+        check_one_queue(self.columns)
+        if options.partitioner is not None:
+            raise InvalidInput(
+                f"option partitioner is {options.partitioner!r}, but there is no topic at "
+                f"{options.queue.store}, and a single queue has nothing to choose from: make one "
+                f"with 'opendata-buffer topic create {options.queue.store} --partitions N', or "
+                "leave out the option"
+            )
+        if not options.one_queue:
+            _remember_queue(options.queue)
+        return replace(self, located=True)
 
     def upload(
         self, rows: Iterator[pa.RecordBatch], transaction: Transaction | None
@@ -135,24 +121,19 @@ class WritePlan:
 
     def append(self, messages: Iterable[WriterCommitMessage | None]) -> None:
         """On the driver: make the uploads of all tasks visible, all of them or none."""
-        # Without the identity: it differs for each micro-batch of foreachBatch, and each
-        # committer remembers a whole manifest.
-        options = replace(self.options, app=None, version=None)
         group = collect(messages, self._store_small)
+        is_of_topic = group is not None and group.topic is not None
         try:
-            _committer(options, group is not None and group.topic is not None).append(group)
+            _committer(self.options, is_of_topic).append(group)
         except BaseException:
             # What this process remembers of the queue may be the reason, for example when the
-            # queue was deleted on purpose. The error reported it; the next write starts afresh.
+            # queue was deleted on purpose. The error reported it; the next write reads it anew.
             _forget_committers()
             raise
 
-    def _store_small(
-        self, batches: Sequence[UploadedBatch | SmallBatch], task: WriteTask
-    ) -> tuple[UploadedBatch, ...]:
-        store = _store_of(self.options)
-        objects = BatchObjects(self.options, task, store=store, runtime=_RUNTIME)
-        return store_small(batches, objects, self.options, _RUNTIME)
+    def _store_small(self, batches: Sequence[Batch], task: WriteTask) -> tuple[UploadedBatch, ...]:
+        uploads = BatchUploads(self.options, task, store=_store_of(self.options), runtime=_RUNTIME)
+        return store_small(batches, uploads, self.options.target_batch_bytes)
 
 
 class _PlannedWriter:
@@ -162,23 +143,18 @@ class _PlannedWriter:
         self._plan = plan
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Spark pickles the writer that it plans a write with, once for the tasks and once more,
-        # and not the one that it commits a micro-batch with. So this is where a write learns
-        # what it goes to, by one read.
+        # Spark pickles the writer that it plans a write with, and not the one that it commits a
+        # micro-batch with. So the one read that shows what the store holds is made here.
         self._plan = self._plan.locate()
         return type(self), (self._plan,)
 
 
 class BufferBatchWriter(_PlannedWriter, DataSourceArrowWriter):
-    """Writes one DataFrame into a buffer: all of it becomes visible at once.
-
-    Args:
-        plan: The write.
-    """
+    """Writes one DataFrame into a buffer: all of it becomes visible at once."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload a task's rows; nothing is visible yet."""
-        return self._plan.upload(iterator, self._plan.options.transaction)
+        return self._plan.upload(iterator, self._plan.transaction)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make the uploads of all tasks visible, all or none of them."""
@@ -192,11 +168,7 @@ class BufferBatchWriter(_PlannedWriter, DataSourceArrowWriter):
 
 
 class BufferStreamWriter(_PlannedWriter, DataSourceStreamArrowWriter):
-    """Writes micro-batches into a buffer, each exactly once.
-
-    Args:
-        plan: The micro-batch.
-    """
+    """Writes micro-batches into a buffer, each exactly once."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload a task's rows; nothing is visible yet."""
@@ -227,16 +199,7 @@ class BufferStreamWriter(_PlannedWriter, DataSourceStreamArrowWriter):
 def batch_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> BufferBatchWriter:
-    """The writer of one DataFrame.
-
-    Args:
-        options: Options of ``df.write``.
-        schema: Columns of the DataFrame.
-        overwrite: Whether to replace what is there (save mode overwrite).
-
-    Raises:
-        InvalidInput: An option, a column or the save mode cannot be used.
-    """
+    """The writer of one DataFrame; raises InvalidInput for an option, a column or the save mode."""
     if overwrite:
         raise InvalidInput(
             "mode overwrite cannot be written to a buffer: a queue only grows. Use "
@@ -248,16 +211,7 @@ def batch_writer(
 def stream_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> BufferStreamWriter:
-    """The writer of one micro-batch.
-
-    Args:
-        options: Options of ``writeStream``.
-        schema: Columns of the stream.
-        overwrite: Whether each batch is to replace what is there (output mode complete).
-
-    Raises:
-        InvalidInput: An option, a column or the output mode cannot be used.
-    """
+    """The writer of a micro-batch; raises InvalidInput for an option, column or output mode."""
     if overwrite:
         raise InvalidInput(
             "output mode complete cannot be written to a buffer: a queue only grows. Use "
@@ -273,25 +227,17 @@ def task_property(name: str) -> str | None:
 
 
 def query_id() -> str | None:
-    """Id of the streaming query that the task belongs to; None where Spark does not tell it.
-
-    It is that of the checkpoint and survives restarts; the run id would not.
-    """
+    """Id of the task's streaming query, from its checkpoint; None where Spark sets none."""
     return task_property("sql.streaming.queryId")
 
 
 def find_topic(store: Get) -> TopicDescription | None:
-    """The topic at a store's root, by one read; None when there is none.
-
-    Raises:
-        CorruptData: Its description cannot be read.
-        TransientStorageError: The store did not answer.
-    """
+    """The topic at a store's root, by one read; None when there is none or no right to read it."""
     try:
         return read_sidecar(store, TOPIC_KEY, DESCRIPTION, TopicDescription.from_json)
     except (ObjectNotFound, PermanentStorageError):
-        # Without the right to list, S3 refuses where it would answer "not found". A writer that
-        # may use one prefix of a bucket only may still have a queue there.
+        # Without the right to list, S3 refuses where it would answer "not found", for example a
+        # writer that may use one prefix of the bucket only.
         return None
 
 
@@ -300,26 +246,18 @@ def _store_of(options: SinkOptions) -> Store:
 
 
 _queues_until: dict[tuple[str, StoreOptions], float] = {}
-_MOST_STORES = 64
 
 
 def _topic_of(queue: QueueConfig) -> TopicDescription | None:
-    place, now = (queue.store, queue.store_options), _RUNTIME.monotonic()
-    if now < _queues_until.get(place, now):
-        return None
-    return find_topic(open_store(*place))
+    store, now = (queue.store, queue.store_options), _RUNTIME.monotonic()
+    return None if now < _queues_until.get(store, now) else find_topic(open_store(*store))
 
 
 def _remember_queue(queue: QueueConfig) -> None:
-    """For a time, do not ask this store for a topic again.
-
-    No topic can be made beside a queue; and where a topic was made since, no queue is made in it.
-    """
-    if len(_queues_until) >= _MOST_STORES:
-        _queues_until.clear()
-    place, now = (queue.store, queue.store_options), _RUNTIME.monotonic()
-    if now >= _queues_until.get(place, now):
-        _queues_until[place] = now + QUEUE_KNOWN_S
+    """For a time, do not ask this store for a topic: none can be made beside a queue."""
+    store, now = (queue.store, queue.store_options), _RUNTIME.monotonic()
+    if now >= _queues_until.get(store, now):
+        _queues_until[store] = now + QUEUE_KNOWN_S
 
 
 _committers: dict[tuple[SinkOptions, bool], UploadCommitter] = {}

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from buffer_source.batch_sizes import BatchSizes
 from buffer_source.micro_batch_stream import SourcePartitions
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
-from buffer_source.planner import PartitionBatch, TaskBatches, plan_tasks
-from buffer_source.queue_cursor import first_since, no_queue, read_only
+from buffer_source.planner import BatchSizes, PartitionBatch, TaskBatches, plan_tasks
+from buffer_source.queue_cursor import first_since, manifest_of
 from buffer_source.schema import check_schema
 from buffer_source.task import read_batches
 from opendata_buffer.concurrency import in_parallel
@@ -21,8 +20,7 @@ from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.entries import QueueEntry
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.retry import queue_retry
-from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores.base import Store
+from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:
@@ -34,17 +32,11 @@ class BufferBatchReader(DataSourceReader):
     """Reads what is queued; claims no epoch and acknowledges nothing.
 
     A DataFrame is a snapshot: Spark plans it once, at its first action, and every later action
-    reads the same batches. Load it again to see what was queued since. For the same reason no
-    filter prunes batches here: Spark would plan with the filters of the first action, and use
-    that plan for every other action and branch of the DataFrame. It filters the rows itself;
-    ``startingOffsets`` and ``endingOffsets`` are what limits what is fetched.
+    reads the same batches. For that reason no filter prunes batches here: Spark would use the plan
+    with the filters of the first action for every other action and branch of the DataFrame.
 
     A consumer that acknowledges batches while the read runs lets the garbage collector delete
     them, ``gcGracePeriodMs`` later; the read then fails and names the batch.
-
-    Args:
-        options: Parsed options.
-        schema: Columns wanted: any subset, in any order.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -67,7 +59,11 @@ class BufferBatchReader(DataSourceReader):
         partitions = SourcePartitions(options, store, runtime, retrying)
 
         def queued(name: str) -> tuple[list[PartitionBatch], list[int]]:
-            return _queued(partitions.options_of(name), name, store, runtime)
+            own = partitions.options_of(name)
+            manifest = manifest_of(own, store, runtime)
+            entries = [] if manifest is None else select(manifest, own)
+            batches = [PartitionBatch.within(name, BatchDescriptor.of(each)) for each in entries]
+            return batches, BatchSizes(store, own, runtime, retrying).estimates(batches)
 
         found = in_parallel(runtime, queued, partitions.names())
         batches = [batch for part, _ in found for batch in part]
@@ -79,22 +75,6 @@ class BufferBatchReader(DataSourceReader):
         # Spark makes up an input partition of its own where there is none to read.
         batches = partition.batches if isinstance(partition, TaskBatches) else ()
         return read_batches(self._options, self._schema, batches)
-
-
-def _queued(
-    options: SourceOptions, name: str, store: Store, runtime: Runtime
-) -> tuple[list[PartitionBatch], list[int]]:
-    """The batches wanted of one queue, and estimates of the stored bytes of each."""
-    manifest = read_only(options, store, runtime).find()  # not if it was lost (failure F4)
-    if manifest is None:
-        if options.create_if_missing:  # a partition that was never written to
-            return [], []
-        raise no_queue(options, store)
-    batches = [
-        PartitionBatch.within(name, BatchDescriptor.of(entry))
-        for entry in select(manifest, options)
-    ]
-    return batches, BatchSizes(store, options, runtime).estimates(batches)
 
 
 def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:

@@ -11,19 +11,15 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from itertools import islice
+from typing import Any, TypeVar
 
-from buffer_source.batch_sizes import BatchSizes
-from buffer_source.commit_log import CommitLog
 from buffer_source.offsets import ONLY, Position, SourceOffset
 from buffer_source.options import QUARANTINE, SourceOptions
-from buffer_source.partition_stream import (
-    READ_AHEAD,
-    PartitionPlan,
-    PartitionStream,
-    PollResult,
-)
+from buffer_source.partition_stream import READ_AHEAD, PartitionPlan, PartitionStream, PollResult
 from buffer_source.planner import (
+    BatchSizes,
     PartitionBatch,
     ReadLimits,
     TaskBatches,
@@ -31,18 +27,106 @@ from buffer_source.planner import (
     plan_tasks,
     rate_limit,
 )
-from buffer_source.queue_cursor import Retrying
+from buffer_source.queue_cursor import EVERYTHING
 from opendata_buffer import metrics
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError, PermanentStorageError
 from opendata_buffer.queue.ownership import TOPIC_KEY, missing_topic_hint
-from opendata_buffer.retry import queue_retry
+from opendata_buffer.retry import Retries, queue_retry
 from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import Get, Store
 from opendata_buffer.topic.description import is_topic
 from opendata_buffer.topic.topic import Topic
 
 log = logging.getLogger(__name__)
+
+FIRST_BATCH_LOGGED_S = 60.0
+"""Idle seconds after which the first batch of a run counts as being in Spark's commit log."""
+
+COMMITS_THAT_PROVE = 2
+"""So many commits in a row, each in its place, prove synchronous tracking.
+
+Asynchronous tracking would have to win the same race as often: its log would have to be written,
+by another thread, between two statements of Spark's main thread."""
+
+T = TypeVar("T")
+
+
+class Tracking(Enum):
+    """How the query keeps its progress."""
+
+    UNKNOWN = "unknown"
+    SYNCHRONOUS = "synchronous"
+    ASYNCHRONOUS = "asynchronous"
+
+
+class CommitLog:
+    """What Spark's commit log certainly holds, by the order of Spark's calls in one run.
+
+    A batch may leave the queue only when no restart can ask for it again, that is when its end
+    offset is in the commit log. ``commit(end)`` proves that, but comes only with the next batch
+    that has data: an idle query would never acknowledge its last one. In a normal query
+    ``latestOffset(start)`` proves it too. With asynchronous progress tracking it does not, and a
+    source learns which of the two it serves only by these signs:
+
+    - a normal query calls ``commit(start)`` between ``latestOffset(start)`` and
+      ``partitions(start, end)``, always;
+    - with asynchronous tracking ``commit`` follows the log's writes, some batches later; but a
+      write that ends before Spark's main thread checks for it is committed in the place a normal
+      query's would be, so one commit in its place proves nothing yet;
+    - ``Trigger.AvailableNow`` refuses asynchronous tracking;
+    - what the first call of a run hands over was read from the log;
+    - with asynchronous tracking the log is always written for the first batch of a run, in the
+      background, so after some idle time that one is on record as well.
+    """
+
+    def __init__(self) -> None:
+        self.tracking = Tracking.UNKNOWN
+        self._planned = 0  # Micro-batches planned in this run.
+        self._planned_from: tuple[SourceOffset | None] | None = None  # Where the last one begins.
+        self._in_place = 0
+        self._handed: SourceOffset | None = None
+        self._handed_at = 0.0
+        self._committed: SourceOffset | None = None
+
+    def handed(self, start: SourceOffset | None, now: float) -> bool:
+        """``latestOffset(start)`` was called: is ``start`` in the commit log for sure?"""
+        if start != self._handed:
+            self._handed = start
+            self._handed_at = now
+        if start is None:
+            return False
+        if self._planned == 0 or self.tracking is Tracking.SYNCHRONOUS:
+            return True
+        if self.tracking is Tracking.ASYNCHRONOUS:
+            return False
+        return self._planned == 1 and now - self._handed_at >= FIRST_BATCH_LOGGED_S
+
+    def committed(self, end: SourceOffset) -> None:
+        """``commit(end)`` was called: ``end`` is in the commit log, whatever the tracking."""
+        self._committed = end
+        if self._handed is not None and end != self._handed:
+            # Only a log that lags commits an older offset than the one just handed over.
+            self.tracking = Tracking.ASYNCHRONOUS
+
+    def planned(self, start: SourceOffset | None) -> None:
+        """``partitions(start, end)`` was called.
+
+        A query that scans the source in two places, as a union of a DataFrame with itself
+        does, calls it twice for each micro-batch; the second call proves nothing.
+        """
+        if self._planned_from == (start,):
+            return
+        self._planned_from = (start,)
+        self._planned += 1
+        if start is None or start != self._handed:
+            return  # The first batch of a query, or a replay: not preceded by a commit.
+        if self._committed != start:
+            self.tracking = Tracking.ASYNCHRONOUS
+            return
+        self._in_place += 1
+        if self._in_place >= COMMITS_THAT_PROVE and self.tracking is Tracking.UNKNOWN:
+            self.tracking = Tracking.SYNCHRONOUS
 
 
 @dataclass(slots=True)
@@ -52,7 +136,7 @@ class Progress:
     Attributes:
         batches: Batches given to tasks.
         bytes: Their stored bytes; None once the size of one was not known. Sizes are looked up
-            for ``maxBytesPerTrigger`` and for large micro-batches, not for their own sake.
+            for ``maxBytesPerTrigger`` and for large micro-batches only.
         repeats: Batches left out because their writer had repeated a transaction.
         missing: Batches passed by because their objects are gone.
         quarantined: Batches in the queue's quarantine when it was last counted.
@@ -102,11 +186,7 @@ class Progress:
 
 
 def reads_topic(options: SourceOptions, store: Get, runtime: Runtime) -> bool:
-    """Whether the options lead to a topic, by one small read; none where they name a queue.
-
-    Raises:
-        TransientStorageError: The store did not answer.
-    """
+    """Whether the options lead to a topic, by one small read; none where they name a queue."""
     if options.one_queue:
         return False
     try:
@@ -114,25 +194,18 @@ def reads_topic(options: SourceOptions, store: Get, runtime: Runtime) -> bool:
             return is_topic(store)
     except PermanentStorageError as error:
         # A reader that may only read below one prefix has a queue there.
-        log.warning("not looking for a topic, reading a queue: %s", error)
+        log.warning("reading a queue, as a topic's description may not be read: %s", error)
         return False
 
 
 class SourcePartitions:
-    """The queues of a source by their names in its offsets.
+    """The queues of a source by their names in its offsets; :data:`ONLY` if it reads one queue.
 
-    A source that reads one queue has the one partition :data:`~buffer_source.offsets.ONLY`. Makes
-    no request before it is asked which partitions there are.
-
-    Args:
-        options: What the query asked for.
-        store: The opened store.
-        runtime: Clock, sleep and threads.
-        retrying: Repeats what fails for a time.
+    Makes no request before it is asked which partitions there are.
     """
 
     def __init__(
-        self, options: SourceOptions, store: Store, runtime: Runtime, retrying: Retrying
+        self, options: SourceOptions, store: Store, runtime: Runtime, retrying: Retries
     ) -> None:
         self._options = options
         self._store = store
@@ -143,12 +216,7 @@ class SourcePartitions:
 
     @property
     def topic(self) -> Topic | None:
-        """The topic, if the source reads one; one small read when it is asked first.
-
-        Raises:
-            InvalidInput: As :meth:`names`.
-            StorageError: The store did not answer.
-        """
+        """The topic, if the source reads one; one small read when it is asked first."""
         if not self._is_known:
             if self._retrying(reads_topic, self._options, self._store, self._runtime):
                 self._topic = Topic.open(
@@ -162,9 +230,7 @@ class SourcePartitions:
         """All partitions there are now; of a topic by one read of its description.
 
         Raises:
-            InvalidInput: The options ask for a sequence, and a topic has one for each partition.
-            QueueReset: The topic was deleted or replaced.
-            StorageError: The store did not answer.
+            InvalidInput, QueueReset: The options are about a queue; the topic was replaced.
         """
         return [ONLY] if self.topic is None else self.topic.read().names
 
@@ -173,12 +239,7 @@ class SourcePartitions:
         return self._options if self.topic is None else self._options.of_partition(name)
 
     def check(self, offset: SourceOffset | None) -> None:
-        """Refuse an offset that is about something else than this source reads.
-
-        Raises:
-            InvalidInput: It is about a topic and this is a queue, or the other way round; or the
-                topic's description is gone.
-        """
+        """Refuse a queue's offset for a topic, and a topic's for a queue."""
         if offset is None:
             return
         if self.topic is None:
@@ -243,18 +304,13 @@ class MicroBatchStream:
 
     Nothing is claimed before Spark hands over the first offset: a reader that is only made, to
     be pickled or to show its schema, must not fence a running query.
-
-    Args:
-        options: What the query asked for.
-        store: The opened store.
-        runtime: Clock, sleep and threads.
     """
 
     def __init__(self, options: SourceOptions, store: Store, runtime: Runtime) -> None:
         self._options = options
         self._store = store
         self._runtime = runtime
-        # An error in any call ends the query, so what may pass is waited for.
+        # An error in any call ends the query, so transient ones are retried.
         self._progress = Progress()
         self._retrying = queue_retry(runtime, options.consumer, before_pause=self._progress.retried)
         self._partitions = SourcePartitions(options, store, runtime, self._retrying)
@@ -271,17 +327,13 @@ class MicroBatchStream:
         self._frozen = self._partitions.names()
         streams = [self._stream(name) for name in self._frozen]
         in_parallel(self._runtime, PartitionStream.freeze_end, streams)
-        self._log.available_now()
+        self._log.tracking = Tracking.SYNCHRONOUS
 
     def latest_offset(self, start: SourceOffset | None, *, unlimited: bool = False) -> SourceOffset:
-        """The end of the next micro-batch; ``start`` itself when nothing waits.
+        """The end of the micro-batch behind ``start``; ``start`` itself when nothing waits.
 
         Partitions that are new are read from their beginning; those that have left the topic
-        leave the offset when there is one to be made.
-
-        Args:
-            start: Where the last micro-batch ended; None for a new query.
-            unlimited: Ignore the limits per trigger.
+        leave the offset with the next one that is made.
 
         Raises:
             Fenced: Another consumer took the queue.
@@ -299,13 +351,12 @@ class MicroBatchStream:
         current, polls = self._poll(before, limits, earliest=start is not None)
         names = sorted(polls)
         self._count_quarantine(names)
-        counts: Mapping[str, int] = self._retrying(self._rate_limit, polls, limits)
+        counts = self._rate_limit(polls, limits)
 
         def end_offset(name: str) -> Position:
             return self._stream(name).end_offset(polls[name], counts[name])
 
-        taken = [name for name in names if counts[name]]
-        ends = dict(zip(taken, in_parallel(self._runtime, end_offset, taken), strict=True))
+        ends = self._in_parallel(end_offset, [name for name in names if counts[name]])
         # Without a batch to take there is no request, and so no thread.
         ends |= {name: end_offset(name) for name in names if name not in ends}
         moved = [name for name, poll in polls.items() if poll.moves_to(ends[name])]
@@ -341,7 +392,7 @@ class MicroBatchStream:
         def plan(name: str) -> PartitionPlan:
             return self._stream(name).plan(before.get(name), end.partitions[name])
 
-        plans = in_parallel(self._runtime, plan, sorted(end.partitions))
+        plans = self._in_parallel(plan, sorted(end.partitions)).values()
         if (start, end) != self._counted:  # Spark plans once for each scan of the source.
             self._counted = (start, end)
             self._quarantine_known = False
@@ -368,13 +419,12 @@ class MicroBatchStream:
     def report(self) -> dict[str, Any] | None:
         """What the source is, how far the queue reaches, and what was read; makes no request.
 
-        Spark shows it as the ``latestOffset`` of the query's progress: a Python source has no
-        other place there, neither for metrics nor for a description. All counts are of this
-        run. ``{"v":1, "source": "<store>/<manifest>", "next": first sequence not queued yet,
-        "backlogBatches", "lagMs": age of the oldest of them, "batches" and "bytes" planned,
-        "droppedRepeats", "missing", "quarantined", "retries"}``; see :class:`Progress`. Of a
-        topic ``next`` is a map, as is ``partitionBacklogs`` with those partitions that have one,
-        and ``lagMs`` is the largest.
+        Spark shows it as the ``latestOffset`` of the query's progress, the only place that a
+        Python source has there. All counts are of this run. ``{"v":1, "source":
+        "<store>/<manifest>", "next": first sequence not queued yet, "backlogBatches", "lagMs": age
+        of the oldest of them, "batches" and "bytes" planned, "droppedRepeats", "missing",
+        "quarantined", "retries"}``; see :class:`Progress`. Of a topic ``next`` is a map, as is
+        ``partitionBacklogs`` with those partitions that have one, and ``lagMs`` is the largest.
         """
         streams = sorted(
             (each for each in self._streams.values() if each.opened), key=lambda each: each.name
@@ -405,32 +455,35 @@ class MicroBatchStream:
             self._streams.popitem()[1].close()
 
     def _stream(self, name: str) -> PartitionStream:
-        """The stream of one partition."""
         if name not in self._streams:
+            options = self._partitions.options_of(name)
             self._streams[name] = PartitionStream(
-                name,
-                self._partitions.options_of(name),
-                self._store,
-                self._runtime,
-                self._retrying,
+                name, options, self._store, self._runtime, self._retrying
             )
         return self._streams[name]
+
+    def _in_parallel(self, function: Callable[[str], T], names: Sequence[str]) -> dict[str, T]:
+        """What a function returns for each partition, called for all at the same time."""
+        return dict(zip(names, in_parallel(self._runtime, function, names), strict=True))
 
     def _poll(
         self, before: Mapping[str, Position], limits: ReadLimits, *, earliest: bool
     ) -> tuple[list[str], dict[str, PollResult]]:
         """Which partitions there are now, and what waits in those and in the ones ``before``."""
+        if limits.batches is not None:
+            most = limits.batches
+        elif limits == ReadLimits():
+            most = EVERYTHING
+        else:
+            most = max(1, READ_AHEAD // max(1, len(before)))
         polls: dict[str, PollResult] = {}
-        read_ahead = max(1, READ_AHEAD // max(1, len(before)))
         current: list[str] = []
 
         def poll(name: str | None) -> None:
             if name is None:
                 current.extend(self._partitions.names())
                 return
-            polls[name] = self._stream(name).poll(
-                before.get(name), limits, read_ahead=read_ahead, earliest=earliest
-            )
+            polls[name] = self._stream(name).poll(before.get(name), most, earliest=earliest)
 
         first: list[str | None] = [*before]
         if self._frozen is not None:
@@ -460,15 +513,11 @@ class MicroBatchStream:
         names = sorted(polls, key=lambda name: -self._stream(name).lag_ms)
         lengths = [len(polls[name].waiting) for name in names]
         backlogs = [self._stream(name).backlog for name in names]
-        most = sum(lengths) if limits.batches is None else limits.batches
-        taken = Counter[str]()
-        merged: list[PartitionBatch] = []
-        for index in interleave(lengths, backlogs):
-            if len(merged) >= most:
-                break
-            name = names[index]
-            merged.append(PartitionBatch.within(name, polls[name].waiting[taken[name]]))
-            taken[name] += 1
+        waiting = [iter(polls[name].waiting) for name in names]
+        merged = [
+            PartitionBatch.within(names[index], next(waiting[index]))
+            for index in islice(interleave(lengths, backlogs), limits.batches)
+        ]
         count = rate_limit(
             merged,
             limits,
@@ -482,29 +531,20 @@ class MicroBatchStream:
         measure: Callable[[BatchSizes, Sequence[PartitionBatch]], Sequence[int]],
         batches: Sequence[PartitionBatch],
     ) -> Sequence[int]:
-        """Sizes or records of batches, looked up in all their partitions at the same time."""
-        groups: dict[str, list[int]] = {}
-        for index, batch in enumerate(batches):
-            groups.setdefault(batch.partition, []).append(index)
-
-        def measured_in(name: str) -> Sequence[int]:
-            return measure(self._stream(name).sizes, [batches[index] for index in groups[name]])
-
-        measured = [0] * len(batches)
-        for name, values in zip(
-            groups, in_parallel(self._runtime, measured_in, groups), strict=True
-        ):
-            for index, value in zip(groups[name], values, strict=True):
-                measured[index] = value
-        return measured
+        """Sizes or records of batches, measured in all their partitions at the same time."""
+        groups: dict[str, list[PartitionBatch]] = {}
+        for batch in batches:
+            groups.setdefault(batch.partition, []).append(batch)
+        measured = self._in_parallel(
+            lambda name: iter(measure(self._stream(name).sizes, groups[name])), [*groups]
+        )
+        return [next(measured[batch.partition]) for batch in batches]
 
     def _count_quarantine(self, names: Sequence[str]) -> None:
         """Count the batches in quarantine, once after each micro-batch that may have added one."""
         if self._options.corrupt_batches == QUARANTINE and not self._quarantine_known:
-            counted = in_parallel(
-                self._runtime, lambda name: self._stream(name).count_quarantine(), names
-            )
-            self._quarantine_known = all(counted)
+            counted = self._in_parallel(lambda name: self._stream(name).count_quarantine(), names)
+            self._quarantine_known = all(counted.values())
 
     def _await_poll(self) -> None:
         """Let ``pollIntervalMs`` pass between two polls of idle queues.

@@ -25,7 +25,7 @@ ONLY = "0"
 """The partition of a source that reads one queue."""
 
 INITIAL: dict[str, Any] = {"v": VERSION, "at": "start"}
-"""The offset of a query that has read nothing; means whatever ``startingOffsets`` says."""
+"""The offset of a query that has read nothing: ``startingOffsets`` decides where it begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,13 @@ class Position:
     Attributes:
         next: First sequence that has not been read.
         base: Where reading began: the resolved ``startingOffsets``, or the sequence reading
-            had to continue at when ``failOnDataLoss`` is false and a gap was passed by.
+            continued at behind a gap, when ``failOnDataLoss`` is false.
         transactions: State of the transaction filter, small JSON.
         queue: Id of the queue; empty when it has none. A sequence of another queue, or of one
             that was deleted and made anew, means nothing in this one.
         missing: Sequences of the micro-batch that ends here whose objects were found to be gone
             when it was planned, and which it passes by (``failOnDataLoss`` is false). On
-            record, because a replay must not look again and find otherwise. Those of earlier ones
+            record, because a replay that asked again might find otherwise. Those of earlier ones
             stay while an open transaction begins in front of them.
     """
 
@@ -68,30 +68,23 @@ class Position:
 
     @classmethod
     def from_json(cls, position: Mapping[str, Any]) -> Position:
-        """Read back what :meth:`to_json` wrote.
-
-        Raises:
-            InvalidInput: A value is missing or of another type.
-        """
+        """Read back what :meth:`to_json` wrote; a damaged position is an error."""
         following, base, transactions = (position.get(key) for key in ("next", "base", "txn"))
-        if not _is_sequence(following) or not _is_sequence(base):
-            raise InvalidInput(f"offset {position!r} is damaged: next and base must be sequences")
-        queue = position.get("queue", "")
-        if not isinstance(transactions, dict) or not isinstance(queue, str):
+        queue, missing = position.get("queue", ""), position.get("missing", [])
+        if not (
+            isinstance(transactions, dict)
+            and isinstance(queue, str)
+            and isinstance(missing, list)
+            and all(map(_is_sequence, (following, base, *missing)))
+        ):
             raise InvalidInput(
-                f"offset {position!r} is damaged: txn must be an object and queue a text"
+                f"offset {position!r} is damaged: next, base and missing must be sequences, txn an "
+                "object and queue a text"
             )
-        missing = position.get("missing", [])
-        if not isinstance(missing, list) or not all(map(_is_sequence, missing)):
-            raise InvalidInput(f"offset {position!r} is damaged: missing must be sequences")
         return cls(following, base, transactions, queue, tuple(missing))  # type: ignore[arg-type]
 
     def begin_of(self, start: Position | None) -> int:
-        """First sequence of the micro-batch from ``start`` to this position.
-
-        A function of the two positions alone, so a replay in a new process agrees with the
-        first run.
-        """
+        """First sequence of the micro-batch from ``start`` to this position; pure, for replays."""
         if start is None or self.base != start.base or self.next < start.next:
             return self.base
         return start.next
@@ -99,26 +92,13 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class SourceOffset:
-    """A position for each partition of the source.
-
-    Attributes:
-        partitions: Positions by the partition's name.
-    """
+    """A position for each partition of the source, by the partition's name."""
 
     partitions: Mapping[str, Position]
 
-    @classmethod
-    def of(cls, position: Position) -> SourceOffset:
-        """The offset of a source that reads one queue."""
-        return cls({ONLY: position})
-
     @property
     def only(self) -> Position:
-        """The position of a source that reads one queue.
-
-        Raises:
-            InvalidInput: The offset is about other partitions.
-        """
+        """The position of a source that reads one queue; an error for other partitions."""
         if set(self.partitions) != {ONLY}:
             raise InvalidInput(
                 f"the checkpoint is about partitions {sorted(self.partitions)}, and this source "
@@ -159,7 +139,7 @@ class SourceOffset:
         if offset == {"v": version, "at": "start"}:
             return None
         if version == 1:
-            return cls.of(Position.from_json(offset))
+            return cls({ONLY: Position.from_json(offset)})
         partitions = offset.get("partitions")
         if (
             not isinstance(partitions, Mapping)

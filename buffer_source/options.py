@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -56,11 +55,12 @@ _ADVICE = {
 EARLIEST = "earliest"
 LATEST = "latest"
 _EPOCH = datetime.fromtimestamp(0, UTC)
+
 Offsets = str | int | tuple[tuple[str, int], ...]
-"""A word, a sequence, or of a topic a sequence for each of some partitions."""
+"""``earliest``, ``latest``, a sequence, or of a topic a sequence for each of some partitions."""
 
 PROGRAM = "Spark"
-"""What the source notes when it claims a queue."""
+"""The program in the consumer info of a queue that the source claimed."""
 
 FAIL = "fail"
 QUARANTINE = "quarantine"
@@ -108,43 +108,37 @@ class SourceOptions:
             may be a topic that lies in the store.
         starting_offsets: ``earliest`` (default), ``latest`` or the first sequence to read; of a
             topic a sequence for each partition, as sorted pairs, and the oldest in those that
-            are not named. Only a new query looks at it.
+            are not named. Only for a new query.
         starting_timestamp_ms: Instead of a position: read from the first batch with a record that
-            was taken in at that time or later, in milliseconds since the Unix epoch; from the
-            end where there is none.
+            was ingested at that time or later, in milliseconds since the Unix epoch.
         ending_offsets: Batch reads: ``latest`` (default) or the last sequence to read; of a topic
             as above, and the newest in those that are not named.
         isolation: ``read_committed`` (default) holds batches of transactions back until they are
-            decided; ``read_uncommitted`` delivers every batch, also those that are rolled back
-            later and repeats.
+            decided; ``read_uncommitted`` delivers every batch.
         fail_on_data_loss: Whether positions or batch objects that are gone end the query.
-            Default true.
         corrupt_batches: What to do with a batch that does not decode: ``fail`` (default) ends
             the query, ``quarantine`` copies it below ``<dataPathPrefix>/_quarantine/`` and goes
             on behind it.
-        acknowledge: Whether the query is the queue's consumer (default), which takes it over and
-            acknowledges what it has read. Without, it reads beside the consumer and writes
-            nothing, neither to the queue nor beside it.
+        acknowledge: Whether the query is the queue's consumer (default). Without, it reads beside
+            the consumer and writes nothing, neither to the queue nor beside it.
         create_if_missing: Make the queue where there is none, for a query that starts before
             its first producer. Default false: a wrong path is an error.
-        max_batches: Batches per trigger. Default: no limit.
-        max_bytes: Stored bytes per trigger; soft, at least one batch. Default: no limit.
-        max_records: Records per trigger; soft, at least one batch. Default: no limit.
+        max_batches: Batches per trigger.
+        max_bytes: Stored bytes per trigger; soft, at least one batch.
+        max_records: Records per trigger; soft, at least one batch.
         cores: Tasks that run at the same time (``parallelism``). Default: what
             ``pyspark_opendata_buffer.register`` saw, else the CPUs of the driver.
         min_partitions: Tasks per trigger, while there are as many batches, or parts of very large
             ones. Default: as ``cores`` has it, for triggers that are worth it.
-        poll_interval_ms: Least time between two looks at an idle queue. Default 100.
+        poll_interval_ms: Least time between two polls of an idle queue.
         fetch_concurrency: Downloads at once in a task. Default None: 16 to 128, by latency.
         max_in_flight_bytes: Stored bytes a task may have downloaded and not yet decoded.
-            Default 64 MiB.
-        max_batch_bytes: Largest record block decoded. Default 256 MiB.
-        allow_foreign_locations: Read batches outside the data prefix. Default false.
-        include_location: Whether the default schema has ``location``. Default false.
+        max_batch_bytes: Largest record block decoded.
+        allow_foreign_locations: Read batches outside the data prefix.
+        include_location: Whether the default schema has ``location``.
         values: How records are read into columns (``valueFormat``, ``mode`` and so on); None: not
             at all, they are delivered as ``value``.
-        gc: The collector the driver runs (``gcEnabled``, ``gcIntervalMs``,
-            ``gcGracePeriodMs``).
+        gc: The collector the driver runs (``gcEnabled``, ``gcIntervalMs``, ``gcGracePeriodMs``).
     """
 
     queue: QueueConfig
@@ -175,9 +169,7 @@ class SourceOptions:
     def from_spark(cls, options: Mapping[str, str], cores: int | None = None) -> SourceOptions:
         """Parse the options of ``readStream`` or ``read``, whose keys Spark lower-cases.
 
-        Args:
-            options: As Spark hands them over.
-            cores: Tasks that run at the same time, where that is known and no option says it.
+        ``cores`` are the tasks that run at the same time, unless ``parallelism`` is given.
 
         Raises:
             InvalidInput: An unknown name, or a value that is not accepted.
@@ -216,12 +208,7 @@ class SourceOptions:
         )
 
     def check_stream(self) -> None:
-        """Refuse what only a batch read has, and what contradicts itself.
-
-        Raises:
-            InvalidInput: ``endingOffsets`` was given; or a query that acknowledges nothing is to
-                make a queue.
-        """
+        """Refuse what only a batch read has, and what contradicts itself."""
         if self.create_if_missing and not self.acknowledge:
             raise InvalidInput(
                 "option createIfMissing is true and acknowledge is false: a query that "
@@ -235,12 +222,7 @@ class SourceOptions:
             )
 
     def check_batch(self) -> None:
-        """Refuse what only a stream has.
-
-        Raises:
-            InvalidInput: ``startingOffsets`` is ``latest`` or behind ``endingOffsets``, which
-                would read nothing.
-        """
+        """Refuse a range that is empty."""
         if self.starting_offsets == LATEST:
             raise InvalidInput(
                 "option startingOffsets is 'latest': a batch read would be empty. Use 'earliest' "
@@ -282,15 +264,14 @@ class SourceOptions:
             raise loss
         log.warning("data loss allowed: %s", loss)
 
-    def goes_on_without(self, error: PoisonBatch) -> bool:
+    def tolerates(self, error: PoisonBatch) -> bool:
         """Whether a query goes on behind a batch that cannot be delivered.
 
-        A batch whose object is gone is passed by; one whose object is corrupt is copied to the
-        quarantine first. Otherwise the error gets the advice which option would do so.
+        If it does not, the error gets the advice which option would let it.
         """
         if isinstance(error, BatchMissing) and not self.fail_on_data_loss:
             return True
-        if isinstance(error, BatchUnreadable) and self.checks_first:
+        if isinstance(error, BatchUnreadable) and self.checks_whole_batch:
             return True
         advice = _ADVICE.get(type(error), "")
         if advice not in str(error):
@@ -298,34 +279,16 @@ class SourceOptions:
         return False
 
     @property
-    def checks_first(self) -> bool:
+    def checks_whole_batch(self) -> bool:
         """Whether a batch is checked to its end before its first row is handed to Spark.
 
-        A batch that is quarantined must not have been read in part: its repaired copy would
-        repeat those rows.
+        The repaired copy of a batch that was read in part would repeat those rows.
         """
         return self.corrupt_batches == QUARANTINE
 
-    @property
-    def parallelism(self) -> int:
-        """Tasks to aim for."""
-        # A source is not told how large the cluster is.
-        return self.cores or self.min_partitions or os.cpu_count() or 1
-
-    @property
-    def parallelism_asked(self) -> int | None:
-        """Tasks that the user asked for; None for none."""
-        if self.cores is None or self.min_partitions is None:
-            return self.cores or self.min_partitions
-        return max(self.cores, self.min_partitions)
-
 
 def _value_options(read: OptionReader) -> ValueOptions | None:
-    """How records are read into columns; None for ``valueFormat=bytes``, which reads no columns.
-
-    Raises:
-        InvalidInput: An option that the format does not have, or a value that is not accepted.
-    """
+    """How records are read into columns; None for ``valueFormat=bytes``, which reads no columns."""
     value_format = read.choice("valueFormat", ("bytes", "json", "csv"), "bytes")
     for names, formats in ((_OF_JSON_AND_CSV, ("json", "csv")), (_OF_CSV, ("csv",))):
         for name in names:
@@ -383,8 +346,8 @@ def _starting_timestamp(read: OptionReader) -> int | None:
 def _offset_of(partition: str, offsets: Offsets, default: str) -> Offsets:
     if not isinstance(offsets, tuple):
         return offsets
-    meant = (at for name, at in offsets if name == partition or is_abbreviated(name, partition))
-    return next(meant, default)
+    found = (at for name, at in offsets if name == partition or is_abbreviated(name, partition))
+    return next(found, default)
 
 
 def _position(read: OptionReader, name: str, default: str) -> Offsets:

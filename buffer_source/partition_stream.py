@@ -1,9 +1,7 @@
 """One queue of a source: where reading is, what waits behind it, what a micro-batch takes of it.
 
-A :class:`PartitionStream` does for its queue what
-:class:`~buffer_source.micro_batch_stream.MicroBatchStream` does for all: every answer is a
-function of the positions that Spark hands over and of the manifest; what is kept between calls
-only saves requests.
+Every answer of a :class:`PartitionStream` is a function of the positions that Spark hands over and
+of the manifest; what is kept between calls only saves requests.
 
 Which entries behind a position are delivered, and which may leave the queue, is the rule
 :class:`~opendata_buffer.consumer.isolation.ReadCommitted`. Its state is part of each position. An
@@ -16,16 +14,16 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from buffer_source.batch_sizes import BatchSizes
 from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
-from buffer_source.planner import PartitionBatch, ReadLimits
-from buffer_source.queue_cursor import EVERYTHING, QueueCursor, Retrying, oldest_ms, read_only
+from buffer_source.planner import BatchSizes, PartitionBatch
+from buffer_source.queue_cursor import EVERYTHING, QueueCursor, oldest_ms, read_only
 from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.isolation import READ_COMMITTED, ReadCommitted, is_acknowledgement
 from opendata_buffer.errors import InvalidInput, StorageError, TransientStorageError
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.quarantine import count_quarantine
+from opendata_buffer.retry import Retries
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
@@ -39,8 +37,7 @@ def rule_behind(start: Position | None, options: SourceOptions) -> ReadCommitted
     """The rule in the state it had at a position.
 
     Raises:
-        InvalidInput: The state is another version's; or transactions were open there, and the
-            query does not hold any back now.
+        InvalidInput: Transactions were open there, and the query does not hold any back now.
     """
     prefix, isolation = options.queue.data_path_prefix, options.isolation
     if start is None or not start.transactions:
@@ -61,41 +58,10 @@ def stable_end_of(position: Position, options: SourceOptions) -> int:
     return rule_behind(position, options).stable_end(position.next)
 
 
-def check_remembered(rule: ReadCommitted, end: Position, options: SourceOptions) -> None:
-    """Refuse to hold back a batch that the position behind it does not name: it would be lost.
-
-    Args:
-        rule: In the state it has at that position now.
-        end: The position, as the micro-batch was planned that ends there.
-        options: What the query asked for.
-
-    Raises:
-        InvalidInput: The micro-batch was planned without holding transactions back.
-    """
-    if rule.stable_end(end.next) < stable_end_of(end, options):
-        raise InvalidInput(
-            f"option isolationLevel is {options.isolation!r}, and the micro-batch that is repeated "
-            f"was planned with read_uncommitted, up to sequence {end.next - 1} of "
-            f"{options.queue.data_path_prefix!r}: its undecided batches would never be read. Start "
-            "the query with read_uncommitted until that micro-batch is done, then change it"
-        )
-
-
-def writer_will_retry(batch: BatchDescriptor, prefix: str) -> bool:
-    """Whether the batch's writer repeats it when it finds that its object is gone."""
-    named = parse_location(batch.location, prefix)
-    if named is None or is_acknowledgement(batch.location, prefix):
-        return False
-    return named.txn is not None or named.message is not None
-
-
 class IsolationFilter:
-    """Applies the rule to entries in order of sequence.
+    """Applies the rule to the entries behind ``start``, in order of sequence.
 
-    Args:
-        start: The position that the entries follow.
-        options: What the query asked for, with the queue of these entries.
-        entries: Gives the entries of a range of sequences that are still in the queue.
+    ``entries`` gives the entries of a range of sequences that are still in the queue.
     """
 
     def __init__(
@@ -114,12 +80,7 @@ class IsolationFilter:
         self._missing = set[int]() if start is None else set(start.missing)
 
     def step(self, batch: BatchDescriptor, *, missing: bool = False) -> None:
-        """Apply the rule to the next entry.
-
-        Args:
-            batch: The entry.
-            missing: Pass it by, because its object does not exist.
-        """
+        """Apply the rule to the next entry; ``missing`` passes it by, as its object is gone."""
         if self._expected is not None and batch.sequence > self._expected:
             self.rule.lost(batch.sequence - 1)
         self._expected = batch.sequence + 1
@@ -149,14 +110,9 @@ class IsolationFilter:
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What waits in one partition behind a position.
+    """What waits in one partition behind the position ``start``: entries in a row from ``begin``.
 
-    Attributes:
-        start: The position; None where none was read yet.
-        begin: First sequence that the next micro-batch may read.
-        base: Where reading began, as it goes into the next position.
-        waiting: Entries in a row from ``begin`` on.
-        fixed: Where the next micro-batch ends, whatever waits; None when that depends.
+    ``fixed`` is where the next micro-batch ends, whatever waits; None when that depends.
     """
 
     start: Position | None
@@ -172,21 +128,13 @@ class PollResult:
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """What one micro-batch reads of one partition.
+    """What one micro-batch reads of one partition."""
 
-    Attributes:
-        batches: In the order they are read.
-        sizes: Stored bytes of each, estimated.
-        total: Stored bytes of all together, where each is known.
-        missing: How many are passed by because their objects are gone.
-        repeats: Left out, because their writer had repeated a transaction.
-    """
-
-    batches: list[PartitionBatch]
-    sizes: list[int]
-    total: int | None
-    missing: int
-    repeats: list[BatchDescriptor]
+    batches: list[PartitionBatch]  # In the order they are read.
+    sizes: list[int]  # Stored bytes of each, estimated.
+    total: int | None  # Stored bytes of all together, where each is known.
+    missing: int  # How many are passed by because their objects are gone.
+    repeats: list[BatchDescriptor]  # Left out: their writer had repeated a transaction.
 
 
 class PartitionStream:
@@ -194,27 +142,15 @@ class PartitionStream:
 
     Nothing is claimed before the first position is handed over. Not thread-safe: calls of one
     partition follow each other, those of several may be made at once.
-
-    Args:
-        name: The partition's name in offsets and in the column ``partition``.
-        options: What the query asked for, with this partition's queue.
-        store: The opened store.
-        runtime: Clock and sleep.
-        retrying: Repeats what fails for a time.
     """
 
     def __init__(
-        self,
-        name: str,
-        options: SourceOptions,
-        store: Store,
-        runtime: Runtime,
-        retrying: Retrying,
+        self, name: str, options: SourceOptions, store: Store, runtime: Runtime, retrying: Retries
     ) -> None:
         self.name = name
         self.quarantined = 0
         """Batches in the queue's quarantine when it was last counted."""
-        self.sizes = BatchSizes(store, options, runtime)
+        self.sizes = BatchSizes(store, options, runtime, retrying)
         self._options = options
         self._store = store
         self._runtime = runtime
@@ -222,7 +158,7 @@ class PartitionStream:
         self._cursor: QueueCursor | None = None
         self._may_count = True
         self._starting_offset: int | None = None  # Once it is resolved.
-        self._run_end: int | None = None  # Where a run with AvailableNow ends.
+        self._run_end = EVERYTHING  # With AvailableNow: the first sequence of a later run.
         self._next = 0  # Where the last answer ends.
         self._is_fresh = False  # Whether the last poll has read the manifest.
         self._acknowledged: Position | None = None  # The last one that is done with.
@@ -236,12 +172,7 @@ class PartitionStream:
         """What was read below ``end`` is safe with Spark: let it leave the queue.
 
         Cumulative and repeatable. An undecided batch stays, and all behind it.
-
-        Raises:
-            Fenced: Another consumer took the queue.
         """
-        if end == self._acknowledged:
-            return
         cursor, stable_end = self._opened(end, end.queue), stable_end_of(end, self._options)
         if cursor.acknowledge(end, stable_end):
             self.sizes.forget_before(stable_end)
@@ -253,25 +184,12 @@ class PartitionStream:
         return end == self._acknowledged
 
     def poll(
-        self,
-        start: Position | None,
-        limits: ReadLimits,
-        *,
-        read_ahead: int = READ_AHEAD,
-        earliest: bool = False,
+        self, start: Position | None, most: int = EVERYTHING, *, earliest: bool = False
     ) -> PollResult:
-        """What waits behind ``start``; reads the manifest once, if more is wanted than is known.
+        """What waits behind ``start``; reads the manifest once, if it needs more than it knows.
 
-        Args:
-            start: Where the last micro-batch ended; None where none was read yet.
-            limits: What one trigger may read.
-            read_ahead: Entries read when only bytes or records limit it.
-            earliest: Begin with the oldest, whatever ``startingOffsets`` says: the partition is
-                new to a query that has begun.
-
-        Raises:
-            Fenced: Another consumer took the queue.
-            DataLoss, QueueReset: ``start`` is not a position of this queue any more.
+        One trigger may read ``most`` entries. With ``earliest`` a partition without a start begins
+        with its oldest entry and not at ``startingOffsets``: it is new to a query that has begun.
         """
         cursor = self._opened(start, "" if start is None else start.queue)
         self._is_fresh = False
@@ -291,7 +209,7 @@ class PartitionStream:
             return PollResult(
                 start, begin, base, fixed=Position(begin, base, passed, cursor.queue_id)
             )
-        waiting = self._wait_for(cursor, begin, limits, read_ahead)
+        waiting = self._wait_for(cursor, begin, most)
         if waiting and waiting[0].sequence > begin:
             begin = base = waiting[0].sequence  # A loss the consumer was allowed to pass by.
         self._next = begin
@@ -304,30 +222,21 @@ class PartitionStream:
         return end
 
     def plan(self, start: Position | None, end: Position) -> PartitionPlan:
-        """What the micro-batch from ``start`` to ``end`` reads.
-
-        The same batches in the same order for equal arguments, in any run. Repeats of a
-        transaction that was read already are left out.
-
-        Raises:
-            Fenced: Another consumer took the queue.
-            DataLoss, QueueReset: The queue does not have these entries any more.
-            InvalidInput: It was planned with another isolation.
-        """
+        """What the micro-batch from ``start`` to ``end`` reads; in any run the same."""
         begin = end.begin_of(start)
         # The first call of a run is a replay after a crash. What is before `start` is in the commit
         # log of the batch before; what is before another base was never read, nor ours to drop.
         same = start is not None and begin == start.next and start.queue == end.queue
         cursor = self._opened(start if same else None, end.queue)
-        isolated, missing = self._filter_behind(start), frozenset(end.missing)
+        isolated = IsolationFilter(start, self._options, cursor.pending)
+        missing = frozenset(end.missing)
         for batch in (found := cursor.entries(begin, end.next)):
             isolated.step(batch, missing=batch.sequence in missing)
         if len(found) == end.next - begin > 0:  # What was lost may be what decides the others.
-            check_remembered(isolated.rule, end, self._options)
-        sizes: list[int] = self._retrying(self.sizes.estimates, isolated.delivered)
+            self._check_isolation(isolated.rule, end)
         return PartitionPlan(
             [PartitionBatch.within(self.name, each) for each in isolated.delivered],
-            sizes,
+            self.sizes.estimates(isolated.delivered),
             self.sizes.total(isolated.delivered),
             sum(1 for sequence in missing if sequence >= begin),
             isolated.repeats,
@@ -384,14 +293,9 @@ class PartitionStream:
         """The queue's cursor, opened behind ``start`` by the first call of a run."""
         if self._cursor is None:
             stable_end = 0 if start is None else stable_end_of(start, self._options)
+            options, store, runtime = self._options, self._store, self._runtime
             self._cursor = QueueCursor.open(
-                self._options,
-                self._store,
-                self._runtime,
-                self._retrying,
-                start,
-                stable_end,
-                queue_id,
+                options, store, runtime, self._retrying, start, stable_end, queue_id
             )
         return self._cursor
 
@@ -400,7 +304,7 @@ class PartitionStream:
             return poll.fixed
         cursor = self._cursor
         assert cursor is not None
-        isolated = self._filter_behind(poll.start)
+        isolated = IsolationFilter(poll.start, self._options, cursor.pending)
         first_stable_end = isolated.rule.stable_end(poll.begin)
         next_sequence, missing = poll.begin, list[int]()
         for number, batch, is_missing in self._taken(cursor, poll, count):
@@ -415,13 +319,13 @@ class PartitionStream:
             ):
                 break
         else:
-            gap = count and cursor.pending(next_sequence, self._last())
-            if not gap:
+            if not (count and cursor.pending(next_sequence, self._run_end)):
                 # Nothing but undecided batches: a micro-batch of them would have no row, and let
                 # nothing leave the queue. They are read again when more has come.
                 if poll.start is not None:
                     return poll.start
-                next_sequence, isolated = poll.begin, self._filter_behind(None)
+                next_sequence = poll.begin
+                isolated = IsolationFilter(None, self._options, cursor.pending)
         # Apps are forgotten here and not in plan(), which must give the same answer for the same
         # offsets whenever it is asked.
         isolated.rule.prune(self._runtime.now_ms())
@@ -437,8 +341,7 @@ class PartitionStream:
     ) -> Iterator[tuple[int, BatchDescriptor, bool]]:
         """The batches that a trigger takes, numbered from 1, and whether their objects are gone.
 
-        Behind the ``count`` that limits allow come all others: a transaction larger than the
-        limits is read whole, and its batches count when it is decided.
+        Behind the ``count`` that limits allow come all others, to read a larger transaction whole.
         """
         if count == 0:
             return
@@ -448,56 +351,35 @@ class PartitionStream:
             for number, batch in enumerate(taken, number + 1):  # noqa: B020
                 yield number, batch, batch.sequence in missing
             behind = taken[-1].sequence + 1
-            stop = min(self._last(), behind + READ_AHEAD)
+            stop = min(self._run_end, behind + READ_AHEAD)
             if not self._is_fresh or cursor.read_end < cursor.end:
                 cursor.read_until(stop)
                 self._is_fresh = True
-            taken = _in_a_row(cursor.pending(behind, stop), behind)
+            taken = _contiguous(cursor.pending(behind, stop), behind)
 
-    def _wait_for(
-        self, cursor: QueueCursor, begin: int, limits: ReadLimits, read_ahead: int
-    ) -> list[BatchDescriptor]:
+    def _wait_for(self, cursor: QueueCursor, begin: int, most: int) -> list[BatchDescriptor]:
         """Entries in a row from ``begin`` on that this trigger may read."""
-        stop = self._stop(cursor.next_available(begin), limits, read_ahead)
+        stop = min(self._run_end, cursor.next_available(begin) + most)
         if cursor.read_end < stop:
             # One more than is wanted: its age is the lag the progress shows.
             cursor.read_until(stop + 1)
             self._is_fresh = True
         # Counted anew: a gap that was passed by may be wider than all that a trigger reads.
-        stop = self._stop(cursor.next_available(begin), limits, read_ahead)
+        stop = min(self._run_end, cursor.next_available(begin) + most)
         waiting = cursor.pending(begin, stop)
         # A loss that was allowed, in the middle: a micro-batch ends at it.
-        return _in_a_row(waiting, waiting[0].sequence) if waiting else []
-
-    def _stop(self, begin: int, limits: ReadLimits, read_ahead: int) -> int:
-        """Where a trigger that reads from ``begin`` on ends at the latest."""
-        stop = self._last()
-        if limits.batches is not None:
-            return min(stop, begin + limits.batches)
-        if limits.bytes is not None or limits.records is not None:
-            return min(stop, begin + read_ahead)
-        return stop
-
-    def _last(self) -> int:
-        """Where this run ends at the latest."""
-        return EVERYTHING if self._run_end is None else self._run_end
-
-    def _filter_behind(self, start: Position | None) -> IsolationFilter:
-        assert self._cursor is not None
-        return IsolationFilter(start, self._options, self._cursor.pending)
+        return _contiguous(waiting, waiting[0].sequence) if waiting else []
 
     def _missing(self, batches: Sequence[BatchDescriptor]) -> frozenset[int]:
         """Sequences of batches that are passed by because their objects are gone.
 
-        Only looked for where a loss is allowed, and only among batches whose writer repeats one
-        that it finds to be gone: the rule lets the repeat through only when it knows of the loss.
-        Of other batches the task finds out by itself.
+        Asked only where a loss is allowed, and only of batches whose writer repeats one that it
+        finds to be gone: the rule delivers the repeat only when it knows of the loss. Other
+        missing batches are found by their tasks.
         """
         if self._options.fail_on_data_loss:
             return frozenset()
-        prefix = self._options.queue.data_path_prefix
-        repeated = [each for each in batches if writer_will_retry(each, prefix)]
-        missing: list[BatchDescriptor] = self._retrying(self.sizes.missing, repeated)
+        missing = self.sizes.missing([each for each in batches if self._writer_will_retry(each)])
         for each in missing:
             log.warning(
                 "data loss allowed: batch %d at %r is passed by, its object does not exist",
@@ -506,8 +388,27 @@ class PartitionStream:
             )
         return frozenset(each.sequence for each in missing)
 
+    def _writer_will_retry(self, batch: BatchDescriptor) -> bool:
+        """Whether the batch's writer repeats it when it finds that its object is gone."""
+        prefix = self._options.queue.data_path_prefix
+        named = parse_location(batch.location, prefix)
+        if named is None or is_acknowledgement(batch.location, prefix):
+            return False
+        return named.txn is not None or named.message is not None
 
-def _in_a_row(batches: Sequence[BatchDescriptor], begin: int) -> list[BatchDescriptor]:
+    def _check_isolation(self, rule: ReadCommitted, end: Position) -> None:
+        """Refuse to hold back a batch that the position behind it does not name: it is lost."""
+        if rule.stable_end(end.next) < stable_end_of(end, self._options):
+            raise InvalidInput(
+                f"option isolationLevel is {self._options.isolation!r}, and the micro-batch that "
+                f"is repeated was planned with read_uncommitted, up to sequence {end.next - 1} of "
+                f"{self._options.queue.data_path_prefix!r}: its undecided batches would never be "
+                "read. Start the query with read_uncommitted until that micro-batch is done, then "
+                "change it"
+            )
+
+
+def _contiguous(batches: Sequence[BatchDescriptor], begin: int) -> list[BatchDescriptor]:
     """The batches from the front on that follow each other, if the first is ``begin``."""
     end = len(batches)
     if batches and batches[-1].sequence - begin >= end:

@@ -1,7 +1,8 @@
-"""What a trigger reads and which task reads which part of it. Pure.
+"""What waiting batches weigh, how many of them a trigger reads, and which task reads which part.
 
-Limits are soft, as everywhere in Spark: the first batch is always admitted, otherwise a batch
-larger than a limit would stop the stream for good.
+:class:`BatchSizes` asks the store for sizes and records; all else here is pure. Limits are soft, as
+everywhere in Spark: the first batch is always admitted, because a batch larger than a limit would
+otherwise stop the stream for good.
 
 "Partition" is a partition of a topic here. Spark's ``InputPartition`` is a task's input,
 :class:`TaskBatches`.
@@ -10,7 +11,9 @@ larger than a limit would stop the stream for good.
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -19,7 +22,20 @@ from pyspark.sql.datasource import InputPartition
 from buffer_source.offsets import ONLY
 from buffer_source.options import SourceOptions
 from opendata_buffer.consumer.cursors import BatchDescriptor
+from opendata_buffer.consumer.read_ahead import fetch_many
+from opendata_buffer.errors import (
+    CorruptBatch,
+    CorruptData,
+    InvalidInput,
+    ObjectNotFound,
+    TransientStorageError,
+)
 from opendata_buffer.formats import MIB
+from opendata_buffer.formats.batch import FOOTER_SIZE, parse_footer
+from opendata_buffer.formats.keys import is_confined
+from opendata_buffer.retry import Retries
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores.base import Blob, Store
 
 OPEN_COST_BYTES = 256 * 1024
 """Cost of opening one more batch in a task, in bytes it could have read instead."""
@@ -34,18 +50,27 @@ MIN_PART_BYTES = 16 * MIB
 """A smaller part of a batch is not worth a task: each task that shares a batch fetches all of it,
 and decodes what lies before its part."""
 
+LIST_INTERVAL_S = 30.0
+"""Least time between two listings that are made for estimates only."""
+
+PAGE = 1000
+"""Objects asked for in one listing: what S3 gives in one answer."""
+
+KEEP = 50_000
+"""Sizes remembered of objects that a listing showed and that were not asked for yet."""
+
+WORTH_LISTING = 16
+"""From so many batches of unknown size on, a listing is worth its price for planning tasks."""
+
+UNKNOWN_SIZE = 1 * MIB
+"""Size that a batch is taken to have while nothing is known."""
+
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """How much one trigger may read; None means no limit, and the lowest wins.
-
-    Attributes:
-        batches: Batches.
-        bytes: Bytes as stored.
-        records: Records.
-    """
+    """Batches, stored bytes and records that one trigger may read; the lowest limit wins."""
 
     batches: int | None = None
     bytes: int | None = None
@@ -101,6 +126,159 @@ class TaskBatches(InputPartition):
         return f"TaskBatches({len(self.batches)} batches, {first} to {last})"
 
 
+class BatchSizes:
+    """Stored sizes (bytes) and record counts of one queue's waiting batches, kept once known.
+
+    A size is listed once, from the first batch whose size is unknown to the last. Batches outside
+    of the data prefix count as average, unless foreign locations are allowed.
+    """
+
+    def __init__(
+        self, store: Store, options: SourceOptions, runtime: Runtime, retrying: Retries
+    ) -> None:
+        self._store = store
+        self._options = options
+        self._runtime = runtime
+        self._retrying = retrying
+        self._sizes: dict[str, int | None] = {}  # By location; None: no listing shows it.
+        self._asked: dict[int, str] = {}  # Locations that were asked for, by sequence.
+        self._records: dict[int, int] = {}
+        self._listed_at: float | None = None
+        self._average = UNKNOWN_SIZE
+
+    def sizes(self, batches: Sequence[BatchDescriptor]) -> list[int]:
+        """Stored bytes of each; lists those that are unknown. A deleted batch counts as average."""
+        self._measure(batches)
+        return self._known(batches)
+
+    def total(self, batches: Sequence[BatchDescriptor]) -> int | None:
+        """Stored bytes of all, where the size of each is known; makes no request."""
+        total = 0
+        for each in batches:
+            size = self._sizes.get(each.location)
+            if size is None:
+                return None
+            total += size
+        return total
+
+    def estimates(self, batches: Sequence[BatchDescriptor]) -> list[int]:
+        """As :meth:`sizes`, but lists only when that is cheap beside reading the batches."""
+        unknown = sum(1 for each in batches if each.location not in self._sizes)
+        # With fewer batches than tasks that the user asked for, it is worth a listing to see
+        # whether tasks can share one.
+        tasks = max(self._options.cores or 0, self._options.min_partitions or 0)
+        worth = 1 if len(batches) < tasks else WORTH_LISTING
+        now = self._runtime.monotonic()
+        if unknown >= worth and (
+            self._listed_at is None or now - self._listed_at >= LIST_INTERVAL_S
+        ):
+            self._listed_at = now
+            with suppress(TransientStorageError):  # The average will do: do not end the query.
+                self._measure(batches)
+        return self._known(batches)
+
+    def records(self, batches: Sequence[BatchDescriptor]) -> list[int]:
+        """Records of each, from the footers: no listing shows them."""
+        unknown = [each for each in batches if each.sequence not in self._records]
+        if unknown:
+            self._measure(unknown)
+            counts = self._fetched(self._footer, unknown)
+            for each, count in zip(unknown, counts, strict=True):
+                self._records[each.sequence] = count
+        return [self._records[each.sequence] for each in batches]
+
+    def missing(self, batches: Sequence[BatchDescriptor]) -> list[BatchDescriptor]:
+        """Those whose object does not exist, by a request for each."""
+        exists = self._fetched(self._exists, batches)
+        return [each for each, found in zip(batches, exists, strict=True) if not found]
+
+    def forget_before(self, sequence: int) -> None:
+        """Drop what is known of batches that were read."""
+        for known in [each for each in self._records if each < sequence]:
+            del self._records[known]
+        for known in [each for each in self._asked if each < sequence]:
+            self._sizes.pop(self._asked.pop(known), None)
+
+    def _known(self, batches: Sequence[BatchDescriptor]) -> list[int]:
+        sizes = (self._sizes.get(each.location) for each in batches)
+        return [self._average if size is None else size for size in sizes]
+
+    def _measure(self, batches: Sequence[BatchDescriptor]) -> None:
+        """List the sizes of those batches that are unknown."""
+        self._asked.update((each.sequence, each.location) for each in batches)
+        unknown: dict[str, list[str]] = {}
+        for each in batches:
+            if each.location not in self._sizes:
+                folder = self._folder(each.location)
+                # Listing is reading: a manifest must not make us look elsewhere (failure F23).
+                if folder is not None:
+                    unknown.setdefault(folder, []).append(each.location)
+        if not unknown:
+            return
+        for folder, locations in unknown.items():
+            self._list(folder, min(locations), max(locations))
+            for location in locations:
+                self._sizes.setdefault(location, None)
+        if len(self._sizes) > KEEP + len(self._asked):
+            kept = {location: self._sizes.get(location) for location in self._asked.values()}
+            self._sizes = kept
+        sizes = [size for size in self._sizes.values() if size is not None]
+        if sizes:
+            self._average = sum(sizes) // len(sizes)
+
+    def _folder(self, location: str) -> str | None:
+        """What to list for a location: the data prefix, or one writer's folder below it."""
+        prefix = self._options.queue.data_path_prefix
+        if is_confined(location, prefix):
+            root = f"{prefix}/"
+            inner, slash, _ = location[len(root) :].partition("/")
+            return f"{root}{inner}/" if slash else root
+        if not self._options.allow_foreign_locations:
+            return None
+        return f"{location.rpartition('/')[0]}/"
+
+    def _list(self, folder: str, first: str, last: str) -> None:
+        after = first[:-1]  # Sorts before `first`, and behind all that is before it.
+        while True:
+            listing = self._retrying(self._store.list, folder, start_after=after, limit=PAGE)
+            self._sizes.update((each.key, each.size) for each in listing.objects)
+            if not listing.truncated or listing.objects[-1].key >= last:
+                return
+            after = listing.objects[-1].key
+
+    def _fetched(
+        self, fetch: Callable[[BatchDescriptor], T], batches: Sequence[BatchDescriptor]
+    ) -> Iterator[T]:
+        """One small request for each batch, several at the same time."""
+        return fetch_many(
+            lambda batch: self._retrying(fetch, batch),
+            batches,
+            concurrency=self._options.fetch_concurrency,
+            max_in_flight_bytes=UNKNOWN_SIZE,
+            runtime=self._runtime,
+            size_of=lambda _: 1,
+        )
+
+    def _footer(self, batch: BatchDescriptor) -> int:
+        size = self._sizes.get(batch.location)
+        if size is None or size < FOOTER_SIZE:
+            return 0  # The task that reads it raises the error, with its advice.
+        try:
+            got = self._store.get(batch.location, byte_range=(size - FOOTER_SIZE, size))
+            return parse_footer(got.data).record_count if isinstance(got, Blob) else 0
+        except (ObjectNotFound, CorruptBatch):
+            return 0
+
+    def _exists(self, batch: BatchDescriptor) -> bool:
+        try:
+            self._store.get(batch.location, byte_range=(0, 1))
+        except ObjectNotFound:
+            return False
+        except (InvalidInput, CorruptData):
+            pass  # Foreign or damaged: the task that reads it raises the error.
+        return True
+
+
 def rate_limit(
     batches: Sequence[T],
     limits: ReadLimits,
@@ -109,15 +287,10 @@ def rate_limit(
     *,
     chunk: int = 64,
 ) -> int:
-    """How many of ``batches``, from the front, one trigger reads.
+    """How many of the batches that wait, from the front, one trigger reads.
 
-    Args:
-        batches: All that wait, in order.
-        limits: What one trigger may read.
-        sizes: Stored bytes of some batches; only called when there is a limit in bytes.
-        records: Records of some batches; only called when there is a limit in records.
-        chunk: Batches that are measured together. Measuring costs requests, so no more are
-            measured than the limits may admit.
+    ``sizes`` and ``records`` measure some batches, where there is such a limit: ``chunk`` of them
+    together. That costs requests, so no more are measured than the limits may admit.
     """
     most = len(batches) if limits.batches is None else min(len(batches), limits.batches)
     if limits.bytes is None and limits.records is None:
@@ -141,14 +314,10 @@ def rate_limit(
 def interleave(lengths: Sequence[int], backlogs: Sequence[int]) -> Iterator[int]:
     """The order in which a trigger takes batches from several queues, as indices of queues.
 
-    Wherever it is cut, each queue has had a share in proportion to its backlog; and the first
-    round takes one batch of each, so that long queues do not keep a short one waiting. Equal
-    queues are taken in the order they are given: give those first that wait longest, for a limit
-    may be smaller than the number of queues.
-
-    Args:
-        lengths: Batches of each queue that may be taken.
-        backlogs: Batches that wait in each, which may be more.
+    Wherever the order is cut, each queue has a share in proportion to its backlog, and the first
+    round takes one batch of each: long queues do not keep a short one waiting. Equal queues are
+    taken in the order they are given. ``lengths`` are the batches that may be taken of each queue,
+    ``backlogs`` those that wait, which may be more.
     """
     heap = [(0.0, index, 0) for index, length in enumerate(lengths) if length]
     while heap:
@@ -164,41 +333,22 @@ def interleave(lengths: Sequence[int], backlogs: Sequence[int]) -> Iterator[int]
 def plan_tasks(
     batches: Sequence[PartitionBatch], sizes: Sequence[int], options: SourceOptions
 ) -> list[TaskBatches]:
-    """Divide the batches of a plan among tasks; very large ones are shared by several.
+    """Divide batches, in the order they are read, among tasks; several share a very large one.
 
-    Args:
-        batches: In the order they are read.
-        sizes: Stored bytes of each; estimates will do.
-        options: How many tasks there are to be.
+    ``sizes`` are the stored bytes of each; estimates will do.
     """
-    shares = tasks_per_batch(sizes, options.parallelism, options.min_partitions)
-    packed = pack(
-        [
-            part
-            for batch, count in zip(batches, shares, strict=True)
-            for part in batch.shared_by(count)
-        ],
-        [size // count for size, count in zip(sizes, shares, strict=True) for _ in range(count)],
-        options.parallelism,
-        options.min_partitions,
-    )
+    # Spark does not tell a source how large the cluster is.
+    parallelism = options.cores or options.min_partitions or os.cpu_count() or 1
+    wanted = max(parallelism, options.min_partitions or 1)
+    share = min(MAX_TASK_BYTES, max(MIN_PART_BYTES, -(-sum(sizes) // wanted)))
+    parts: list[PartitionBatch] = []
+    part_sizes: list[int] = []
+    for batch, size in zip(batches, sizes, strict=True):
+        count = max(1, size // share)
+        parts += batch.shared_by(count)
+        part_sizes += [size // count] * count
+    packed = pack(parts, part_sizes, parallelism, options.min_partitions)
     return [TaskBatches(each) for each in packed]
-
-
-def tasks_per_batch(
-    sizes: Sequence[int], parallelism: int, at_least: int | None = None
-) -> list[int]:
-    """How many tasks share each batch: 1 for all but very large ones.
-
-    Args:
-        sizes: Stored bytes of each; estimates will do.
-        parallelism: Tasks that run at the same time, as far as is known.
-        at_least: Tasks the user asked for.
-    """
-    total = sum(sizes)
-    wanted = max(parallelism, at_least or 1)
-    share = min(MAX_TASK_BYTES, max(MIN_PART_BYTES, -(-total // wanted)))
-    return [max(1, size // share) for size in sizes]
 
 
 def pack(
@@ -206,11 +356,8 @@ def pack(
 ) -> list[tuple[T, ...]]:
     """Divide batches among tasks: contiguous, in order, of about equal cost.
 
-    Args:
-        batches: What the trigger reads.
-        sizes: Stored bytes of each; estimates will do.
-        parallelism: Tasks that run at the same time, as far as is known.
-        at_least: Tasks the user asked for; that many are made while there are batches.
+    ``parallelism`` tasks run at the same time; ``at_least`` tasks are made while there are batches
+    for them.
     """
     if not batches:
         return []

@@ -1,17 +1,14 @@
 """One queue's reader, as a stream uses it: claimed, read and acknowledged. No Spark in it.
 
 :meth:`QueueCursor.open` checks the queue's identity, becomes its consumer (or, with
-``acknowledge=false``, reads beside its consumer), and raises if the checkpoint does not fit. The
-cursor then reads entries, acknowledges positions, and knows where reading continues after a loss
-that was allowed.
+``acknowledge=false``, reads beside its consumer), and raises if the checkpoint does not fit.
 """
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Iterable
 
 from buffer_source.offsets import Position
 from buffer_source.options import EARLIEST, LATEST, PROGRAM, SourceOptions
@@ -28,6 +25,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import location_timestamp_ms
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.ownership import (
     QueueClaim,
     check_owner,
@@ -37,6 +35,7 @@ from opendata_buffer.queue.ownership import (
 )
 from opendata_buffer.queue.queue import Queue, broker_pause
 from opendata_buffer.queue.rollback_checks import ends_before
+from opendata_buffer.retry import Retries
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
@@ -45,49 +44,23 @@ log = logging.getLogger(__name__)
 EVERYTHING = 1 << 64
 """A sequence that no queue reaches."""
 
-Retrying = Callable[..., Any]
-"""Calls a function again while the store is unavailable for a time."""
-
-
-class _EntryReader(Protocol):
-    """A :class:`~opendata_buffer.consumer.consumer.Consumer`, or a reader beside one."""
-
-    @property
-    def last_acked_sequence(self) -> int | None: ...
-    @property
-    def last_handed_out_sequence(self) -> int | None: ...
-    @property
-    def next_sequence(self) -> int: ...
-    def next_descriptors(self, max: int) -> list[BatchDescriptor]: ...  # noqa: A002
-    def ack_through(self, sequence: int) -> None: ...
-    def close(self) -> None: ...
-
 
 class QueueCursor:
     """An opened queue, and those of its entries that were read and not acknowledged.
 
     Not thread-safe: Spark makes one call at a time.
-
-    Args:
-        reader: The claimed queue, or a reader beside its consumer.
-        queue_id: Its identity; empty for a queue that has none.
-        options: What the query asked for.
-        read_beside: Reads on behind a sequence, where the queue was closed because it has left
-            its topic.
     """
 
     def __init__(
-        self,
-        reader: _EntryReader,
-        queue_id: str,
-        options: SourceOptions,
-        read_beside: Callable[[int | None], _EntryReader],
+        self, options: SourceOptions, store: Store, runtime: Runtime, claim: QueueClaim | None
     ) -> None:
-        self._reader = reader
-        self._read_beside = read_beside
         self._options = options
+        self._store = store
+        self._runtime = runtime
+        self._claim = claim
         self._manifest_path = options.consumer.manifest_path
-        self.queue_id = queue_id
+        self.queue_id = "" if claim is None else claim.queue_id
+        self._reader: Consumer | ReadOnlyReader
         self._pending: list[BatchDescriptor] = []
         self._rebased: tuple[Position, int] | None = None
         self._beyond: Position | None = None  # A position that this new queue never reached.
@@ -98,21 +71,16 @@ class QueueCursor:
         options: SourceOptions,
         store: Store,
         runtime: Runtime,
-        retrying: Retrying,
+        retrying: Retries,
         start: Position | None,
         stable_end: int,
         queue_id: str,
     ) -> QueueCursor:
         """Become the queue's consumer behind ``start``; or, without acknowledging, read there.
 
-        Args:
-            options: What the query asked for.
-            store: The opened store.
-            runtime: Clock and sleep.
-            retrying: Repeats what fails for a time.
-            start: A position in the commit log: what was read before it may leave the queue.
-            stable_end: The first sequence that must stay in the queue for ``start``; 0 without one.
-            queue_id: The queue the checkpoint is about; empty when it does not say.
+        ``start`` is in the commit log: what was read before it may leave the queue, up to the
+        sequence ``stable_end`` (0 without a start). ``queue_id`` is the queue that the checkpoint
+        is about, or empty.
 
         Raises:
             InvalidInput: There is no queue, and none is to be made.
@@ -124,56 +92,17 @@ class QueueCursor:
         is_replay = queue_id != "" and not options.fail_on_data_loss
         if start is None and not is_replay and not options.create_if_missing:
             _check_exists(options, store, runtime)
-
-        def read_beside(last_acked: int | None) -> _EntryReader:
-            reader = read_only(options, store, runtime)
-            reader.seek(None if last_acked is None else last_acked + 1)
-            return reader
-
-        def read_behind(last_acked: int | None) -> _EntryReader:
-            if not options.acknowledge:
-                return read_beside(last_acked)
-            try:
-                return Consumer(
-                    options.consumer,
-                    last_acked,
-                    store=store,
-                    runtime=runtime,
-                    allow_data_loss=not options.fail_on_data_loss,
-                    # With the claim that was just made: a second one would ask the store twice.
-                    # Beside a busy broker this one is let in.
-                    queue=Queue(
-                        store,
-                        options.consumer,
-                        runtime=runtime,
-                        role="consumer",
-                        claim=claim,
-                        open_pause=broker_pause,
-                    ),
-                    program=PROGRAM,
-                )
-            except Drained:
-                # A queue is closed when it leaves its topic, and it was empty then: there is
-                # nothing to consume. Reading beside it shows whether all of it was read.
-                return read_beside(last_acked)
-
-        claim: QueueClaim | None = retrying(_claimed, options, store, runtime)
-        found = "" if claim is None else claim.queue_id
-        last = stable_end - 1 if stable_end > 0 else None
+        cursor = cls(options, store, runtime, retrying(_claimed, options, store, runtime))
         try:
             # Before anything is claimed or dropped (failure F4).
-            _check_identity(options, store, queue_id, found)
-            cursor = cls(retrying(read_behind, last), found, options, read_beside)
-            try:
-                if start is not None:
-                    cursor._check_holds(start, stable_end, store.url)
-            except OpenDataBufferError:
-                cursor.close()
-                raise
+            cursor._check_identity(queue_id)
+            retrying(cursor._read_behind, stable_end - 1 if stable_end > 0 else None)
+            if start is not None:
+                cursor._check_holds(start, stable_end)
             return cursor
         except QueueReset as error:
             options.report_data_loss(error)
-        cursor = cls(retrying(read_behind, None), found, options, read_beside)
+        retrying(cursor._read_behind, None)
         if start is not None:
             cursor._rebase(start)
         return cursor
@@ -205,10 +134,7 @@ class QueueCursor:
         return position.queue in ("", self.queue_id) or not self.queue_id
 
     def continue_behind(self, start: Position) -> tuple[int, int]:
-        """Where reading continues behind ``start``, and the base that goes with it.
-
-        That is ``start`` itself, unless ``start`` is a position of a queue that was replaced.
-        """
+        """Where reading continues behind ``start``, and its base; in a new queue that differs."""
         if start.next > self.end:
             # A loss was allowed: this queue ends before `start`, and all of it was read.
             self._rebase(start)
@@ -218,15 +144,11 @@ class QueueCursor:
         self._rebased = None
         return start.next, start.base
 
-    def starting_offset(self, run_end: int | None) -> int:
-        """The sequence at which a new query begins.
-
-        Args:
-            run_end: Where this run ends, if that is decided.
+    def starting_offset(self, run_end: int) -> int:
+        """The sequence at which a new query begins, if its run ends at ``run_end``.
 
         Raises:
-            InvalidInput: The wanted sequence is beyond the end.
-            DataLoss: It is not queued any more, unless a loss is allowed.
+            InvalidInput, DataLoss: The wanted sequence is beyond the end, or not queued any more.
         """
         options, first = self._options, self.read_end
         wanted, since_ms = options.starting_offsets, options.starting_timestamp_ms
@@ -238,10 +160,18 @@ class QueueCursor:
             return first
         elif wanted == LATEST:
             wanted = self.end
+        elif int(wanted) > self.end:
+            raise InvalidInput(
+                f"option startingOffsets is {wanted} and manifest "
+                f"{self._manifest_path!r} ends at {self.end - 1}: use a sequence up to {self.end}, "
+                "'earliest' or 'latest'"
+            )
         else:
-            self._check_starting_offset(int(wanted), first)
+            if int(wanted) < first:
+                advice = "Start at 'earliest' or at a sequence that is still queued."
+                self._report_loss(int(wanted), first, advice)
             return max(first, int(wanted))
-        return int(wanted) if run_end is None else max(first, min(int(wanted), run_end))
+        return max(first, min(int(wanted), run_end))
 
     def read_until(self, stop: int) -> None:
         """Read the entries below ``stop`` that were not read yet, as far as the queue has them."""
@@ -260,10 +190,7 @@ class QueueCursor:
         return self._pending[first : bisect_left(self._pending, stop, key=_sequence)]
 
     def next_available(self, begin: int) -> int:
-        """The first sequence from ``begin`` on that may be queued, by what was read.
-
-        It is ``begin``, unless a loss was allowed and passed by.
-        """
+        """The first sequence from ``begin`` on that may be queued; a later one behind a loss."""
         pending = self.pending(begin)
         return pending[0].sequence if pending else max(begin, self.read_end)
 
@@ -285,30 +212,27 @@ class QueueCursor:
                 f"{self._manifest_path!r}, of which {len(found)} are left; it holds "
                 f"{self._pending[0].sequence if self._pending else end} to {end - 1}"
             )
-            oldest = found[0].sequence if found else stop
-            self._options.report_data_loss(
-                QueueReset(f"{message}. The queue was replaced or went backwards.")
-                if end < stop
-                else DataLoss(self._manifest_path, begin, oldest, f"So {message}.")
-            )
+            if end < stop:
+                self._options.report_data_loss(
+                    QueueReset(f"{message}. The queue was replaced or went backwards.")
+                )
+            else:
+                oldest = found[0].sequence if found else stop
+                self._report_loss(begin, oldest, f"So {message}.")
         return found
 
     def acknowledge(self, end: Position, stable_end: int) -> bool:
         """Let everything below ``stable_end`` leave the queue; whether anything did.
 
-        Args:
-            end: A position in the commit log.
-            stable_end: The first sequence that a query which continues there may still ask for.
-
-        Cumulative and repeatable: what was done before, and a position of a queue that was
-        replaced, does nothing. A store that does not answer is no failure either: the next
-        acknowledgement makes up for it.
+        Cumulative and repeatable. ``end`` is in the commit log, and a query that continues there
+        may still ask for ``stable_end``. A position of a queue that was replaced does nothing. A
+        store that does not answer is no failure: the next acknowledgement makes up for it.
         """
         if not self.owns(end) or not self.acknowledged < stable_end <= self.read_end:
             return False
         if end == self._beyond:
             # With asynchronous progress tracking it is committed when reading has continued, and
-            # may have come as far as it says: with batches that are not yet on record.
+            # the new queue may have grown to it, by batches that are not yet on record.
             return False
         try:
             self._reader.ack_through(stable_end - 1)
@@ -324,44 +248,77 @@ class QueueCursor:
         """Stop the collector and let the queue go; acknowledges nothing."""
         self._reader.close()
 
-    def _check_holds(self, start: Position, stable_end: int, url: str) -> None:
-        """Refuse a position that this queue does not hold.
-
-        Raises:
-            DataLoss: The queue begins behind it, unless a loss is allowed.
-            QueueReset: The queue ends before it.
-        """
-        # A consumer cannot be opened behind a position before the first batch, and so could not
-        # check this.
-        if stable_end == 0 and self.read_end > 0:
-            cause = "Another consumer read this queue."
-            self._options.report_data_loss(
-                DataLoss(self._manifest_path, stable_end, self.read_end, cause)
+    def _read_behind(self, last_acked: int | None) -> None:
+        """Read behind a sequence, as the queue's consumer where the query acknowledges."""
+        if not self._options.acknowledge:
+            self._read_beside(last_acked)
+            return
+        # With the claim that was just made: a second one would ask the store twice.
+        queue = Queue(
+            self._store,
+            self._options.consumer,
+            runtime=self._runtime,
+            role="consumer",
+            claim=self._claim,
+            open_pause=broker_pause,
+        )
+        try:
+            self._reader = Consumer(
+                self._options.consumer,
+                last_acked,
+                store=self._store,
+                runtime=self._runtime,
+                allow_data_loss=not self._options.fail_on_data_loss,
+                queue=queue,
+                program=PROGRAM,
             )
-        # With a transaction open the queue is claimed behind an earlier sequence than this.
-        if start.next > self.end:
-            raise QueueReset(ends_before(start.next - 1, self.end, self._manifest_path, url))
+        except Drained:
+            # A queue is closed when it leaves its topic, and it was empty then: there is
+            # nothing to consume. Reading beside it shows whether all of it was read.
+            self._read_beside(last_acked)
 
-    def _check_starting_offset(self, wanted: int, first: int) -> None:
-        if wanted > self.end:
-            raise InvalidInput(
-                f"option startingOffsets is {wanted} and manifest "
-                f"{self._manifest_path!r} ends at {self.end - 1}: use a sequence up to {self.end}, "
-                "'earliest' or 'latest'"
-            )
-        if wanted < first:
-            advice = "Start at 'earliest' or at a sequence that is still queued."
-            self._options.report_data_loss(DataLoss(self._manifest_path, wanted, first, advice))
-
-    def _rebase(self, start: Position) -> None:
-        self._rebased = (start, self.read_end)
-        self._beyond = start
+    def _read_beside(self, last: int | None) -> None:
+        """Read behind a sequence without being the queue's consumer."""
+        reader = read_only(self._options, self._store, self._runtime)
+        reader.seek(None if last is None else last + 1)
+        self._reader = reader
 
     def _read_closed_queue(self) -> None:
         """The queue was closed for good: read on without being its consumer."""
         last = self._reader.last_handed_out_sequence
         self._reader.close()
-        self._reader = self._read_beside(last)
+        self._read_beside(last)
+
+    def _check_identity(self, expected: str) -> None:
+        if expected and self.queue_id and self.queue_id != expected:
+            raise QueueReset(
+                f"the checkpoint is about queue {expected}, and manifest "
+                f"{self._manifest_path!r} in {self._store.url} belongs to queue {self.queue_id}: "
+                "the path or the prefix was changed, or the queue was deleted and made anew. If "
+                f"only {owner_key(self._options.queue.data_path_prefix)!r} was lost, write the old "
+                "id back into it."
+            )
+
+    def _check_holds(self, start: Position, stable_end: int) -> None:
+        """Refuse a position that the queue begins behind or ends before."""
+        try:
+            # A consumer that opens behind no sequence does not check this.
+            if stable_end == 0 and self.read_end > 0:
+                self._report_loss(stable_end, self.read_end, "Another consumer read this queue.")
+            # With a transaction open the queue is claimed behind an earlier sequence than this.
+            if start.next > self.end:
+                last, url = start.next - 1, self._store.url
+                raise QueueReset(ends_before(last, self.end, self._manifest_path, url))
+        except OpenDataBufferError:
+            self.close()
+            raise
+
+    def _report_loss(self, needed: int, oldest: int, cause: str) -> None:
+        self._options.report_data_loss(DataLoss(self._manifest_path, needed, oldest, cause))
+
+    def _rebase(self, start: Position) -> None:
+        self._rebased = (start, self.read_end)
+        self._beyond = start
 
 
 def read_only(options: SourceOptions, store: Store, runtime: Runtime) -> ReadOnlyReader:
@@ -374,12 +331,20 @@ def read_only(options: SourceOptions, store: Store, runtime: Runtime) -> ReadOnl
     )
 
 
-def no_queue(options: SourceOptions, store: Store, advice: str = "") -> InvalidInput:
-    """The error for a path without a queue.
+def manifest_of(options: SourceOptions, store: Store, runtime: Runtime) -> Manifest | None:
+    """The queue's manifest; None for a partition that was never written to.
 
     Raises:
-        TransientStorageError, PermanentStorageError: The store did not answer.
+        InvalidInput: There is no queue.
+        QueueReset: The manifest was lost, unless a loss is allowed (failure F4).
     """
+    manifest = read_only(options, store, runtime).find()
+    if manifest is None and not options.create_if_missing:
+        raise _no_queue(options, store)
+    return manifest
+
+
+def _no_queue(options: SourceOptions, store: Store, advice: str = "") -> InvalidInput:
     if lost := missing_topic_hint(store):
         return InvalidInput(lost)
     return InvalidInput(
@@ -389,39 +354,40 @@ def no_queue(options: SourceOptions, store: Store, advice: str = "") -> InvalidI
 
 
 def oldest_ms(batch: BatchDescriptor) -> int | None:
-    """Ingestion time of the batch's first record, milliseconds since the Unix epoch.
-
-    The producer writes a time for each range of records. A batch without ranges is as old as the
-    ULID in its name, and None where there is no ULID either. The name is asked last: a Spark sink
-    names its batches ahead of time.
-    """
-    times = [each.ingestion_time_ms for each in batch.metadata]
-    return min(times) if times else location_timestamp_ms(batch.location)
+    """Ingestion time of the batch's oldest record, milliseconds since the Unix epoch."""
+    return min(_times_ms(batch), default=None)
 
 
 def first_since(queued: Iterable[BatchDescriptor], since_ms: int, end: int) -> int:
     """The first batch with a record ingested at that time or later; the end if none has."""
     for each in queued:
-        times = [metadata.ingestion_time_ms for metadata in each.metadata]
-        newest_ms = max(times) if times else location_timestamp_ms(each.location)
+        times = _times_ms(each)
         # A batch whose time is unknown is rather read once too often than never.
-        if newest_ms is None or newest_ms >= since_ms:
+        if not times or max(times) >= since_ms:
             return each.sequence
     return end
 
 
+def _times_ms(batch: BatchDescriptor) -> list[int]:
+    """When the records were ingested, of each range of them; empty if that is unknown.
+
+    A batch without ranges is as old as the ULID in its name. The name is asked last: a Spark sink
+    names its batches ahead of time.
+    """
+    times = [each.ingestion_time_ms for each in batch.metadata]
+    if not times and (named_ms := location_timestamp_ms(batch.location)) is not None:
+        times.append(named_ms)
+    return times
+
+
 def _check_exists(options: SourceOptions, store: Store, runtime: Runtime) -> None:
     """Refuse a path that no queue was ever made at; a manifest that was lost is not this."""
-    if read_only(options, store, runtime).find() is not None:  # Retries.
+    if read_only(options, store, runtime).find() is not None:
         return
     claim = check_owner(store, options.consumer, runtime=runtime)
     if claim is None or claim.watermark is None:
-        raise no_queue(
-            options,
-            store,
-            ". For a query that starts before its first producer, set the option createIfMissing "
-            "to true",
-        )
+        advice = "For a query that starts before its first producer"
+        raise _no_queue(options, store, f". {advice}, set the option createIfMissing to true")
 
 
 def _claimed(options: SourceOptions, store: Store, runtime: Runtime) -> QueueClaim | None:
@@ -433,17 +399,6 @@ def _claimed(options: SourceOptions, store: Store, runtime: Runtime) -> QueueCla
     if claim is not None and options.fail_on_data_loss:
         claim.check(read_only(options, store, runtime).find())
     return claim
-
-
-def _check_identity(options: SourceOptions, store: Store, expected: str, found: str) -> None:
-    if expected and found and found != expected:
-        config = options.consumer
-        raise QueueReset(
-            f"the checkpoint is about queue {expected}, and manifest "
-            f"{config.manifest_path!r} in {store.url} belongs to queue {found}: the "
-            "path or the prefix was changed, or the queue was deleted and made anew. If only "
-            f"{owner_key(config.data_path_prefix)!r} was lost, write the old id back into it."
-        )
 
 
 def _sequence(descriptor: BatchDescriptor) -> int:

@@ -65,7 +65,7 @@ MAX_TIME_MS = (datetime.date(9999, 12, 31) - _EPOCH).days * _DAY_MS - 1
 class Runs:
     """Metadata ranges of a batch as runs of rows.
 
-    A range says something about every record from its start to the next range's. ``values[i]``
+    A range holds for every record from its start to the next range's. ``values[i]``
     holds up to row ``ends[i]``, exclusive, and from where the run before ends.
     """
 
@@ -76,9 +76,9 @@ class Runs:
     def of(cls, ranges: Sequence[Metadata], count: int) -> Runs:
         """Cut the ranges to the rows there are.
 
-        A range reaches to where the next one starts, the last to the end. Rows before the
-        first range, and all rows without one, have none. Starts beyond the end are legal and
-        cover nothing; of ranges out of order the later in the list wins where they overlap.
+        A range reaches to where the next one starts, the last to the end. Starts beyond the end
+        are legal and cover nothing; of ranges out of order the later in the list wins where they
+        overlap.
         """
         starts: list[int] = []
         values: list[Metadata | None] = []
@@ -127,15 +127,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some consecutive rows of one batch.
-
-    Attributes:
-        batch: The batch; its arrays are not touched.
-        values: The records of the rows, of type ``pa.binary()``.
-        runs: The metadata ranges of the rows, counted from the first.
-        begin: Index in the batch of the first row.
-        partition: Of the source, that the batch is in.
-    """
+    """Consecutive rows of one batch: their records, their metadata, the index of the first."""
 
     batch: Records
     values: pa.BinaryArray
@@ -143,33 +135,18 @@ class Piece:
     begin: int
     partition: str
 
-    @property
-    def count(self) -> int:
-        """Rows."""
-        return len(self.values)
-
 
 class ColumnBuilder(Protocol):
-    """Builds one column."""
+    """Builds one column: an array with one value for each row of a piece."""
 
-    def build(self, piece: Piece) -> pa.Array:
-        """The column's array, one value for each row of the piece.
-
-        Raises:
-            InvalidInput: A STRING column was asked for and its bytes are not UTF-8.
-        """
-        ...
+    def build(self, piece: Piece) -> pa.Array: ...  # noqa: D102
 
 
 class RowBuilder:
     """Builds record batches of one schema; made once in a task.
 
-    Args:
-        schema: A schema that :func:`~buffer_source.schema.check_schema` accepts.
-        values: How records are read into columns; None: not at all.
-        piece_bytes: Bytes of values or metadata in a piece, unless a single row has more. Default:
-            :data:`PIECE_BYTES`, or :data:`TYPED_PIECE_BYTES`.
-        piece_rows: Rows in a piece at most.
+    Without ``values`` records are not read into columns. A piece has at most ``piece_rows``, and
+    ``piece_bytes`` of values or metadata unless a single row has more.
     """
 
     def __init__(
@@ -181,10 +158,8 @@ class RowBuilder:
         piece_rows: int = PIECE_ROWS,
     ) -> None:
         self.schema = arrow_schema(schema)
-        self._decoder: Decoder | None = None
+        self._decoder = None if values is None else Decoder(record_schema(self.schema), values)
         self._mode = "" if values is None else values.mode
-        if values is not None:
-            self._decoder = Decoder(record_schema(self.schema), values)
         own = {
             field.name: name
             for field in self.schema
@@ -195,20 +170,13 @@ class RowBuilder:
         }
         self._reads_metadata = "metadata" in own.values()
         self._reads_values = values is not None or "value" in own.values()
-        if piece_bytes is None:
-            piece_bytes = PIECE_BYTES if values is None else TYPED_PIECE_BYTES
-        self._piece_bytes = piece_bytes
+        self._piece_bytes = piece_bytes or (PIECE_BYTES if values is None else TYPED_PIECE_BYTES)
         self._piece_rows = piece_rows
 
     def pieces(
         self, batch: Records, partition: str = ONLY, rows: range | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The batch as record batches in row order; none if it has no records.
-
-        Args:
-            batch: The batch, opened.
-            partition: Of the source, that it is in.
-            rows: Those wanted. Default: all.
+        """The batch's ``rows`` (default: all) as record batches in order; none without records.
 
         Raises:
             BatchUnreadable: A record array could not be decoded.
@@ -229,13 +197,10 @@ class RowBuilder:
                     end = runs.fit(first + begin, first + end, self._piece_bytes) - first
                 end = self._cut(values, begin, end)
                 cut = runs.cut(first + begin, first + end)
-                piece = Piece(
-                    batch, values.slice(begin, end - begin), cut, first + begin, partition
+                # In one expression: a piece in a variable would live until the next is made.
+                yield self._build(
+                    Piece(batch, values.slice(begin, end - begin), cut, first + begin, partition)
                 )
-                built = self._build(piece)
-                del piece
-                yield built
-                del built
                 begin = end
             first += size
             del values  # or its memory is not free when the next one is decoded
@@ -254,11 +219,7 @@ class RowBuilder:
     def _without_malformed(
         self, rows: pa.RecordBatch, piece: Piece, decoded: Columns
     ) -> pa.RecordBatch:
-        """The rows that are delivered: all but those of headers, and as ``mode`` says.
-
-        Raises:
-            MalformedRecord: There is one, and mode is FAILFAST.
-        """
+        """The rows that are delivered: all but those of headers, and as ``mode`` says."""
         malformed, dropped = decoded.malformed, list(decoded.headers)
         if malformed:
             row = min(malformed)
@@ -313,7 +274,11 @@ class _Values:
         try:
             return piece.values.cast(self._dtype)
         except pa.ArrowInvalid as error:
-            row = piece.begin + _first_invalid(piece.values, self._dtype)
+            records = enumerate(piece.values.to_pylist(), piece.begin)
+            # To ignore the bytes that are not UTF-8 changes a record that has some.
+            row = next(
+                row for row, each in records if each.decode(errors="ignore").encode() != each
+            )
             raise InvalidInput(
                 f"record {row} of batch {piece.batch.sequence} at {piece.batch.location!r} is not "
                 "UTF-8, and the schema wants value as STRING: read value as BINARY and decode it "
@@ -321,59 +286,49 @@ class _Values:
             ) from error
 
 
-class _Constant:
-    """One value on every row; consecutive pieces with the same value share the array."""
+class _Repeated:
+    """One value for each metadata range, or one for all rows, repeated on its rows.
 
-    def __init__(self, dtype: pa.DataType) -> None:
+    Consecutive pieces with the same single value share the array.
+    """
+
+    def __init__(
+        self, dtype: pa.DataType, values_of: Callable[[Piece, pa.DataType], list[Any]]
+    ) -> None:
         self._dtype = dtype
+        self._values_of = values_of
         self._value: Any = None
         self._array: pa.Array | None = None
 
-    def repeat(self, value: Any, count: int) -> pa.Array:
-        if self._array is None or self._value != value or len(self._array) < count:
-            self._value = value
-            self._array = pa.repeat(pa.scalar(value, self._dtype), count)
+    def build(self, piece: Piece) -> pa.Array:
+        values, count = self._values_of(piece, self._dtype), len(piece.values)
+        if len(values) > 1:
+            return piece.runs.expand(values, self._dtype)
+        if self._array is None or self._value != values[0] or len(self._array) < count:
+            self._value = values[0]
+            self._array = pa.repeat(pa.scalar(values[0], self._dtype), count)
         return self._array.slice(0, count)
 
 
-class _PerRange:
-    """One value for each metadata range, expanded to its rows."""
-
-    def __init__(self, dtype: pa.DataType) -> None:
-        self._dtype = dtype
-        self._constant = _Constant(dtype)
-
-    def build(self, piece: Piece) -> pa.Array:
-        values = self.values_of(piece)
-        if len(values) == 1:
-            return self._constant.repeat(values[0], piece.count)
-        return piece.runs.expand(values, self._dtype)
-
-    def values_of(self, piece: Piece) -> list[Any]:
-        raise NotImplementedError
+def _payloads(piece: Piece, dtype: pa.DataType) -> list[Any]:
+    payloads = [None if each is None else each.payload for each in piece.runs.values]
+    if not pa.types.is_string(dtype):
+        return payloads
+    try:
+        return [None if each is None else each.decode() for each in payloads]
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"metadata of batch {piece.batch.sequence} at {piece.batch.location!r} is not "
+            "UTF-8, and the schema wants it as STRING: read metadata as BINARY"
+        ) from error
 
 
-class _Payloads(_PerRange):
-    """The metadata payload of each record."""
-
-    def values_of(self, piece: Piece) -> list[Any]:
-        payloads = [None if each is None else each.payload for each in piece.runs.values]
-        if not pa.types.is_string(self._dtype):
-            return payloads
-        try:
-            return [None if each is None else each.decode() for each in payloads]
-        except UnicodeDecodeError as error:
-            raise InvalidInput(
-                f"metadata of batch {piece.batch.sequence} at {piece.batch.location!r} is not "
-                "UTF-8, and the schema wants it as STRING: read metadata as BINARY"
-            ) from error
-
-
-class _Times(_PerRange):
-    """The ingestion time of each record; null for one that Spark cannot hold."""
-
-    def values_of(self, piece: Piece) -> list[Any]:
-        return [_time_micros(each) for each in piece.runs.values]
+def _times(piece: Piece, _: pa.DataType) -> list[Any]:
+    """Microseconds since the Unix epoch; None for no time or one Spark cannot hold."""
+    times = (None if each is None else each.ingestion_time_ms for each in piece.runs.values)
+    return [
+        None if ms is None or not MIN_TIME_MS <= ms <= MAX_TIME_MS else ms * 1000 for ms in times
+    ]
 
 
 class _Indexes:
@@ -384,54 +339,24 @@ class _Indexes:
         self._counter: pa.Array | None = None
 
     def build(self, piece: Piece) -> pa.Array:
-        end = piece.begin + piece.count
+        end = piece.begin + len(piece.values)
         if self._counter is None or len(self._counter) < end:
             # Grown by doubling and sliced, so that counting costs nothing per batch.
             size = max(end, 2 * len(self._counter) if self._counter is not None else 1024)
             size = min(size, (1 << 31) - 1)
             ones = pa.repeat(pa.scalar(1, self._dtype), size)
             self._counter = pc.cumulative_sum(ones, start=pa.scalar(-1, self._dtype))
-        return self._counter.slice(piece.begin, piece.count)
-
-
-class _OfBatch:
-    """A value that all rows of a batch share."""
-
-    def __init__(self, dtype: pa.DataType, value_of: Callable[[Piece], Any]) -> None:
-        self._constant = _Constant(dtype)
-        self._value_of = value_of
-
-    def build(self, piece: Piece) -> pa.Array:
-        return self._constant.repeat(self._value_of(piece), piece.count)
+        return self._counter.slice(piece.begin, len(piece.values))
 
 
 COLUMN_BUILDERS: dict[str, Callable[[pa.DataType], ColumnBuilder]] = {
     "value": _Values,
-    "metadata": _Payloads,
-    "partition": lambda dtype: _OfBatch(dtype, lambda piece: piece.partition),
-    "sequence": lambda dtype: _OfBatch(dtype, lambda piece: piece.batch.sequence),
+    "metadata": lambda dtype: _Repeated(dtype, _payloads),
+    "partition": lambda dtype: _Repeated(dtype, lambda piece, _: [piece.partition]),
+    "sequence": lambda dtype: _Repeated(dtype, lambda piece, _: [piece.batch.sequence]),
     "index": _Indexes,
-    "ingestion_time": _Times,
-    "location": lambda dtype: _OfBatch(dtype, lambda piece: piece.batch.location),
+    "ingestion_time": lambda dtype: _Repeated(dtype, _times),
+    "location": lambda dtype: _Repeated(dtype, lambda piece, _: [piece.batch.location]),
     "record_index": _Indexes,
 }
 """Makes the builder of a column for one of its Arrow types."""
-
-
-def _time_micros(metadata: Metadata | None) -> int | None:
-    """Microseconds since the Unix epoch, or None for no time or one Spark cannot hold."""
-    if metadata is None or not MIN_TIME_MS <= metadata.ingestion_time_ms <= MAX_TIME_MS:
-        return None
-    return metadata.ingestion_time_ms * 1000
-
-
-def _first_invalid(values: pa.Array, dtype: pa.DataType) -> int:
-    low, high = 0, len(values)
-    while high - low > 1:
-        middle = (low + high) // 2
-        try:
-            values.slice(low, middle - low).cast(dtype)
-            low = middle
-        except pa.ArrowInvalid:
-            high = middle
-    return low

@@ -36,17 +36,11 @@ from opendata_buffer.values import Decoder, ValueOptions
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a buffer.
+    """A column of a buffer."""
 
-    Attributes:
-        types: Types that a user schema may ask for, the default first.
-        nullable: Whether rows that no metadata range covers have null there.
-        by_default: Whether a read without ``.schema(...)`` has it.
-    """
-
-    types: tuple[type[DataType], ...]
-    nullable: bool = False
-    by_default: bool = True
+    types: tuple[type[DataType], ...]  # That a user schema may ask for, the default first.
+    nullable: bool = False  # Whether rows that no metadata range covers have null there.
+    by_default: bool = True  # Whether a read without ``.schema(...)`` has it.
 
 
 COLUMNS: dict[str, Column] = {
@@ -58,8 +52,7 @@ COLUMNS: dict[str, Column] = {
     "index": Column((IntegerType,)),
     "ingestion_time": Column((TimestampType,), nullable=True),
     "location": Column((StringType,), by_default=False),
-    # The same as "index", which Python's `row.index` does not reach: a Row is a tuple, and
-    # tuple.index is a method.
+    # The same as "index", for Python: `row.index` is a method, as a Row is a tuple.
     "record_index": Column((IntegerType,), by_default=False),
 }
 """The columns by name, in the order of a read without ``.schema(...)``."""
@@ -92,12 +85,7 @@ def default_schema(include_location: bool = False, topic: bool = False) -> Struc
 
 
 def check_schema(schema: StructType, values: ValueOptions | None = None) -> None:
-    """Accept any subset of the columns in any order; with ``values`` also fields of records.
-
-    Raises:
-        InvalidInput: An unknown column, a repeated one, one of another type, or NOT NULL for
-            one that may be null.
-    """
+    """Refuse other than a subset of the columns; with ``values`` also fields of records."""
     if values is not None:
         _check_typed_schema(schema, values)
         return
@@ -139,7 +127,7 @@ def record_schema(arrow: pa.Schema) -> pa.Schema:
     return pa.schema([each for each in arrow if each.name not in OWN])
 
 
-def meant_as_own(name: str) -> str | None:
+def own_column_like(name: str) -> str | None:
     """The buffer's column that a name stands for, or nearly; None for a field of records."""
     if not name.startswith("_"):
         return None
@@ -148,11 +136,7 @@ def meant_as_own(name: str) -> str | None:
 
 
 def check_not_inferred(schema: StructType) -> None:
-    """Refuse an inferred schema for a stream: after a restart other records may be queued.
-
-    Raises:
-        InvalidInput: It names the line to add.
-    """
+    """Refuse an inferred schema for a stream: after a restart other records may be queued."""
     for field in schema.fields:
         line = (field.metadata or {}).get(INFERRED)
         if line is not None:
@@ -179,24 +163,18 @@ def _check_typed_schema(schema: StructType, options: ValueOptions) -> None:
         own = OWN.get(field.name)
         if own is None:
             _check_field(field.name, field.dataType, field.nullable)
-            if field.name != options.corrupt_column:
-                _check_not_own(field.name)
+            near = own_column_like(field.name)
+            if near is not None and field.name != options.corrupt_column:
+                raise InvalidInput(
+                    f"schema has the column {field.name!r}: did you mean {near!r}? The columns of "
+                    f"a buffer are {', '.join(OWN)}"
+                )
             continue
         column = COLUMNS[own]
         _check_type(field, column)
         if column.nullable and not field.nullable:
             _check_field(field.name, field.dataType, field.nullable)
     Decoder(record_schema(arrow_schema(schema)), options)
-
-
-def _check_not_own(name: str) -> None:
-    """Refuse a field with nearly the name of a buffer's column."""
-    own = meant_as_own(name)
-    if own is not None:
-        raise InvalidInput(
-            f"schema has the column {name!r}: did you mean {own!r}? The columns of a buffer are "
-            f"{', '.join(OWN)}"
-        )
 
 
 def _check_field(name: str, dtype: DataType, nullable: bool) -> None:

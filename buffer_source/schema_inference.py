@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
 from buffer_source.micro_batch_stream import SourcePartitions
 from buffer_source.options import SourceOptions
-from buffer_source.queue_cursor import Retrying, no_queue, read_only
-from buffer_source.schema import INFERRED, meant_as_own
+from buffer_source.queue_cursor import manifest_of
+from buffer_source.schema import INFERRED, own_column_like
 from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.errors import InvalidInput, PoisonBatch
-from opendata_buffer.retry import queue_retry
+from opendata_buffer.retry import Retries, queue_retry
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.values import CSV, ValueOptions, infer
@@ -24,19 +23,10 @@ from opendata_buffer.values import CSV, ValueOptions, infer
 log = logging.getLogger(__name__)
 
 BATCHES = 8
-RECORDS = 1000
-"""Of each batch that is looked at."""
+"""Batches of a sample, over all partitions."""
 
-_NAMES = {
-    pa.bool_(): "BOOLEAN",
-    pa.int64(): "BIGINT",
-    pa.float64(): "DOUBLE",
-    pa.string(): "STRING",
-    pa.date32(): "DATE",
-    pa.timestamp("us", "UTC"): "TIMESTAMP",
-    pa.timestamp("us"): "TIMESTAMP_NTZ",
-}
-"""What Spark calls the types of inferred columns, other than of arrays and structs."""
+RECORDS = 1000
+"""Records of each of them."""
 
 
 def infer_schema(
@@ -67,22 +57,18 @@ def infer_schema(
         )
     ddl = ", ".join(f"{_name(each.name)} {_ddl(each.type)}" for each in schema)
     log.warning("columns were inferred from %d records: .schema(%r)", len(records), ddl)
-    line = {INFERRED: ddl}
+    inferred = from_arrow_schema(schema, prefer_timestamp_ntz=True).fields
     return StructType(
-        [_marked(each.jsonValue(), line) for each in from_arrow_schema(schema).fields]
+        [StructField(each.name, each.dataType, each.nullable, {INFERRED: ddl}) for each in inferred]
     )
 
 
 def _without_own(schema: pa.Schema, values: ValueOptions) -> pa.Schema:
-    """Without fields whose names stand for columns of a buffer.
-
-    Raises:
-        InvalidInput: It is a column of CSV.
-    """
+    """Without fields whose names stand for columns of a buffer; of CSV such a field is refused."""
     left_out = {
         each: own
         for each in schema.names
-        if each != values.corrupt_column and (own := meant_as_own(each)) is not None
+        if each != values.corrupt_column and (own := own_column_like(each)) is not None
     }
     if left_out and values.format == CSV:  # Its fields are known by their places only.
         name = next(iter(left_out))
@@ -111,30 +97,20 @@ def _ddl(dtype: pa.DataType) -> str:
     if pa.types.is_struct(dtype):
         members = ", ".join(f"{_name(each.name)}: {_ddl(each.type)}" for each in dtype)
         return f"STRUCT<{members}>"
-    return _NAMES[dtype]
-
-
-def _marked(field: dict[str, Any], metadata: dict[str, str]) -> Any:
-    return StructField.fromJson({**field, "metadata": metadata})
+    return from_arrow_type(dtype, prefer_timestamp_ntz=True).simpleString().upper()
 
 
 def _records(
-    options: SourceOptions,
-    store: Store,
-    runtime: Runtime,
-    count: int,
-    retrying: Retrying,
+    options: SourceOptions, store: Store, runtime: Runtime, count: int, retrying: Retries
 ) -> list[bytes]:
-    manifest = read_only(options, store, runtime).find()
-    if manifest is None:
-        if options.create_if_missing:
-            return []
-        raise no_queue(options, store)
-    entries = manifest.entries()
-    picked = entries if len(entries) <= count else entries[: count // 2] + entries[-(count // 2) :]
+    """The first records of some batches of one queue, the oldest and the newest."""
+    manifest = manifest_of(options, store, runtime)
+    entries = [] if manifest is None else list(manifest.entries())
+    if len(entries) > count:
+        entries = entries[: count // 2] + entries[-(count // 2) :]
     handle = FetchHandle.of(options.consumer, store=store)
     records: list[bytes] = []
-    for entry in picked:
+    for entry in entries:
         try:
             batch = retrying(handle.fetch_arrow, BatchDescriptor.of(entry))
         except PoisonBatch as error:

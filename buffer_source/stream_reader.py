@@ -1,13 +1,9 @@
 """The streaming source as Spark calls it: JSON offsets in, JSON offsets and partitions out.
 
 For each source of a query Spark makes one reader in a process of its own beside the driver,
-which lives as long as the query runs, and another that it pickles into every task. Neither does
-anything when it is made.
-
-A DataFrame that is used several times in a union is one source; one that is joined with itself
-is two, since Spark renames the columns of one side. Two sources are two processes, and Spark
-tells neither which query it belongs to: they cannot be told from two queries, so the queue, which
-has one consumer, fences the first.
+which lives as long as the query runs, and another that it pickles into every task. A DataFrame
+that is joined with itself is two sources, and neither learns which query it belongs to: the
+second one fences the first, as another query would.
 """
 
 from __future__ import annotations
@@ -50,12 +46,7 @@ if TYPE_CHECKING:
 
 
 class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Streams a buffer, each batch once.
-
-    Args:
-        options: Parsed options.
-        schema: Columns wanted: any subset, in any order.
-    """
+    """Streams a buffer, each batch once."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         options.check_stream()
@@ -86,17 +77,12 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read what is queued now and stop."""
-        with _explained():
+        with _with_advice():
             self._stream().prepare_available_now()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next micro-batch; ``start`` itself when nothing waits.
-
-        Raises:
-            OpenDataBufferError: As
-                :meth:`buffer_source.micro_batch_stream.MicroBatchStream.latest_offset`.
-        """
-        with _explained():
+        """The end of the next micro-batch; ``start`` itself when nothing waits."""
+        with _with_advice():
             position = SourceOffset.from_json(start)
             # Given back only where no limit is set, or by Trigger.Once, which has none.
             unlimited = isinstance(limit, ReadAllAvailable)
@@ -108,13 +94,8 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._stream().report()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of a micro-batch; a replay gets the same ones.
-
-        Raises:
-            OpenDataBufferError: As
-                :meth:`buffer_source.micro_batch_stream.MicroBatchStream.plan_input_partitions`.
-        """
-        with _explained():
+        """The tasks of a micro-batch; a replay gets the same ones."""
+        with _with_advice():
             until = SourceOffset.from_json(end)
             if until is None:
                 return []
@@ -128,12 +109,8 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_batches(self._options, self._schema, batches)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """The batches before ``end`` may leave the queue.
-
-        Raises:
-            Fenced: Another consumer took the queue.
-        """
-        with _explained():
+        """The batches before ``end`` may leave the queue."""
+        with _with_advice():
             position = SourceOffset.from_json(end)
             if position is not None:
                 self._stream().commit(position)
@@ -152,7 +129,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _with_advice() -> Iterator[None]:
     """Add to an error of the library what it means in a query."""
     try:
         yield

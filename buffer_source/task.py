@@ -1,8 +1,8 @@
 """What a task does on an executor: download ahead, decode, cut into record batches.
 
-A task also adds the query's id to the note of the queue's consumer, for ``opendata-buffer
-owner``: the process that claims the queue is not told which query it belongs to, and the tasks of
-a micro-batch are.
+A task also adds the query's id to the info about the queue's consumer, for ``opendata-buffer
+status``: Spark tells the id to the tasks of a micro-batch, and not to the process that claims the
+queue.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,6 @@ from opendata_buffer.quarantine import quarantine
 from opendata_buffer.queue.consumer_info import add_query_id, read_consumer_info
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:
@@ -40,47 +38,37 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NOTE_INTERVAL_S = 60.0
-"""Least time between two notes of one query by one process."""
+RECORD_INTERVAL_S = 60.0
+"""Least time between two records of one query's id by one process."""
 
 
-class QueryNotes:
-    """Adds queries to notes, in the background and at most once a minute."""
+class QueryIdRecorder:
+    """Adds ids of queries to consumer infos, in the background and at most once a minute."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._at: dict[tuple[str, str, str], float] = {}
 
     def add(self, config: QueueConfig, query: str) -> None:
-        """Note that a task of this query reads this queue. Returns at once, and raises nothing."""
+        """A task of this query reads this queue. Returns at once, and raises nothing."""
         key = config.store, config.manifest_path, query
         now = self._runtime.monotonic()
-        if now - self._at.get(key, -NOTE_INTERVAL_S) < NOTE_INTERVAL_S:
+        if now - self._at.get(key, -RECORD_INTERVAL_S) < RECORD_INTERVAL_S:
             return
         self._at[key] = now
 
-        def note() -> None:
+        def record() -> None:
             try:
                 store = open_store(config.store, config.store_options)
-                note_query(store, config, self._runtime, query)
+                info = read_consumer_info(store, config, self._runtime)
+                # The last task of a fenced query may name itself in its successor's info: nothing
+                # but the display depends on it.
+                if info is not None and info.program == PROGRAM and not info.query:
+                    add_query_id(store, config, self._runtime, info.epoch, query)
             except OpenDataBufferError as error:
-                log.debug("the query was not noted beside the queue: %s", error)
+                log.debug("the query's id was not recorded beside the queue: %s", error)
 
-        self._runtime.spawn(note, "opendata-buffer-note")
-
-
-def note_query(store: Store, config: QueueConfig, runtime: Runtime, query: str) -> None:
-    """Add the query to a note of the source's that names no query yet.
-
-    A last task of a query that was fenced could be named in its successor's note: nothing but
-    the display depends on it.
-
-    Raises:
-        CorruptData, StorageError: The note could not be read.
-    """
-    holder = read_consumer_info(store, config, runtime)
-    if holder is not None and holder.program == PROGRAM and not holder.query:
-        add_query_id(store, config, runtime, holder.epoch, query)
+        self._runtime.spawn(record, "opendata-buffer-query-id")
 
 
 def read_batches(
@@ -98,13 +86,13 @@ def read_batches(
         InvalidInput: A STRING column was asked for and a record is not UTF-8.
         MalformedRecord: A record does not fit the schema, and mode is FAILFAST.
     """
-    _note_query(options, descriptors)
+    _record_query_id(options, descriptors)
     builder = RowBuilder(schema, options.values)
     for batch, records in _readable(options, descriptors):
         try:
             yield from builder.pieces(records, batch.partition, batch.rows(records.count))
         except PoisonBatch as error:
-            options.goes_on_without(error)  # Most faults show here: the error names the option.
+            options.tolerates(error)  # Most faults show here: the error names the option.
             raise
         del records  # or its memory is not free while the next one is decoded
 
@@ -122,98 +110,81 @@ def _readable(
         for name in {each.partition for each in descriptors}
     }
 
-    def fetch(descriptor: BatchDescriptor) -> _Fetched:
+    def fetch(descriptor: BatchDescriptor) -> PooledBatch | PoisonBatch:
         assert isinstance(descriptor, PartitionBatch)
         try:
-            stored: PooledBatch = retrying(handles[descriptor.partition].fetch_pooled, descriptor)
-            return _Fetched(descriptor, stored)
+            return retrying(handles[descriptor.partition].fetch_pooled, descriptor)
         except PoisonBatch as error:
-            if not options.goes_on_without(error):
+            if not options.tolerates(error):
                 raise
-            return _Fetched(descriptor, error=error)
+            return error
 
-    def pass_by(fetched: _Fetched, error: PoisonBatch) -> None:
+    def pass_by(batch: PartitionBatch, stored: PooledBatch | None, error: PoisonBatch) -> None:
         if isinstance(error, BatchMissing):
             log.warning("data loss allowed: %s", error)
             return
-        name = fetched.descriptor.partition
-        own = options if name == ONLY else options.of_partition(name)
+        own = _options_of(options, batch)
         report = retrying(
             quarantine,
             open_store(own.queue.store, own.queue.store_options),
             own.queue.data_path_prefix,
-            fetched.descriptor if fetched.stored is None else fetched.stored,
+            batch if stored is None else stored,
             error,
             runtime=runtime,
             query=_query_id(),
             allow_foreign_locations=own.allow_foreign_locations,
         )
-        if fetched.descriptor.part == 0:  # of several tasks that share it, one counts it
+        if batch.part == 0:  # of several tasks that share it, one counts it
             metrics.batches_quarantined.add(1)
         log.warning("batch is in quarantine as %s and passed by: %s", report.id, error)
 
-    stored = fetch_many(
+    fetches = fetch_many(
         fetch,
         descriptors,
         concurrency=options.fetch_concurrency,
         max_in_flight_bytes=options.max_in_flight_bytes,
         runtime=runtime,
-        adaptive=_pace(options),
+        size_of=lambda each: 0 if isinstance(each, PoisonBatch) else each.nbytes,
+        adaptive=_adaptive_concurrency(options),
     )
-    with closing(stored):
-        for fetched in stored:
-            if fetched.stored is None:
-                assert fetched.error is not None
-                pass_by(fetched, fetched.error)
+    with closing(fetches):
+        for batch in descriptors:
+            fetched = next(fetches)
+            if isinstance(fetched, PoisonBatch):
+                pass_by(batch, None, fetched)
                 continue
-            batch = fetched.descriptor
             try:
                 records = handles[batch.partition].records(
-                    fetched.stored, ARRAY_BYTES, check_first=options.checks_first
+                    fetched, ARRAY_BYTES, check_first=options.checks_whole_batch
                 )
             except PoisonBatch as error:
-                if not options.goes_on_without(error):
+                if not options.tolerates(error):
                     raise
-                pass_by(fetched, error)
+                pass_by(batch, fetched, error)
                 continue
             del fetched  # or it would live beside the budget while the next is fetched
             yield batch, records
             del records
 
 
-@dataclass(frozen=True, slots=True)
-class _Fetched:
-    """A batch as stored, or why it could not be fetched and is to be passed by."""
-
-    descriptor: PartitionBatch
-    stored: PooledBatch | None = None
-    error: PoisonBatch | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """What counts for the budget of downloads."""
-        return 0 if self.stored is None else self.stored.nbytes
+_recorder = QueryIdRecorder(SystemRuntime())
 
 
-_notes = QueryNotes(SystemRuntime())
-
-
-def _note_query(options: SourceOptions, descriptors: Sequence[PartitionBatch]) -> None:
+def _record_query_id(options: SourceOptions, descriptors: Sequence[PartitionBatch]) -> None:
     query = _query_id()
     if query and descriptors and options.acknowledge:
-        name = descriptors[0].partition
-        _notes.add((options if name == ONLY else options.of_partition(name)).queue, query)
+        _recorder.add(_options_of(options, descriptors[0]).queue, query)
 
 
 def _query_id() -> str:
     """The id of the streaming query this task belongs to; empty in a batch read."""
-    return _property("sql.streaming.queryId") or ""
-
-
-def _property(name: str) -> str | None:
-    """What the driver told this task; None outside of Spark, or where it told nothing."""
     context = TaskContext.get()
-    return None if context is None else context.getLocalProperty(name)
+    return "" if context is None else context.getLocalProperty("sql.streaming.queryId") or ""
+
+
+def _options_of(options: SourceOptions, batch: PartitionBatch) -> SourceOptions:
+    """What the query asked for, with the queue of the batch."""
+    return options if batch.partition == ONLY else options.of_partition(batch.partition)
 
 
 @lru_cache(maxsize=32)
@@ -223,6 +194,6 @@ def _handle(options: SourceOptions) -> FetchHandle:
 
 
 @lru_cache(maxsize=32)
-def _pace(options: SourceOptions) -> AdaptiveConcurrency:
-    """What the tasks of a worker process have learnt about the store."""
+def _adaptive_concurrency(options: SourceOptions) -> AdaptiveConcurrency:
+    """How many downloads at once the tasks of a worker process found to be best for the store."""
     return _handle(options).adaptive_concurrency()

@@ -6,9 +6,8 @@ it first, so that no record is given up without a copy::
     <prefix>/_quarantine/<id>.object   the bytes of the batch object, unchanged
     <prefix>/_quarantine/<id>.json     the report: which batch, what was wrong, when, found by whom
 
-The id is made of the batch's sequence and location, so a Spark task that is retried writes the same
-two objects again. The object is written before its report: if there is a report, the copy is
-complete. Neither is named like a batch, so no collector of this library deletes them.
+A task that is retried writes the same two objects again. The object is written before its report:
+if there is a report, the copy is complete. No collector of this library deletes them.
 """
 
 from __future__ import annotations
@@ -47,48 +46,31 @@ class Entry(Protocol):
     @property
     def sequence(self) -> int:
         """Its place in the queue."""
-        ...
 
     @property
     def location(self) -> str:
         """Key of its object."""
-        ...
 
     @property
     def metadata(self) -> tuple[Metadata, ...]:
         """Its ranges of metadata."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuarantineReport:
-    """The report of one batch in quarantine.
+    """The report of one batch in quarantine."""
 
-    Attributes:
-        id: Names the batch in the quarantine: ``<sequence>-<12 hex digits of its location>``.
-        sequence: Its position in the queue.
-        location: Key of the batch object that the queue named.
-        copied_bytes: Size of the copy; None when there was no object, or none that may be read.
-        error: Why the batch could not be delivered.
-        query: What found it, such as a Spark query's id; empty for a command.
-        time: When it was found, ISO 8601 in UTC, by the clock of the process that found it.
-        metadata: Ranges of records with their ingestion time and payload, from the queue entry.
-        restored_location: The batch object that a restore made of the copy; None before.
-        restored_after: The queue's next sequence before that restore; None before.
-        restored_sequence: Sequence of the restored batch; None until the append is confirmed.
-    """
-
-    id: str
+    id: str  # <sequence>-<12 hex digits of its location>
     sequence: int
-    location: str
-    copied_bytes: int | None
-    error: str
-    query: str
-    time: str
-    metadata: tuple[Metadata, ...] = ()
-    restored_location: str | None = None
-    restored_after: int | None = None
-    restored_sequence: int | None = None
+    location: str  # key of the batch object that the queue named
+    copied_bytes: int | None  # None when there was no object, or none that may be read
+    error: str  # why the batch could not be delivered
+    query: str  # what found it, such as a Spark query's id; empty for a command
+    time: str  # when it was found, ISO 8601 in UTC, by the clock of the process that found it
+    metadata: tuple[Metadata, ...] = ()  # from the queue entry
+    restored_location: str | None = None  # the batch object that a restore made of the copy
+    restored_after: int | None = None  # the queue's next sequence before that restore
+    restored_sequence: int | None = None  # None until the append is confirmed
 
     def as_json(self) -> dict[str, Any]:
         """All fields; payloads of metadata in base64."""
@@ -118,15 +100,11 @@ def quarantine(
     query: str = "",
     allow_foreign_locations: bool = False,
 ) -> QuarantineReport:
-    """Copy a batch's object and write the report. Idempotent.
+    """Copy a batch's object and write the report. A batch keeps its first report and copy.
 
-    The batch stays queued, and its object where it is. A batch that is already in quarantine keeps
-    its first report and copy.
-
-    Args:
-        allow_foreign_locations: Copy an object outside the data prefix, too. Without it only the
-            report is written: a forged manifest could otherwise have any object of the bucket
-            copied to where more people may read (failure F23).
+    Of an object outside the data prefix only the report is written, unless
+    ``allow_foreign_locations`` is true: a forged manifest could otherwise have any object of the
+    bucket copied to where more people may read (failure F23).
 
     Raises:
         InvalidInput: The object has more than 1 GiB; nothing was written.
@@ -166,8 +144,7 @@ def list_quarantine(
 ) -> list[QuarantineReport]:
     """All reports below a data prefix, by sequence.
 
-    Args:
-        unreadable: Called with the error of each report that cannot be read; None raises it.
+    ``unreadable`` is called with the error of each report that cannot be read; None raises it.
     """
 
     def read(name: str) -> QuarantineReport | CorruptData | None:
@@ -218,21 +195,14 @@ def write_report(store: Put, data_path_prefix: str, report: QuarantineReport) ->
 
 def read_copy(store: Get, data_path_prefix: str, report: QuarantineReport) -> bytes:
     """The copied object's bytes."""
-    key = _key(data_path_prefix, report.id, "object")
-    got = store.get(key, max_bytes=MAX_OBJECT_BYTES)
-    assert isinstance(got, Blob)
-    return got.data
+    return _bytes_at(store, _key(data_path_prefix, report.id, "object"))
 
 
 def _report(fields: Fields) -> QuarantineReport:
     return QuarantineReport(
-        id=fields.text("id"),
+        **{name: fields.text(name) for name in ("id", "location", "error", "query", "time")},
         sequence=fields.number("sequence"),
-        location=fields.text("location"),
         copied_bytes=fields.number("copied_bytes", None),
-        error=fields.text("error"),
-        query=fields.text("query"),
-        time=fields.text("time"),
         metadata=tuple(map(_metadata, fields.objects("metadata"))),
         restored_location=fields.text("restored_location", None),
         restored_after=fields.number("restored_after", None),
@@ -252,7 +222,7 @@ def _metadata(fields: Fields) -> Metadata:
 def _read(store: Get, entry: Entry) -> bytes | None:
     """The object's bytes; None when there is no such object, or its key is invalid."""
     try:
-        got = store.get(entry.location, max_bytes=MAX_OBJECT_BYTES)
+        return _bytes_at(store, entry.location)
     except (ObjectNotFound, InvalidInput):
         return None
     except CorruptData as error:
@@ -260,6 +230,10 @@ def _read(store: Get, entry: Entry) -> bytes | None:
             f"batch {entry.sequence} at {entry.location!r} is too large to be copied to the "
             f"quarantine: {error}. Copy it yourself, delete it, and try again"
         ) from error
+
+
+def _bytes_at(store: Get, key: str) -> bytes:
+    got = store.get(key, max_bytes=MAX_OBJECT_BYTES)
     assert isinstance(got, Blob)
     return got.data
 

@@ -3,9 +3,9 @@
 A record is read by the standard of its format into the types of a schema. A record that does not
 fit is malformed as a whole: its columns are null, and the column for corrupt records has its text.
 
-Arrow reads a text and not an array, so records are joined. Arrow's readers pass over an empty
-record, make two rows of ``{"a":1}{"b":2}``, and go on in the next record where an object or a quote
-was left open. Each text therefore has marks that prove that every record is exactly one row, see
+Arrow reads a text and not an array, so records are joined. Arrow's readers skip an empty record,
+make two rows of ``{"a":1}{"b":2}``, and go on in the next record where an object or a quote was
+left open. Each text therefore has marks that prove that every record is exactly one row, see
 :class:`_JsonReader` and :class:`_CsvReader`. A text that Arrow refuses, or that has its marks
 elsewhere, is read again in parts, down to single records.
 """
@@ -32,14 +32,14 @@ JSON, CSV = "json", "csv"
 PERMISSIVE, DROPMALFORMED, FAILFAST = "PERMISSIVE", "DROPMALFORMED", "FAILFAST"
 
 _TEXT_BYTES = 4 << 20
-"""Of records in a text, unless a single one has more: all that is read again because of one."""
+"""Of records in a text, unless a single one has more: all are read again because of one."""
 
 _INFERRED_AT_ONCE = 256
 """Records in a text. Objects with ids for names take memory by the square of this."""
 
 _MOST_LEVELS = 50
-"""Of nested objects and arrays in types. Arrow sends Spark no more than 64, and overflows the stack
-of the process where it infers the type of a record with a hundred thousand."""
+"""Of nested types. Arrow sends Spark no more than 64, and overflows the process's stack where it
+infers the type of a record with a hundred thousand."""
 
 _TYPES = {
     pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(),
@@ -100,8 +100,7 @@ class Decoder:
     """Reads records into the columns of one schema; made once, used for many arrays of records.
 
     Args:
-        schema: The columns, in their order. The column for corrupt records is filled if the schema
-            has it, and is of type string.
+        schema: The columns, in their order. That for corrupt records may be among them.
         options: How to read.
 
     Raises:
@@ -113,9 +112,8 @@ class Decoder:
         self.schema = schema
         self._corrupt = options.corrupt_column
         self._fields = [each for each in schema if each.name != self._corrupt]
-        names = [each.name for each in schema]
         for each in schema:
-            if names.count(each.name) > 1:
+            if schema.names.count(each.name) > 1:
                 raise InvalidInput(f"schema has the column {each.name!r} twice")
             if each.name == self._corrupt and not pa.types.is_string(each.type):
                 raise InvalidInput(
@@ -159,9 +157,11 @@ class Decoder:
         return Columns(columns, malformed, headers)
 
     def _read(self, texts: pa.BinaryArray) -> list[pa.Array]:
-        columns = [column.chunk(0) for column in self._reader.read(texts).columns]
-        types = [each.type for each in self._fields]
-        return [_converted(column, dtype) for column, dtype in zip(columns, types, strict=True)]
+        columns = self._reader.read(texts).columns
+        return [
+            _converted(column.chunk(0), field.type)
+            for column, field in zip(columns, self._fields, strict=True)
+        ]
 
 
 class _JsonReader:
@@ -169,12 +169,9 @@ class _JsonReader:
 
     A row has the mark if its object begins where a record begins. A text with as many rows as
     records, all with the mark, has one row of each record: a record that swallows the next one
-    takes its mark away, and what comes behind an object in the same record has none. No record
-    knows the name. The text never begins with ``null``, which Arrow's reader crashes of when it is
-    the first value; within a text it is a row without a mark.
-
-    Args:
-        types: Of the columns, by name. None: they are inferred.
+    takes its mark away, and a second object in one record has none. Records cannot guess the name.
+    The text never begins with ``null``, which as the first value crashes Arrow's reader; within a
+    text it is a row without a mark. Without types, those of the columns are inferred.
     """
 
     def __init__(self, types: dict[str, pa.DataType] | None) -> None:
@@ -187,7 +184,7 @@ class _JsonReader:
         )
 
     def unusual(self, values: pa.BinaryArray) -> pa.BooleanArray:
-        """Which records :meth:`trimmed` has to look at before they are read with others."""
+        """Which records need :meth:`trimmed` before they are read with others."""
         # Before the comma behind the mark's value there is a name, unless the object is empty.
         return pc.invert(pc.starts_with(values, '{"'))
 
@@ -212,24 +209,19 @@ class _JsonReader:
 
 
 class _CsvReader:
-    """Lines, and a last one whose fields are all null.
+    """Lines, and a last one whose fields are all null; methods as of :class:`_JsonReader`.
 
     Records without line ends are as many rows as lines, unless a quote or an escape takes a line
     end into a field: then there are fewer rows. A record that has a line end is read alone; then
-    the last row has values if the record's quotes reached it.
-
-    Args:
-        count: How many columns there are.
-        types: Of the columns, in their order. None: they are inferred.
-        options: How to read.
+    the last row has values if the record's quotes reached it. Without types, those of the
+    ``count`` columns are inferred.
     """
 
     def __init__(self, count: int, types: list[pa.DataType] | None, options: ValueOptions) -> None:
         null = f"null-{secrets.token_hex(8)}"
         self.placeholder = options.sep.join([null] * count).encode()
-        # Columns by their places: two of a header may have one name.
-        names = [str(place) for place in range(count)]
-        self._names = names
+        # Columns by number: two of a header may have one name.
+        self._names = [str(number) for number in range(count)]
         self._parsing = pa.csv.ParseOptions(
             delimiter=options.sep,
             quote_char=options.quote or False,
@@ -240,22 +232,19 @@ class _CsvReader:
         )
         self._conversion = pa.csv.ConvertOptions(
             check_utf8=False,
-            column_types=dict(zip(names, types, strict=True)) if types else None,
+            column_types=dict(zip(self._names, types, strict=True)) if types else None,
             null_values=[options.null_value, null],
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
         )
 
     def unusual(self, values: pa.BinaryArray) -> pa.BooleanArray:
-        """Which records :meth:`trimmed` has to look at before they are read with others."""
         return pc.or_(pc.ends_with(values, "\n"), pc.ends_with(values, "\r"))
 
     def trimmed(self, record: bytes) -> bytes:
-        """The record as it is read with others: without its line end."""
         return record.removesuffix(b"\n").removesuffix(b"\r")
 
     def read(self, texts: pa.BinaryArray) -> pa.Table:
-        """One row for each record; raises ValueError if a record is not surely one row."""
         lines = pc.binary_join_element_wise(texts, b"", b"\n").buffers()[2].to_pybytes()
         if len(texts) > 1 and (lines.count(b"\n") != len(texts) or b"\r" in lines):
             raise ValueError("a record has a line end")
@@ -298,10 +287,9 @@ def _readable(
 def _halved(
     texts: pa.BinaryArray, read: Callable[[pa.BinaryArray], _Found], begin: int, end: int
 ) -> Iterator[tuple[int, _Found | str]]:
-    """What records [begin, end) are read as: all at once or, where that fails, in parts.
+    """Read records [begin, end): all at once or, where that fails, in parts.
 
-    Yields the index of a record, and what it and some behind it were read as; of a malformed record
-    why it is.
+    Yields the index of a part's first record, and what was read; of a malformed record the reason.
     """
     part = texts.slice(begin, end - begin)
     cuts = {(begin + end) // 2}
@@ -323,7 +311,7 @@ def _halved(
 
 
 def _check_type(name: str, dtype: pa.DataType, value_format: str, level: int = 1) -> None:
-    """Refuse a type that records are not read into; raises InvalidInput."""
+    """Refuse, by InvalidInput, a type that records are not read into."""
     types = pa.types
     if value_format == JSON and level < _MOST_LEVELS:
         if types.is_struct(dtype):
@@ -353,7 +341,7 @@ def _read_type(dtype: pa.DataType) -> pa.DataType:
         return pa.struct([pa.field(each.name, _read_type(each.type)) for each in dtype])
     if types.is_list(dtype):
         return pa.list_(dtype.value_field.with_type(_read_type(dtype.value_type)))
-    # The readers do not tell times with a zone from those without, dates they read as numbers.
+    # The readers do not distinguish times with and without a zone, and read dates as numbers.
     if types.is_date(dtype) or types.is_timestamp(dtype) or types.is_binary(dtype):
         return pa.string()
     return dtype
@@ -395,10 +383,8 @@ def infer(records: pa.BinaryArray, options: ValueOptions) -> pa.Schema:
 
     Texts of JSON stay texts. A field that is null in all records is a text, and a field without a
     name is left out. Of two types that do not go together JSON has the first one, and CSV a text.
-
-    Returns:
-        The columns in the order in which they were found, and behind them the column for corrupt
-        records, if the mode is ``PERMISSIVE``. Empty if no record shows a column.
+    If the mode is ``PERMISSIVE``, the column for corrupt records is the last one. The schema is
+    empty if no record shows a column.
     """
     reader: _CsvReader | _JsonReader
     names: list[str] | None = None
@@ -418,9 +404,9 @@ def infer(records: pa.BinaryArray, options: ValueOptions) -> pa.Schema:
             if not isinstance(part, str):
                 table = part.rename_columns(names or part.column_names)
                 merged = _merged(merged, pa.struct(list(table.schema)), options.format)
-    settled = _settled(merged, options.format) or pa.struct([])
+    found = _column_type(merged, options.format) or pa.struct([])
     # A record may have a field of that name; the column is for the text of records.
-    fields = [each for each in settled if each.name != options.corrupt_column]
+    fields = [each for each in found if each.name != options.corrupt_column]
     if fields and options.mode == PERMISSIVE:
         fields.append(pa.field(options.corrupt_column, pa.string()))
     return pa.schema(fields)
@@ -440,12 +426,12 @@ def _csv_names(records: pa.BinaryArray, options: ValueOptions) -> tuple[list[str
         fields = next(parser, [])
     except csv.Error:
         fields = []
-    names = [f"_c{place}" for place in range(max(1, len(fields)))]
+    names = [f"_c{number}" for number in range(max(1, len(fields)))]
     if options.header and fields:
         records = records.filter(pc.not_equal(records, records[0]))
-        for place, name in enumerate(fields):
-            if name not in ("", options.corrupt_column, *names[:place]):
-                names[place] = name
+        for number, name in enumerate(fields):
+            if name not in ("", options.corrupt_column, *names[:number]):
+                names[number] = name
     return names, records
 
 
@@ -477,16 +463,16 @@ def _merged(one: pa.DataType, other: pa.DataType, value_format: str) -> pa.DataT
     return one if value_format == JSON else pa.string()
 
 
-def _settled(dtype: pa.DataType, value_format: str) -> pa.DataType | None:
+def _column_type(dtype: pa.DataType, value_format: str) -> pa.DataType | None:
     """The type as a column has it; None for objects that are always empty."""
     types = pa.types
     if types.is_struct(dtype):
-        members = [(each.name, _settled(each.type, value_format)) for each in dtype if each.name]
-        kept = [pa.field(name, inner) for name, inner in members if inner is not None]
+        inner = [(each.name, _column_type(each.type, value_format)) for each in dtype if each.name]
+        kept = [pa.field(name, found) for name, found in inner if found is not None]
         return pa.struct(kept) if kept else None
     if types.is_list(dtype):
-        inner = _settled(dtype.value_type, value_format)
-        return None if inner is None else pa.list_(inner)
+        element = _column_type(dtype.value_type, value_format)
+        return None if element is None else pa.list_(element)
     if types.is_timestamp(dtype) and value_format == CSV:
         return pa.timestamp("us", "UTC" if dtype.tz else None)
     if dtype in (pa.bool_(), pa.int64(), pa.float64(), pa.date32()):

@@ -2,14 +2,84 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from notebooks.demo.page import render, tiles
-from tests.demo.browser import CHROMIUM, WHY_NOT, pages
-from tests.demo.runs import CARRIERS, DAYS, RUN, proof
+from notebooks.demo import plot
+from notebooks.demo.findings import NAMES, Carrier, Delay, Figure, Proof
+from notebooks.demo.page import Run, render, tiles
+from notebooks.demo.progress import Mark, Sample
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+WHY_NOT = "no Chromium to look at the page with: apt-get install chromium"
+
+# It speaks to nobody but the page, and leaves nothing behind.
+QUIETLY = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@contextmanager
+def pages(profile: Path) -> Iterator[Any]:
+    """A context of a new browser, without a network; ``new_page()`` gives a page.
+
+    Args:
+        profile: An empty directory for what it keeps.
+    """
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            str(profile), executable_path=CHROMIUM, args=list(QUIETLY), headless=True, offline=True
+        )
+        try:
+            yield context
+        finally:
+            context.close()
+
+
+DAYS = [Delay(date(2013, 1, 1) + timedelta(i), 100, 10.0 + i % 7) for i in range(365)]
+CARRIERS = [Carrier("Frontier & <Sons>", 682, 20.2, 17, 29.4), Carrier("Envoy Air", 9, 1.5, 5, 3)]
+MARKS = [
+    Mark(10.0, plot.READY, "the first 1,500 rows are in Parquet"),
+    Mark(30.0, plot.STOPPED, "in the middle of a batch"),
+    Mark(36.0, plot.AGAIN, "with 47,000 rows to catch up"),
+    Mark(60.0, "all in Parquet", "50 s of replay"),
+]
+
+
+def samples() -> list[Sample]:
+    found = []
+    for i in range(301):
+        seconds = i / 5
+        durable = 1_500 if seconds < 10 else min(336_776, int(1_500 + (seconds - 10) * 7_500))
+        behind = 9_000 if seconds < 30 else max(9_000, int(60_000 - (seconds - 36) * 3_000))
+        written = 0 if seconds < 10 else max(1_500, durable - behind)
+        found.append(Sample(seconds, durable, written if i < 300 else durable, behind / 7_500))
+    return found
+
+
+RUN = Run("a queue in a directory", "./run demo", samples(), MARKS, 19)
+
+
+def proof(missing: int = 0) -> Proof:
+    """Exact, or with so many rows missing."""
+    wanted = (336_776, 336_776, 1, 336_776, 56_709_205_476, 723_623_913_586_397)
+    figures = tuple(map(Figure, NAMES, (336_776 - missing, *wanted[1:]), wanted))
+    return Proof({"EWR": figures, "all": figures})
+
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import date, timedelta
-
 import pytest
 
-from notebooks.demo import plot, progress
-from notebooks.demo.findings import Delay, weeks
-from notebooks.demo.progress import Counters, Mark
+from notebooks.demo import progress
+from notebooks.demo.progress import Counters
 
 
 class Clock:
@@ -48,22 +45,3 @@ def test_lag_is_the_age_of_the_oldest_row_that_is_not_in_parquet(clock: Clock) -
     assert counters.samples[-1].backlog == 150
     counters.on_batch(1, 150)
     assert counters.sample().lag_s == 0.0
-
-
-def test_no_query_ran_before_it_was_ready_and_while_it_was_stopped() -> None:
-    marks = [Mark(10, plot.READY, ""), Mark(30, plot.STOPPED, ""), Mark(36, plot.AGAIN, "")]
-    assert plot.away(marks, 60) == [(0, 10), (30, 36)]
-    assert plot.away(marks[:2], 60) == [(0, 10), (30, 60)], "interrupted there"
-    assert plot.away([], 60) == [(0, 60)]
-
-
-def test_a_week_weighs_each_flight_the_same_and_the_last_day_of_a_year_makes_none() -> None:
-    first = date(2013, 1, 1)
-    days = [Delay(first + timedelta(i), 1, 0.0) for i in range(365)]
-    days[0] = Delay(first, 4, 10.0)
-    found = weeks(days)
-    assert len(found) == 52
-    assert found[0] == Delay(first, 10, 4.0)
-    assert (found[-1].begin, found[-1].departed) == (date(2013, 12, 24), 8)
-    assert weeks([]) == []
-    assert weeks(days[:3]) == [Delay(first, 6, 40 / 6)]

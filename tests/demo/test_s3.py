@@ -62,17 +62,9 @@ def test_when_the_demo_was_killed_it_serves_until_its_producers_have_ended(tmp_p
 
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as a producer that the demo has started
+        command = [sys.executable, "-m", "notebooks.demo.s3", tmp_path / "o", tmp_path / "lock"]
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "notebooks.demo.s3",
-                str(tmp_path / "o"),
-                str(tmp_path / "lock"),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         try:
             assert process.stdin is not None

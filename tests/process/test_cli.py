@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -116,7 +119,7 @@ def test_a_signal_ends_a_follower_after_acknowledging_what_it_wrote(
     assert consumer.stdout.readline() == b"two\n"
     ok("produce", store, stdin=b"three\n")
     assert consumer.stdout.readline() == b"three\n"
-    wait_until_empty(store)
+    wait_for(lambda: queued(store) == 0, "the follower's acknowledgement")
     consumer.send_signal(number)
     ended, out, err = end(consumer)
     assert (ended, out) == (code, b"")
@@ -136,10 +139,6 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < until, f"{what} did not happen in {PATIENCE} s"
         time.sleep(0.002)
-
-
-def wait_until_empty(store: str) -> None:
-    wait_for(lambda: queued(store) == 0, "the follower's acknowledgement")
 
 
 def test_sigterm_flushes_what_a_producer_has_read(tmp_path: Path) -> None:
@@ -166,10 +165,6 @@ def test_sigterm_flushes_what_a_producer_has_read(tmp_path: Path) -> None:
 
 def wait_until_read(process: subprocess.Popen[bytes]) -> None:
     """Until the pipe to the process is empty, or the process has ended."""
-    import fcntl
-    import struct
-    import termios
-
     assert process.stdin is not None
     pipe = process.stdin.fileno()
 
@@ -203,29 +198,24 @@ def test_a_full_disk_of_the_reader_is_one_line_and_acknowledges_nothing(store: s
     assert ok("consume", store) == b"one\n"
 
 
+def run_closed(redirection: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a command that has no standard input or output."""
+    words = ["sh", "-c", f'exec "$@" {redirection}', "sh", *COMMAND, *arguments]
+    return subprocess.run(words, capture_output=True, timeout=PATIENCE, check=False)
+
+
 @pytest.mark.parametrize("command", ["consume", "produce", "status"])
 def test_a_closed_standard_output_is_refused_before_anything_is_taken(
     store: str, command: str
 ) -> None:
     ok("produce", store, stdin=b"a\n")
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, command, store],
-        input=b"b\n",
-        stderr=subprocess.PIPE,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = run_closed(">&-", command, store)
     assert done.returncode == 1
     assert done.stderr.startswith(b"error: standard output is closed")
     assert (status(store)["epoch"], status(store)["next_sequence"]) == (0, 1)
 
 
 def test_a_closed_standard_input_is_no_empty_one(store: str) -> None:
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$@" <&-', "sh", *COMMAND, "produce", store],
-        capture_output=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = run_closed("<&-", "produce", store)
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.startswith(b"error: standard input is closed")

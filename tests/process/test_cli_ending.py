@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -44,21 +43,14 @@ def server() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def silent(server: socket.socket) -> str:
+def silent(server: socket.socket, monkeypatch: pytest.MonkeyPatch) -> str:
     """The URL of that server."""
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "REGION"):
+        monkeypatch.setenv(f"AWS_{name}", "us-east-1")
     return f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def environment() -> dict[str, str]:
-    return {
-        **os.environ,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-east-1",
-    }
-
-
-def said(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+def end(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     """What it printed, once it has ended."""
     try:
         return process.communicate(timeout=END_S)
@@ -87,7 +79,6 @@ def test_a_store_that_accepts_and_never_answers_is_given_up_in_time(
         [*COMMAND, *command, "--endpoint-url", silent, "--timeout-ms", "2000"],
         input=b"a\n",
         capture_output=True,
-        env=environment(),
         timeout=END_S,
         check=False,
     )
@@ -105,13 +96,12 @@ def test_a_signal_ends_a_command_that_waits_for_a_silent_store(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=environment(),
     )
     server.settimeout(60)
     connection, _ = server.accept()
     connection.recv(1)  # the request is on its way
     process.send_signal(number)
-    said(process)
+    end(process)
     connection.close()
     assert process.returncode == code
 
@@ -135,7 +125,7 @@ def with_two_durable_lines(tmp_path: Path, *command: str) -> subprocess.Popen[by
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_during_a_hanging_upload_tells_which_lines_are_durable(
+def test_a_signal_during_a_hanging_upload_reports_which_lines_are_durable(
     tmp_path: Path, number: int, code: int
 ) -> None:
     process = with_two_durable_lines(tmp_path, sys.executable, "-c", HANGING)
@@ -145,15 +135,15 @@ def test_a_signal_during_a_hanging_upload_tells_which_lines_are_durable(
     process.stdin.flush()
     assert process.stderr.readline() == b"hanging\n"
     process.send_signal(number)
-    out, err = said(process)
+    out, err = end(process)
     assert (process.returncode, out) == (code, b"")
     assert b"ended by a signal: of the input, lines 1 to 2 are durable\n" in err
 
 
-def test_an_orderly_end_tells_that_all_lines_are_durable(tmp_path: Path) -> None:
+def test_an_orderly_end_reports_that_all_lines_are_durable(tmp_path: Path) -> None:
     process = with_two_durable_lines(tmp_path, *COMMAND)
     process.terminate()
-    _, err = said(process)
+    _, err = end(process)
     assert process.returncode == 143
     assert err == b"ended by a signal: of the input, lines 1 to 2 are durable\n"
     assert json.loads(shell.ok("status", str(tmp_path), "--json").stdout)["queue_length"] == 1
@@ -234,5 +224,5 @@ def test_ctrl_c_at_any_moment_ends_with_a_code_and_not_by_the_signal(
         timeout=END_S,
         check=False,
     )
-    said = [line for line in done.stderr.splitlines() if not line.startswith(b"{")]
-    assert (done.returncode, said) == (code, [])
+    errors = [line for line in done.stderr.splitlines() if not line.startswith(b"{")]
+    assert (done.returncode, errors) == (code, [])

@@ -14,8 +14,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from buffer_source.commit_log import Tracking
-from buffer_source.micro_batch_stream import MicroBatchStream
+from buffer_source.micro_batch_stream import MicroBatchStream, Tracking
 from buffer_source.offsets import SourceOffset
 from buffer_source.options import SourceOptions
 from opendata_buffer.config import QueueConfig

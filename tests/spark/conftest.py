@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.jvm import LATE, prepare, starting, warm_up
+from tests.spark.written import Pipe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,3 +79,8 @@ def store(tmp_path: Path) -> str:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> str:
     return str(tmp_path / "checkpoint")
+
+
+@pytest.fixture
+def pipe(spark: SparkSession, store: str, checkpoint: str, tmp_path: Path) -> Pipe:
+    return Pipe(spark, store, checkpoint, tmp_path)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class HeldSink(Sink):
-    """Stands still in one micro-batch, after it wrote it."""
+    """Blocks in one micro-batch, after it wrote it."""
 
     hold_in: int = 1
     held: threading.Event = field(default_factory=threading.Event)
@@ -36,7 +36,7 @@ class HeldSink(Sink):
 
 
 def until_held(run: StreamingQuery, query: Query) -> StreamingQuery:
-    """Wait for the sink to stand still. A busy machine is no failure: see ``LATE``."""
+    """Wait for the sink to block. A busy machine is no failure: see ``LATE``."""
     assert isinstance(query.sink, HeldSink)
     until = time.monotonic() + PATIENCE_S
     while not query.sink.held.wait(0.1):
@@ -68,7 +68,7 @@ def test_f8_a_query_fenced_in_the_middle_of_a_batch_acknowledges_nothing_more(
             run.awaitTermination(PATIENCE_S)
         assert manifest(store).raw == before.raw
         assert queued(store) == [5, 6]
-        # Whoever is restarted now is the owner again; nothing was lost on the way.
+        # A restarted query is the owner again; nothing was lost.
         second.available_now()
     finally:
         sink.released.set()

@@ -13,43 +13,25 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
-from tests.spark.written import queued, records
+from tests.spark.written import Pipe, queued, records
 from tests.unit.broker.local import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
-def run(
-    spark: SparkSession, home: Path, function: Callable[[DataFrame, int], None], *lines: str
-) -> None:
-    source = home / "input"
-    source.mkdir(exist_ok=True)
-    (source / f"{len(list(source.iterdir())):05}.txt").write_text("\n".join(lines))
-    stream = spark.readStream.schema("value STRING").text(str(source))
-    query = (
-        stream.writeStream.foreachBatch(function)
-        .option("checkpointLocation", str(home / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-
-
-def test_it_is_a_function_for_foreach_batch(
-    spark: SparkSession, store: str, tmp_path: Path
-) -> None:
-    run(spark, tmp_path, foreach_batch_writer(store, txn_app_id="job"), "a", "b")
-    run(spark, tmp_path, foreach_batch_writer(store, txn_app_id="job"), "c")
+def test_it_is_a_function_for_foreach_batch(pipe: Pipe, store: str) -> None:
+    pipe.feed("a", "b")
+    pipe.run(each=foreach_batch_writer(store, txn_app_id="job"))
+    pipe.feed("c")
+    pipe.run(each=foreach_batch_writer(store, txn_app_id="job"))
     batches = queued(store)
     assert records(batches) == [b"a", b"b", b"c"]
     assert [each.transaction for each in batches] == [Transaction("job", 0), Transaction("job", 1)]
 
 
 def test_a_function_that_failed_after_the_write_runs_again_without_a_repeat(
-    spark: SparkSession, store: str, tmp_path: Path
+    pipe: Pipe, store: str, tmp_path: Path
 ) -> None:
     to_buffer = foreach_batch_writer(store, txn_app_id="job", compression="zstd")
     attempts: list[int] = []
@@ -61,36 +43,23 @@ def test_a_function_that_failed_after_the_write_runs_again_without_a_repeat(
             raise RuntimeError("the write after it failed")
         frame.write.mode("append").parquet(str(tmp_path / "out"))
 
+    pipe.feed("a", "b")
     with pytest.raises(Exception, match="the write after it failed"):
-        run(spark, tmp_path, both, "a", "b")
-    run(spark, tmp_path, both)
+        pipe.run(each=both)
+    pipe.run(each=both)
     assert attempts[:2] == [0, 0]
     assert records(queued(store)) == [b'{"value":"a"}', b'{"value":"b"}']
-    assert spark.read.parquet(str(tmp_path / "out")).count() == 2
+    assert pipe.spark.read.parquet(str(tmp_path / "out")).count() == 2
 
 
-def test_two_writes_in_one_function_have_an_id_each(
-    spark: SparkSession, store: str, tmp_path: Path
-) -> None:
-    ones = foreach_batch_writer(store, txn_app_id="ones")
-    twos = foreach_batch_writer(store, txn_app_id="twos")
-
-    def both(frame: DataFrame, batch: int) -> None:
-        ones(frame, batch)
-        twos(frame.selectExpr("concat(value, value) AS value"), batch)
-
-    run(spark, tmp_path, both, "a")
-    assert records(queued(store)) == [b"a", b"aa"]
-
-
-def test_with_host_the_driver_is_the_broker_of_what_it_writes_to(
-    spark: SparkSession, store: str, tmp_path: Path
-) -> None:
+def test_with_host_the_driver_is_the_broker_of_what_it_writes_to(pipe: Pipe, store: str) -> None:
     lease = Lease(open_store(store), QueueConfig(store=store), SystemRuntime())
     try:
-        run(spark, tmp_path, foreach_batch_writer(store, txn_app_id="job", broker="host"), "a")
+        pipe.feed("a")
+        pipe.run(each=foreach_batch_writer(store, txn_app_id="job", broker="host"))
         eventually(lambda: (found := lease.read()) is not None and found.serves)
-        run(spark, tmp_path, foreach_batch_writer(store, txn_app_id="job", broker="host"), "b")
+        pipe.feed("b")
+        pipe.run(each=foreach_batch_writer(store, txn_app_id="job", broker="host"))
     finally:
         hosting._close_brokers()
     assert records(queued(store)) == [b"a", b"b"]
@@ -100,13 +69,13 @@ def test_with_host_the_driver_is_the_broker_of_what_it_writes_to(
     assert (left.serves, left.term) == (False, 1)
 
 
-def test_a_deleted_checkpoint_is_refused_under_the_same_app_id(
-    spark: SparkSession, store: str, tmp_path: Path
-) -> None:
-    run(spark, tmp_path, foreach_batch_writer(store, txn_app_id="job"), "a")
-    shutil.rmtree(tmp_path / "checkpoint")
+def test_a_deleted_checkpoint_is_refused_under_the_same_app_id(pipe: Pipe, store: str) -> None:
+    pipe.feed("a")
+    pipe.run(each=foreach_batch_writer(store, txn_app_id="job"))
+    shutil.rmtree(pipe.checkpoint)
+    pipe.feed("b")
     with pytest.raises(Exception, match=r"txnAppId 'job' belongs to query"):
-        run(spark, tmp_path, foreach_batch_writer(store, txn_app_id="job"), "b")
+        pipe.run(each=foreach_batch_writer(store, txn_app_id="job"))
     assert records(queued(store)) == [b"a"]
-    run(spark, tmp_path, foreach_batch_writer(store, txn_app_id="job-2"))
+    pipe.run(each=foreach_batch_writer(store, txn_app_id="job-2"))
     assert sorted(records(queued(store))) == [b"a", b"a", b"b"]

@@ -30,38 +30,15 @@ def crash_in(query: Query, batch_id: int, **options: str) -> None:
     assert batch_id not in query.log("commits")
 
 
-def test_new_query(query: Query, store: str) -> None:
+def test_clean_restarts_without_and_with_new_data(query: Query, store: str) -> None:
     produce(store, numbered(0, 3))
+    query.available_now()
     query.available_now()
     assert query.sink.batches == [(0, [0, 1, 2])]
-
-
-def test_clean_restart_with_new_data(query: Query, store: str) -> None:
-    produce(store, numbered(0, 3))
-    query.available_now()
     produce(store, numbered(3, 5))
     query.available_now()
     assert query.sink.batches == [(0, [0, 1, 2]), (1, [3, 4])]
     assert queued(store) == []
-
-
-def test_clean_restart_without_new_data(query: Query, store: str) -> None:
-    produce(store, numbered(0, 3))
-    query.available_now()
-    query.available_now()
-    assert query.sink.batches == [(0, [0, 1, 2])]
-
-
-def test_clean_restart_of_a_running_query(query: Query, store: str) -> None:
-    produce(store, numbered(0, 2))
-    with query.running() as run:
-        run.processAllAvailable()
-    produce(store, numbered(2, 4))
-    with query.running() as run:
-        run.processAllAvailable()
-        # All that was committed has left, whoever committed it.
-        assert not set(queued(store)) & {0, 1}
-    assert query.sink.values == [0, 1, 2, 3]
 
 
 def test_uncommitted_batch_in_the_middle_is_replayed_as_it_was(query: Query, store: str) -> None:
@@ -125,7 +102,7 @@ def test_trigger_once_reads_all_in_one_batch(query: Query, store: str) -> None:
     run = query.start(lambda writer: writer.trigger(once=True), maxBatchesPerTrigger="1")
     assert run.awaitTermination(600)
     assert query.sink.batches == [(0, [0, 1, 2, 3, 4])]
-    # Once never looks again, so nothing is acknowledged before the next run.
+    # Once asks for no later offset, so nothing is acknowledged before the next run.
     assert queued(store) == [0, 1, 2, 3, 4]
     query.available_now()
     assert queued(store) == []
@@ -140,14 +117,3 @@ def test_a_query_started_before_there_is_a_queue(query: Query, store: str) -> No
         produce(store, numbered(2, 3))
         run.processAllAvailable()
     assert query.sink.values == [0, 1, 2]
-
-
-def test_latest_reads_what_comes_after_the_start(query: Query, store: str) -> None:
-    produce(store, numbered(0, 2))
-    with query.running(startingOffsets="latest") as run:
-        run.processAllAvailable()
-        produce(store, numbered(2, 3))
-        run.processAllAvailable()
-    assert query.sink.values == [2]
-    query.available_now(startingOffsets="latest")
-    assert query.sink.values == [2]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opendata_buffer.config import StoreOptions
-from tests.spark.written import queued, records
+from tests.spark.written import Pipe, queued, records
 from tests.support.s3_server import Answer, Fault, S3Server
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def expected(count: int) -> list[bytes]:
 
 
 def test_batch_and_stream(
-    spark: SparkSession, moto_endpoint: str, moto_bucket: str, tmp_path: Path
+    spark: SparkSession, moto_endpoint: str, moto_bucket: str, checkpoint: str, tmp_path: Path
 ) -> None:
     store = f"s3://{moto_bucket}/root"
     frame = numbers(spark, 1000)
@@ -33,17 +33,10 @@ def test_batch_and_stream(
     options = StoreOptions(endpoint_url=moto_endpoint)
     assert records(queued(store, options=options)) == expected(1000)
 
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "0.txt").write_text("a\nb\n")
-    stream = spark.readStream.schema("value STRING").text(str(tmp_path / "in"))
-    query = (
-        stream.writeStream.format(FORMAT)
-        .option("endpointUrl", moto_endpoint)
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start(store)
-    )
-    query.awaitTermination()
+    pipe = Pipe(spark, store, checkpoint, tmp_path)
+    pipe.options = {"endpointUrl": moto_endpoint}
+    pipe.feed("a", "b")
+    pipe.run()
     assert records(queued(store, options=options)) == [*expected(1000), b"a", b"b"]
 
 

@@ -9,7 +9,7 @@ from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import batch_key
-from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
@@ -62,23 +62,6 @@ def test_a_topic_grows_under_a_query_that_goes_on_after_a_restart(
     append(store, "p-00000-04pn", 13)
     query.available_now()
     assert sorted(query.sink.values) == list(range(14))
-    assert all_queued(store) == 0
-
-
-def test_transactions_are_read_whole_over_a_restart(
-    spark: SparkSession, store: str, checkpoint: str
-) -> None:
-    Topic.create(store, 2)
-    query = Query(spark, store, checkpoint)
-    for partition, value in (("p-00000-04pn", 1), ("p-00001-05mv", 2)):
-        append(store, partition, value, message=build_uuid(b"writer", 2, CONTINUE_TXN))
-    append(store, "p-00001-05mv", 3)
-    query.available_now()
-    assert query.sink.values == [3]
-    for partition in ("p-00000-04pn", "p-00001-05mv"):
-        append(store, partition, message=build_uuid(b"writer", 3, ACK_TXN))
-    query.available_now()
-    assert sorted(query.sink.values) == [1, 2, 3]
     assert all_queued(store) == 0
 
 

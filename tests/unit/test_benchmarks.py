@@ -5,43 +5,19 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 from rich.console import Console
 
 from benchmarks.__main__ import measure
-from benchmarks.ceiling import sizes_read
 from benchmarks.cost import Requests
 from benchmarks.peers import Turns
-from benchmarks.prices import KAFKA, S3, SECONDS_A_MONTH
-from benchmarks.queues import fill, records_of
 from benchmarks.table import Row
-from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, StoreOptions
-from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.config import StoreOptions
 from opendata_buffer.stores.base import ABSENT
-from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.s3 import S3Store
 from tests.support.s3_server import S3Server
-
-CONFIG = ConsumerConfig(store="memory://bench", gc=GarbageCollectorConfig(enabled=False))
-
-
-def drained(store: MemoryStore) -> list[bytes]:
-    with Consumer(CONFIG, store=store) as consumer:
-        batches = list(iter(consumer.next_batch, None))
-        consumer.ack_through(batches[-1].sequence)
-    return [bytes(entry) for batch in batches for entry in batch.entries]
-
-
-def test_a_queue_is_drained_again_after_it_was_rewound() -> None:
-    store = MemoryStore()
-    records = records_of(10, 3)
-    queued = fill(store, records, 2)
-    assert drained(store) == records * 2
-    queued.rewind()
-    assert drained(store) == records * 2
 
 
 def suite(monkeypatch: pytest.MonkeyPatch, rows: Iterator[Row]) -> None:
@@ -61,7 +37,7 @@ def test_a_suite_that_breaks_keeps_the_lines_before(monkeypatch: pytest.MonkeyPa
     assert found[-1].detail == "OSError: the disk is full"
 
 
-def test_competitors_take_turns_and_ours_is_told_by_the_best_of_them() -> None:
+def test_competitors_alternate_and_ours_is_compared_with_the_best_of_them() -> None:
     order: list[str] = []
 
     def measure(name: str, rates: list[float]) -> Callable[[], float]:
@@ -84,36 +60,6 @@ def test_competitors_take_turns_and_ours_is_told_by_the_best_of_them() -> None:
     assert (ours.measured, ours.bar, ours.ok) == ("2.00 x", ">= 2.5 x", False)
     assert ours.detail == "5.00 M/s (4.00 to 6.00)"
     assert (plain.measured, plain.ok) == ("1.00 M/s (1.00 to 1.00)", None)
-
-
-def test_what_shows_a_limit_is_told_by_the_best_of_the_others_and_has_no_bar() -> None:
-    turns = Turns({"limit": lambda: 3.0, "plain": lambda: 1.0, "tuned": lambda: 2.0})
-    turns.run(rounds=1, warm_up=0)
-    limit, *_ = turns.rows("writing", {"limit": (None, ("plain", "tuned"))})
-    assert limit.name == "writing: limit / the best of plain, tuned"
-    assert (limit.measured, limit.bar, limit.ok) == ("1.50 x", "", None)
-
-
-@pytest.mark.parametrize("copied", [False, True])
-def test_a_yardstick_that_reads_reads_files_of_any_size(tmp_path: Path, copied: bool) -> None:
-    sizes = [10, 30, 0, 20]
-    paths = [tmp_path / str(number) for number in range(len(sizes))]
-    for path, size in zip(paths, sizes, strict=True):
-        path.write_bytes(b"x" * size)
-    assert list(sizes_read([str(path) for path in paths], copied)) == sizes
-
-
-def test_a_table_of_prices_knows_dear_cheap_and_free_requests() -> None:
-    counted = {
-        "PutObject": 100.0,
-        "ListObjectsV2": 10.0,
-        "GetObject": 1_000.0,
-        "DeleteObjects": 9.0,
-    }
-    assert S3.requests(counted) == pytest.approx(110 * 5e-6 + 1_000 * 0.4e-6)
-    # Two thirds of what is produced and both copies cross a zone, at two cents a GB.
-    month = KAFKA.network(1.0, near_reads=True)
-    assert month == pytest.approx(SECONDS_A_MONTH * (2 / 3 + 2) * 0.02)
 
 
 def test_every_request_that_leaves_a_process_is_counted(s3_server: S3Server) -> None:

@@ -202,16 +202,17 @@ def run_here(code: str, tmp_path: Path, **names: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "told"), [("README.md", r"0"), ("docs/how-to/python-service.md", r"[0-9A-Z]{26}:0")]
+    ("page", "saved_as"),
+    [("README.md", r"0"), ("docs/how-to/python-service.md", r"[0-9A-Z]{26}:0")],
 )
-def test_the_library_s_example_runs(page: str, told: str, tmp_path: Path) -> None:
+def test_the_library_s_example_runs(page: str, saved_as: str, tmp_path: Path) -> None:
     produce, consume = (b for b in blocks(page, "python") if "from opendata_buffer import" in b)
     saved: list[Any] = []
     run_here(produce, tmp_path)
     run_here(consume, tmp_path, save=lambda entries, where: saved.append((entries, str(where))))
     ((entries, where),) = saved
     assert entries == [b'{"id": 1}', b'{"id": 2}']
-    assert re.fullmatch(told, where)
+    assert re.fullmatch(saved_as, where)
 
 
 def test_the_tutorial_s_first_half_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opendata_buffer.cli.options import framing_option
+from opendata_buffer.cli import options
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.framing import (
     FRAMINGS,
@@ -47,7 +47,7 @@ def framed(name: str, records: list[bytes]) -> bytes:
 
 
 def test_the_command_line_offers_all_of_them() -> None:
-    @framing_option
+    @options.framing
     def command() -> None: ...
 
     (option,) = command.__click_params__  # type: ignore[attr-defined]

@@ -18,14 +18,8 @@ from pyspark_opendata_buffer import DefaultSource, register
 
 def test_the_properties_that_spark_adds_for_a_table_are_no_options(tmp_path: Path) -> None:
     # As CREATE TABLE ... USING `opendata-buffer` OPTIONS (path ...) passes them.
-    source = DefaultSource(
-        {
-            "owner": "root",
-            "path": str(tmp_path),
-            "location": f"file:{tmp_path}",
-            "provider": "opendata-buffer",
-        }
-    )
+    table = {"owner": "root", "location": f"file:{tmp_path}", "provider": "opendata-buffer"}
+    source = DefaultSource({"path": str(tmp_path), **table})
     assert source.schema().fieldNames()[0] == "value"
     with pytest.raises(InvalidInput, match="unknown option 'owners'"):
         DefaultSource({"path": str(tmp_path), "owners": "root"}).schema()
@@ -52,7 +46,7 @@ def cores(session: Any, tmp_path: Path, given: int | None = None, **options: str
     (source,) = session.registered
     assert source.name() == "opendata-buffer"
     made = source({"path": str(tmp_path), **options})
-    found: int = made.streamReader(made.schema())._options.parallelism
+    found: int = made.streamReader(made.schema())._options.cores or 0
     return found
 
 

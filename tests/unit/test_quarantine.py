@@ -6,21 +6,15 @@ import json
 
 import pytest
 
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound, TransientStorageError
 from opendata_buffer.formats.entries import Metadata, QueueEntry
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.gc import Queued, plan
-from opendata_buffer.quarantine import (
-    list_quarantine,
-    quarantine,
-    read_copy,
-    read_report,
-    write_report,
-)
-from opendata_buffer.stores.base import Blob, Listing
+from opendata_buffer.quarantine import list_quarantine, quarantine, read_copy, read_report
+from opendata_buffer.stores.base import Listing
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.cli.shell import bytes_of
 
 NOW = 1_767_225_600_000
 HOUR = 3_600_000
@@ -39,9 +33,7 @@ def store() -> MemoryStore:
 def test_bytes_and_report_are_kept(store: MemoryStore) -> None:
     made = quarantine(store, "ingest", ENTRY, "it is torn", runtime=RUNTIME, query="q-1")
     assert read_copy(store, "ingest", made) == b"no batch"
-    got = store.get(f"ingest/_quarantine/{made.id}.json")
-    assert isinstance(got, Blob)
-    report = json.loads(got.data)
+    report = json.loads(bytes_of(store, f"ingest/_quarantine/{made.id}.json"))
     assert {key: report[key] for key in ("sequence", "location", "error", "query", "time")} == {
         "sequence": 3,
         "location": LOCATION,
@@ -52,19 +44,6 @@ def test_bytes_and_report_are_kept(store: MemoryStore) -> None:
     assert read_report(store, "ingest", made.id) == made
     assert made.metadata == ENTRY.metadata
     assert made.copied_bytes == len(b"no batch")
-
-
-def test_the_batch_itself_is_left_alone(store: MemoryStore) -> None:
-    quarantine(store, "ingest", ENTRY, "it is torn", runtime=RUNTIME)
-    got = store.get(LOCATION)
-    assert isinstance(got, Blob)
-    assert got.data == b"no batch"
-
-
-def test_a_descriptor_of_the_entry_is_the_same_batch(store: MemoryStore) -> None:
-    first = quarantine(store, "ingest", ENTRY, "it is torn", runtime=RUNTIME)
-    again = quarantine(store, "ingest", BatchDescriptor.of(ENTRY), "other", runtime=RUNTIME)
-    assert again == first
 
 
 def test_a_second_attempt_does_not_lose_the_first_one_s_copy(store: MemoryStore) -> None:
@@ -123,10 +102,6 @@ def test_f23_a_report_does_not_lead_to_other_objects(
         read_report(store, "ingest", made.id)
 
 
-def test_without_a_quarantine_the_list_is_empty(store: MemoryStore) -> None:
-    assert list_quarantine(store, "ingest") == []
-
-
 def test_no_report_is_written_when_the_copy_was_not() -> None:
     class Unwilling(MemoryStore):
         def put(self, key: str, data: bytes | memoryview) -> None:
@@ -159,12 +134,6 @@ def test_what_is_no_report_is_named(store: MemoryStore, data: bytes) -> None:
     store.put(key, data)
     with pytest.raises(CorruptData, match=key):
         read_report(store, "ingest", made.id)
-
-
-def test_a_report_can_be_brought_up_to_date(store: MemoryStore) -> None:
-    made = quarantine(store, "ingest", ENTRY, "?", runtime=RUNTIME)
-    write_report(store, "ingest", made)
-    assert read_report(store, "ingest", made.id) == made
 
 
 def test_the_collector_leaves_the_quarantine_alone() -> None:

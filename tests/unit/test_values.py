@@ -31,8 +31,6 @@ def rows(schema: pa.Schema, values: pa.BinaryArray, **options: Any) -> list[dict
     return found
 
 
-# ---- The corpus ----------------------------------------------------------------------------------
-
 CORPORA = [
     pytest.param(corpus.JSON, corpus.JSON_SCHEMA, "json", id="json"),
     pytest.param(corpus.CSV, corpus.CSV_SCHEMA, "csv", id="csv"),
@@ -40,30 +38,23 @@ CORPORA = [
 
 
 @pytest.mark.parametrize(("cases", "schema", "value_format"), CORPORA)
-def test_a_record_alone_becomes_its_row(
+def test_a_record_alone_or_among_others_becomes_its_row(
     cases: list[corpus.Case], schema: pa.Schema, value_format: str
 ) -> None:
-    for (record, _), row in zip(cases, corpus.table(cases, schema), strict=True):
-        assert rows(schema, records(record), format=value_format) == [row], record
-
-
-@pytest.mark.parametrize(("cases", "schema", "value_format"), CORPORA)
-def test_a_record_among_others_becomes_the_same_row(
-    cases: list[corpus.Case], schema: pa.Schema, value_format: str
-) -> None:
-    values = records(*(record for record, _ in cases))
     wanted = corpus.table(cases, schema)
+    for (record, _), row in zip(cases, wanted, strict=True):
+        assert rows(schema, records(record), format=value_format) == [row], record
+    values = records(*(record for record, _ in cases))
     assert rows(schema, values, format=value_format) == wanted
     assert rows(schema, values.slice(3, 20), format=value_format) == wanted[3:23]
     assert rows(schema, values.slice(0, 0), format=value_format) == []
 
 
-# ---- No record changes another one's row ---------------------------------------------------------
-
 GOOD = b'{"i":%d,"s":"x","os":[{"n":1.5}]}'
 SCHEMA = pa.schema(
     [("i", pa.int32()), ("s", pa.string()), ("os", pa.list_(pa.struct([("n", pa.float64())])))]
 )
+CSV_SCHEMA = pa.schema([("i", pa.int32()), ("s", pa.string())])
 PIECES = [
     b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b"\n", b"\r", b" ", b"\x00", b"\xff", b"null",
     b"1", b'"i"', b'"s"', b'"os"', b'{"i":1}', b'{"i":1,', b'"s":"x"}', b"{}", b"\xef\xbb\xbf",
@@ -74,34 +65,25 @@ _cut = st.integers(0, len(GOOD)).map(lambda end: (GOOD % 1)[:end])
 _other = st.one_of(_joined, _cut, _joined.map(lambda text: GOOD % 1 + text), st.binary(max_size=4))
 
 
-@given(st.lists(st.none() | _other, max_size=30))
-def test_every_good_record_of_json_has_its_row_in_its_place(mixed: list[bytes | None]) -> None:
-    values = [GOOD % at if each is None else each for at, each in enumerate(mixed)]
-    decoder = Decoder(SCHEMA, ValueOptions())
-    found = decoder.decode(records(*values))
-    table = pa.table(found.arrays, schema=SCHEMA).to_pylist()
-    for at, each in enumerate(mixed):
-        if each is None:
-            assert table[at] == {"i": at, "s": "x", "os": [{"n": 1.5}]}
-            assert at not in found.malformed
-        else:
-            alone = decoder.decode(records(each))
-            assert pa.table(alone.arrays, schema=SCHEMA).to_pylist() == [table[at]]
-            assert (at in found.malformed) == (0 in alone.malformed)
+CASES = [
+    (ValueOptions(), SCHEMA, GOOD, {"s": "x", "os": [{"n": 1.5}]}),
+    (AS_CSV, CSV_SCHEMA, b'%d,"x ""y"""', {"s": 'x "y"'}),
+    (ValueOptions(format="csv", escape="\\"), CSV_SCHEMA, b'%d,"x ""y"""', {"s": 'x "y"'}),
+]
 
 
-@given(st.lists(st.none() | _other, max_size=30), st.sampled_from(["", "\\"]))
-def test_every_good_record_of_csv_has_its_row_in_its_place(
-    mixed: list[bytes | None], escape: str
+@given(st.lists(st.none() | _other, max_size=30), st.sampled_from(CASES))
+def test_every_good_record_has_its_row_in_its_place(
+    mixed: list[bytes | None], case: tuple[ValueOptions, pa.Schema, bytes, dict[str, Any]]
 ) -> None:
-    schema = pa.schema([("i", pa.int32()), ("s", pa.string())])
-    values = [b'%d,"x ""y"""' % at if each is None else each for at, each in enumerate(mixed)]
-    decoder = Decoder(schema, ValueOptions(format="csv", escape=escape))
+    options, schema, good, row = case
+    decoder = Decoder(schema, options)
+    values = [good % at if each is None else each for at, each in enumerate(mixed)]
     found = decoder.decode(records(*values))
     table = pa.table(found.arrays, schema=schema).to_pylist()
     for at, each in enumerate(mixed):
         if each is None:
-            assert table[at] == {"i": at, "s": 'x "y"'}
+            assert (table[at], at in found.malformed) == ({"i": at, **row}, False)
         else:
             alone = decoder.decode(records(each))
             assert pa.table(alone.arrays, schema=schema).to_pylist() == [table[at]]
@@ -113,16 +95,16 @@ def test_every_good_record_of_csv_has_its_row_in_its_place(
     [
         (b'{"i":1}{"i":2}', b""),
         (b'{"i":1}{"i":2}', b'{"os":[', b"]}"),
+        (b'{"i":1}{"i":2}', b'{"os":[', b'{"i":3}]}'),
         (b'{"s":"', b'"}', b'{"i":1}\n{"i":2}'),
         (b'{"i":1}null', b"", b"null"),
         (b'{"i":1}\n', b"\n", b'{"i":1}\n{"i":2}'),
     ],
 )
 def test_two_rows_of_one_record_do_not_make_up_for_none_of_another(mixed: tuple[bytes]) -> None:
-    good = GOOD % 7
-    found = rows(SCHEMA, records(good, *mixed, good))
-    assert [found[0]["i"], found[-1]["i"]] == [7, 7]
-    assert len(found) == len(mixed) + 2
+    values = (GOOD % 7, *mixed, GOOD % 8)
+    alone = [row for each in values for row in rows(SCHEMA, records(each))]
+    assert rows(SCHEMA, records(*values)) == alone
 
 
 def test_the_record_null_does_not_end_the_process() -> None:
@@ -156,9 +138,6 @@ def test_records_of_more_bytes_than_arrow_reads_at_once() -> None:
     found = rows(SCHEMA, values)
     assert [each["i"] for each in found] == [*range(9), None]
     assert all(len(each["s"]) == len(text) for each in found[:9])
-
-
-# ---- Options and schemas -------------------------------------------------------------------------
 
 
 def test_a_malformed_record_has_its_reason() -> None:
@@ -226,8 +205,6 @@ def test_types_are_refused_beyond_fifty_levels() -> None:
     with pytest.raises(InvalidInput, match="is of type list"):
         Decoder(pa.schema([("a", pa.list_(dtype))]), ValueOptions())
 
-
-# ---- Inferred schemas ----------------------------------------------------------------------------
 
 LIST = pa.list_(pa.string())
 

@@ -13,12 +13,6 @@ import pyarrow as pa
 
 Case: TypeAlias = "tuple[bytes, dict[str, Any] | None]"
 
-JSON_DDL = (
-    "b BOOLEAN, i8 TINYINT, i16 SMALLINT, i INT, l BIGINT, f FLOAT, d DOUBLE, n DECIMAL(5,2), "
-    "s STRING, raw BINARY, day DATE, at TIMESTAMP, local TIMESTAMP_NTZ, list ARRAY<INT>, "
-    "o STRUCT<x: INT, day: DATE>, os ARRAY<STRUCT<at: TIMESTAMP, n: DECIMAL(3,1)>>, "
-    "_corrupt_record STRING"
-)
 JSON_SCHEMA = pa.schema(
     {
         "b": pa.bool_(),
@@ -45,8 +39,6 @@ JSON_SCHEMA = pa.schema(
         "_corrupt_record": pa.string(),
     }
 )
-"""What Spark gives a Python source for :data:`JSON_DDL`."""
-
 _NOON = datetime(2024, 2, 29, 12, 0, tzinfo=UTC)
 
 JSON: list[Case] = [
@@ -180,11 +172,6 @@ JSON: list[Case] = [
     (b'{"os":[{"n":1.5},{"n":100}]}', None),
     (b'{"deep":' + b"[" * 100_000 + b"]" * 100_000 + b',"i":1}', {"i": 1}),
 ]
-
-CSV_DDL = (
-    "i INT, s STRING, d DOUBLE, n DECIMAL(5,2), b BOOLEAN, day DATE, at TIMESTAMP, "
-    "_corrupt_record STRING"
-)
 
 CSV_SCHEMA = pa.schema(
     {

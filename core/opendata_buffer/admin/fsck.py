@@ -1,8 +1,7 @@
 """Check that every queued batch is there and readable; repair what is not.
 
-:func:`check_queue` only reads, and continues after a problem. :func:`repair` rebuilds the manifest,
-or skips a batch that cannot be delivered. Both keep a copy first: the bytes of a replaced
-manifest are saved next to it, and a skipped batch is copied to the quarantine.
+A repair keeps a copy first: the bytes of a replaced manifest are saved next to it, and a skipped
+batch is copied to the quarantine.
 """
 
 from __future__ import annotations
@@ -59,21 +58,13 @@ NOT_REPAIRED = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem or a note about one entry, the manifest, or a batch that no entry names.
+    """A problem or a note about one entry, the manifest, or a batch that no entry names."""
 
-    Attributes:
-        sequence: The entry; None for the others.
-        location: Its object; the manifest's key for the manifest.
-        problem: What is wrong.
-        kind: The kind of problem.
-        what: ``entry``, ``manifest``, or ``unread batch`` for one that no entry names.
-    """
-
-    sequence: int | None
-    location: str
+    sequence: int | None  # None for what is no entry
+    location: str  # its object; the manifest's key for the manifest
     problem: str
     kind: Kind
-    what: str = "entry"
+    what: str = "entry"  # or "manifest", or "unread batch"
 
     @property
     def name(self) -> str:
@@ -87,23 +78,14 @@ class Finding:
 
 @dataclass
 class Report:
-    """The outcome of a check.
-
-    Attributes:
-        batches: Entries checked.
-        records: Records in the readable ones.
-        bytes: Bytes of these records.
-        stored_bytes: Bytes of their objects.
-        problems: What makes a consumer fail.
-        notes: What is legal but unusual.
-    """
+    """The outcome of a check."""
 
     batches: int = 0
-    records: int = 0
-    bytes: int = 0
-    stored_bytes: int = 0
-    problems: list[Finding] = field(default_factory=list)
-    notes: list[Finding] = field(default_factory=list)
+    records: int = 0  # in the readable batches
+    bytes: int = 0  # of these records
+    stored_bytes: int = 0  # of their objects
+    problems: list[Finding] = field(default_factory=list)  # what makes a consumer fail
+    notes: list[Finding] = field(default_factory=list)  # what is legal but unusual
 
     @property
     def ok(self) -> bool:
@@ -113,14 +95,13 @@ class Report:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The outcome for one batch; ``fault`` None means readable."""
+    """The outcome for one batch; it is readable where ``problem`` is None."""
 
     descriptor: BatchDescriptor
     records: int = 0
     size: int = 0
     stored: int = 0
-    fault: str | None = None
-    kind: Kind = Kind.UNREADABLE
+    problem: Finding | None = None
 
 
 def check_queue(
@@ -134,10 +115,7 @@ def check_queue(
 
     A manifest that is damaged, gone, or behind what the owner marker remembers is the only problem
     reported then. Each batch that no entry names and that was not surely read is a note.
-
-    Args:
-        runtime: Threads, and the time of retries.
-        advance: Called with the number of entries done, and of all.
+    ``advance`` is called with the number of entries done, and of all.
     """
     report = Report()
     reader = ReadOnlyReader(config, store=store, runtime=runtime)
@@ -184,7 +162,10 @@ def _check_batch(handle: FetchHandle, descriptor: BatchDescriptor) -> _Outcome:
         size = pc.sum(pc.binary_length(values)).as_py() or 0
         return _Outcome(descriptor, len(values), size, stored)
     except PoisonBatch as error:
-        return _Outcome(descriptor, fault=error.reason, kind=_kind(error, stored))
+        found = Finding(
+            descriptor.sequence, descriptor.location, error.reason, _kind(error, stored)
+        )
+        return _Outcome(descriptor, problem=found)
 
 
 def _kind(error: PoisonBatch, stored: int | None) -> Kind:
@@ -210,34 +191,29 @@ def _add_manifest_fault(report: Report, plan: RebuildPlan, config: ConsumerConfi
 
 def _add(report: Report, outcome: _Outcome, times_queued: int) -> None:
     entry = outcome.descriptor
-
-    def finding(text: str, kind: Kind) -> Finding:
-        return Finding(entry.sequence, entry.location, text, kind)
-
     report.batches += 1
     report.records += outcome.records
     report.bytes += outcome.size
     report.stored_bytes += outcome.stored
-    if outcome.fault is not None:
-        report.problems.append(finding(outcome.fault, outcome.kind))
+    if outcome.problem is not None:
+        report.problems.append(outcome.problem)
         return
     if times_queued > 1:
         text = f"its object is queued {times_queued} times, and delivered as often"
-        report.problems.append(finding(text, Kind.REPEATED))
+        report.problems.append(Finding(entry.sequence, entry.location, text, Kind.REPEATED))
     late = [each.start_index for each in entry.metadata if each.start_index > outcome.records]
     if late:
-        text = f"metadata starts at record {late[0]}, after the last, {outcome.records}"
-        report.notes.append(finding(text + "; legal, and describes no record", Kind.METADATA))
+        text = (
+            f"metadata starts at record {late[0]}, after the last, {outcome.records}; legal, and "
+            "describes no record"
+        )
+        report.notes.append(Finding(entry.sequence, entry.location, text, Kind.METADATA))
 
 
 def plan_repair(report: Report) -> tuple[list[Finding], list[tuple[Finding, str]]]:
-    """What to do about a check's problems; pure.
+    """The problems that :func:`repair` repairs, by sequence, and the others with the reason; pure.
 
     Of an object that is queued more than once the first entry stays.
-
-    Returns:
-        The problems that :func:`repair` repairs, in the order of their sequences; and the others,
-        with why an operator has to decide about them.
     """
     to_repair: list[Finding] = []
     leave: list[tuple[Finding, str]] = []
@@ -260,21 +236,14 @@ def repair(
     *,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[tuple[Finding, str | None]]:
-    """Repair problems. After an error check again, and repair what is left.
+    """Repair the problems that :func:`plan_repair` named. After an error check and repair again.
 
     Stop the queue's producers and consumers first. A consumer that still runs is fenced.
-
-    Args:
-        plan: The problems to repair, of :func:`plan_repair`.
-        advance: Called with the number of problems done, and of all.
+    ``advance`` is called with the number of problems done, and of all.
 
     Returns:
         Each problem with the id of its copy in the quarantine, or with the key where the old
         manifest was saved; None where there was nothing to copy.
-
-    Raises:
-        InvalidInput: A batch has become readable: check again.
-        PrefixConflict, UnsafeStore, StorageError, Conflict: What is left was not repaired.
     """
     done: list[tuple[Finding, str | None]] = []
     for finding in plan:

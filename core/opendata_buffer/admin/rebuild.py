@@ -12,24 +12,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import no_such_queue
-from opendata_buffer.errors import (
-    Conflict,
-    CorruptManifest,
-    ObjectNotFound,
-    TransientStorageError,
-)
+from opendata_buffer.errors import Conflict, CorruptManifest, ObjectNotFound, TransientStorageError
 from opendata_buffer.formats.entries import NewEntry, QueueEntry, salvage_entries
 from opendata_buffer.formats.keys import BatchLocation, Transaction, is_confined, parse_location
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
-from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, MessageId, parse_uuid
+from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, parse_uuid
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.ownership import OWNER_NAME, check_owner, claim_for_writing
+from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.rollback_checks import Watermark
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Blob, Listing, Store
@@ -42,23 +39,14 @@ GRACE_MS = 600_000
 
 @dataclass(frozen=True)
 class RebuildPlan:
-    """What is wrong with a manifest, and the one to put in its place.
+    """What is wrong with a manifest, and the one to put in its place."""
 
-    Attributes:
-        fault: What is wrong; None when the manifest is sound.
-        manifest: The manifest to write.
-        kept: Entries taken from the old manifest, with their metadata.
-        found: Locations of batches that no entry named, in the order they are enqueued.
-        missing: Locations of old entries whose object is gone.
-        read: Batch objects left out because a consumer has surely read them.
-    """
-
-    fault: str | None
-    manifest: Manifest
-    kept: int = 0
-    found: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    read: int = 0
+    fault: str | None  # None when the manifest is sound
+    manifest: Manifest  # to be written
+    kept: int = 0  # entries taken from the old manifest, with their metadata
+    found: tuple[str, ...] = ()  # batches that no entry named, in the order they are enqueued
+    missing: tuple[str, ...] = ()  # locations of old entries whose object is gone
+    read: int = 0  # batch objects left out because a consumer has surely read them
 
 
 def plan_rebuild(
@@ -66,9 +54,7 @@ def plan_rebuild(
 ) -> RebuildPlan:
     """Compare a manifest's bytes with the objects below the data prefix; pure.
 
-    Args:
-        raw: The manifest's bytes; None when there is no such object.
-        seen: What the owner marker remembers.
+    ``raw`` is None where there is no manifest. ``seen`` is what the owner marker remembers.
     """
     fault, entries, reached = _examine(raw, seen)
     if fault is None:
@@ -105,9 +91,6 @@ def read_before_ms(listing: Listing, seen: Watermark | None, data_path_prefix: s
     whose name is that much older than a read batch's object was before that one in the queue. The
     name of the read batch alone proves nothing: the Spark sink and acknowledgements make names
     ahead of time, the sink by hours, so the object's time of storage counts, too.
-
-    Args:
-        seen: What the owner marker remembers: the last batch that is known to have been read.
     """
     if seen is None or not seen.acked_location:
         return 0
@@ -209,63 +192,42 @@ def _unnamed(
 
 
 _Found = tuple[str, BatchLocation]
+T = TypeVar("T")
 
 
 def _ordered(found: Sequence[_Found]) -> list[_Found]:
-    """Order by ULID, with each transaction in one piece and an app's transactions by number.
-
-    :func:`_in_clock_order` orders messages.
-    """
+    """Order by ULID, with each transaction in one piece and an app's transactions by number."""
+    by_name = sorted(found, key=lambda each: (each[1].ulid, each[0]))
     groups: dict[object, list[_Found]] = {}
-    for each in _in_clock_order(sorted(found, key=lambda each: (each[1].ulid, each[0]))):
-        txn = _group_of(each[1])
-        groups.setdefault(each[0] if txn is None else txn, []).append(each)
-    # In insertion order, which is by each group's first ULID. The groups of one app are sorted
-    # within the slots that they have among the others.
-    ordered = list(groups.values())
-    slots: dict[str, list[int]] = {}
-    for slot, group in enumerate(ordered):
-        if (txn := _group_of(group[0][1])) is not None:
-            slots.setdefault(txn.app, []).append(slot)
-    for own in slots.values():
-        by_number = sorted((ordered[slot] for slot in own), key=_number)
-        for slot, group in zip(own, by_number, strict=True):
-            ordered[slot] = group
+    for each in _within_places(by_name, lambda each: _producer(each[1]), _by_clock):
+        groups.setdefault(_group_of(each) or each[0], []).append(each)
+    # In insertion order, which is by each group's first ULID.
+    ordered = _within_places(
+        list(groups.values()),
+        lambda group: None if (txn := _group_of(group[0])) is None else txn.app,
+        lambda own: sorted(own, key=_number),
+    )
     return [each for group in ordered for each in group]
 
 
-def _group_of(parsed: BatchLocation) -> Transaction | None:
-    """The transaction that keeps batches together; None for a message, which is ordered alone."""
-    return parsed.txn if parsed.message is None else None
-
-
-def _in_clock_order(found: Sequence[_Found]) -> list[_Found]:
-    """Sort each producer's messages within the slots that they have among the others.
-
-    Names may be made ahead of time and in many processes, so messages go by the producer's clock:
-    a message behind a later one would pass for a duplicate. Acknowledgements keep the slots of
-    their names, because a roll-back has an earlier clock. The final acknowledgement goes to the
-    last slot: messages behind it would stay undecided.
-    """
-    ordered = list(found)
-    slots: dict[bytes, list[tuple[int, MessageId]]] = {}
-    for slot, (_, parsed) in enumerate(found):
-        if parsed.message is not None:
-            message = parse_uuid(parsed.message)
-            slots.setdefault(message.producer, []).append((slot, message))
-    for own in slots.values():
-        final = [slot for slot, message in own if message.flags & FINAL]
-        others = [(slot, message) for slot, message in own if not message.flags & FINAL]
-        by_clock = iter(
-            slot
-            for _, slot in sorted(
-                (message.clock, slot) for slot, message in others if message.flags != ACK_TXN
-            )
-        )
-        moved = [slot if message.flags == ACK_TXN else next(by_clock) for slot, message in others]
-        for (slot, _), source in zip(own, moved + final, strict=True):
-            ordered[slot] = found[source]
+def _within_places(
+    items: Sequence[T], owner: Callable[[T], object], arrange: Callable[[list[T]], list[T]]
+) -> list[T]:
+    """Rearrange each owner's items within the places that they have among the others."""
+    places: dict[object, list[int]] = {}
+    for place, item in enumerate(items):
+        if (own := owner(item)) is not None:
+            places.setdefault(own, []).append(place)
+    ordered = list(items)
+    for taken in places.values():
+        for place, item in zip(taken, arrange([items[each] for each in taken]), strict=True):
+            ordered[place] = item
     return ordered
+
+
+def _group_of(found: _Found) -> Transaction | None:
+    """The transaction that keeps batches together; None for a message, which is ordered alone."""
+    return found[1].txn if found[1].message is None else None
 
 
 def _number(group: Sequence[_Found]) -> int:
@@ -274,12 +236,26 @@ def _number(group: Sequence[_Found]) -> int:
     return txn.batch
 
 
-def read_raw(store: Store, key: str) -> bytes | None:
-    """A manifest's bytes, whatever they are; None when there is no such object.
+def _by_clock(own: Sequence[_Found]) -> list[_Found]:
+    """Sort one producer's messages.
 
-    Raises:
-        CorruptData: It is larger than any manifest; it was not read.
+    Names may be made ahead of time and in many processes, so messages go by the producer's clock:
+    a message behind a later one would pass for a duplicate. Acknowledgements keep the places of
+    their names, because a roll-back has an earlier clock. The final acknowledgement goes to the
+    last place: messages behind it would stay undecided.
     """
+    messages = [(parse_uuid(each[1].message), each) for each in own if each[1].message is not None]
+    final = [each for message, each in messages if message.flags & FINAL]
+    others = [(message, each) for message, each in messages if not message.flags & FINAL]
+    written = [(message.clock, each) for message, each in others if message.flags != ACK_TXN]
+    by_clock = iter(sorted(written, key=lambda each: each[0]))
+    return [
+        each if message.flags == ACK_TXN else next(by_clock)[1] for message, each in others
+    ] + final
+
+
+def read_raw(store: Store, key: str) -> bytes | None:
+    """A manifest's bytes; None without an object, CorruptData for one larger than a manifest."""
     try:
         got = store.get(key, max_bytes=MAX_MANIFEST_BYTES)
     except ObjectNotFound:
@@ -288,23 +264,25 @@ def read_raw(store: Store, key: str) -> bytes | None:
     return got.data
 
 
+def open_for_repair(store: Store, config: QueueConfig, runtime: Runtime) -> Queue:
+    """The queue, to be written by an operator's command; raises as claim_for_writing does."""
+    claim = claim_for_writing(store, config, runtime=runtime)
+    return Queue(store, config, runtime=runtime, role="operator", claim=claim)
+
+
 def rebuild(
     store: Store, config: QueueConfig, runtime: Runtime, *, dry_run: bool = False
 ) -> tuple[RebuildPlan, str | None]:
     """Replace a manifest that is gone, damaged or restored by a sound one.
 
     Stop producers, consumers and collectors first: a batch that a producer uploads right now would
-    be enqueued twice. The bytes of the old manifest are kept next to it.
-
-    Args:
-        dry_run: Only read and plan.
+    be enqueued twice. ``dry_run`` only reads and plans.
 
     Returns:
         The plan, and where the old manifest's bytes were saved; None when nothing was.
 
     Raises:
         InvalidInput: There is neither a manifest, nor a marker, nor a batch: no queue.
-        PrefixConflict: The prefix belongs to the queue of another manifest.
         Conflict: The manifest was written meanwhile; nothing was changed.
     """
     claim = check_owner(store, config, runtime=runtime)
@@ -322,16 +300,7 @@ def rebuild(
     if raw is not None:
         saved = f"{config.manifest_path}.broken-{runtime.ulid()}"
         store.put(saved, raw)
-    _replace(store, config, runtime, raw, plan.manifest.raw)
-    claim_for_writing(store, config, runtime=runtime).note(plan.manifest, now=True)
-    return plan, saved
-
-
-def _replace(
-    store: Store, config: QueueConfig, runtime: Runtime, old: bytes | None, new: bytes
-) -> None:
-    """Write the new bytes if the object still has the old ones."""
-    register = CasObject(
+    cas_object = CasObject(
         store,
         config.manifest_path,
         decode=bytes,
@@ -340,20 +309,22 @@ def _replace(
         settings=config,
         max_bytes=MAX_MANIFEST_BYTES,
     )
+    new = plan.manifest.raw
 
     def decide(before: bytes | None) -> bytes | None:
         if before == new:  # an attempt of this call whose answer was lost
             return before
-        if before != old:
+        if before != raw:
             raise Conflict(config.manifest_path, 1, 0.0)
         return new
 
-    outcome = register.update(decide)
-    if isinstance(outcome, outcomes.Applied):
-        return
+    outcome = cas_object.update(decide)
     if isinstance(outcome, outcomes.Conflict):
         raise Conflict(config.manifest_path, outcome.attempts, outcome.waited_s)
-    raise TransientStorageError(
-        f"manifest {config.manifest_path!r} in {store.url} may or may not have been rebuilt: "
-        f"{outcome}. Run it again."
-    )
+    if not isinstance(outcome, outcomes.Applied):
+        raise TransientStorageError(
+            f"manifest {config.manifest_path!r} in {store.url} may or may not have been rebuilt: "
+            f"{outcome}. Run it again."
+        )
+    claim_for_writing(store, config, runtime=runtime).note(plan.manifest, now=True)
+    return plan, saved

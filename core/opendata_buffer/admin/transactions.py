@@ -9,9 +9,9 @@ with :func:`abort`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from opendata_buffer.admin.rebuild import GRACE_MS
+from opendata_buffer.admin.rebuild import GRACE_MS, open_for_repair
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
@@ -20,7 +20,6 @@ from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, parse_uuid
 from opendata_buffer.messages.sequencer import undecided
-from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Get, Store, read_sidecar
@@ -44,66 +43,47 @@ writer that runs takes so long."""
 class OpenTransaction:
     """The part of a transaction that is in one queue, at one moment.
 
-    Attributes:
-        partition: The queue's data prefix.
-        producer: The producer's id, 12 hexadecimal digits.
-        app: The app id; None for a publisher without a name.
-        batch: The app's number of the transaction.
-        first_sequence: Of its first batch: nothing from there on leaves the queue.
-        last_clock: The producer's clock at its last batch.
-        batches: How many it has.
-        behind: Queued batches from its first one on, of all producers.
-        age_seconds: Since the first one was produced; None where its name does not tell.
-        committed: Whether it is decided and only lacks its acknowledgement in this queue: the
-            app's commit record names it or, without an app, another queue has acknowledged it.
+    It is ``committed`` when it is decided and only lacks its acknowledgement in this queue: the
+    app's commit record names it or, without an app, another queue has acknowledged it.
     """
 
-    partition: str
-    producer: str
-    app: str | None
-    batch: int | None
-    first_sequence: int
-    last_clock: int
+    partition: str  # the queue's data prefix
+    producer: str  # its id, 12 hexadecimal digits
+    app: str | None  # None for a publisher without a name
+    batch: int | None  # the app's number of the transaction
+    first_sequence: int  # of its first batch: nothing from there on leaves the queue
+    last_clock: int  # the producer's, at its last batch
     batches: int
-    behind: int
-    age_seconds: float | None
+    behind: int  # queued batches from its first one on, of all producers
+    age_seconds: float | None  # since the first was produced; None where its name does not tell
     committed: bool = False
 
 
+@dataclass
 class TransactionScope:
     """The queues whose transactions are listed or ended: those of a topic, or one."""
 
-    def __init__(
-        self, config: QueueConfig, store: Store, runtime: Runtime, topic: Topic | None = None
-    ) -> None:
-        self.store = store
-        self.runtime = runtime
-        self.topic = topic
-        self.config = config
-        self._queues: dict[str, Queue] = {}
+    config: QueueConfig
+    store: Store
+    runtime: Runtime
+    topic: Topic | None = None
+    _queues: dict[str, Queue] = field(default_factory=dict)
 
     def names(self) -> list[str]:
         """Data prefixes of the queues."""
         if self.topic is not None:
             return self.topic.read().names
-        self._reader(self.config.data_path_prefix).manifest()
+        self.reader(self.config.data_path_prefix).manifest()
         return [self.config.data_path_prefix]
 
     def queue(self, name: str) -> Queue:
         """One of the queues, to be written."""
         if name not in self._queues:
-            own = self._config_of(name)
-            claim = claim_for_writing(self.store, own, runtime=self.runtime)
-            self._queues[name] = Queue(
-                self.store, own, runtime=self.runtime, role="operator", claim=claim
-            )
+            self._queues[name] = open_for_repair(self.store, self._config_of(name), self.runtime)
         return self._queues[name]
 
-    def manifest(self, name: str) -> Manifest | None:
-        """The manifest of one of the queues; None for one that was never written."""
-        return self._reader(name).find()
-
-    def _reader(self, name: str) -> ReadOnlyReader:
+    def reader(self, name: str) -> ReadOnlyReader:
+        """A reader of one of the queues."""
         return ReadOnlyReader(self._config_of(name), store=self.store, runtime=self.runtime)
 
     def _config_of(self, name: str) -> QueueConfig:
@@ -117,11 +97,6 @@ def open_in(manifest: Manifest, data_path_prefix: str, now_ms: int) -> list[Open
     first = manifest.first_sequence
     found = undecided(enumerate(manifest.locations(), first), data_path_prefix)
 
-    def age(sequence: int) -> float | None:
-        (entry,) = manifest.entries(sequence, 1)
-        written_ms = entry.time_ms
-        return None if written_ms is None else max(0, now_ms - written_ms) / 1000
-
     return [
         OpenTransaction(
             partition=data_path_prefix,
@@ -132,7 +107,7 @@ def open_in(manifest: Manifest, data_path_prefix: str, now_ms: int) -> list[Open
             last_clock=each.last_clock,
             batches=each.batches,
             behind=manifest.next_sequence - each.first_sequence,
-            age_seconds=age(each.first_sequence),
+            age_seconds=manifest.age_s(now_ms, each.first_sequence),
         )
         for producer, each in found.items()
     ]
@@ -142,7 +117,7 @@ def list_open(scope: TransactionScope) -> list[OpenTransaction]:
     """All undecided transactions of a topic or a queue, by partition; changes nothing."""
 
     def read(name: str) -> tuple[list[OpenTransaction], set[str]]:
-        manifest = scope.manifest(name)
+        manifest = scope.reader(name).find()
         if manifest is None:
             return [], set()
         return open_in(manifest, name, scope.runtime.now_ms()), _committed_in(manifest, name)
@@ -154,12 +129,7 @@ def list_open(scope: TransactionScope) -> list[OpenTransaction]:
     apps = sorted({each.app for each in found if each.app is not None})
     read_records = in_parallel(scope.runtime, lambda app: _record(scope.store, app), apps)
     records = dict(zip(apps, read_records, strict=True))
-    return [
-        replace(each, committed=True)
-        if each.app is None and each.producer in acknowledged
-        else _judged(each, records)
-        for each in found
-    ]
+    return [_judged(each, records, acknowledged) for each in found]
 
 
 def abort(scope: TransactionScope, producer: str, *, force: bool = False) -> list[OpenTransaction]:
@@ -172,17 +142,11 @@ def abort(scope: TransactionScope, producer: str, *, force: bool = False) -> lis
     A transaction without an app has no record. It is completed where one of its queues has
     acknowledged it. Otherwise only its publisher, which keeps the intents, knows whether it is
     committed: intents that are applied after the roll-back deliver it in some partitions and not
-    in others. So that takes ``force``.
-
-    Args:
-        scope: The whole topic, or a queue of its own.
-        producer: As :attr:`OpenTransaction.producer` says.
-        force: Also end a transaction that is younger than :data:`STALE_AFTER_S`, or one whose
-            intents may be saved elsewhere. Make sure first that no process applies them.
+    in others. So that takes ``force``, as a transaction younger than :data:`STALE_AFTER_S` does:
+    make sure first that no process applies its intents.
 
     Returns:
-        The parts of transactions that were ended: those that are committed are delivered now, the
-        others never.
+        The parts that were ended: committed ones are delivered now, the others never.
 
     Raises:
         InvalidInput: No such transaction is undecided; it is young; or ``scope`` is one
@@ -214,7 +178,7 @@ def abort(scope: TransactionScope, producer: str, *, force: bool = False) -> lis
     coordinator.recover(app, None, scope.names())
     # recover() claimed the record, so it does not change any more.
     records = {app: _record(scope.store, app)}
-    return [_judged(each, records) for each in listed if each.app == app]
+    return [_judged(each, records, set()) for each in listed if each.app == app]
 
 
 def _refuse_running(producer: str, app: str | None, chosen: list[OpenTransaction]) -> None:
@@ -256,8 +220,8 @@ def _end(scope: TransactionScope, chosen: list[OpenTransaction]) -> None:
             txn = Transaction(each.app, each.batch)
         clock = each.last_clock + 1 if each.committed else ROLL_BACK
         markers[each.partition] = [TransactionMarker(bytes.fromhex(each.producer), clock, txn)]
-    parts = (scope.store, scope.config, scope.queue, scope.runtime)
-    MarkerWriter(*parts, ahead_ms=GRACE_MS).write(markers)
+    writer = MarkerWriter(scope.store, scope.config, scope.queue, scope.runtime, ahead_ms=GRACE_MS)
+    writer.write(markers)
 
 
 def _record(store: Get, app: str) -> CommitRecord | None:
@@ -267,6 +231,10 @@ def _record(store: Get, app: str) -> CommitRecord | None:
         return None
 
 
-def _judged(each: OpenTransaction, records: Mapping[str, CommitRecord | None]) -> OpenTransaction:
-    record = None if each.app is None else records[each.app]
+def _judged(
+    each: OpenTransaction, records: Mapping[str, CommitRecord | None], acknowledged: set[str]
+) -> OpenTransaction:
+    if each.app is None:
+        return replace(each, committed=each.producer in acknowledged)
+    record = records[each.app]
     return replace(each, committed=record is not None and record.producer == each.producer)

@@ -1,13 +1,7 @@
 """Take batches out of a queue that no consumer reads: skip, restore, seek and collect.
 
-* :func:`skip_batch` skips one batch. The entry stays in the queue under its sequence and names an
-  empty batch from then on, which every v1 reader can read. All other entries keep their sequences
-  (``core/decisions/0010``). :func:`restore_batch` produces its copy again.
-* :func:`seek` drops all batches before a :class:`Start`.
-* :func:`collect` deletes the objects of consumed batches, once.
-
-What is skipped or dropped is copied to the quarantine first. The write that changes the queue also
-claims its epoch: a consumer that still runs is fenced, and cannot acknowledge past the change.
+A batch that is skipped or dropped is copied to the quarantine first. The write that changes the
+queue also claims its epoch: a consumer that still runs is fenced, and cannot acknowledge past it.
 """
 
 from __future__ import annotations
@@ -17,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from opendata_buffer.admin.rebuild import open_for_repair
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.cursors import BatchDescriptor
@@ -43,8 +38,6 @@ from opendata_buffer.quarantine import (
     write_report,
 )
 from opendata_buffer.queue.consumer_info import write_consumer_info
-from opendata_buffer.queue.ownership import claim_for_writing
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.topic import Topic
@@ -55,19 +48,12 @@ def skip_batch(
 ) -> tuple[QuarantineReport, int]:
     """Copy a queued batch to the quarantine, then put an empty batch in its place.
 
-    Stop the queue's consumer first; one that still runs is fenced. After an error call it again.
-
-    Args:
-        sequence: The batch, anywhere in the queue.
-        force: Also when the batch can be read.
+    Every v1 reader can read the empty batch, and all entries keep their sequences
+    (``core/decisions/0010``). ``force`` also skips a batch that can be read. After an error call it
+    again; after InvalidInput, PrefixConflict or UnsafeStore nothing was changed.
 
     Returns:
         The batch's report in the quarantine, and the epoch that the queue was claimed with.
-
-    Raises:
-        InvalidInput: There is no queue, the sequence is not queued, or the batch can be read
-            and ``force`` was not given; nothing was changed.
-        PrefixConflict, UnsafeStore: As for a consumer; nothing was changed.
     """
     manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
     if not manifest.first_sequence <= sequence < manifest.next_sequence:
@@ -87,15 +73,9 @@ def skip_batch(
             f"batch {sequence} at {entry.location!r} can be read: a consumer delivers it. To skip "
             "it all the same, pass force=True"
         )
-    claim = claim_for_writing(store, config, runtime=runtime)
-    report = quarantine(
-        store,
-        config.data_path_prefix,
-        entry,
-        fault or "skipped on request although it can be read",
-        runtime=runtime,
-        allow_foreign_locations=config.allow_foreign_locations,
-    )
+    queue = open_for_repair(store, config, runtime)
+    why = fault or "skipped on request although it can be read"
+    report = _copy(store, config, entry, why, runtime)
     # The empty batch keeps the transaction and the message in its name. Without the transaction,
     # readers would take the entries behind it for a repeat of the same one and drop them. Without
     # an acknowledgement, what it decides would stay undecided.
@@ -103,10 +83,16 @@ def skip_batch(
     txn, message = (parsed.txn, parsed.message) if parsed else (None, None)
     location = batch_key(config.data_path_prefix, runtime.ulid(), txn, message)
     store.put(location, encode_batch([]))
-    queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
     after = queue.replace(sequence, entry.location, NewEntry(location))
     queue.close()
     return report, after.epoch
+
+
+def _copy(
+    store: Store, config: ConsumerConfig, entry: QueueEntry, why: str, runtime: Runtime
+) -> QuarantineReport:
+    prefix, foreign = config.data_path_prefix, config.allow_foreign_locations
+    return quarantine(store, prefix, entry, why, runtime=runtime, allow_foreign_locations=foreign)
 
 
 def _range_of(manifest: Manifest) -> str:
@@ -118,25 +104,16 @@ def _range_of(manifest: Manifest) -> str:
 def restore_batch(
     store: Store, config: ConsumerConfig, name: str, runtime: Runtime
 ) -> QuarantineReport:
-    """Produce a batch from the quarantine again, at the end of the queue. Idempotent.
+    """Produce the batch of a report again, at the end of the queue. Idempotent.
 
-    The copy must be readable: if it is not, replace ``<prefix>/_quarantine/<id>.object`` by a
-    repaired one first. The copy and its report stay.
-
-    The restored batch has no transaction or message in its name: readers counted that identity as
-    delivered when they passed the batch by, and would drop it as a repeat.
-
-    Args:
-        name: The id of the report.
-
-    Returns:
-        The report, with ``restored_sequence``.
+    The copy and its report, which is returned with ``restored_sequence``, stay. The restored batch
+    has no transaction or message in its name: readers counted that identity as delivered when they
+    passed the batch by, and would drop it as a repeat.
 
     Raises:
         InvalidInput: There is no such report or no copy, the copy cannot be read, or the batch
             is still queued.
         CommitStateUnknown: An earlier call may have restored it, and a consumer has read since.
-        StorageError, Conflict, QueueFull: It was not restored; call it again.
     """
     prefix = config.data_path_prefix
     manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
@@ -150,8 +127,7 @@ def restore_batch(
         return report
     _refuse_queued(report, manifest)
     data = _readable_copy(store, config, report)
-    claim = claim_for_writing(store, config, runtime=runtime)
-    queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
+    queue = open_for_repair(store, config, runtime)
     if report.restored_location is None:
         # Written before the append, so that the next call finds out whether this one appended.
         location = batch_key(prefix, runtime.ulid())
@@ -220,16 +196,11 @@ class Start:
 
     ``earliest`` is the oldest queued batch and ``latest`` the end. A time is the first batch with
     a record of then or later, as in the Spark source's ``startingTimestamp``.
-
-    Attributes:
-        text: As it was given.
-        sequence: The batch to begin with; None for the others.
-        since_ms: Milliseconds since the Unix epoch; None for the others.
     """
 
-    text: str
+    text: str  # as it was given
     sequence: int | None = None
-    since_ms: int | None = None
+    since_ms: int | None = None  # since the Unix epoch
 
     @classmethod
     def parse(cls, text: str) -> Start:
@@ -252,11 +223,8 @@ class Start:
     def sequence_in(self, manifest: Manifest, key: str) -> int:
         """The sequence it means in a queue; ``manifest.next_sequence`` is the end.
 
-        Args:
-            key: The manifest's name, for messages.
-
-        Raises:
-            InvalidInput: A sequence that has left the queue, or that it has not reached.
+        Raises InvalidInput, which names the manifest's ``key``, for a sequence that has left the
+        queue, or that it has not reached.
         """
         if self.since_ms is not None:
             return _first_since(manifest, self.since_ms)
@@ -295,29 +263,18 @@ GROUP = 64
 
 
 class SeekPlan(NamedTuple):
-    """What a seek would do.
+    """What a seek would do."""
 
-    Attributes:
-        target: Where the queue shall begin.
-        dropped: The entries before it.
-    """
-
-    target: int
+    target: int  # where the queue shall begin
     dropped: Sequence[QueueEntry]
 
 
 class SeekResult(NamedTuple):
-    """What a seek did.
+    """What a seek did."""
 
-    Attributes:
-        first: Where the queue begins now.
-        epoch: The epoch that the queue was claimed with; its consumer is fenced.
-        copies: Ids in the quarantine of the dropped batches; empty when nothing was copied.
-    """
-
-    first: int
-    epoch: int
-    copies: list[str]
+    first: int  # where the queue begins now
+    epoch: int | None  # that the queue was claimed with; None where there was nothing to drop
+    copies: list[str]  # ids in the quarantine of the dropped batches
 
 
 def plan_seek(store: Store, config: ConsumerConfig, start: Start, runtime: Runtime) -> SeekPlan:
@@ -349,35 +306,23 @@ def seek(
     """Copy what a plan drops, then drop it and claim the queue. Idempotent.
 
     Entries that the consumer took since the plan are gone. Entries that were appended since stay.
-
-    Args:
-        plan: Of :func:`plan_seek`.
-        copy: Copy what is dropped to the quarantine. Without a copy nothing restores it once the
-            collector has deleted it.
-        advance: Called with the number of batches copied, and of all.
+    Without a ``copy`` nothing restores a batch once the collector has deleted it. ``advance`` is
+    called with the number of batches copied, and of all.
 
     Raises:
         InvalidInput: A batch is too large to be copied; nothing was dropped.
         Conflict, CorruptManifest, StorageError: Nothing was dropped; call it again.
     """
-    claim = claim_for_writing(store, config, runtime=runtime)
+    queue = open_for_repair(store, config, runtime)
 
     def save(entry: QueueEntry) -> str:
-        report = quarantine(
-            store,
-            config.data_path_prefix,
-            entry,
-            f"dropped by seek to {plan.target}, not for a fault of its own",
-            runtime=runtime,
-            allow_foreign_locations=config.allow_foreign_locations,
-        )
-        return report.id
+        why = f"dropped by seek to {plan.target}, not for a fault of its own"
+        return _copy(store, config, entry, why, runtime).id
 
     copies: list[str] = []
     for at in range(0, len(plan.dropped) if copy else 0, GROUP):
         copies += in_parallel(runtime, save, plan.dropped[at : at + GROUP], most=CONCURRENCY)
         advance(len(copies), len(plan.dropped))
-    queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
     # A consumer may have read past the target meanwhile: then nothing is left to drop.
     last = plan.target - 1 if plan.target else None
     after = queue.claim_epoch(last, allow_data_loss=True)
@@ -409,14 +354,7 @@ def collect(
     """One cycle of the garbage collector in a queue, or in each partition of a topic.
 
     A partition that has left its topic has no consumer whose collector would run. When nothing of
-    it is left to collect, it is removed from the topic's description.
-
-    Args:
-        topic: The topic; None for one queue.
-        dry_run: Only read and plan; nothing is written.
-
-    Returns:
-        The sum over all queues.
+    it is left to collect, it is removed from the topic's description. ``dry_run`` writes nothing.
     """
     if topic is None:
         # The collector would claim the prefix, also for a mistyped manifest.

@@ -19,6 +19,7 @@ def main() -> NoReturn:
         # Registered first, so called last: after it Python restores the default action, which
         # would end a slow interpreter shutdown by the signal.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
-    from opendata_buffer.cli.main import run
+    from opendata_buffer.cli.errors import run_group
+    from opendata_buffer.cli.main import cli
 
-    run()
+    run_group(cli)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,7 +11,7 @@ import click
 
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork, listen_for
-from opendata_buffer.cli.options import create_if_missing_option, patient_queue_options
+from opendata_buffer.cli import options
 from opendata_buffer.cli.target import one_queue, require_queue
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.runtime import Runtime
@@ -22,27 +23,24 @@ STOP_S = 3.5
 """For an orderly stop; the process ends within five seconds in any case."""
 
 
-def split_address(text: str) -> tuple[str, int]:
-    """``host:port`` as its parts; an IPv6 address is in brackets. Raises ValueError for others."""
-    parts = urlsplit(f"//{text}")
-    if parts.netloc != text or "@" in text or not parts.hostname or parts.port is None:
-        raise ValueError(text)
-    return parts.hostname, parts.port
+def _parts(address: str) -> tuple[str, int]:
+    """Host and port; an IPv6 address is in brackets."""
+    with suppress(ValueError):
+        parts = urlsplit(f"//{address}")
+        host, port, is_whole = parts.hostname, parts.port, parts.netloc == address
+        if host and port is not None and is_whole and "@" not in address:
+            return host, port
+    raise click.BadParameter(f"{address!r} is no HOST:PORT, for example 0.0.0.0:7420 or [::]:7420")
 
 
 def _address(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    try:
-        if text is not None:
-            split_address(text)
-    except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is no HOST:PORT, for example 0.0.0.0:7420 or [::]:7420"
-        ) from None
+    if text is not None:
+        _parts(text)
     return text
 
 
 @click.command()
-@patient_queue_options
+@options.patient_queue
 @click.option(
     "--listen",
     callback=_address,
@@ -57,19 +55,17 @@ def _address(context: click.Context, option: click.Parameter, text: str | None) 
     help="The address that clients are told, if not the one above. Each broker needs its own "
     "address: do not use a load balancer's.",
 )
-@click.option(
-    "--tls-cert", metavar="FILE", default="", help="Certificate, PEM. Clients need no certificate."
-)
-@click.option("--tls-key", metavar="FILE", default="", help="Its private key, PEM.")
-@create_if_missing_option
+@click.option("--tls-cert", metavar="FILE", help="Certificate, PEM. Clients need no certificate.")
+@click.option("--tls-key", metavar="FILE", help="Its private key, PEM.")
+@options.create_if_missing
 @click.pass_obj
 def broker(
     runtime: Any,
     /,
     listen: str | None,
     advertise: str | None,
-    tls_cert: str,
-    tls_key: str,
+    tls_cert: str | None,
+    tls_key: str | None,
     create_if_missing: bool,
     **queue: Any,
 ) -> None:
@@ -85,13 +81,13 @@ def broker(
     store = target.store
     if not create_if_missing:
         require_queue(target, runtime)
-    where = listen_for(store)
+    where = replace(listen_for(store), certificate=tls_cert or "", key=tls_key or "")
     if listen is not None:
-        host_name, port = split_address(listen)
+        host_name, port = _parts(listen)
         where = replace(where, host=host_name, port=port)
     if advertise is not None:
         where = replace(where, advertise=advertise)
-    network = WebSocketNetwork(runtime, replace(where, certificate=tls_cert, key=tls_key))
+    network = WebSocketNetwork(runtime, where)
     # A standby listens only while it serves: clients of a dead broker must find its address
     # refused, also when it is started again. Listening once reports a wrong address now.
     network.listen().close()
@@ -106,14 +102,12 @@ def _report(election: LeaderElection, url: str, runtime: Runtime) -> None:
     """Print which broker serves, whenever that changes, until it cannot serve."""
     printed = ""
     while election.failure is None:
+        line = printed
         if mine := election.serving:
             line = f"serving {url} at {mine.address} (term {mine.term}, broker {mine.id})"
         elif other := election.stands_by_for:
-            line = (
-                f"standing by: {other.address} is announced (term {other.term}, broker {other.id})"
-            )
-        else:
-            line = printed
+            term = f"(term {other.term}, broker {other.id})"
+            line = f"standing by: {other.address} is announced {term}"
         if line != printed:
             click.echo(line)
             printed = line

@@ -18,20 +18,8 @@ import click
 import pyarrow.compute as pc
 
 from opendata_buffer.admin.trim import EARLIEST, Start
+from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.options import (
-    NATURAL,
-    POSITIVE,
-    SOON_MS,
-    allow_foreign_option,
-    create_if_missing_option,
-    framing_option,
-    max_batch_bytes_option,
-    patient_queue_options,
-    queue_words,
-    recreate_option,
-    refuse_together,
-)
 from opendata_buffer.cli.output import plural
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import Target, require_queue, soon, target_of
@@ -50,8 +38,9 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.framing import FRAMINGS, Framing
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.consumer import REFRESH_S, TopicArrowBatch, TopicConsumer
-from opendata_buffer.topic.topic import CachedTopic
+from opendata_buffer.topic.topic import CachedTopic, Topic
 
 PROGRAM = "opendata-buffer consume"
 
@@ -68,8 +57,8 @@ _GAP_ADVICE = "Start with --from earliest to look at what is left."
 
 
 @click.command()
-@patient_queue_options
-@framing_option
+@options.patient_queue
+@options.framing
 @click.option(
     "--json",
     "as_json",
@@ -84,21 +73,20 @@ _GAP_ADVICE = "Start with --from earliest to look at what is left."
     help="Begin at 'earliest', 'latest', a sequence, or a time such as 2026-01-31T03:00:00Z, UTC "
     "without a zone. Only --no-ack may begin behind the oldest batch. Default: earliest.",
 )
-@click.option("--max-batches", type=NATURAL, metavar="N", help="Stop after N batches.")
+@click.option("--max-batches", type=options.NATURAL, metavar="N", help="Stop after N batches.")
 @click.option("--follow", is_flag=True, help="Wait for more when the queue is empty.")
-@create_if_missing_option
+@options.create_if_missing
 @click.option("--no-ack", is_flag=True, help="Only read: claim nothing, acknowledge nothing.")
-@click.option("--gc/--no-gc", default=True, show_default=True, help="Collect garbage meanwhile.")
+@click.option("--gc/--no-gc", default=True, help="Collect garbage meanwhile.")
 @click.option(
     "--poll-interval-ms",
-    type=POSITIVE,
+    type=options.POSITIVE,
     default=500,
-    show_default=True,
     help="With --follow: between two reads of an empty queue.",
 )
-@recreate_option
-@max_batch_bytes_option
-@allow_foreign_option
+@options.recreate
+@options.max_batch_bytes
+@options.allow_foreign
 @click.pass_obj
 def consume(
     runtime: Any,
@@ -112,9 +100,6 @@ def consume(
     no_ack: bool,
     gc: bool,
     poll_interval_ms: int,
-    recreate: bool,
-    max_batch_bytes: int,
-    allow_foreign_locations: bool,
     **queue: Any,
 ) -> None:
     """Write the records of the queue to stdout, by default one line each.
@@ -128,28 +113,23 @@ def consume(
     Of a topic all partitions are read, each in its order, and only committed transactions.
     "last_sequences" is by partition then, and --json shows the partition.
     """
-    refuse_together(**{"--json": as_json, "--framing": framing != "lines"})
+    options.refuse_together(**{"--json": as_json, "--framing": framing != "lines"})
     start = Start.parse(EARLIEST if from_ is None else from_)
     target = target_of(
         runtime,
         queue,
         ConsumerConfig,
-        topic_deadline_ms=SOON_MS,
+        topic_deadline_ms=options.SOON_MS,
         gc=GarbageCollectorConfig(enabled=gc),
-        recreate=recreate,
-        max_batch_bytes=max_batch_bytes,
-        allow_foreign_locations=allow_foreign_locations,
     )
-    is_topic = target.topic is not None
+    config, store, is_topic = target.config, target.store, target.topic is not None
     target.check_start(start, "--from")
     can_check = is_topic or _check_exists(target, runtime, no_ack, create_if_missing)
     if can_check and from_ is not None:
         _check_start(target, runtime, start, no_ack)
 
     stdout = sys.stdout.buffer
-    render = as_framing(FRAMINGS[framing])
-    if as_json:
-        render = json_lines(target.config.data_path_prefix)
+    render = json_lines(config.data_path_prefix) if as_json else as_framing(FRAMINGS[framing])
     with ExitStack() as stack:
         writer = RecordWriter(stdout, render, topic=is_topic)
         # The progress ends first, so that it does not hide the summary.
@@ -157,16 +137,16 @@ def consume(
         if not stdout.isatty():
             writer.advance = stack.enter_context(count_progress("consuming"))
         if is_topic and no_ack:
-            source = _read_only_topic(target, runtime, start)
+            source = BatchSource(ReadOnlyTopic(target, runtime, start).read)
         elif is_topic:
-            consumer = TopicConsumer(
-                target.config, store=target.store, runtime=runtime, program=PROGRAM
-            )
+            consumer = TopicConsumer(config, store=store, runtime=runtime, program=PROGRAM)
             source = _topic_source(stack.enter_context(consumer))
         elif no_ack:
-            source = _read_only_queue(target, runtime, start)
+            reader = _read_only(config, store, runtime)
+            reader.seek(start.sequence_in(reader.manifest(), config.manifest_path))
+            source = _queue_source(reader, FetchHandle.of(config, store=store), runtime)
         else:
-            owner = Consumer(target.config, store=target.store, runtime=runtime, program=PROGRAM)
+            owner = Consumer(config, store=store, runtime=runtime, program=PROGRAM)
             source = _queue_source(stack.enter_context(owner), owner.fetch_handle(), runtime)
         wait = (lambda: runtime.sleep(poll_interval_ms / 1000)) if follow else None
         write_out(source, writer, max_batches=max_batches, wait=wait)
@@ -176,29 +156,22 @@ def consume(
 def _check_exists(target: Target, runtime: Runtime, no_ack: bool, create_if_missing: bool) -> bool:
     """Fail where a consumer would create a queue at a mistyped path.
 
-    Returns:
-        Whether the manifest can be read: False where --recreate starts the queue over.
+    Returns False where --recreate starts a queue over, whose manifest need not be readable.
     """
     config = soon(target.config)
     # The marker of a queue that lost its manifest shows that the queue existed.
-    if config.recreate and not no_ack:
-        claim = check_owner(target.store, config, runtime=runtime)
-        if claim is not None:
-            return False
+    if config.recreate and not no_ack and check_owner(target.store, config, runtime=runtime):
+        return False
     if no_ack or not create_if_missing:
         require_queue(target, runtime)
     return True
 
 
 def _check_start(target: Target, runtime: Runtime, start: Start, no_ack: bool) -> None:
-    """Check that each queue has the start, and that a consumer begins at the oldest batch.
-
-    The batches before a consumer's start would leave the queue unread.
-    """
+    """Check that each queue has the start, and that no batch before a consumer's is dropped."""
     before, last = 0, 0
     for config in target.configs():
-        reader = ReadOnlyReader(soon(config), store=target.store, runtime=runtime)
-        found = reader.find() or Manifest.empty()
+        found = _read_only(soon(config), target.store, runtime).find() or Manifest.empty()
         sequence = start.sequence_in(found, config.manifest_path)
         before += sequence - found.first_sequence
         last = sequence - 1
@@ -207,7 +180,7 @@ def _check_start(target: Target, runtime: Runtime, start: Start, no_ack: bool) -
         raise Failure(
             f"--from {start.text} would drop {plural(before, 'batch')} unread{until}: look at what "
             "is behind with --no-ack, or drop them with 'opendata-buffer seek "
-            f"{queue_words()} --to {shlex.quote(start.text)}', which keeps a copy"
+            f"{options.queue_words()} --to {shlex.quote(start.text)}', which keeps a copy"
         )
 
 
@@ -276,9 +249,8 @@ class Written(NamedTuple):
 class BatchSource(NamedTuple):
     """Where :func:`write_out` takes batches from.
 
-    Attributes:
-        read: The next batches, at most so many; none when there are none yet.
-        acknowledge: Called with the batches that were written out, in the order of reading.
+    ``read`` gives the next batches, at most so many; none when there are none yet. ``acknowledge``
+    is called with those that were written out, in the order of reading.
     """
 
     read: Callable[[int], Iterable[ArrowBatch]]
@@ -288,28 +260,21 @@ class BatchSource(NamedTuple):
 class RecordWriter:
     """Writes the records of batches to a stream, and counts them.
 
-    Attributes:
-        total: What was written; "bytes" is the size of the records, however they were written.
-        advance: Called with the bytes of each batch.
+    ``advance`` is called with the bytes of each batch. In ``total``, "bytes" is the size of the
+    records, however they were written.
     """
 
     def __init__(self, stream: BinaryIO, render: Render, *, topic: bool = False) -> None:
         self._stream = stream
         self._render = render
         self.advance: Callable[[int], None] = lambda size: None
-        self.total: dict[str, Any] = {"records": 0, "batches": 0, "bytes": 0}
-        if topic:
-            self.total["last_sequences"] = {}
-        else:
-            self.total["last_sequence"] = None
+        last: dict[str, Any] = {"last_sequences": {}} if topic else {"last_sequence": None}
+        self.total = {"records": 0, "batches": 0, "bytes": 0, **last}
 
     def write(self, batch: ArrowBatch) -> None:
         """Write all records of a batch and flush the stream.
 
-        Raises:
-            InvalidInput: The framing cannot write one of them; nothing of the batch is written.
-            BrokenPipeError: The reader of the stream closed it.
-            OSError: They were not all written.
+        Nothing is written of a batch with a record that the framing cannot write (InvalidInput).
         """
         self._stream.write(self._render(batch))
         self._stream.flush()
@@ -384,21 +349,22 @@ def _queue_source(
 ) -> BatchSource:
     """One queue. A read-only reader acknowledges nothing in the queue."""
 
-    def read(limit: int) -> Iterable[ArrowBatch]:
-        return fetch_many(
-            handle.fetch_arrow,
-            reader.next_descriptors(limit),
-            max_in_flight_bytes=READ_AHEAD_BYTES,
-            runtime=runtime,
-        )
-
-    return BatchSource(read, lambda written: reader.ack_through(written[-1].sequence))
+    return BatchSource(
+        lambda limit: _fetched(handle, reader.next_descriptors(limit), runtime),
+        lambda written: reader.ack_through(written[-1].sequence),
+    )
 
 
-def _read_only_queue(target: Target, runtime: Runtime, start: Start) -> BatchSource:
-    reader = ReadOnlyReader(target.config, store=target.store, runtime=runtime, advice=_GAP_ADVICE)
-    reader.seek(start.sequence_in(reader.manifest(), target.config.manifest_path))
-    return _queue_source(reader, FetchHandle.of(target.config, store=target.store), runtime)
+def _fetched(
+    handle: FetchHandle, wanted: Sequence[BatchDescriptor], runtime: Runtime
+) -> Iterator[ArrowBatch]:
+    return fetch_many(
+        handle.fetch_arrow, wanted, max_in_flight_bytes=READ_AHEAD_BYTES, runtime=runtime
+    )
+
+
+def _read_only(config: ConsumerConfig, store: Store, runtime: Runtime) -> ReadOnlyReader:
+    return ReadOnlyReader(config, store=store, runtime=runtime, advice=_GAP_ADVICE)
 
 
 def _topic_source(consumer: TopicConsumer) -> BatchSource:
@@ -418,14 +384,10 @@ def _topic_source(consumer: TopicConsumer) -> BatchSource:
 
 
 class ReadOnlyPartition:
-    """The committed batches of one partition, without consuming it.
-
-    Attributes:
-        ready: Batches that are committed and were not fetched yet.
-    """
+    """The committed batches of one partition, without consuming it."""
 
     def __init__(self, reader: ReadOnlyReader, handle: FetchHandle, start: Start) -> None:
-        self.ready: deque[BatchDescriptor] = deque()
+        self.ready: deque[BatchDescriptor] = deque()  # committed, and not fetched yet
         self._name = reader.config.data_path_prefix
         self._reader = reader
         self._handle = handle
@@ -455,17 +417,11 @@ class ReadOnlyPartition:
     def _replay(self, begin: int, stop: int) -> list[tuple[int, str]]:
         return [(each.sequence, each.location) for each in self._reader.entries(begin, stop)]
 
-    def take(self, limit: int, runtime: Runtime) -> Iterator[ArrowBatch]:
+    def take(self, limit: int) -> Iterator[ArrowBatch]:
         """Fetch at most ``limit`` of the batches that are ready."""
         wanted = [self.ready.popleft() for _ in range(min(limit, len(self.ready)))]
-        fetched = fetch_many(
-            self._handle.fetch_arrow,
-            wanted,
-            max_in_flight_bytes=READ_AHEAD_BYTES,
-            runtime=runtime,
-        )
         try:
-            for each in fetched:
+            for each in _fetched(self._handle, wanted, self._reader.runtime):
                 yield TopicArrowBatch(
                     each.values, each.sequence, each.location, each.metadata, partition=self._name
                 )
@@ -474,31 +430,28 @@ class ReadOnlyPartition:
 
 
 class ReadOnlyTopic:
-    """A topic without consuming it, partition by partition.
+    """A topic without consuming it, partition by partition."""
 
-    Args:
-        listed: The topic's partitions as they are now.
-        opened: Makes the reader of one of them; told whether it was added after the first read.
-    """
-
-    def __init__(
-        self,
-        listed: Callable[[], Sequence[str]],
-        opened: Callable[[str, bool], ReadOnlyPartition],
-        runtime: Runtime,
-    ) -> None:
-        self._listed = listed
-        self._opened = opened
+    def __init__(self, target: Target, runtime: Runtime, start: Start) -> None:
+        assert target.topic is not None
+        self._topic = CachedTopic(target.topic, runtime, REFRESH_S)
+        self._config = target.config
+        self._store = target.store
         self._runtime = runtime
+        self._start = start
         self._partitions: dict[str, ReadOnlyPartition] = {}
 
     def read(self, limit: int) -> Iterator[ArrowBatch]:
         """The next batches; raises as :meth:`ReadOnlyPartition.read`."""
         partitions = self._partitions
-        added = bool(partitions)
-        for name in self._listed():
+        # What a partition has that is added later was produced after the start.
+        start = Start(EARLIEST) if partitions else self._start
+        for name in self._topic.get().names:
             if name not in partitions:
-                partitions[name] = self._opened(name, added)
+                config = Topic.config_of(name, self._config)
+                reader = _read_only(config, self._store, self._runtime)
+                handle = FetchHandle.of(config, store=self._store)
+                partitions[name] = ReadOnlyPartition(reader, handle, start)
         # Entries of undecided transactions are read and give no batch: then read on.
         while any(in_parallel(self._runtime, ReadOnlyPartition.read, partitions.values())):
             if any(each.ready for each in partitions.values()):
@@ -508,22 +461,6 @@ class ReadOnlyTopic:
                 return
             if partition.ready:
                 partitions[name] = partitions.pop(name)  # The others come first in the next read.
-            for batch in partition.take(limit, self._runtime):
+            for batch in partition.take(limit):
                 limit -= 1
                 yield batch
-
-
-def _read_only_topic(target: Target, runtime: Runtime, start: Start) -> BatchSource:
-    topic = target.topic
-    assert topic is not None
-    current = CachedTopic(topic, runtime, REFRESH_S)
-
-    def opened(name: str, added: bool) -> ReadOnlyPartition:
-        config = topic.config_of(name, target.config)
-        return ReadOnlyPartition(
-            ReadOnlyReader(config, store=target.store, runtime=runtime, advice=_GAP_ADVICE),
-            FetchHandle.of(config, store=target.store),
-            Start(EARLIEST) if added else start,
-        )
-
-    return BatchSource(ReadOnlyTopic(lambda: current.get().names, opened, runtime).read)

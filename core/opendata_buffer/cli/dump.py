@@ -10,8 +10,8 @@ from urllib.parse import unquote
 
 import click
 
+from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.options import max_batch_bytes_option, store_options
 from opendata_buffer.cli.repair import rebuild
 from opendata_buffer.cli.target import store_options_of
 from opendata_buffer.config import StoreOptions
@@ -35,7 +35,7 @@ manifest.add_command(rebuild)
 
 @manifest.command("dump")
 @click.argument("object_", metavar="PATH_OR_URL")
-@store_options
+@options.store
 def manifest_dump(object_: str, **store: Any) -> None:
     """Print a manifest as JSON.
 
@@ -44,10 +44,24 @@ def manifest_dump(object_: str, **store: Any) -> None:
     """
     try:
         raw = read_object(object_, store_options_of(store), max_bytes=MAX_MANIFEST_BYTES)
-        document = manifest_document(raw)
+        parsed = Manifest.parse(raw)
+        entries = [
+            {
+                "sequence": entry.sequence,
+                "location": entry.location,
+                "metadata": metadata_json(entry.metadata),
+            }
+            for entry in parsed.entries()
+        ]
     except CorruptData as error:
         raise Failure(f"{object_!r} is no sound manifest: {error}") from error
-    click.echo(json.dumps(document, indent=2))
+    fields = {
+        "version": manifest_format.VERSION,
+        "epoch": parsed.epoch,
+        "next_sequence": parsed.next_sequence,
+        "entries": entries,
+    }
+    click.echo(json.dumps(fields, indent=2))
 
 
 @click.group()
@@ -57,51 +71,27 @@ def batch() -> None:
 
 @batch.command("dump")
 @click.argument("object_", metavar="PATH_OR_URL")
-@max_batch_bytes_option
-@store_options
+@options.max_batch_bytes
+@options.store
 def batch_dump(object_: str, max_batch_bytes: int, **store: Any) -> None:
     """Print a batch object as JSON, records in base64.
 
     PATH_OR_URL names the object itself: a file, or s3://bucket/ingest/<ULID>.batch.
     """
-    options, largest = store_options_of(store), largest_object(max_batch_bytes)
+    largest = largest_object(max_batch_bytes)
     try:
-        raw = read_object(object_, options, max_bytes=largest)
-        document = batch_document(raw, max_batch_bytes)
+        raw = read_object(object_, store_options_of(store), max_bytes=largest)
+        footer, block = open_batch(raw, max_batch_bytes)
+        records = split_records(block, footer.record_count)
     except CorruptData as error:
         raise Failure(f"{object_!r} is no sound batch: {error}") from error
-    click.echo(json.dumps(document, indent=2))
-
-
-def manifest_document(raw: bytes) -> dict[str, Any]:
-    """A manifest's fields. Every entry is checked."""
-    parsed = Manifest.parse(raw)
-    parsed.entries()
-    return {
-        "version": manifest_format.VERSION,
-        "epoch": parsed.epoch,
-        "next_sequence": parsed.next_sequence,
-        "entries": [
-            {
-                "sequence": entry.sequence,
-                "location": entry.location,
-                "metadata": metadata_json(entry.metadata),
-            }
-            for entry in parsed.entries()
-        ],
-    }
-
-
-def batch_document(raw: bytes, max_bytes: int) -> dict[str, Any]:
-    """A batch's fields and records."""
-    footer, block = open_batch(raw, max_bytes)
-    records = split_records(block, footer.record_count)
-    return {
+    fields = {
         "version": batch_format.VERSION,
         "compression": footer.compression.name.lower(),
         "record_count": footer.record_count,
         "records_base64": [b64encode(each).decode() for each in records],
     }
+    click.echo(json.dumps(fields, indent=2))
 
 
 def read_object(target: str, options: StoreOptions, *, max_bytes: int) -> bytes:

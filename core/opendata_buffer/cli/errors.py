@@ -9,8 +9,6 @@
 141  the reader of stdout closed it (SIGPIPE in a shell); nothing is printed
 143  terminated (SIGTERM)
 ==== ===================================================================
-
-:mod:`opendata_buffer.cli.signals` ends a command within five seconds after a signal.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ import click
 from opendata_buffer.cli.options import with_flags
 from opendata_buffer.cli.signals import INTERRUPTED, handle_signals, ignore_signals, signalled
 from opendata_buffer.errors import OpenDataBufferError
+from opendata_buffer.redaction import redacted
 
 READER_GONE = 141
 
@@ -37,12 +36,6 @@ log = logging.getLogger("opendata_buffer.cli")
 def one_line(text: object) -> str:
     """The text without line breaks and secrets, which names and messages of others may contain."""
     return redacted(re.sub(r"\s*[\r\n\v\f\x85\u2028\u2029]\s*", " ", str(text)).strip())
-
-
-def redacted(text: str) -> str:
-    """The text with the user information of URLs, and the queries of web addresses, replaced."""
-    text = re.sub(r"(?<=://)[^\s/@'\"]+@", "***@", text)
-    return re.sub(r"(https?://[^\s?'\"]*)\?[^\s'\"]*", r"\1?***", text)
 
 
 class Failure(click.ClickException):
@@ -150,14 +143,6 @@ def _log_thread_failure(failure: threading.ExceptHookArgs) -> None:
     )
 
 
-class _StderrHandler(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            click.echo(self.format(record), err=True)
-        except Exception:
-            self.handleError(record)
-
-
 class _OneLine(logging.Formatter):
     """``warning: message``; with a traceback only in debug records (-vv)."""
 
@@ -170,11 +155,12 @@ class _OneLine(logging.Formatter):
         return text
 
 
-_handler = _StderrHandler()
+_handler = logging.StreamHandler()
 _handler.setFormatter(_OneLine())
 
 
 def _log_to_stderr(verbose: int) -> None:
+    _handler.stream = sys.stderr
     root = logging.getLogger()
     if _handler not in root.handlers:
         root.addHandler(_handler)

@@ -7,11 +7,10 @@ Only results go to stdout; progress, summaries and warnings go to stderr.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import NoReturn
 
 import click
 
-from opendata_buffer.cli.errors import FailureGroup, run_group
+from opendata_buffer.cli.errors import FailureGroup
 from opendata_buffer.runtime import SystemRuntime
 
 COMMANDS = {
@@ -56,9 +55,13 @@ class LazyGroup(FailureGroup):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+)
 @click.version_option(package_name="opendata-buffer", message="opendata-buffer %(version)s")
-@click.option("-v", "--verbose", count=True, help="Log more; twice for everything.")
+@click.option(
+    "-v", "--verbose", count=True, show_default=False, help="Log more; twice for everything."
+)
 @click.pass_context
 def cli(context: click.Context, verbose: int) -> None:
     """Read, write, inspect and repair a queue in object storage.
@@ -73,8 +76,3 @@ def cli(context: click.Context, verbose: int) -> None:
     """
     # Tests put a manual clock here.
     context.obj = context.obj or SystemRuntime()
-
-
-def run() -> NoReturn:
-    """Run the command line and exit."""
-    run_group(cli)

@@ -1,7 +1,8 @@
 """Options that commands share, and the library's errors in terms of options.
 
-The library's errors name settings and calls, such as ``max_batch_bytes`` and ``skip(3)``. In a
-shell :func:`with_flags` shows the option and the command instead.
+An option with the name of a setting is handed to the configuration as it is. The library's errors
+name settings and calls, such as ``max_batch_bytes`` and ``skip(3)``; :func:`with_flags` shows the
+option and the command instead.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
+from opendata_buffer.config import StoreOptions
 from opendata_buffer.formats import MIB
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,7 +43,6 @@ def _timeout(default_ms: int) -> Callable[[Any], Any]:
         "--timeout-ms",
         type=POSITIVE,
         default=default_ms,
-        show_default=True,
         help="How long one operation of the store may fail, retries included.",
     )
 
@@ -84,17 +86,16 @@ _reach_store = _options(
     ),
 )
 
-store_options = _options(_reach_store, _timeout(SOON_MS))
+REACH_STORE = {each.name for each in fields(StoreOptions)} | {"timeout_ms"}
+"""Names of the options that say how to reach a store."""
+NAMES_ONE_QUEUE = ("partition", "data_path_prefix", "manifest_path")
+"""Names of the options that choose one queue of a store."""
 
+store = _options(_reach_store, _timeout(SOON_MS))
 
-def _directories(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Let the shell complete directories."""
-    return [CompletionItem(incomplete, type="dir")]
-
-
-store_argument = click.argument("store", shell_complete=_directories)
+store_argument = click.argument(
+    "store", shell_complete=lambda context, argument, text: [CompletionItem(text, type="dir")]
+)
 
 _queue = _options(
     store_argument,
@@ -111,47 +112,45 @@ _queue = _options(
     ),
     _reach_store,
 )
-queue_options = _options(_queue, _timeout(SOON_MS))
-patient_queue_options = _options(_queue, _timeout(LONG_MS))
+queue = _options(_queue, _timeout(SOON_MS))
+patient_queue = _options(_queue, _timeout(LONG_MS))
 """Options of commands that move records."""
 
-allow_foreign_option = click.option(
+allow_foreign = click.option(
     "--allow-foreign-locations",
     is_flag=True,
     help="Also read batches that lie outside the data prefix.",
 )
 
-create_if_missing_option = click.option(
+create_if_missing = click.option(
     "--create-if-missing",
     is_flag=True,
     help="Create the queue if there is none: to start before its producers.",
 )
 
-recreate_option = click.option(
+recreate = click.option(
     "--recreate",
     is_flag=True,
     help="Start the queue over if its manifest is gone or was restored. Its batches are not read.",
 )
 
-framing_option = click.option(
+framing = click.option(
     "--framing",
     type=click.Choice(["lines", "ndjson", "csv", "protobuf-fixed", "length"]),
     default="lines",
-    show_default=True,
     help="How records are separated in the stream; length and protobuf-fixed take any bytes.",
 )
 
-max_batch_bytes_option = click.option(
+max_batch_bytes = click.option(
     "--max-batch-bytes",
     type=POSITIVE,
     default=256 * MIB,
-    show_default=True,
     help="Largest batch, decoded. Larger ones are neither decoded nor written.",
 )
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do it without asking.")
+yes = click.option("-y", "--yes", is_flag=True, help="Do it without asking.")
 
 
 def refuse_together(**given: Any) -> None:
@@ -160,9 +159,6 @@ def refuse_together(**given: Any) -> None:
     if len(names) > 1:
         raise click.UsageError(f"{' and '.join(names)} cannot be used together")
 
-
-NAMES_ONE_QUEUE = ("partition", "data_path_prefix", "manifest_path")
-"""Names of the options that choose one queue of a store."""
 
 _FLAGS, _QUEUE = f"{__name__}.flags", f"{__name__}.queue"
 _ENVIRONMENT = click.core.ParameterSource.ENVIRONMENT
@@ -182,14 +178,14 @@ def remember_flags() -> None:
 
 
 def remember_queue(options: dict[str, Any]) -> None:
-    """Keep the running command's options and queue, for an error or a hint."""
-    remember_flags()
+    """Keep the running command's queue, for an error or a hint."""
     context = click.get_current_context()
     words = [str(options["store"])]
     for name, value in options.items():
+        if name not in (*REACH_STORE, *NAMES_ONE_QUEUE) or name == "timeout_ms":
+            continue
         # The next command reads the same environment.
-        is_known = context.get_parameter_source(name) is _ENVIRONMENT
-        if name in ("store", "timeout_ms") or value in (None, False) or is_known:
+        if value in (None, False) or context.get_parameter_source(name) is _ENVIRONMENT:
             continue
         flag = "--" + name.replace("_", "-")
         words += [flag] if value is True else [flag, str(value)]
@@ -213,21 +209,17 @@ def with_flags(context: click.Context, message: str) -> str:
     if flags is None:
         return message
     if queue is not None:
-        message = _with_skip_command(message, queue)
+        message = re.sub(
+            r"skip\((?:'([^']*)', )?(\d+)\); its records are then lost",
+            lambda found: (
+                f"'opendata-buffer skip {queue} {found[2]}"
+                f"{'' if found[1] is None else f' --partition {found[1]}'}', which copies it to "
+                "the quarantine first"
+            ),
+            message,
+        )
     message = re.sub(
         r"(?<!in Python )\b(\w+)=True\b", lambda name: flags.get(name[1], name[0]), message
     )
     # A setting of one word may be an ordinary word of the message.
     return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda name: flags.get(name[0], name[0]), message)
-
-
-def _with_skip_command(message: str, queue: str) -> str:
-    return re.sub(
-        r"skip\((?:'([^']*)', )?(\d+)\); its records are then lost",
-        lambda found: (
-            f"'opendata-buffer skip {queue} {found[2]}"
-            f"{'' if found[1] is None else f' --partition {found[1]}'}', which copies it to the "
-            "quarantine first"
-        ),
-        message,
-    )

@@ -1,4 +1,4 @@
-"""What commands print for a person without rich: counts, sizes, ages and questions."""
+"""What commands print for a person without rich: counts, ages and questions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import sys
 from datetime import timedelta
 
 import click
-from rich import filesize
 
 from opendata_buffer.cli.errors import Failure
 
@@ -27,11 +26,6 @@ def waiting(batches: int) -> str:
     return f"{plural(batches, 'batch')} {'waits' if batches == 1 else 'wait'}"
 
 
-def format_bytes(size: int) -> str:
-    """``1536`` as ``1.5 kB``."""
-    return filesize.decimal(size)
-
-
 def format_age(seconds: float | None) -> str:
     """``93.2`` as ``0:01:33``; None as a dash."""
     # Negative when another machine's clock runs ahead.
@@ -39,12 +33,7 @@ def format_age(seconds: float | None) -> str:
 
 
 def confirm(what: str, yes: bool) -> None:
-    """Ask before something that cannot be undone; fail if standard input is no terminal.
-
-    Args:
-        what: What the command will do, as a sentence without its full stop.
-        yes: The value of ``--yes``.
-    """
+    """Ask before the command does ``what``, a sentence; fail if standard input is no terminal."""
     if yes:
         return
     if not is_interactive():

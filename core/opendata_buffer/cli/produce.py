@@ -10,21 +10,14 @@ from base64 import b64decode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import click
 
+from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.options import (
-    POSITIVE,
-    framing_option,
-    max_batch_bytes_option,
-    patient_queue_options,
-    recreate_option,
-    refuse_together,
-)
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import target_of
 from opendata_buffer.cli.terminal import count_progress
@@ -32,7 +25,7 @@ from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import Compression
-from opendata_buffer.framing import FRAMINGS, Framing
+from opendata_buffer.framing import FRAMINGS, Splitter
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.partitioner import Partitioner
@@ -47,15 +40,14 @@ _JSON_FACTOR = 6
 
 
 @click.command()
-@patient_queue_options
+@options.patient_queue
 @click.option(
     "--compression",
     type=click.Choice(["none", "zstd"], case_sensitive=False),
     default="none",
-    show_default=True,
     help="Compression of stored batches.",
 )
-@framing_option
+@options.framing
 @click.option(
     "--json",
     "as_json",
@@ -70,7 +62,7 @@ _JSON_FACTOR = 6
     metavar="PATH",
     help="Produce this file as one record, instead of stdin. May be repeated.",
 )
-@click.option("--metadata", default="", metavar="TEXT", help="Metadata of every record.")
+@click.option("--metadata", metavar="TEXT", help="Metadata of every record.")
 @click.option("--key", metavar="TEXT", help="For a topic: the key of every record.")
 @click.option(
     "--key-is-metadata", is_flag=True, help="For a topic: a record's metadata is also its key."
@@ -79,33 +71,29 @@ _JSON_FACTOR = 6
     "--partitioner",
     type=click.Choice(["modulo", "rendezvous"]),
     default="modulo",
-    show_default=True,
     help="For a topic: how keys are mapped to partitions; the same for all its producers.",
 )
 @click.option(
     "--flush-interval-ms",
-    type=POSITIVE,
+    type=options.POSITIVE,
     default=100,
-    show_default=True,
     help="Age of its oldest record at which a batch is written.",
 )
 @click.option(
     "--flush-size-bytes",
-    type=POSITIVE,
+    type=options.POSITIVE,
     default=64 * MIB,
-    show_default=True,
     help="Size at which a batch is written sooner.",
 )
 @click.option(
     "--broker",
     type=click.Choice(["auto", "host", "off"]),
     default="auto",
-    show_default=True,
     help="auto: append through the queue's broker if there is one; host: be the broker while there "
     "is none; off: append without a broker.",
 )
-@recreate_option
-@max_batch_bytes_option
+@options.recreate
+@options.max_batch_bytes
 @click.pass_obj
 def produce(
     runtime: Any,
@@ -114,15 +102,10 @@ def produce(
     compression: str,
     as_json: bool,
     files: tuple[str, ...],
-    metadata: str,
+    metadata: str | None,
     key: str | None,
     key_is_metadata: bool,
     partitioner: str,
-    flush_interval_ms: int,
-    flush_size_bytes: int,
-    broker: str,
-    recreate: bool,
-    max_batch_bytes: int,
     **queue: Any,
 ) -> None:
     r"""Put the records of stdin into the queue, by default one for each line.
@@ -137,10 +120,11 @@ def produce(
     record may have a "key" or "key_base64". Records without a key go to the partitions round-robin.
     Keys are not stored: put what readers need into the metadata or the record.
     """
-    refuse_together(**{"--json": as_json, "--file": bool(files), "--framing": framing != "lines"})
-    refuse_together(**{"--json": as_json, "--metadata": bool(metadata)})
+    is_framed = framing != "lines"
+    options.refuse_together(**{"--json": as_json, "--file": files, "--framing": is_framed})
+    options.refuse_together(**{"--json": as_json, "--metadata": metadata})
     key_options = {"--key": key is not None, "--key-is-metadata": key_is_metadata}
-    refuse_together(**key_options)
+    options.refuse_together(**key_options)
     if sys.stdin is None and not files:
         raise Failure("standard input is closed: pipe the records into the command")
     target = target_of(
@@ -149,20 +133,23 @@ def produce(
         ProducerConfig,
         delivery_timeout_ms=queue["timeout_ms"],
         compression=Compression[compression.upper()],
-        flush_interval_ms=flush_interval_ms,
-        flush_size_bytes=flush_size_bytes,
-        broker=broker,
-        recreate=recreate,
-        max_batch_bytes=max_batch_bytes,
     )
     is_topic = target.topic is not None
-    if not is_topic:
-        _refuse_keys(key_options, target.store.url)
-    label = os.fsencode(metadata)
+    for name, value in key_options.items():
+        if value and not is_topic:
+            raise click.UsageError(
+                f"{name} chooses a partition, and records go to one queue of {target.store.url}: "
+                "leave it out; a queue stores metadata with a record (--metadata, --json)"
+            )
+    label = os.fsencode(metadata or "")
     fixed_key = None if key is None else os.fsencode(key)
     runs = same_label(label, label if key_is_metadata else fixed_key)
     if as_json:
         runs = JsonRecords(is_topic, fixed_key, key_is_metadata=key_is_metadata).runs
+    input_format = FRAMINGS[framing]
+    # A batch stores four more bytes for each record, its length.
+    max_record_bytes = target.config.max_batch_bytes - 4
+    max_input_bytes = _JSON_FACTOR * target.config.max_batch_bytes if as_json else max_record_bytes
     with count_progress("producing") as advance:
         producer: Producer | TopicProducer
         if is_topic:
@@ -172,22 +159,16 @@ def produce(
             producer = Producer(target.config, store=target.store, runtime=runtime)
             put = into_queue(producer)
         records = InputProducer(
-            put,
-            target.config,
-            runs,
-            advance,
-            FRAMINGS[framing],
-            max_record_bytes=_JSON_FACTOR * max_batch_bytes if as_json else None,
-            many_queues=is_topic,
+            put, runs, target.config, advance, unit=input_format.unit, many_queues=is_topic
         )
         try:
             with print_summary(records.summary), producer:
                 if files:
-                    for content in _contents(files, max_batch_bytes - 4):
+                    for content in _contents(files, max_record_bytes):
                         records.produce([content])
                 else:
                     stdin: Any = sys.stdin.buffer
-                    records.produce_stream(stdin.read1)
+                    records.produce_stream(stdin.read1, input_format.splitter(max_input_bytes))
             records.count_durable()
         except OpenDataBufferError as error:
             with suppress(OpenDataBufferError):
@@ -195,15 +176,6 @@ def produce(
             reason = str(error).removesuffix(".")
             raise Failure(f"{reason}. Of the input, {records.durable_part()}.") from error
     click.echo(json.dumps(asdict(records.durable)))
-
-
-def _refuse_keys(given: dict[str, Any], url: str) -> None:
-    for name, value in given.items():
-        if value:
-            raise click.UsageError(
-                f"{name} chooses a partition, and records go to one queue of {url}: leave it out; "
-                "a queue stores metadata with a record (--metadata, --json)"
-            )
 
 
 def _contents(paths: Sequence[str], limit: int) -> Iterator[bytes]:
@@ -238,36 +210,27 @@ def same_label(metadata: bytes, key: bytes | None) -> Runs:
     """All records with the same metadata and key."""
 
     def runs(records: Sequence[bytes]) -> Iterable[Run]:
-        if records:
-            yield Run(list(records), metadata, None if key is None else [key] * len(records))
+        return [Run(list(records), metadata, None if key is None else [key] * len(records))]
 
     return runs
 
 
+@dataclass
 class JsonRecords:
-    """Records as lines of JSON, as ``consume --json`` prints them.
+    """Records as lines of JSON, as ``consume --json`` prints them."""
 
-    Args:
-        with_keys: Take keys, too: ``key`` or ``key_base64``.
-        key: Of all records, in place of their own.
-        key_is_metadata: The metadata of a record is also its key.
-    """
-
-    def __init__(
-        self, with_keys: bool = False, key: bytes | None = None, *, key_is_metadata: bool = False
-    ) -> None:
-        self._with_keys = with_keys
-        self._key = key
-        self._key_is_metadata = key_is_metadata
-        self._lines = 0
+    with_keys: bool = False  # read 'key' or 'key_base64', too
+    key: bytes | None = None  # of all records, in place of their own
+    key_is_metadata: bool = False
+    lines: int = 0  # read so far
 
     def runs(self, lines: Sequence[bytes]) -> Iterable[Run]:
-        """The records of some lines; see :data:`Runs`. Lines of white space are none."""
+        """The records of some lines; see :data:`Runs`. Lines of white space are skipped."""
         decoded: list[tuple[bytes, bytes, bytes | None]] = []
         fault = None
         try:
             for line in lines:
-                self._lines += 1
+                self.lines += 1
                 if line.strip():
                     decoded.append(self._decode(line))
         except InvalidInput as error:
@@ -293,12 +256,10 @@ class JsonRecords:
         metadata = self._bytes(fields, "metadata") or b""
         if len(metadata) > MAX_METADATA_BYTES:
             raise self._invalid(f"its metadata has more than {MAX_METADATA_BYTES} bytes")
-        key = self._bytes(fields, "key") if self._with_keys else None
-        if self._key_is_metadata:
-            key = metadata
-        elif self._key is not None:
-            key = self._key
-        return value, metadata, key
+        own_key = self._bytes(fields, "key") if self.with_keys else None
+        if self.key_is_metadata:
+            return value, metadata, metadata
+        return value, metadata, own_key if self.key is None else self.key
 
     def _bytes(self, fields: dict[str, Any], name: str) -> bytes | None:
         encoded = fields.get(f"{name}_base64")
@@ -315,7 +276,7 @@ class JsonRecords:
 
     def _invalid(self, reason: str) -> InvalidInput:
         return InvalidInput(
-            f"line {self._lines} is no record as 'consume --json' prints it: {reason}. Use "
+            f"line {self.lines} is no record as 'consume --json' prints it: {reason}. Use "
             '{"value": "text"} or {"value_base64": "..."}, with "metadata" if you like; records '
             "that are JSON themselves go through --framing ndjson."
         )
@@ -351,68 +312,46 @@ class Produced:
     bytes: int = 0
 
 
+@dataclass
 class InputProducer:
     """Produces the records of an input, and counts those that are durable.
 
     The producer's buffers bound the memory. Each piece of the input is a ``produce()`` call, so
     slow input is flushed by age and fast input by size.
-
-    Args:
-        advance: Called with the bytes of each call.
-        max_record_bytes: Bytes that a record may have in the stream, if it is encoded there; by
-            default what fits into a batch.
-        many_queues: Records go to several queues, so records behind a lost one may be durable.
     """
 
-    def __init__(
-        self,
-        put: Put,
-        config: ProducerConfig,
-        runs: Runs,
-        advance: Callable[[int], None] = lambda size: None,
-        framing: Framing = FRAMINGS["lines"],
-        max_record_bytes: int | None = None,
-        many_queues: bool = False,
-    ) -> None:
-        self._put = put
-        self._many_queues = many_queues
-        self._framing = framing
-        self._flush_size = config.flush_size_bytes
-        self._max_call = config.max_batch_bytes
-        self._max_record = (
-            config.max_batch_bytes - 4 if max_record_bytes is None else max_record_bytes
-        )
-        self._runs = runs
-        self._advance = advance
-        self._pending: deque[tuple[Any, int, int]] = deque()
-        self._last: dict[str, int] = {}
-        self._counting = threading.Lock()
-        self.durable = Produced()
+    put: Put
+    runs: Runs
+    config: ProducerConfig
+    advance: Callable[[int], None]  # called with the bytes of each call
+    unit: str  # the word for records in messages, in the plural
+    many_queues: bool  # records go to several queues: those behind a lost one may be durable
+    durable: Produced = field(default_factory=Produced)
+    _pending: deque[tuple[Any, int, int]] = field(default_factory=deque)
+    _last: dict[str, int] = field(default_factory=dict)
+    _counting: threading.Lock = field(default_factory=threading.Lock)
 
-    def produce_stream(self, read: Callable[[int], bytes]) -> None:
+    def produce_stream(self, read: Callable[[int], bytes], splitter: Splitter) -> None:
         """Produce until the stream ends; ``read`` returns available bytes, up to a number.
 
-        Raises:
-            InvalidInput: A record fits into no batch or does not fit the framing. The records
-                before it are produced.
-            OpenDataBufferError: A batch was given up; the rest of the input was not read.
+        Raises InvalidInput for a record that fits into no batch or does not fit the framing. The
+        records before it are produced.
         """
-        splitter = self._framing.splitter(self._max_record)
         while chunk := read(READ_BYTES):
             self.produce(splitter.feed(chunk))
         self.produce(splitter.finish())
 
     def produce(self, records: Sequence[bytes]) -> None:
         """Produce whole records, and count what has become durable; see :meth:`produce_stream`."""
-        for run in self._runs(records):
+        for run in self.runs(records):
             at = 0
-            for group in _calls(run.records, self._flush_size, self._max_call):
+            for group in _calls(run.records, self.config):
                 keys = None if run.keys is None else run.keys[at : at + len(group)]
                 at += len(group)
-                watcher = self._put(Run(group, run.metadata, keys))
+                watcher = self.put(Run(group, run.metadata, keys))
                 size = sum(map(len, group))
                 self._pending.append((watcher, len(group), size))
-                self._advance(size)
+                self.advance(size)
         self.count_durable()
 
     def count_durable(self) -> None:
@@ -446,19 +385,18 @@ class InputProducer:
 
     def durable_part(self) -> str:
         """Which records of the input are durable, in words."""
-        done, unit = self.durable.records, self._framing.unit
-        if done:
-            others = "; of those behind some may be" if self._many_queues else ""
-            return f"{unit} 1 to {done} are durable{others}"
-        return f"not one {unit.removesuffix('s')} is known to be durable"
+        if not self.durable.records:
+            return f"not one {self.unit.removesuffix('s')} is known to be durable"
+        others = "; of those behind some may be" if self.many_queues else ""
+        return f"{self.unit} 1 to {self.durable.records} are durable{others}"
 
 
-def _calls(records: Sequence[bytes], full: int, limit: int) -> Iterator[list[bytes]]:
-    """Cut records into calls: a call ends when it exceeds ``full``; none exceeds ``limit``."""
+def _calls(records: Sequence[bytes], config: ProducerConfig) -> Iterator[list[bytes]]:
+    """Cut records into calls: one ends when it is larger than a flush; none exceeds a batch."""
+    full, limit = config.flush_size_bytes, config.max_batch_bytes
     group: list[bytes] = []
     size = 0
     for record in records:
-        # A batch stores four more bytes for each record, its length.
         if group and (size > full or size + len(record) + 4 > limit):
             yield group
             group, size = [], 0

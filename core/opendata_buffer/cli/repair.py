@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+from rich.filesize import decimal as format_bytes
 
 from opendata_buffer.admin import trim
 from opendata_buffer.admin.fsck import (
@@ -18,21 +19,12 @@ from opendata_buffer.admin.fsck import (
     repair,
 )
 from opendata_buffer.admin.rebuild import rebuild as rebuild_manifest
-from opendata_buffer.admin.trim import SeekPlan, Start
+from opendata_buffer.admin.trim import SeekPlan, SeekResult, Start
+from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.options import (
-    NATURAL,
-    allow_foreign_option,
-    json_option,
-    max_batch_bytes_option,
-    patient_queue_options,
-    queue_options,
-    queue_words,
-    yes_option,
-)
-from opendata_buffer.cli.output import confirm, format_bytes, plural
+from opendata_buffer.cli.output import confirm, plural
 from opendata_buffer.cli.signals import print_summary
-from opendata_buffer.cli.target import Target, one_queue, target_of
+from opendata_buffer.cli.target import one_queue, target_of
 from opendata_buffer.cli.terminal import track
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
@@ -41,9 +33,9 @@ from opendata_buffer.quarantine import list_quarantine
 
 
 @click.command()
-@queue_options
-@max_batch_bytes_option
-@allow_foreign_option
+@options.queue
+@options.max_batch_bytes
+@options.allow_foreign
 @click.option(
     "--repair",
     "repair_found",
@@ -52,19 +44,11 @@ from opendata_buffer.quarantine import list_quarantine
     "Everything that is replaced is copied first.",
 )
 @click.option("--dry-run", is_flag=True, help="With --repair: only print what would be done.")
-@yes_option
-@json_option
+@options.yes
+@options.as_json
 @click.pass_obj
 def fsck(
-    runtime: Any,
-    /,
-    max_batch_bytes: int,
-    allow_foreign_locations: bool,
-    repair_found: bool,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-    **queue: Any,
+    runtime: Any, /, repair_found: bool, dry_run: bool, yes: bool, as_json: bool, **queue: Any
 ) -> None:
     """Check that every queued batch exists and decodes; exits 1 with a list if not.
 
@@ -75,13 +59,7 @@ def fsck(
     """
     if (dry_run or yes) and not repair_found:
         raise click.UsageError("--dry-run and --yes are about --repair: give that, too")
-    target = target_of(
-        runtime,
-        queue,
-        ConsumerConfig,
-        max_batch_bytes=max_batch_bytes,
-        allow_foreign_locations=allow_foreign_locations,
-    )
+    target = target_of(runtime, queue, ConsumerConfig)
 
     def check(config: ConsumerConfig) -> Report:
         with track("checking") as advance:
@@ -89,12 +67,13 @@ def fsck(
 
     problems: dict[str, int] = {}
     for config in target.written(runtime):
+        where = "" if target.topic is None else f"{config.data_path_prefix}: "
         report = check(config)
         repaired: list[tuple[Finding, str | None]] | None = None
         if repair_found and not report.ok:
             plan, left = plan_repair(report)
             if not as_json:
-                _print_report(report, None, config, target, False)
+                _print_report(report, where)
             for finding in plan:
                 click.echo(f"repair: {finding.name} {REPAIRED_BY[finding.kind]}", err=as_json)
             for finding, reason in left:
@@ -107,8 +86,16 @@ def fsck(
                 with track("repairing") as advance:
                     repaired = repair(target.store, config, plan, runtime, advance=advance)
                 report = check(config)
-        if as_json or repaired != []:
-            _print_report(report, repaired, config, target, as_json)
+        if as_json:
+            fields = {"ok": report.ok, **asdict(report), "partition": config.data_path_prefix}
+            if repaired is not None:
+                fields["repaired"] = [{**asdict(each), "copy": copy} for each, copy in repaired]
+            click.echo(json.dumps(fields))
+        elif repaired != []:
+            for each, copy in repaired or ():
+                copied = "there was nothing to copy" if copy is None else f"copied as {copy}"
+                click.echo(f"repaired {each.name} ({each.kind}); {copied}")
+            _print_report(report, where)
         if not report.ok:
             problems[config.manifest_path] = len(report.problems)
     if problems:
@@ -116,27 +103,12 @@ def fsck(
         raise Failure(
             f"{plural(sum(problems.values()), 'problem')} in the {noun} with manifest "
             f"{', '.join(map(repr, problems))}: restore the objects if there are copies, or repair "
-            f"with 'opendata-buffer fsck {queue_words()} --repair', which copies what it skips"
+            f"with 'opendata-buffer fsck {options.queue_words()} --repair', which copies what it "
+            "skips"
         )
 
 
-def _print_report(
-    report: Report,
-    repaired: list[tuple[Finding, str | None]] | None,
-    config: ConsumerConfig,
-    target: Target,
-    as_json: bool,
-) -> None:
-    if as_json:
-        fields = {"ok": report.ok, **asdict(report), "partition": config.data_path_prefix}
-        if repaired is not None:
-            fields["repaired"] = [{**asdict(each), "copy": copy} for each, copy in repaired]
-        click.echo(json.dumps(fields))
-        return
-    for each, copy in repaired or ():
-        copied = "there was nothing to copy" if copy is None else f"copied as {copy}"
-        click.echo(f"repaired {each.name} ({each.kind}); {copied}")
-    where = f"{config.data_path_prefix}: " if target.topic is not None else ""
+def _print_report(report: Report, where: str) -> None:
     for finding in report.notes:
         click.echo(f"{where}note: {finding}")
     for finding in report.problems:
@@ -148,35 +120,21 @@ def _print_report(
 
 
 @click.command()
-@queue_options
-@click.argument("sequence", type=NATURAL)
+@options.queue
+@click.argument("sequence", type=options.NATURAL)
 @click.option("--force", is_flag=True, help="Skip the batch although it can be read.")
-@max_batch_bytes_option
-@allow_foreign_option
-@json_option
+@options.max_batch_bytes
+@options.allow_foreign
+@options.as_json
 @click.pass_obj
-def skip(
-    runtime: Any,
-    /,
-    sequence: int,
-    force: bool,
-    max_batch_bytes: int,
-    allow_foreign_locations: bool,
-    as_json: bool,
-    **queue: Any,
-) -> None:
+def skip(runtime: Any, /, sequence: int, force: bool, as_json: bool, **queue: Any) -> None:
     """Skip the one batch that stops a queue.
 
     SEQUENCE is the batch's, as fsck and errors show it. The batch is copied to the quarantine
     first, and an empty one takes its place; all others are kept. Stop the queue's consumer or
     Spark query before, and start it again afterwards: one that still runs is fenced.
     """
-    target = one_queue(
-        queue,
-        ConsumerConfig,
-        max_batch_bytes=max_batch_bytes,
-        allow_foreign_locations=allow_foreign_locations,
-    )
+    target = one_queue(queue, ConsumerConfig)
     report, epoch = trim.skip_batch(target.store, target.config, sequence, runtime, force=force)
     if as_json:
         click.echo(json.dumps({**report.as_json(), "epoch": epoch}))
@@ -194,8 +152,8 @@ def quarantine() -> None:
 
 
 @quarantine.command("list")
-@queue_options
-@json_option
+@options.queue
+@options.as_json
 @click.pass_obj
 def quarantine_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
     """Show the batches in a queue's quarantine, changing nothing.
@@ -224,29 +182,27 @@ def quarantine_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
 
 
 @quarantine.command("restore")
-@queue_options
+@options.queue
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@max_batch_bytes_option
+@options.max_batch_bytes
 @click.pass_obj
-def quarantine_restore(
-    runtime: Any, /, ids: tuple[str, ...], max_batch_bytes: int, **queue: Any
-) -> None:
+def quarantine_restore(runtime: Any, /, ids: tuple[str, ...], **queue: Any) -> None:
     """Produce batches from the quarantine again, at the end of the queue.
 
     ID is as 'quarantine list' shows it. The copy must be readable; if it is not, repair the
     object <data-path-prefix>/_quarantine/<ID>.object first. Copy and report stay. Restoring a
     batch again does nothing.
     """
-    target = one_queue(queue, ConsumerConfig, max_batch_bytes=max_batch_bytes)
+    target = one_queue(queue, ConsumerConfig)
     for each in ids:
         report = trim.restore_batch(target.store, target.config, each, runtime)
         click.echo(f"restored batch {report.id} as sequence {report.restored_sequence}")
 
 
 @click.command()
-@queue_options
+@options.queue
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
-@json_option
+@options.as_json
 @click.pass_obj
 def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None:
     """Rebuild a manifest that is gone, damaged or restored from an old copy.
@@ -259,18 +215,9 @@ def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None
     plan, saved = rebuild_manifest(target.store, target.config, runtime, dry_run=dry_run)
     first = plan.manifest.first_sequence
     if as_json:
-        found = {
-            "dry_run": dry_run,
-            "fault": plan.fault,
-            "kept": plan.kept,
-            "found": plan.found,
-            "missing": plan.missing,
-            "read": plan.read,
-            "first_sequence": first,
-            "epoch": plan.manifest.epoch,
-            "saved": saved,
-        }
-        click.echo(json.dumps(found))
+        fields = vars(plan) | {"dry_run": dry_run, "first_sequence": first, "saved": saved}
+        fields["epoch"] = fields.pop("manifest").epoch
+        click.echo(json.dumps(fields))
         return
     if plan.fault is None:
         click.echo("nothing to do: the manifest is sound, and not behind what its marker has seen")
@@ -295,7 +242,7 @@ def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None
 
 
 @click.command()
-@patient_queue_options
+@options.patient_queue
 @click.option(
     "--to",
     required=True,
@@ -306,24 +253,15 @@ def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None
 @click.option(
     "--copy/--no-copy",
     default=True,
-    show_default=True,
     help="Copy what is dropped to the quarantine first. Without a copy nothing restores it.",
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be dropped.")
-@allow_foreign_option
-@yes_option
-@json_option
+@options.allow_foreign
+@options.yes
+@options.as_json
 @click.pass_obj
 def seek(
-    runtime: Any,
-    /,
-    to: str,
-    copy: bool,
-    dry_run: bool,
-    allow_foreign_locations: bool,
-    yes: bool,
-    as_json: bool,
-    **queue: Any,
+    runtime: Any, /, to: str, copy: bool, dry_run: bool, yes: bool, as_json: bool, **queue: Any
 ) -> None:
     """Drop the batches before a sequence or a time.
 
@@ -333,9 +271,7 @@ def seek(
     With --json a line for each queue.
     """
     start = Start.parse(to)
-    target = target_of(
-        runtime, queue, ConsumerConfig, allow_foreign_locations=allow_foreign_locations
-    )
+    target = target_of(runtime, queue, ConsumerConfig)
     target.check_start(start, "--to")
     plans: list[tuple[Any, SeekPlan]] = [
         (config, trim.plan_seek(target.store, config, start, runtime))
@@ -347,36 +283,35 @@ def seek(
         confirm(f"{plural(dropped, 'batch')} of {target.store.url} will be dropped, {kept}", yes)
     # Made here: the thread that prints it when the command hangs has no click context.
     summary = (
-        f"ended by a signal: 'opendata-buffer status {queue_words()}' shows what still waits. "
-        "Copies alone drop nothing: run it again, and no batch is copied twice"
+        f"ended by a signal: 'opendata-buffer status {options.queue_words()}' shows what still "
+        "waits. Copies alone drop nothing: run it again, and no batch is copied twice"
     )
     for config, plan in plans:
-        done = None
+        done = SeekResult(plan.target, None, [])
         if plan.dropped and not dry_run:
             with print_summary(lambda: summary), track("copying") as advance:
                 done = trim.seek(target.store, config, plan, runtime, copy=copy, advance=advance)
         prefix = config.data_path_prefix
-        first = plan.target if done is None else done.first
         if as_json:
             fields = {
                 "partition": prefix,
                 "dry_run": dry_run,
                 "dropped": len(plan.dropped),
-                "first_sequence": first,
-                "epoch": None if done is None else done.epoch,
-                "copies": [] if done is None else done.copies,
+                "first_sequence": done.first,
+                "epoch": done.epoch,
+                "copies": done.copies,
             }
             click.echo(json.dumps(fields))
             continue
         would = "would drop" if dry_run else "dropped"
         count = plural(len(plan.dropped), "batch")
-        click.echo(f"{prefix}: {would} {count}; the queue begins at sequence {first}")
-        if done is not None and done.copies:
+        click.echo(f"{prefix}: {would} {count}; the queue begins at sequence {done.first}")
+        if done.copies:
             partition = "" if target.topic is None else f" --partition {prefix}"
             click.echo(
                 f"{prefix}: copies are {done.copies[0]} to {done.copies[-1]} below "
                 f"{prefix}/_quarantine/; bring one back with 'opendata-buffer quarantine restore "
-                f"{queue_words()}{partition} {done.copies[0]}'"
+                f"{options.queue_words()}{partition} {done.copies[0]}'"
             )
     if dropped and not dry_run and not as_json:
         click.echo(
@@ -386,17 +321,16 @@ def seek(
 
 
 @click.command()
-@queue_options
+@options.queue
 @click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
 @click.option(
     "--grace-period-ms",
-    type=NATURAL,
+    type=options.NATURAL,
     default=600_000,
-    show_default=True,
     help="Least age of what is deleted. Below that of the producers, it deletes batches that are "
     "being uploaded: then only while no producer runs.",
 )
-@json_option
+@options.as_json
 @click.pass_obj
 def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **queue: Any) -> None:
     """Delete the objects of consumed batches, once.
@@ -405,12 +339,8 @@ def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **qu
     partitions that have left the topic. Refuses a data prefix of another queue, and a queue
     without a manifest.
     """
-    target = target_of(
-        runtime,
-        queue,
-        ConsumerConfig,
-        gc=GarbageCollectorConfig(grace_period_ms=grace_period_ms),
-    )
+    settings = GarbageCollectorConfig(grace_period_ms=grace_period_ms)
+    target = target_of(runtime, queue, ConsumerConfig, gc=settings)
     report = trim.collect(target.store, target.config, target.topic, runtime, dry_run=dry_run)
     plan = report.plan
     if as_json:

@@ -34,8 +34,7 @@ _received: list[int] = []
 def print_summary(summary: Callable[[], str]) -> Iterator[None]:
     """Print a line on stderr when a signal ends the body, also when the body hangs.
 
-    Args:
-        summary: Makes the line. Another thread than the body's may call it.
+    Another thread than the body's may call ``summary``, which makes the line.
     """
     _summaries.append(summary)
     try:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from opendata_buffer.admin.status import (
-    Status,
-    TopicStatus,
-    read_backlog,
-    read_status,
-    read_topic,
-)
+from opendata_buffer.admin.status import read_backlog, read_status, read_topic
 from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Exceeded
-from opendata_buffer.cli.options import NATURAL, POSITIVE, json_option, queue_options, queue_words
 from opendata_buffer.cli.output import waiting
 from opendata_buffer.cli.target import Target, target_of
 from opendata_buffer.consumer.read_only import ReadOnlyReader
@@ -27,15 +20,11 @@ from opendata_buffer.runtime import Runtime
 
 
 @click.command()
-@queue_options
-@json_option
+@options.queue
+@options.as_json
 @click.option("--watch", is_flag=True, help="Show it again and again until interrupted.")
 @click.option(
-    "--interval-ms",
-    type=POSITIVE,
-    default=1000,
-    show_default=True,
-    help="With --watch: between two reads.",
+    "--interval-ms", type=options.POSITIVE, default=1000, help="With --watch: between two reads."
 )
 @click.option(
     "--max-lag",
@@ -45,7 +34,7 @@ from opendata_buffer.runtime import Runtime
 )
 @click.option(
     "--max-backlog",
-    type=NATURAL,
+    type=options.NATURAL,
     metavar="N",
     help="Only check that no more than N batches wait; exit code 3 if more do.",
 )
@@ -79,14 +68,15 @@ def status(
 
     from opendata_buffer.cli.terminal import status_table, topic_table
 
-    read = _reader_of(target, runtime)
     console = Console()
+    reader = ReadOnlyReader(target.config, store=target.store, runtime=runtime)
 
     def show() -> Any:
-        found = read()
-        if as_json:
-            return json.dumps(asdict(found))
-        return status_table(found) if isinstance(found, Status) else topic_table(found)
+        if target.topic is not None:
+            topic = read_topic(target.topic, target.config, runtime)
+            return json.dumps(asdict(topic)) if as_json else topic_table(topic)
+        found = read_status(reader, lambda announced: _connect(announced, runtime))
+        return json.dumps(asdict(found)) if as_json else status_table(found)
 
     if not watch or as_json or not console.is_terminal:
         while True:
@@ -100,19 +90,11 @@ def status(
             live.update(show(), refresh=True)
 
 
-def _reader_of(target: Target, runtime: Runtime) -> Callable[[], Status | TopicStatus]:
-    topic = target.topic
-    if topic is not None:
-        return lambda: read_topic(topic, target.config, runtime)
-    reader = ReadOnlyReader(target.config, store=target.store, runtime=runtime)
+def _connect(announced: DiscoveryRecord, runtime: Runtime) -> Connection:
+    # Loading the network takes longer than all else, and most queues have no broker.
+    from opendata_buffer.broker.network import WebSocketNetwork
 
-    def connect(announced: DiscoveryRecord) -> Connection:
-        # Loading the network takes longer than all else, and most queues have no broker.
-        from opendata_buffer.broker.network import WebSocketNetwork
-
-        return WebSocketNetwork(runtime).connect(announced)
-
-    return lambda: read_status(reader, connect)
+    return WebSocketNetwork(runtime).connect(announced)
 
 
 def _probe(
@@ -130,7 +112,7 @@ def _probe(
     if excess:
         raise Exceeded(
             f"too much waits in {target.store.url}: of the batches {' and '.join(excess)}. "
-            f"'opendata-buffer status {queue_words()}' shows which consumer should read it"
+            f"'opendata-buffer status {options.queue_words()}' shows which consumer should read it"
         )
     if not as_json:
         click.echo(f"ok: {waiting(batches)}, the oldest for {lag_s:.1f} s")

@@ -11,12 +11,13 @@ import click
 from opendata_buffer.admin.rebuild import read_raw
 from opendata_buffer.cli.options import (
     NAMES_ONE_QUEUE,
+    REACH_STORE,
     SOON_MS,
     remember_flags,
     remember_queue,
 )
 from opendata_buffer.concurrency import in_parallel
-from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig, StoreOptions
+from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.queue.ownership import check_owner
@@ -36,10 +37,7 @@ Config = TypeVar("Config", bound=QueueConfig)
 class Target:
     """An opened store, and the queues in it that a command works on.
 
-    Attributes:
-        store: The store.
-        config: Settings of the queue, or of the topic's root; of the class that the command uses.
-        topic: The topic; None for one queue.
+    ``config`` has the settings of the one queue or, where ``topic`` is not None, of its root.
     """
 
     store: Store
@@ -61,10 +59,8 @@ class Target:
                 return True
             return read_raw(self.store, config.manifest_path) is not None
 
-        if self.topic is None:
-            return [self.config]
         configs = self.configs()
-        found = in_parallel(runtime, exists, configs)
+        found = [True] if self.topic is None else in_parallel(runtime, exists, configs)
         return [config for config, is_there in zip(configs, found, strict=True) if is_there]
 
     def check_start(self, start: Start, option: str) -> None:
@@ -84,22 +80,20 @@ def target_of(
     topic_deadline_ms: int | None = None,
     **settings: Any,
 ) -> Target:
-    """Open the store that a command's options name, and look for a topic there.
+    """As :func:`one_queue`, for a command that also works on a topic.
 
-    Costs a small read where neither partition, data prefix nor manifest was named.
-
-    Args:
-        topic_deadline_ms: Limit for finding the topic, if that is below the settings' own.
-        settings: More fields of it.
+    Costs a small read where neither partition, data prefix nor manifest was named;
+    ``topic_deadline_ms`` limits it further than the settings do.
     """
-    if any(options[name] is not None for name in NAMES_ONE_QUEUE):
-        return one_queue(options, make, **settings)
     target = one_queue(options, make, **settings)
-    config, store = target.config, target.store
+    if any(options[name] is not None for name in NAMES_ONE_QUEUE):
+        return target
+    config = target.config
     limit_ms = min(config.cas_deadline_ms, topic_deadline_ms or config.cas_deadline_ms)
     try:
         with deadline(runtime, limit_ms / 1000):
-            return replace(target, topic=Topic.find(config, store=store, runtime=runtime))
+            found = Topic.find(config, store=target.store, runtime=runtime)
+            return replace(target, topic=found)
     except PermanentStorageError:
         return target  # A role that may read only the prefix may still have a queue there.
 
@@ -107,9 +101,42 @@ def target_of(
 def one_queue(
     options: dict[str, Any], make: Callable[..., QueueConfig] = QueueConfig, **settings: Any
 ) -> Target:
-    """Open the store that a command's options name, for a command about a single queue."""
-    config = make(**_queue_fields(options), **settings)
-    return Target(open_store(config.store, config.store_options), config)
+    """Open the store that a command's options name, for a command about a single queue.
+
+    Args:
+        options: Values of :data:`.options.queue`, and of options that have the name of a setting.
+        make: The class of the settings.
+        settings: Other settings.
+    """
+    remember_queue(options)
+    given = dict(options)
+    prefix, partition = given.pop("data_path_prefix"), given.pop("partition")
+    if partition is not None and (prefix is not None or given["manifest_path"] is not None):
+        raise click.UsageError(
+            "--partition says where the queue is: leave --data-path-prefix and --manifest-path out"
+        )
+    if prefix is not None:  # The configuration refuses an empty one.
+        given["data_path_prefix"] = prefix
+    given["manifest_path"] = given["manifest_path"] or ""
+    given["cas_deadline_ms"] = given["timeout_ms"]
+    reach_store = {name: given.pop(name) for name in REACH_STORE if name in given}
+    config = make(**given, **settings, store_options=store_options_of(reach_store))
+    store = open_store(config.store, config.store_options)
+    if partition is not None:
+        if not has_letters(partition):  # Only an abbreviation takes a read of the topic.
+            runtime = click.get_current_context().obj
+            partition = partition_named(partition, Topic.open(config, store=store, runtime=runtime))
+        config = Topic.config_of(partition, config)
+    return Target(store, config)
+
+
+def partition_named(given: str, topic: Topic) -> str:
+    """The whole name of a partition, from its name or number.
+
+    A partition that has left the topic keeps its unacknowledged batches until they are collected.
+    """
+    known = topic.description
+    return known.left_name(given) if known.has_left(given) else known.resolved(given)
 
 
 def soon(config: Config) -> Config:
@@ -123,7 +150,7 @@ def require_queue(target: Target, runtime: Runtime) -> None:
 
 
 def store_options_of(options: dict[str, Any]) -> StoreOptions:
-    """StoreOptions from the values of ``store_options``; takes ``timeout_ms`` out of them.
+    """StoreOptions from the values of :data:`.options.store`; takes ``timeout_ms`` out of them.
 
     The attempts of one request share the deadline, so a store that accepts connections and never
     answers is given up at the deadline, and not after five times 30 seconds.
@@ -138,35 +165,3 @@ def store_options_of(options: dict[str, Any]) -> StoreOptions:
         read_timeout_ms=min(share_ms, StoreOptions.read_timeout_ms),
         max_attempts=attempts,
     )
-
-
-def _queue_fields(options: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a QueueConfig from the values of ``queue_options``."""
-    options = dict(options)
-    remember_queue(options)
-    prefix, partition = options.pop("data_path_prefix"), options.pop("partition")
-    if partition is not None and (prefix is not None or options["manifest_path"] is not None):
-        raise click.UsageError(
-            "--partition says where the queue is: leave --data-path-prefix and --manifest-path out"
-        )
-    fields = {
-        "store": options.pop("store"),
-        # The configuration refuses an empty prefix.
-        "data_path_prefix": DEFAULT_DATA_PATH_PREFIX if prefix is None else prefix,
-        "manifest_path": options.pop("manifest_path") or "",
-        "cas_deadline_ms": options["timeout_ms"],
-        "store_options": store_options_of(options),
-    }
-    if partition is not None:
-        fields["data_path_prefix"] = _partition(partition, fields)
-    return fields
-
-
-def _partition(given: str, fields: dict[str, Any]) -> str:
-    """The whole name of a partition. Only an abbreviation takes a read of the topic."""
-    if has_letters(given):
-        return given
-    topic = Topic.open(QueueConfig(**fields), runtime=click.get_current_context().obj)
-    # A partition that has left the topic keeps its unacknowledged batches until they are collected.
-    known = topic.description
-    return known.left_name(given) if known.has_left(given) else known.resolved(given)

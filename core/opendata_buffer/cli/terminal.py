@@ -6,23 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TransferSpeedColumn,
-)
+from rich.filesize import decimal as format_bytes
 from rich.table import Table
 from rich.text import Text
 
 from opendata_buffer.admin.status import BrokerStatus, ClaimsStatus, Status, TopicStatus
-from opendata_buffer.cli.output import format_age, format_bytes, plural, waiting
+from opendata_buffer.cli.output import format_age, plural, waiting
 from opendata_buffer.queue.consumer_info import ConsumerInfo
 
 
@@ -117,8 +108,6 @@ def _broker_rows(broker: BrokerStatus) -> list[tuple[str, str]]:
     term = ("broker term", f"{broker.term:,}, id {broker.id}")
     if not broker.address:
         return [("broker", "none, the last one has stopped"), term]
-    if broker.alive is None:
-        return [("broker", f"{broker.address}, not asked"), term]
     if not broker.alive:
         return [("broker", f"{broker.address}, DEAD or not reached: {broker.reason}"), term]
     rate, size = broker.commit_rate or 0.0, broker.group_size or 0.0
@@ -127,53 +116,40 @@ def _broker_rows(broker: BrokerStatus) -> list[tuple[str, str]]:
         f"{broker.conflicts or 0:,} conflicts, {broker.pauses or 0:,} pauses for others"
     )
     clients = f"{broker.clients or 0:,}, {broker.waiting or 0:,} entries wait"
-    return [
-        ("broker", f"{broker.address}, alive"),
-        term,
-        ("broker clients", clients),
-        ("broker commits", commits),
-    ]
+    alive = ("broker", f"{broker.address}, alive")
+    return [alive, term, ("broker clients", clients), ("broker commits", commits)]
 
 
 def _claims(claims: ClaimsStatus) -> str:
     text = f"{claims.held:,} held, {claims.done:,} done beyond {claims.frontier:,}"
-    if claims.oldest_held is None:
-        return text
-    return (
-        f"{text}; the oldest held is {claims.oldest_held:,}, by {claims.oldest_worker}, "
-        f"delivery {claims.oldest_deliveries or 1:,}"
-    )
-
-
-@contextmanager
-def _progress(*columns: ProgressColumn) -> Iterator[Progress]:
-    console = Console(stderr=True)
-    console.quiet = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=console.quiet) as progress:
-        yield progress
+    if claims.oldest_held is not None:
+        oldest = f"{claims.oldest_held:,}, by {claims.oldest_worker}"
+        text += f"; the oldest held is {oldest}, delivery {claims.oldest_deliveries or 1:,}"
+    return text
 
 
 @contextmanager
 def track(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, if that is a terminal.
-
-    Yields:
-        Call it with the number of items done, and of all.
-    """
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with _progress(*columns, TimeElapsedColumn()) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+    """A progress bar; yields what is called with the number of items done, and of all."""
+    with _progress(what, progress.BarColumn(), progress.MofNCompleteColumn()) as (bar, task):
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager
 def count_progress(what: str) -> Iterator[Callable[[int], None]]:
-    """The bytes so far on stderr, if that is a terminal.
+    """The bytes so far; yields what is called with the number of further bytes."""
+    with _progress(what, progress.DownloadColumn(), progress.TransferSpeedColumn()) as (bar, task):
+        yield lambda size: bar.advance(task, size)
 
-    Yields:
-        Call it with the number of further bytes.
-    """
-    columns = SpinnerColumn(), TextColumn("{task.description}"), DownloadColumn()
-    with _progress(*columns, TransferSpeedColumn(), TimeElapsedColumn()) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda size: progress.advance(task, size)
+
+@contextmanager
+def _progress(
+    what: str, *columns: progress.ProgressColumn
+) -> Iterator[tuple[progress.Progress, progress.TaskID]]:
+    """Progress on stderr, if that is a terminal."""
+    console = Console(stderr=True)
+    console.quiet = not console.is_terminal
+    before = progress.SpinnerColumn(), progress.TextColumn("{task.description}")
+    shown = *before, *columns, progress.TimeElapsedColumn()
+    with progress.Progress(*shown, console=console, transient=True, disable=console.quiet) as bar:
+        yield bar, bar.add_task(what, total=None)

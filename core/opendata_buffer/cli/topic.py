@@ -9,16 +9,9 @@ from typing import Any
 import click
 
 from opendata_buffer.admin.transactions import TransactionScope, abort, list_open
-from opendata_buffer.cli.options import (
-    NAMES_ONE_QUEUE,
-    POSITIVE,
-    json_option,
-    queue_options,
-    store_argument,
-    store_options,
-)
+from opendata_buffer.cli import options
 from opendata_buffer.cli.output import format_age, plural
-from opendata_buffer.cli.target import one_queue, store_options_of
+from opendata_buffer.cli.target import one_queue, partition_named
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.topic.description import is_topic
@@ -35,34 +28,34 @@ def topic() -> None:
 
 
 _total = click.option(
-    "--partitions", type=POSITIVE, required=True, metavar="N", help="How many in total."
+    "--partitions", type=options.POSITIVE, required=True, metavar="N", help="How many in total."
 )
 
 
 @topic.command("create")
-@store_argument
+@options.store_argument
 @_total
-@store_options
-@json_option
+@options.store
+@options.as_json
 @click.pass_obj
-def create(runtime: Any, /, store: str, partitions: int, as_json: bool, **options: Any) -> None:
+def create(runtime: Any, /, partitions: int, as_json: bool, **store: Any) -> None:
     """Create a topic at the root of STORE."""
-    made = Topic.create(_config(store, options), partitions, runtime=runtime)
+    made = Topic.create(_config(store), partitions, runtime=runtime)
     _print(made, as_json, f"created a topic at {made.url} with {plural(partitions, 'partition')}")
 
 
 @topic.command("expand")
-@store_argument
+@options.store_argument
 @_total
-@store_options
-@json_option
+@options.store
+@options.as_json
 @click.pass_obj
-def expand(runtime: Any, /, store: str, partitions: int, as_json: bool, **options: Any) -> None:
+def expand(runtime: Any, /, partitions: int, as_json: bool, **store: Any) -> None:
     """Add partitions until a topic has N that are written.
 
     Keys that move to a new partition lose their order once, against their older records.
     """
-    opened = Topic.open(_config(store, options), runtime=runtime)
+    opened = Topic.open(_config(store), runtime=runtime)
     had = len(opened.description.active)
     has = len(opened.expand(partitions).active)
     text = f"the topic at {opened.url} has {plural(has, 'partition')}, had {had:,}"
@@ -70,22 +63,20 @@ def expand(runtime: Any, /, store: str, partitions: int, as_json: bool, **option
 
 
 @topic.command("drain")
-@store_argument
+@options.store_argument
 @click.argument("partition")
-@store_options
-@json_option
+@options.store
+@options.as_json
 @click.pass_obj
-def drain(runtime: Any, /, store: str, partition: str, as_json: bool, **options: Any) -> None:
+def drain(runtime: Any, /, partition: str, as_json: bool, **store: Any) -> None:
     """Stop writes to PARTITION; it leaves the topic when it is empty.
 
     PARTITION is its name or its number. Its consumer removes it when it has read everything, a
     minute after this at the earliest: producers finish what they have begun. Where no consumer
     runs, run the command again.
     """
-    opened = Topic.open(_config(store, options), runtime=runtime)
-    known = opened.description
-    has_left = known.has_left(partition)
-    name = known.left_name(partition) if has_left else known.resolved(partition)
+    opened = Topic.open(_config(store), runtime=runtime)
+    name = partition_named(partition, opened)
     opened.drain(name)
     opened.remove_drained()
     if name in opened.description.names:
@@ -95,11 +86,11 @@ def drain(runtime: Any, /, store: str, partition: str, as_json: bool, **options:
     _print(opened, as_json, text)
 
 
-def _config(store: str, options: dict[str, Any]) -> QueueConfig:
-    timeout_ms = options["timeout_ms"]
-    return QueueConfig(
-        store=store, cas_deadline_ms=timeout_ms, store_options=store_options_of(options)
-    )
+def _config(store: dict[str, Any]) -> QueueConfig:
+    """Settings of the topic's root."""
+    config = one_queue(dict.fromkeys(options.NAMES_ONE_QUEUE) | store).config
+    assert isinstance(config, QueueConfig)
+    return config
 
 
 def _print(topic: Topic, as_json: bool, text: str) -> None:
@@ -116,8 +107,8 @@ def transactions() -> None:
 
 
 @transactions.command("list")
-@queue_options
-@json_option
+@options.queue
+@options.as_json
 @click.pass_obj
 def transactions_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
     """Show the undecided transactions, changing nothing.
@@ -140,7 +131,7 @@ def transactions_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
 
 
 @transactions.command("abort")
-@queue_options
+@options.queue
 @click.argument("producer")
 @click.option(
     "--force",
@@ -148,7 +139,7 @@ def transactions_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
     help="Also end one that is younger than 15 minutes, or has no name: make sure that no process "
     "applies its intents.",
 )
-@json_option
+@options.as_json
 @click.pass_obj
 def transactions_abort(
     runtime: Any, /, producer: str, force: bool, as_json: bool, **queue: Any
@@ -173,9 +164,9 @@ def transactions_abort(
         )
 
 
-def _scope(runtime: Runtime, options: dict[str, Any]) -> TransactionScope:
-    target = one_queue(options)
+def _scope(runtime: Runtime, queue: dict[str, Any]) -> TransactionScope:
+    target = one_queue(queue)
     topic = None
-    if all(options[name] is None for name in NAMES_ONE_QUEUE) and is_topic(target.store):
+    if all(queue[name] is None for name in options.NAMES_ONE_QUEUE) and is_topic(target.store):
         topic = Topic.open(target.config, store=target.store, runtime=runtime)
     return TransactionScope(target.config, target.store, runtime, topic)

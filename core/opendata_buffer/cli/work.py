@@ -8,21 +8,15 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import click
 import pyarrow as pa
 
 from opendata_buffer.broker.worker import ClaimedBatch, Worker
+from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure, one_line
-from opendata_buffer.cli.options import (
-    NATURAL,
-    POSITIVE,
-    create_if_missing_option,
-    framing_option,
-    max_batch_bytes_option,
-    patient_queue_options,
-)
 from opendata_buffer.cli.output import plural
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import one_queue, require_queue
@@ -53,43 +47,36 @@ def rest_ms(delivery_count: int) -> int:
 
 
 @click.command()
-@patient_queue_options
-@click.option("--parallel", type=POSITIVE, default=1, show_default=True, help="Batches at once.")
+@options.patient_queue
+@click.option("--parallel", type=options.POSITIVE, default=1, help="Batches at once.")
 @click.option(
     "--claim-timeout-ms",
-    type=POSITIVE,
+    type=options.POSITIVE,
     default=60_000,
-    show_default=True,
     help="After so long without a heartbeat of this process, other workers get its batches.",
 )
 @click.option(
     "--max-deliveries",
-    type=NATURAL,
+    type=options.NATURAL,
     default=5,
-    show_default=True,
     help="A batch that failed so often goes to the quarantine; 0 retries for ever.",
 )
 @click.option(
     "--broker",
     type=click.Choice(["auto", "host"]),
     default="host",
-    show_default=True,
     help="host: be the queue's broker while there is none; auto: wait for one.",
 )
-@framing_option
-@max_batch_bytes_option
-@create_if_missing_option
+@options.framing
+@options.max_batch_bytes
+@options.create_if_missing
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj
 def work(
     runtime: Any,
     /,
     parallel: int,
-    claim_timeout_ms: int,
-    max_deliveries: int,
-    broker: str,
     framing: str,
-    max_batch_bytes: int,
     create_if_missing: bool,
     command: tuple[str, ...],
     **queue: Any,
@@ -104,14 +91,7 @@ def work(
     """
     if shutil.which(command[0]) is None:
         raise Failure(f"there is no command {command[0]!r}: check its name and PATH")
-    target = one_queue(
-        queue,
-        WorkerConfig,
-        broker=broker,
-        claim_timeout_ms=claim_timeout_ms,
-        max_deliveries=max_deliveries,
-        max_batch_bytes=max_batch_bytes,
-    )
+    target = one_queue(queue, WorkerConfig)
     if not create_if_missing:
         require_queue(target, runtime)
     worker = Worker(target.config, store=target.store, runtime=runtime)
@@ -121,62 +101,48 @@ def work(
         parallel,
         runtime,
         lambda line: click.echo(one_line(line), err=True),
-        max_deliveries,
+        target.config.max_deliveries,
         framing,
     )
     with print_summary(pool.summary), worker:
         pool.run()
 
 
+@dataclass(eq=False)
 class CommandPool:
-    """Threads that claim batches and run the command for each.
+    """Threads that claim batches and run the command for each."""
 
-    Args:
-        command: A program and its arguments.
-        parallel: Threads.
-        max_deliveries: A batch that failed so often is rejected; 0 never rejects.
-        framing: How records are separated on the command's standard input.
-    """
+    claim: Callable[[int, float], Sequence[ClaimedBatch]]
+    command: Sequence[str]  # a program and its arguments
+    parallel: int  # threads
+    runtime: Runtime
+    report: Callable[[str], None]
+    max_deliveries: int = 0  # a batch that failed so often is rejected; 0 never rejects
+    framing: str = "lines"  # how records are separated on the command's standard input
+    done: int = 0
+    released: int = 0
+    rejected: int = 0
 
-    def __init__(
-        self,
-        claim: Callable[[int, float], Sequence[ClaimedBatch]],
-        command: Sequence[str],
-        parallel: int,
-        runtime: Runtime,
-        report: Callable[[str], None],
-        max_deliveries: int = 0,
-        framing: str = "lines",
-    ) -> None:
-        self._claim = claim
-        self._command = list(command)
-        self._parallel = parallel
-        self._runtime = runtime
-        self._report = report
-        self._max_deliveries = max_deliveries
-        self._framing = framing
-        self._lock = runtime.condition()
+    def __post_init__(self) -> None:
+        self._lock = self.runtime.condition()
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopping = False
         self._error: BaseException | None = None
-        self.done = 0
-        self.released = 0
-        self.rejected = 0
 
     def run(self) -> None:
         """Work until a signal, or until an error that is not about one batch."""
         tasks = [
-            self._runtime.spawn(self._work, f"opendata-buffer-work-{number}")
-            for number in range(self._parallel)
+            self.runtime.spawn(self._work, f"opendata-buffer-work-{number}")
+            for number in range(self.parallel)
         ]
         try:
             while not self._stopping:
-                self._runtime.sleep(POLL_S)
+                self.runtime.sleep(POLL_S)
         finally:
-            end = self._runtime.monotonic() + END_S
+            end = self.runtime.monotonic() + END_S
             self._stop(end)
             for task in tasks:
-                task.join(max(0.0, end - self._runtime.monotonic()))
+                task.join(max(0.0, end - self.runtime.monotonic()))
         if self._error is not None:
             raise self._error
 
@@ -191,9 +157,9 @@ class CommandPool:
         with self._lock:
             self._stopping = True
         self._signal(signal.SIGTERM)
-        kill_at = min(end, self._runtime.monotonic() + TERM_S)
-        while self._running and self._runtime.monotonic() < kill_at:
-            self._runtime.sleep(POLL_S / 2)
+        kill_at = min(end, self.runtime.monotonic() + TERM_S)
+        while self._running and self.runtime.monotonic() < kill_at:
+            self.runtime.sleep(POLL_S / 2)
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -205,7 +171,7 @@ class CommandPool:
     def _work(self) -> None:
         try:
             while not self._stopping:
-                for batch in self._claim(1, CLAIM_S):
+                for batch in self.claim(1, CLAIM_S):
                     self._process(batch)
         except Closed:
             return
@@ -219,14 +185,16 @@ class CommandPool:
             self._release(batch, 0)
             return
         try:
-            code = self._run(batch, self._framed(batch))
+            records = pa.array(batch.entries, pa.binary())
+            data = FRAMINGS[self.framing].framed(records, batch.sequence)
+            code = self._run(batch, bytes(data))
         except InvalidInput as error:
             self._fail(batch, one_line(str(error)))
             return
         except OSError as error:
             # The command cannot be started, so the next batch would fail, too.
             self._release(batch, 0)
-            raise Failure(f"cannot run {self._command[0]!r}: {error.strerror or error}") from error
+            raise Failure(f"cannot run {self.command[0]!r}: {error.strerror or error}") from error
         if code == 0:
             self._finish(batch)
         elif self._stopping:
@@ -234,13 +202,9 @@ class CommandPool:
         else:
             self._fail(batch, f"exit code {code}" if code > 0 else f"signal {-code}")
 
-    def _framed(self, batch: ClaimedBatch) -> bytes:
-        records = pa.array(batch.entries, pa.binary())
-        return bytes(FRAMINGS[self._framing].framed(records, batch.sequence))
-
     def _run(self, batch: ClaimedBatch, data: bytes) -> int:
         process = subprocess.Popen(
-            self._command,
+            list(self.command),
             stdin=subprocess.PIPE,
             # A group of its own: Ctrl-C in a terminal signals this process, which ends the group.
             process_group=0,
@@ -270,7 +234,7 @@ class CommandPool:
         try:
             batch.done()
         except ClaimLost as error:
-            self._report(f"batch {batch.sequence} was processed, and comes again: {error}")
+            self.report(f"batch {batch.sequence} was processed, and comes again: {error}")
             return
         with self._lock:
             self.done += 1
@@ -278,15 +242,15 @@ class CommandPool:
     def _fail(self, batch: ClaimedBatch, how: str) -> None:
         count = batch.delivery_count
         what = f"batch {batch.sequence} failed with {how} in delivery {count}"
-        if 0 < self._max_deliveries <= count:
-            self._report(f"{what}: it goes to the quarantine")
+        if 0 < self.max_deliveries <= count:
+            self.report(f"{what}: it goes to the quarantine")
             with suppress(ClaimLost):
-                batch.reject(f"{self._command[0]} ended with {how} in delivery {count}")
+                batch.reject(f"{self.command[0]} ended with {how} in delivery {count}")
                 with self._lock:
                     self.rejected += 1
             return
         rest = rest_ms(count)
-        self._report(f"{what}: delivered again after {rest / 1000:g} s")
+        self.report(f"{what}: delivered again after {rest / 1000:g} s")
         self._release(batch, rest)
 
     def _release(self, batch: ClaimedBatch, rest: int) -> None:

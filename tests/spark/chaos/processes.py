@@ -33,7 +33,7 @@ KILLS = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16"))
 and an eighth are suspended first."""
 
 BACKLOG = 40
-"""Batches that wait in a queue before the producer takes a rest."""
+"""Batches that wait in a queue before a writer takes a rest."""
 
 
 def wait_for(condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
@@ -45,24 +45,14 @@ def wait_for(condition: Callable[[], bool], what: str, patience_s: float = PATIE
 
 @dataclass(frozen=True)
 class Stream:
-    """A streaming query over all its lives.
+    """A streaming query over all its lives."""
 
-    Attributes:
-        store: The queue it reads, or the directory of text files.
-        kind: Sink: ``parquet``, ``sqlite``, ``buffer`` or ``topic``; or ``lines``, which are read
-            from text files in ``store`` and written into a buffer.
-        out: Directory, database or store it writes.
-        checkpoint: Its checkpoint.
-        options: Of the source.
-        pause: Seconds that a Python function spends on each row on the way.
-    """
-
-    store: str
-    kind: str
-    out: str
+    store: str  # The queue it reads, or the directory of text files.
+    kind: str  # Its sink: parquet, sqlite, buffer, topic; or lines of text files into a buffer.
+    out: str  # Directory, database or store it writes.
     checkpoint: str
-    options: dict[str, str] = field(default_factory=dict, hash=False)
-    pause: float = 0.0
+    options: dict[str, str] = field(default_factory=dict, hash=False)  # Of the source.
+    pause: float = 0.0  # Seconds that a Python function spends on each row on the way.
 
     @classmethod
     def make(
@@ -83,14 +73,8 @@ class Stream:
             "gcIntervalMs": "200",
             "gcGracePeriodMs": str(GRACE_MS),
         }
-        made = cls(
-            str(store),
-            kind,
-            str(out or home / f"{name}.out"),
-            str(home / f"{name}.checkpoint"),
-            options,
-            pause,
-        )
+        target, checkpoint = out or home / f"{name}.out", home / f"{name}.checkpoint"
+        made = cls(str(store), kind, str(target), str(checkpoint), options, pause)
         if kind == "sqlite":
             with closing(sqlite3.connect(made.out)) as database:
                 database.execute("pragma journal_mode = wal")
@@ -144,21 +128,13 @@ def _last(directory: Path) -> int:
 
 @dataclass(frozen=True)
 class Job:
-    """What a driver process does; see worker_drive.py.
-
-    Attributes:
-        queries: Its queries.
-        java: Options of its JVM.
-        master: Where tasks run.
-        restarts: How often a query that fails while it drains is started again.
-        shows: Print what the Parquet sinks have when all is drained, as Spark reads it.
-    """
+    """What a driver process does; see worker_drive.py."""
 
     queries: list[Stream]
-    java: str = SMALL_JVM
+    java: str = SMALL_JVM  # Options of its JVM.
     master: str = "local[2]"
-    restarts: int = 0
-    shows: bool = False
+    restarts: int = 0  # How often a query that fails while it drains is started again.
+    shows: bool = False  # Print what the Parquet sinks have at the end, as Spark reads it.
 
 
 class Driver:
@@ -184,7 +160,7 @@ class Driver:
         assert self.process.stdout is not None
         if self.process.stdout.readline() != "ready\n":
             self.kill()
-            raise AssertionError(f"the driver did not start: {self.said()}")
+            raise AssertionError(f"the driver did not start: {self.errors()}")
         self.process.stdin.write(f"{word}\n")
         self.process.stdin.flush()
 
@@ -213,8 +189,8 @@ class Driver:
         try:
             out, _ = self.process.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the driver hangs: {self.said()}") from None
-        assert self.process.returncode == 0, self.said()
+            raise AssertionError(f"the driver hangs: {self.errors()}") from None
+        assert self.process.returncode == 0, self.errors()
         return out.splitlines()
 
     def show(self) -> list[str]:
@@ -222,7 +198,7 @@ class Driver:
         self.go("drain")
         return values_in(self.finish())
 
-    def said(self) -> str:
+    def errors(self) -> str:
         """Its log, without the lines of stack traces of the JVM."""
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(line for line in lines if not line.startswith("\tat "))
@@ -266,23 +242,29 @@ class Fleet:
 
 
 class Writer:
-    """The producer over its lives: what was not seen durable is produced again."""
+    """A writer over its lives: what was not seen durable is written again.
 
-    def __init__(self, *stores: str) -> None:
-        self.stores = stores
+    Args:
+        stores: What it writes into.
+        script: ``worker_produce.py``, or ``worker_publish.py`` for a topic.
+        backlog: Batches that wait there before the writer takes a rest.
+    """
+
+    def __init__(
+        self, *stores: str, script: str = "worker_produce.py", backlog: int = BACKLOG
+    ) -> None:
+        self._stores = stores
+        self._script = script
+        self._backlog = backlog
         self.durable = -1
         self.kills = 0
         self._process = self._start(FOREVER)
 
     def _start(self, end: int) -> subprocess.Popen[str]:
-        # The last one finishes, also where nobody reads any more.
-        arguments = (self.durable + 1, end, BACKLOG if end == FOREVER else FOREVER)
+        # The last one finishes, also where no query reads any more.
+        arguments = (self.durable + 1, end, self._backlog if end == FOREVER else FOREVER)
         process = subprocess.Popen(
-            [
-                *(sys.executable, str(HERE / "worker_produce.py")),
-                *map(str, arguments),
-                *self.stores,
-            ],
+            [sys.executable, str(HERE / self._script), *map(str, arguments), *self._stores],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -298,13 +280,13 @@ class Writer:
                     self.durable = int(line)
 
     def kill(self) -> None:
-        assert self._process.poll() is None, "the producer ended by itself"
+        assert self._process.poll() is None, "the writer ended by itself"
         self.end()
         self.kills += 1
         self._process = self._start(FOREVER)
 
     def finish(self) -> int:
-        """Kill it a last time and produce what it left open; returns how many there are."""
+        """Kill it a last time and write what it left open; returns how many there are."""
         self.end()
         end = self.durable + 3
         self._process = self._start(end)
@@ -343,7 +325,7 @@ def await_first_commits(driver: Driver, streams: list[Stream]) -> None:
 
 @dataclass(frozen=True)
 class Moment:
-    """When to strike: up to ``late`` seconds after something about a query grew."""
+    """When to kill: up to ``late`` seconds after something about a query grew."""
 
     name: str
     sees: Callable[[Stream], int] | None
@@ -353,12 +335,12 @@ class Moment:
         if self.sees is not None:
             sees = self.sees
             goal = sees(stream) + rng.randint(1, 3)
-            # A machine that is too busy to get there is struck just where it is.
+            # On a machine that is too busy to get there the kill comes anyway.
             until = time.monotonic() + SOON_S
             while not driver.ended() and sees(stream) < goal and time.monotonic() < until:
                 time.sleep(0.002)
         time.sleep(rng.random() * self.late)
-        assert not driver.ended(), f"the driver ended by itself: {driver.said()}"
+        assert not driver.ended(), f"the driver ended by itself: {driver.errors()}"
 
 
 MOMENTS = (

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import threading
 from collections import defaultdict
 from pathlib import Path
 
@@ -14,12 +11,11 @@ import pytest
 from opendata_buffer.messages.sequencer import undecided
 from opendata_buffer.topic.topic import Topic
 from tests.spark.chaos.processes import (
-    FOREVER,
     MOMENTS,
-    PATIENCE_S,
     Fleet,
     Job,
     Stream,
+    Writer,
     await_first_commits,
     seeded,
 )
@@ -34,57 +30,6 @@ PARTITIONS = 4 if KILLS < 8 else 16
 
 BACKLOG = 40 * PARTITIONS
 """Batches that wait in the topic before the publisher takes a rest."""
-
-
-class Publishing:
-    """The publisher over its lives."""
-
-    def __init__(self, store: str) -> None:
-        self._store = store
-        self.durable = -1
-        self._start(FOREVER)
-
-    def _start(self, end: int) -> None:
-        script = Path(__file__).parent / "worker_publish.py"
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, str(script), self._store),
-                # The last one finishes, also where nobody reads any more.
-                *map(str, (self.durable + 1, end, BACKLOG if end == FOREVER else FOREVER)),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read, args=(self._process,))
-        self._reader.start()
-
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        with process.stdout as out:
-            for line in out:
-                if line.endswith("\n"):  # kill -9 may cut the last one short
-                    self.durable = int(line)
-
-    def kill(self) -> None:
-        assert self._process.poll() is None, "the publisher ended by itself"
-        self.end()
-        self._start(FOREVER)
-
-    def finish(self) -> int:
-        """Kill it a last time, publish three more; returns how many transactions there are."""
-        self.end()
-        end = self.durable + 4
-        self._start(end)
-        assert self._process.wait(PATIENCE_S) == 0
-        self._reader.join()
-        assert self.durable == end - 1
-        return end
-
-    def end(self) -> None:
-        """Leave no process behind."""
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
 
 
 def undecided_in(store: str) -> int:
@@ -104,7 +49,7 @@ def test_every_transaction_is_whole_at_the_end_of_a_chain_of_topics(java: str, h
     for each in (front, back):
         each.options["maxBatchesPerTrigger"] = str(10 * PARTITIONS)
         Topic.create(each.store, PARTITIONS)
-    publisher = Publishing(front.store)
+    publisher = Writer(front.store, script="worker_publish.py", backlog=BACKLOG)
     fleet = Fleet(Job([front, back], java), home, "both")
     kills = repeats = 0
     try:

@@ -49,9 +49,9 @@ def test_every_record_once_after_kills_of_workers(java: str, home: Path) -> None
     try:
         with seeded("CHAOS_SEED") as rng:
             driver.go("drain")
-            # Not while Spark looks for formats, which it does once: it would never find ours.
+            # Not while Spark searches for formats, which it does once: it would not find this one.
             wait_for(lambda: driver.ended() or parquet.planned() >= 0, "the first micro-batch")
-            kills = strike(driver, rng)
+            kills = kill_workers(driver, rng)
             printed = driver.finish()
             lost = lost_tasks(driver)
             print(f"{kills} kills, {lost} lost tasks, {len(printed) - 1} restarts of a query")
@@ -66,7 +66,7 @@ def test_every_record_once_after_kills_of_workers(java: str, home: Path) -> None
         driver.kill()
 
 
-def strike(driver: Driver, rng: random.Random) -> int:
+def kill_workers(driver: Driver, rng: random.Random) -> int:
     """Kill one Python process of the driver after the other; returns how many.
 
     Until enough of them ran a task: many only wait for one.
@@ -76,7 +76,7 @@ def strike(driver: Driver, rng: random.Random) -> int:
     while kills < MAX_KILLS and not driver.ended():
         if kills >= ENOUGH_KILLS and lost_tasks(driver) >= ENOUGH_LOST:
             break
-        assert time.monotonic() < until, driver.said()
+        assert time.monotonic() < until, driver.errors()
         time.sleep(rng.uniform(0.1, 0.5))
         with suppress(psutil.NoSuchProcess):
             for victim in choose(arguments_below(driver.process.pid), rng):

@@ -48,7 +48,7 @@ def test_drivers_that_were_suspended_and_replaced_end_when_they_wake_up(
                 try:
                     # Past the zombie for good: what it planned is finished, and the next begun.
                     wait_for(partial(is_past, successor, seen), "the successor's progress")
-                    assert not successor.ended(), successor.said()
+                    assert not successor.ended(), successor.errors()
                     zombie.resume()
                     wait_for(zombie.ended, "the zombie's end")
                     assert zombie.process.returncode == 1
@@ -60,8 +60,8 @@ def test_drivers_that_were_suspended_and_replaced_end_when_they_wake_up(
                         "Race while writing batch",
                         "its object does not exist",
                     )
-                    assert any(reason in zombie.said() for reason in reasons), zombie.said()
-                    assert not successor.ended(), successor.said()
+                    assert any(reason in zombie.errors() for reason in reasons), zombie.errors()
+                    assert not successor.ended(), successor.errors()
                 finally:
                     zombie.kill()
                 zombie = successor

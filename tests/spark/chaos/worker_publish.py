@@ -1,8 +1,8 @@
 """Publishes numbered transactions into a topic until killed; prints each that it committed.
 
-A record is ``<number>/<attempt>/<k>``: who is killed between a commit and its line publishes the
-number again, as another attempt. It waits while the topic is long. Arguments: store, first
-number, end (exclusive), how many batches make the topic long.
+A record is ``<number>/<attempt>/<k>``: a writer that is killed between a commit and its line
+publishes the number again, as another attempt. It waits while the topic is long.
+Arguments: first number, end (exclusive), how many batches make the topic long, store.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def values(number: int, attempt: str) -> list[str]:
 
 
 def main() -> None:
-    store = sys.argv[1]
-    first, end, long = map(int, sys.argv[2:])
+    first, end, long = map(int, sys.argv[1:4])
+    store = sys.argv[4]
     topic = Topic.open(store)
     queues = [
         Queue(

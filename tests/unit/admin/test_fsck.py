@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from opendata_buffer.admin.fsck import (
@@ -12,16 +14,15 @@ from opendata_buffer.admin.fsck import (
     Report,
     check_queue,
     plan_repair,
-    repair,
 )
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.entries import Metadata, NewEntry
-from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.cli.shell import bytes_of, copy_into
 
 CONFIG = ConsumerConfig(store="memory://fsck")
 RUNTIME = SystemRuntime()
@@ -82,21 +83,10 @@ def test_f23_a_location_outside_the_prefix_is_found_and_never_fetched() -> None:
     assert report.records == 0
 
 
-def test_a_location_queued_twice_is_found_at_both_places() -> None:
-    store = MemoryStore()
-    store.put(LOCATIONS[0], encode_batch([b"a"]))
-    store.put("ingest/manifest", Manifest.empty().append([NewEntry(LOCATIONS[0])] * 2).raw)
-    report = check(store)
-    assert [each.sequence for each in report.problems] == [0, 1]
-    assert "queued 2 times" in report.problems[0].problem
-
-
 def test_f15_a_corrupt_manifest_is_a_finding_and_no_error() -> None:
     for damage in (slice(0, 1), slice(-1, None)):
         store = queue_of(encode_batch([b"a"]), encode_batch([b"b"]))
-        got = store.get("ingest/manifest")
-        assert isinstance(got, Blob)
-        raw = bytearray(got.data)
+        raw = bytearray(bytes_of(store, "ingest/manifest"))
         raw[damage] = b"\xff"
         store.put("ingest/manifest", bytes(raw))
         (problem,) = check(store).problems
@@ -116,27 +106,15 @@ def test_a_batch_dequeued_and_collected_meanwhile_is_no_problem() -> None:
     class Racing(MemoryStore):
         """The consumer finishes, and its collector runs, right after the manifest was read."""
 
-        def get(
-            self,
-            key: str,
-            *,
-            if_changed: str | None = None,
-            byte_range: tuple[int, int] | None = None,
-            max_bytes: int | None = None,
-        ) -> Blob | NotModified:
-            got = super().get(
-                key, if_changed=if_changed, byte_range=byte_range, max_bytes=max_bytes
-            )
-            if isinstance(got, Blob) and key == "ingest/manifest" and if_changed is None:
+        def get(self, key: str, **options: Any) -> Blob | NotModified:  # type: ignore[override]
+            got = super().get(key, **options)
+            if isinstance(got, Blob) and key == "ingest/manifest" and not options.get("if_changed"):
                 self.put(key, Manifest.parse(got.data).drop_through(0).raw)
                 self.delete_many([LOCATIONS[0], LOCATIONS[1]])
             return got
 
     store = Racing()
-    for location in LOCATIONS[:2]:
-        store.put(location, encode_batch([b"a"]))
-    entries = [NewEntry(location) for location in LOCATIONS[:2]]
-    store.put("ingest/manifest", Manifest.empty().append(entries).raw)
+    copy_into(store, queue_of(encode_batch([b"a"]), encode_batch([b"a"])))
     # Sequence 0 was consumed and may be gone; sequence 1 still waits and is missed.
     assert [each.sequence for each in check(store).problems] == [1]
 
@@ -159,19 +137,3 @@ def test_of_an_object_that_is_queued_three_times_the_first_entry_stays() -> None
     other = finding(5, Kind.REPEATED, "b")
     plan, _ = plan_repair(Report(problems=[*repeats[:2], other, repeats[2]]))
     assert [each.sequence for each in plan] == [4, 6]
-
-
-def test_a_repair_that_is_run_again_finds_nothing_to_do() -> None:
-    store = MemoryStore()
-    locations = [batch_key("ingest", RUNTIME.ulid()) for _ in range(3)]
-    store.put(locations[0], encode_batch([b"a"]))
-    store.put(locations[2], b"garbage")
-    store.put("ingest/manifest", Manifest.empty().append([NewEntry(x) for x in locations]).raw)
-    plan, _ = plan_repair(check_queue(store, CONFIG, RUNTIME))
-    told: list[tuple[int, int]] = []
-    done = repair(store, CONFIG, plan, RUNTIME, advance=lambda *each: told.append(each))
-    assert [(each.sequence, each.kind) for each, _ in done] == [
-        (1, Kind.MISSING), (2, Kind.UNREADABLE),
-    ]  # fmt: skip
-    assert told == [(1, 2), (2, 2)]
-    assert plan_repair(check_queue(store, CONFIG, RUNTIME)) == ([], [])

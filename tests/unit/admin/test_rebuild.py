@@ -1,4 +1,4 @@
-"""A manifest that was lost comes back with every batch that nobody has read."""
+"""A manifest that was lost comes back with every batch that was not read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from uuid import UUID
 
 import pytest
 
-from opendata_buffer import outcomes
 from opendata_buffer.admin.fsck import check_queue
 from opendata_buffer.admin.rebuild import GRACE_MS, RebuildPlan, plan_rebuild, rebuild
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
@@ -21,9 +20,10 @@ from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, FINAL, b
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.rollback_checks import Watermark
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, Listing, ObjectInfo, PutOutcome
+from opendata_buffer.stores.base import Listing, ObjectInfo
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.cli.shell import Lossy, bytes_of, copy_into
 
 CONFIG = ConsumerConfig(store="memory://rebuild", gc=GarbageCollectorConfig(enabled=False))
 RUNTIME = SystemRuntime()
@@ -50,25 +50,6 @@ def plan_of(raw: bytes | None, found: Listing, seen: Watermark | None = SEEN) ->
 # ---- the plan
 
 
-def test_a_sound_manifest_is_left_alone() -> None:
-    manifest = Manifest.empty().append([NewEntry(location(0))])
-    plan = plan_of(manifest.raw, listing(location(1)), Watermark(1, 0))
-    assert (plan.fault, plan.manifest, plan.found) == (None, manifest, ())
-
-
-def test_batches_come_in_the_order_of_their_names() -> None:
-    names = [location(n) for n in range(5)]
-    plan = plan_of(None, listing(*reversed(names)))
-    assert plan.found == tuple(names) == tuple(plan.manifest.locations())
-
-
-def test_sequences_and_epoch_go_on_far_above_what_the_marker_has_seen() -> None:
-    manifest = plan_of(None, listing(location(0)), Watermark(42, 7)).manifest
-    assert manifest.first_sequence > 42
-    assert manifest.epoch > 7
-    assert Manifest.parse(manifest.raw) == manifest
-
-
 def test_what_is_no_batch_of_this_queue_is_left_out() -> None:
     mine = location(0)
     nested = location(1).replace("ingest/", "ingest/other/")
@@ -80,7 +61,7 @@ def test_what_is_no_batch_of_this_queue_is_left_out() -> None:
 METADATA = (Metadata(0, 3, b"payload"),)
 
 
-def test_a_truncated_manifest_still_tells_order_and_metadata() -> None:
+def test_a_truncated_manifest_keeps_order_and_metadata() -> None:
     later, earlier, lost = location(9), location(1), location(5)
     whole = Manifest.starting_at(7, 2).append(
         [NewEntry(later, METADATA), NewEntry(earlier, METADATA), NewEntry(lost)]
@@ -133,7 +114,7 @@ def test_a_batch_that_surely_left_the_queue_before_another_is_left_out() -> None
 @pytest.mark.parametrize(
     ("txn", "flags"), [(None, None), (Transaction("app", 1), None), (None, ACK_TXN | FINAL)]
 )
-def test_a_name_made_ahead_of_time_tells_no_more_than_when_its_object_was_stored(
+def test_a_name_made_ahead_of_time_counts_as_the_time_its_object_was_stored(
     txn: Transaction | None, flags: int | None
 ) -> None:
     # By a sink whose write may take hours, with a transaction or without; by a publisher.
@@ -166,7 +147,7 @@ def test_transactions_stay_in_one_piece_and_in_the_order_of_their_numbers() -> N
 A, B = b"\1AAAAA", b"\1BBBBB"
 
 
-def test_a_producer_s_messages_come_by_its_clock_and_its_last_word_comes_last() -> None:
+def test_a_producer_s_messages_come_by_its_clock_and_its_final_acknowledgement_last() -> None:
     txn = Transaction("app", 1)
     last = location(1, txn, build_uuid(A, 1, ACK_TXN | FINAL))
     third = location(2, txn, build_uuid(A, 4, CONTINUE_TXN))
@@ -179,19 +160,10 @@ def test_a_producer_s_messages_come_by_its_clock_and_its_last_word_comes_last() 
 
 
 def test_a_roll_back_stays_behind_what_it_rolls_back() -> None:
-    names = [
-        location(at, None, build_uuid(A, clock, flags))
-        for at, (clock, flags) in enumerate(
-            [
-                (2, CONTINUE_TXN),
-                (3, ACK_TXN),
-                (4, CONTINUE_TXN),
-                (3, ACK_TXN),
-                (5, CONTINUE_TXN),
-                (6, ACK_TXN),
-            ]
-        )
-    ]
+    begun, acknowledged = (2, 4, 5), (3, 3, 6)
+    pairs = zip(begun, acknowledged, strict=True)
+    clocks = [each for a, b in pairs for each in ((a, CONTINUE_TXN), (b, ACK_TXN))]
+    names = [location(at, None, build_uuid(A, *each)) for at, each in enumerate(clocks)]
     assert plan_of(None, listing(*reversed(names))).found == tuple(names)
 
 
@@ -232,41 +204,26 @@ def queue() -> MemoryStore:
     return store
 
 
-def raw_of(store: MemoryStore) -> bytes:
-    got = store.get(KEY)
-    assert isinstance(got, Blob)
-    return got.data
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda raw: b"",
+    "truncated": lambda raw: raw[:-30],
+    "overwritten": lambda raw: b"\xff" * 100,
+    "restored": lambda raw: Manifest.empty().raw,
+}
 
 
-def remove(store: MemoryStore) -> None:
-    store.delete_many([KEY])
-
-
-def empty(store: MemoryStore) -> None:
-    store.put(KEY, b"")
-
-
-def truncate(store: MemoryStore) -> None:
-    store.put(KEY, raw_of(store)[:-30])
-
-
-def overwrite(store: MemoryStore) -> None:
-    store.put(KEY, b"\xff" * 100)
-
-
-def restore(store: MemoryStore) -> None:
-    store.put(KEY, Manifest.empty().raw)
-
-
-DAMAGE = [remove, empty, truncate, overwrite, restore]
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_f4_after_a_rebuild_everything_unread_is_delivered(
-    damage: Callable[[MemoryStore], None],
-) -> None:
+def damaged(how: str) -> MemoryStore:
     store = queue()
-    damage(store)
+    if how == "removed":
+        store.delete_many([KEY])
+    else:
+        store.put(KEY, DAMAGE[how](bytes_of(store, KEY)))
+    return store
+
+
+@pytest.mark.parametrize("how", ["removed", *DAMAGE])
+def test_f4_after_a_rebuild_everything_unread_is_delivered(how: str) -> None:
+    store = damaged(how)
     with pytest.raises(Exception):  # noqa: B017, PT011  QueueReset or CorruptManifest
         Consumer(CONFIG, store=store)
     rebuild(store, CONFIG, RUNTIME)
@@ -282,77 +239,34 @@ def test_f4_after_a_rebuild_everything_unread_is_delivered(
     assert check_queue(store, CONFIG, RUNTIME).ok
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_dry_run_writes_nothing(damage: Callable[[MemoryStore], None]) -> None:
-    store = queue()
-    damage(store)
-    before = store.list("").objects
-    plan, saved = rebuild(store, CONFIG, RUNTIME, dry_run=True)
-    assert plan.manifest.entry_count >= 3
-    assert (store.list("").objects, saved) == (before, None)
-
-
-@pytest.mark.parametrize("damage", DAMAGE[1:])
-def test_the_old_bytes_are_saved_beside_the_manifest(
-    damage: Callable[[MemoryStore], None],
-) -> None:
-    store = queue()
-    damage(store)
-    old = raw_of(store)
+@pytest.mark.parametrize("how", DAMAGE)
+def test_the_old_bytes_are_saved_beside_the_manifest(how: str) -> None:
+    store = damaged(how)
+    old = bytes_of(store, KEY)
     _, saved = rebuild(store, CONFIG, RUNTIME)
     assert saved is not None
     assert saved.startswith(f"{KEY}.broken-")
-    got = store.get(saved)
-    assert isinstance(got, Blob)
-    assert got.data == old
-
-
-def test_a_second_rebuild_finds_nothing_to_do() -> None:
-    store = queue()
-    remove(store)
-    rebuild(store, CONFIG, RUNTIME)
-    before = store.list("").objects
-    assert rebuild(store, CONFIG, RUNTIME)[0].fault is None
-    assert store.list("").objects == before
+    assert bytes_of(store, saved) == old
 
 
 def test_a_saved_position_does_not_reach_into_the_rebuilt_queue() -> None:
-    store = queue()
-    remove(store)
+    store = damaged("removed")
     rebuild(store, CONFIG, RUNTIME)
     with pytest.raises(Exception, match="needed but manifest"):
         Consumer(CONFIG, 4, store=store)
 
 
-class Lossy(MemoryStore):
-    """The first write of the manifest is applied, and its answer lost."""
-
-    armed = False
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        outcome = super().put_if(key, data, condition)
-        if self.armed and key == KEY:
-            self.armed = False
-            return outcomes.Unknown("lost")
-        return outcome
-
-
 def test_f1_a_rebuild_whose_answer_was_lost_is_done_once() -> None:
-    whole, store = queue(), Lossy()
-    for info in whole.list("").objects:
-        got = whole.get(info.key)
-        assert isinstance(got, Blob)
-        store.put(info.key, got.data)
-    remove(store)
+    store = Lossy()
+    copy_into(store, damaged("removed"))
     store.armed = True
     plan, _ = rebuild(store, CONFIG, RUNTIME)
     assert not store.armed
-    assert raw_of(store) == plan.manifest.raw
+    assert bytes_of(store, KEY) == plan.manifest.raw
 
 
 def test_a_manifest_that_was_written_meanwhile_is_not_replaced() -> None:
-    store = queue()
-    empty(store)
+    store = damaged("empty")
     put = store.put
 
     def racing(key: str, data: bytes | memoryview) -> None:
@@ -362,7 +276,7 @@ def test_a_manifest_that_was_written_meanwhile_is_not_replaced() -> None:
     store.put = racing  # type: ignore[method-assign]
     with pytest.raises(Conflict):
         rebuild(store, CONFIG, RUNTIME)
-    assert raw_of(store) == b"somebody else"
+    assert bytes_of(store, KEY) == b"somebody else"
 
 
 def test_where_nothing_is_no_queue_is_made() -> None:

@@ -1,31 +1,25 @@
-"""Undecided transactions are told, and ended as their record says: in all partitions or none."""
+"""Undecided transactions are listed, and ended as their record says: in all partitions or none."""
 
 from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.admin.transactions import (
-    OpenTransaction,
-    TransactionScope,
-    abort,
-    list_open,
-)
+from opendata_buffer.admin.transactions import OpenTransaction, TransactionScope, abort, list_open
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import InvalidInput, Superseded
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
 from opendata_buffer.transactions.markers import MarkerWriter, TransactionMarker
+from tests.unit.cli.shell import manifest_of
 
 A, B, C = b"\1AAAAA", b"\1BBBBB", b"\1CCCCC"
 NAMES = ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
@@ -40,7 +34,7 @@ class World:
         self.runtime = ManualRuntime()
         self.store = MemoryStore(now_ms=self.runtime.now_ms)
         self.topic = Topic.create(CONFIG, 3, store=self.store, runtime=self.runtime)
-        self.place = TransactionScope(CONFIG, self.store, self.runtime, self.topic)
+        self.scope = TransactionScope(CONFIG, self.store, self.runtime, self.topic)
 
     def queue(self, name: str) -> Queue:
         config = Topic.config_of(name, CONFIG)
@@ -66,10 +60,8 @@ class World:
         return Attempt(txn or Transaction("none", 0), producer, dict.fromkeys(names, 4))
 
     def delivered(self, name: str) -> list[int]:
-        got = self.store.get(f"{name}/manifest")
-        assert isinstance(got, Blob)
         rule, found = ReadCommitted(name), []
-        for entry in Manifest.parse(got.data).entries():
+        for entry in manifest_of(self.store, f"{name}/manifest").entries():
             found += rule.offer(entry.sequence, entry.location, lambda begin, end: [])
         return found
 
@@ -79,13 +71,7 @@ def world() -> World:
     return World()
 
 
-def test_a_topic_without_transactions_has_none_open(world: World) -> None:
-    assert list_open(world.place) == []
-    world.queue("p-00000-04pn").append([NewEntry("p-00000-04pn/x")])
-    assert list_open(world.place) == []
-
-
-def test_each_part_of_a_transaction_is_told_with_what_waits_behind_it(world: World) -> None:
+def test_each_part_of_a_transaction_is_listed_with_what_waits_behind_it(world: World) -> None:
     world.queue("p-00001-05mv").append([NewEntry("p-00001-05mv/x")])
     world.write(A, Transaction("orders", 7), "p-00000-04pn", "p-00001-05mv")
     world.queue("p-00001-05mv").append([NewEntry("p-00001-05mv/y")])
@@ -94,7 +80,7 @@ def test_each_part_of_a_transaction_is_told_with_what_waits_behind_it(world: Wor
         "producer": A.hex(), "app": "orders", "batch": 7, "batches": 2, "last_clock": 3,
         "age_seconds": 3600.0,
     }  # fmt: skip
-    assert list_open(world.place) == [
+    assert list_open(world.scope) == [
         OpenTransaction(partition="p-00000-04pn", first_sequence=0, behind=2, **whole),  # type: ignore[arg-type]
         OpenTransaction(partition="p-00001-05mv", first_sequence=1, behind=3, **whole),  # type: ignore[arg-type]
         OpenTransaction(
@@ -106,12 +92,12 @@ def test_each_part_of_a_transaction_is_told_with_what_waits_behind_it(world: Wor
 
 def test_an_undecided_transaction_is_rolled_back_everywhere(world: World) -> None:
     world.write(A, Transaction("orders", 7), *NAMES)
-    listed = list_open(world.place)
-    assert abort(world.place, A.hex()) == listed
-    assert list_open(world.place) == []
+    listed = list_open(world.scope)
+    assert abort(world.scope, A.hex()) == listed
+    assert list_open(world.scope) == []
     assert [world.delivered(name) for name in NAMES] == [[], [], []]
     with pytest.raises(InvalidInput, match="no transaction of producer"):
-        abort(world.place, A.hex())
+        abort(world.scope, A.hex())
 
 
 def test_what_the_record_names_is_completed_and_not_rolled_back(world: World) -> None:
@@ -120,8 +106,8 @@ def test_what_the_record_names_is_completed_and_not_rolled_back(world: World) ->
     world.write(B, Transaction("orders", 6), "p-00002-0bvb")
     # Decided, and killed before it is applied.
     assert coordinator.decide(world.write(A, txn, "p-00000-04pn", "p-00001-05mv", age_ms=0))
-    assert [each.committed for each in list_open(world.place)] == [True, True, False]
-    done = abort(world.place, A.hex())
+    assert [each.committed for each in list_open(world.scope)] == [True, True, False]
+    done = abort(world.scope, A.hex())
     assert [(each.partition, each.committed) for each in done] == [
         ("p-00000-04pn", True), ("p-00001-05mv", True), ("p-00002-0bvb", False),
     ]  # fmt: skip
@@ -133,7 +119,7 @@ def test_a_writer_that_lives_fails_after_its_transaction_was_ended(world: World)
     coordinator, txn = world.coordinator(), Transaction("orders", 7)
     coordinator.begin(txn, None, NAMES)
     attempt = world.write(A, txn, *NAMES)
-    abort(world.place, A.hex())
+    abort(world.scope, A.hex())
     with pytest.raises(Superseded):
         coordinator.decide(attempt)
     assert [world.delivered(name) for name in NAMES] == [[], [], []]
@@ -143,18 +129,18 @@ def test_other_apps_are_let_be(world: World) -> None:
     world.write(A, Transaction("orders", 7), "p-00000-04pn")
     world.write(B, Transaction("bills", 7), "p-00000-04pn")
     world.write(C, None, "p-00000-04pn")
-    abort(world.place, A.hex())
-    assert [each.producer for each in list_open(world.place)] == [B.hex(), C.hex()]
+    abort(world.scope, A.hex())
+    assert [each.producer for each in list_open(world.scope)] == [B.hex(), C.hex()]
 
 
 def test_one_without_an_app_is_rolled_back_by_its_producer_alone(world: World) -> None:
     world.write(A, None, *NAMES)
     world.write(B, None, "p-00001-05mv")
     with pytest.raises(InvalidInput, match=r"has no name.*in some partitions and not in others"):
-        abort(world.place, A.hex())
-    assert len(list_open(world.place)) == 4
-    assert len(abort(world.place, A.hex(), force=True)) == 3
-    assert [each.producer for each in list_open(world.place)] == [B.hex()]
+        abort(world.scope, A.hex())
+    assert len(list_open(world.scope)) == 4
+    assert len(abort(world.scope, A.hex(), force=True)) == 3
+    assert [each.producer for each in list_open(world.scope)] == [B.hex()]
     assert [world.delivered(name) for name in NAMES] == [[], [], []]
 
 
@@ -163,8 +149,8 @@ def test_one_without_an_app_that_is_committed_in_one_partition_is_completed(worl
     # Its publisher is killed when it has acknowledged it in one of them.
     markers = MarkerWriter(world.store, CONFIG, world.queue, world.runtime, ahead_ms=0)
     markers.write({NAMES[0]: [TransactionMarker(A, attempt.intents[NAMES[0]])]})
-    assert [each.committed for each in list_open(world.place)] == [True, True]
-    done = abort(world.place, A.hex())
+    assert [each.committed for each in list_open(world.scope)] == [True, True]
+    done = abort(world.scope, A.hex())
     assert [(each.partition, each.committed) for each in done] == [
         ("p-00001-05mv", True), ("p-00002-0bvb", True),
     ]  # fmt: skip
@@ -175,26 +161,26 @@ def test_a_young_transaction_may_be_at_work(world: World) -> None:
     world.write(A, Transaction("orders", 7), "p-00000-04pn")
     world.write(A, Transaction("orders", 7), "p-00001-05mv", age_ms=10_000)
     with pytest.raises(InvalidInput, match=r"is 10 s old: its writer may be at work.*force=True"):
-        abort(world.place, A.hex())
-    assert len(list_open(world.place)) == 2
-    assert len(abort(world.place, A.hex(), force=True)) == 2
+        abort(world.scope, A.hex())
+    assert len(list_open(world.scope)) == 2
+    assert len(abort(world.scope, A.hex(), force=True)) == 2
 
 
-def test_one_partition_of_a_topic_is_looked_at_and_not_ended_alone(world: World) -> None:
+def test_one_partition_of_a_topic_is_listed_and_not_ended_alone(world: World) -> None:
     world.write(A, Transaction("orders", 7), *NAMES)
     one = TransactionScope(Topic.config_of("p-00001-05mv", CONFIG), world.store, world.runtime)
     assert [each.partition for each in list_open(one)] == ["p-00001-05mv"]
     with pytest.raises(InvalidInput, match="in all of them or in none"):
         abort(one, A.hex())
-    assert len(list_open(world.place)) == 3
+    assert len(list_open(world.scope)) == 3
 
 
-def test_a_queue_of_its_own_is_looked_at_and_ended() -> None:
+def test_transactions_of_a_queue_are_listed_and_ended() -> None:
     runtime, store = ManualRuntime(), MemoryStore()
-    place = TransactionScope(CONFIG, store, runtime)
+    scope = TransactionScope(CONFIG, store, runtime)
     with pytest.raises(InvalidInput, match="there is no queue"):
-        list_open(place)
+        list_open(scope)
     queue = Queue(store, CONFIG, runtime=runtime, role="test")
     queue.append([NewEntry(batch_key("ingest", runtime.ulid(), None, build_uuid(A, 2, 1)))])
-    assert abort(place, A.hex(), force=True)[0].partition == "ingest"
-    assert list_open(place) == []
+    assert abort(scope, A.hex(), force=True)[0].partition == "ingest"
+    assert list_open(scope) == []

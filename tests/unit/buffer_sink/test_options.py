@@ -13,22 +13,6 @@ from opendata_buffer.formats.keys import Transaction
 STORE = {"path": "/data/queue"}
 
 
-def test_defaults() -> None:
-    options = SinkOptions.for_stream(STORE)
-    assert options.queue.store == "/data/queue"
-    assert options.queue.data_path_prefix == "ingest"
-    assert options.queue.manifest_path == "ingest/manifest"
-    assert options.target_batch_bytes == 16 * 1024 * 1024
-    assert options.max_batch_bytes == 256 * 1024 * 1024
-    assert options.compression is Compression.NONE
-    assert options.zstd_level == 1
-    assert options.gather_bytes == 0
-    assert options.broker == "auto"
-    assert options.upload_concurrency == 4
-    assert options.gc_grace_period_ms == 600_000
-    assert options.transaction is None
-
-
 def test_every_option_arrives_in_lower_case() -> None:
     options = SinkOptions.for_batch(
         {
@@ -63,12 +47,8 @@ def test_every_option_arrives_in_lower_case() -> None:
     assert hash(options) == hash(pickle.loads(pickle.dumps(options)))
 
 
-def test_spark_s_own_options_are_let_through() -> None:
-    SinkOptions.for_stream({**STORE, "checkpointlocation": "/c", "queryname": "q"})
-
-
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({}, "no store given"),
         ({**STORE, "txnappId": "a b"}, "A-Z a-z 0-9"),
@@ -80,17 +60,19 @@ def test_spark_s_own_options_are_let_through() -> None:
         ({**STORE, "targetBatchBytes": "300000000"}, "more than maxBatchBytes 268435456"),
         ({**STORE, "gcGracePeriodMs": "1"}, "gcGracePeriodMs"),
         ({**STORE, "broker": "on"}, "use auto or host or off"),
-        ({**STORE, "broker": "host"}, "Run 'opendata-buffer broker /data/queue'"),
-        ({**STORE, "broker": "host"}, "leave the option at 'auto'"),
-        ({**STORE, "broker": "host"}, r"foreach_batch_writer\(\.\.\., broker='host'\)"),
+        (
+            {**STORE, "broker": "host"},
+            r"Run 'opendata-buffer broker /data/queue'.*foreach_batch_writer\(.*broker='host'\)",
+        ),
+        ({**STORE, "partitioner": "hash"}, "use random or modulo or rendezvous"),
         ({"path": "memory://x"}, "memory of one process"),
         ({"path": "s4://x"}, "did you mean 's3'"),
         ({"path": "dbfs:/x"}, "is a Databricks mount"),
     ],
 )
-def test_bad_options_name_the_fix(options: dict[str, str], says: str) -> None:
+def test_bad_options_name_the_fix(options: dict[str, str], message: str) -> None:
     for parse in (SinkOptions.for_stream, SinkOptions.for_batch):
-        with pytest.raises(InvalidInput, match=says):
+        with pytest.raises(InvalidInput, match=message):
             parse(options)
 
 
@@ -103,7 +85,8 @@ def test_f5_an_append_never_races_for_more_than_half_of_the_grace_period() -> No
 
 
 def test_a_stream_takes_its_version_from_its_batch_id() -> None:
-    assert SinkOptions.for_stream({**STORE, "txnAppId": "a"}).app == "a"
+    spark_s_own = {"checkpointlocation": "/c", "queryname": "q"}
+    assert SinkOptions.for_stream({**STORE, **spark_s_own, "txnAppId": "a"}).app == "a"
     with pytest.raises(InvalidInput, match="txnVersion is 3: a stream uses its batch id"):
         SinkOptions.for_stream({**STORE, "txnAppId": "a", "txnVersion": "3"})
 
@@ -120,13 +103,8 @@ def test_a_partitioner(given: str) -> None:
     assert (options.partitioner, options.one_queue) == (given.lower(), False)
 
 
-def test_an_unknown_partitioner_names_the_known_ones() -> None:
-    with pytest.raises(InvalidInput, match="use random or modulo or rendezvous"):
-        SinkOptions.for_stream({**STORE, "partitioner": "hash"})
-
-
 @pytest.mark.parametrize("name", ["dataPathPrefix", "manifestPath"])
-def test_who_names_one_queue_has_nothing_to_divide(name: str) -> None:
+def test_a_single_queue_takes_no_partitioner(name: str) -> None:
     assert SinkOptions.for_stream({**STORE, name: "x"}).one_queue
     with pytest.raises(InvalidInput, match="names one queue"):
         SinkOptions.for_stream({**STORE, name: "x", "partitioner": "modulo"})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -11,14 +13,12 @@ from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from buffer_sink.queue_commit import (
     AlreadyDone,
-    Append,
-    CommitRecords,
     Decision,
     QueueCommitter,
     Separate,
+    UploadAges,
     decide,
     is_queued,
-    transaction_prefix,
 )
 from opendata_buffer import outcomes
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease, discovery_record_key
@@ -34,18 +34,17 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.entries import Metadata, NewEntry
-from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid, parse_location
+from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.queue.ownership import check_owner, claim_queue
-from opendata_buffer.queue.queue import Queue
+from opendata_buffer.gc import GarbageCollector, Queued, plan
+from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.base import Absent, IfVersion, Listing, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.transactions.commit_record import CommitRecord, record_key
+from opendata_buffer.transactions.commit_record import CommitRecord
+from tests.unit.buffer_sink.queue_world import CONFIG, PREFIX, RECORD, World
 from tests.unit.scripted import (
     ScriptedStore,
     applied,
@@ -56,8 +55,6 @@ from tests.unit.scripted import (
     then,
 )
 
-PREFIX = "p"
-CONFIG = QueueConfig(store="memory://x", data_path_prefix=PREFIX)
 ULIDS = [f"01JD0000000000000000000{number:03}" for number in range(100)]
 
 
@@ -66,7 +63,7 @@ def batch_entry(number: int, batch: int | None = None, app: str = "q") -> NewEnt
     return NewEntry(batch_key(PREFIX, ULIDS[number], txn), (Metadata(0, 5, b""),))
 
 
-def decision(manifest: Manifest, record: CommitRecord | None, batch: int) -> Decision:
+def decision(manifest: Manifest, record: CommitRecord | None, batch: int) -> Decision | None:
     return decide(manifest, record, Transaction("q", batch), prefix=PREFIX, key="m")
 
 
@@ -74,7 +71,7 @@ def test_other_apps_and_plain_batches_do_not_count() -> None:
     manifest = Manifest.empty().append(
         [batch_entry(0), batch_entry(1, batch=9, app="q2"), batch_entry(2, batch=9, app="xq")]
     )
-    assert decision(manifest, None, 0) == Append()
+    assert decision(manifest, None, 0) is None
 
 
 def test_a_half_dequeued_batch_is_still_seen() -> None:
@@ -90,11 +87,11 @@ def test_a_separator_is_needed_only_when_our_entries_may_have_been_dequeued_unse
     # Batch 0 ended at sequence 0; 1 and 2 came after, and one of them might be batch 1.
     assert decision(drained, CommitRecord(batch=0, next_sequence=1), 1) == Separate()
     # Nothing came after batch 0, so nothing is hidden.
-    assert decision(drained, CommitRecord(batch=0, next_sequence=3), 1) == Append()
+    assert decision(drained, CommitRecord(batch=0, next_sequence=3), 1) is None
     # Without a record anything may be hidden.
     assert decision(drained, None, 1) == Separate()
-    # An batch_entry that is still queued stands in between already.
-    assert decision(full.drop_through(1), None, 1) == Append()
+    # An entry that is still queued stands in between already.
+    assert decision(full.drop_through(1), None, 1) is None
 
 
 def test_f4_a_queue_shorter_than_the_record_is_refused() -> None:
@@ -121,222 +118,34 @@ def test_a_prefix_with_any_characters_is_found() -> None:
     assert not is_queued(manifest, prefix, Transaction("q", 6))
 
 
-@pytest.mark.parametrize("others", [0, 1])
-@pytest.mark.parametrize("drained", [0, 1, 2, 3])
-def test_whatever_was_dequeued_a_commit_repeated_without_record_reaches_the_reader_once(
-    drained: int, others: int
-) -> None:
-    """The protocol and the reader's filter together, without a store."""
-    before = CommitRecord(batch=6, next_sequence=1)
-    first = [batch_entry(1, batch=7), batch_entry(2, batch=7)]
-    manifest = Manifest.empty().append([batch_entry(0, batch=6), *first])
-    if others:
-        manifest = manifest.append([batch_entry(3)])
-    queued = list(manifest.entries())
-    if drained:
-        manifest = manifest.drop_through(drained - 1)
-
-    # The crash was before the record of batch 7 was written: the record is still batch 6's.
-    match decision(manifest, before, 7):
-        case AlreadyDone():
-            again: list[NewEntry] = []
-        case Separate():
-            again = [batch_entry(10), batch_entry(11, batch=7), batch_entry(12, batch=7)]
-        case _:
-            again = [batch_entry(11, batch=7), batch_entry(12, batch=7)]
-    if again:
-        queued += manifest.append(again).entries(start=manifest.next_sequence)
-
-    passes = TransactionFilter(PREFIX)
-    read = [each for each in queued if passes.offer(each.sequence, each.location)]
-    numbers = [ULIDS.index(parsed.ulid) for each in read if (parsed := parse(each.location))]
-    assert [number for number in numbers if number in (1, 2, 11, 12)] == [1, 2]
-
-
-def parse(location: str):  # type: ignore[no-untyped-def]
-    return parse_location(location, PREFIX)
-
-
-def test_names() -> None:
-    txn = Transaction("3f-a", 12)
-    assert transaction_prefix("a/b", txn) == "a/b/app=3f-a/batch=12/"
-    assert batch_key("a/b", ULIDS[0], txn).startswith(transaction_prefix("a/b", txn))
-    assert record_key("a/b", "3f-a") == "a/b/app=3f-a/_commit.json"
-    # The collector deletes what is named like a batch; the record is not.
-    assert parse_location(record_key("a/b", "3f-a"), "a/b") is None
-
-
-KEY = record_key("p", "job")
-
-
-def commit_records(store: Any) -> CommitRecords:
-    return CommitRecords(store, CONFIG, ManualRuntime())
-
-
-def stored_record(store: MemoryStore) -> CommitRecord:
-    return CommitRecord.from_json(store.get(KEY).data)
-
-
-def test_without_a_query_nothing_is_written() -> None:
-    store = MemoryStore()
-    assert commit_records(store).claim("job", None) is None
-    assert store.list("").objects == ()
-
-
-def test_of_two_queries_that_begin_at_once_one_is_refused() -> None:
-    store = ScriptedStore()
-    late = commit_records(store)
-    # It has read that there is no record; before its claim lands, the other one's does.
-    store.script = [before(applied_first, lambda _: commit_records(store).claim("job", "one"))]
-    with pytest.raises(InvalidInput, match=r"belongs to query one.*this is query two"):
-        late.claim("job", "two")
-    assert stored_record(store).query == "one"
-
-
-def applied_first(
-    store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
-) -> PutOutcome:
-    return store.really_put_if(key, data, when)
-
-
-def test_a_claim_whose_answer_was_lost_is_found() -> None:
-    store = ScriptedStore(applied_answer_lost)
-    assert commit_records(store).claim("job", "one") == CommitRecord(-1, 0, "one")
-
-
-def test_a_claim_that_cannot_be_written_stops_the_append() -> None:
-    class Down(MemoryStore):
-        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-            return outcomes.Unknown("no answer")
-
-    with pytest.raises(TransientStorageError, match="Nothing was appended"):
-        commit_records(Down()).claim("job", "one")
-
-
-def test_an_unreadable_record_is_refused_with_its_key() -> None:
-    store = MemoryStore()
-    store.put(KEY, b"{}")
-    with pytest.raises(CorruptData, match=r"'p/app=job/_commit.json'.*not readable"):
-        commit_records(store).claim("job", "one")
-
-
-def refuse(*_: Any) -> PutOutcome:
-    raise PermanentStorageError("403")
-
-
-@pytest.mark.parametrize("answer", [lambda *_: outcomes.Unknown("no answer"), refuse])
-def test_a_record_that_cannot_be_raised_fails_nothing(
-    caplog: pytest.LogCaptureFixture, answer: Any
-) -> None:
-    store = MemoryStore()
-    mine = commit_records(store)
-    mine.claim("job", "one")
-    store.put_if = answer  # type: ignore[method-assign]
-    mine.raise_to("job", 0, 3, "one")
-    assert "commit record p/app=job/_commit.json was not written" in caplog.text
-
-
-def test_a_record_that_its_operator_deleted_is_made_anew() -> None:
-    store = MemoryStore()
-    mine = commit_records(store)
-    mine.claim("job", "one")
-    mine.raise_to("job", 7, 9, "one")
-    store.delete_many([KEY])
-    assert mine.claim("job", "one") == CommitRecord(-1, 0, "one")
-
-
-OPTIONS = SinkOptions(queue=CONFIG)
-RECORD = record_key(PREFIX, "q")
-
-
-class World:
-    """One store and any number of drivers and consumers on it."""
-
-    def __init__(self, store: MemoryStore | None = None) -> None:
-        self.runtime = ManualRuntime()
-        self.store = store or MemoryStore(now_ms=self.runtime.now_ms)
-        self.passes = TransactionFilter(PREFIX)
-        self.taken: list[bytes] = []
-        self.read: list[bytes] = []
-        # Written now, so that a test's script meets the manifest only.
-        claim_queue(self.store, CONFIG)
-
-    def driver(self) -> QueueCommitter:
-        return QueueCommitter(self.store, OPTIONS, self.runtime)
-
-    def queue(self) -> Queue:
-        return Queue(self.store, CONFIG, runtime=self.runtime, role="test")
-
-    @property
-    def manifest(self) -> Manifest:
-        return self.queue().read() or Manifest.empty()
-
-    def group(
-        self,
-        batch: int | None,
-        *values: bytes,
-        app: str = "q",
-        query: str | None = None,
-        ahead_s: int = 0,
-    ) -> Group:
-        """UploadedBatch one batch per value, as a first or another attempt of the tasks."""
-        txn = None if batch is None else Transaction(app, batch)
-        uploads = []
-        for value in values:
-            key = batch_key(PREFIX, later_ulid(self.runtime.ulid(), ahead_s * 1000), txn)
-            data = encode_batch([value])
-            self.store.put(key, data)
-            uploads.append(UploadedBatch(key, 1, len(data), (Metadata(0, 7, b""),)))
-        return Group(Moment.now(self.runtime), tuple(uploads), txn, query)
-
-    def drain(self) -> None:
-        """A consumer reads and acknowledges all there is, with and without the filter."""
-        queue = self.queue()
-        epoch = queue.claim_epoch(None).epoch
-        for entry in queue.read().entries():  # type: ignore[union-attr]
-            blob: Any = self.store.get(entry.location)
-            records = decode_batch(blob.data)
-            self.taken += records
-            if self.passes.offer(entry.sequence, entry.location):
-                self.read += records
-            queue.dequeue(entry.sequence, epoch)
-
-    def forget_record(self, record: CommitRecord | None) -> None:
-        """As if the driver died before it wrote the record."""
-        self.store.delete_many([RECORD])
-        if record is not None:
-            self.store.put(RECORD, record.to_json())
-
-
 def test_all_batches_enter_the_queue_in_one_write() -> None:
     world = World(ScriptedStore())
     group = world.group(0, b"a", b"b", b"c")
     assert world.driver().append(group)
-    assert isinstance(world.store, ScriptedStore)
     entries = world.manifest.entries()
-    assert [each.location for each in entries] == [each.location for each in group.uploads]
+    assert tuple(each.location for each in entries) == group.locations
     assert [each.sequence for each in entries] == [0, 1, 2]
     assert entries[0].metadata == (Metadata(0, 7, b""),)
     # The owner marker (by the test), the manifest, its watermark in the marker, the record.
     assert world.store.puts == 4
-    assert world.store.get(RECORD).data == CommitRecord(0, 3).to_json()
+    record = "p/app=q/_commit.json"
+    assert world.store.get(record).data == CommitRecord(0, 3).to_json()
+    assert parse_location(record, PREFIX) is None, "the collector deletes what is named as a batch"
 
 
 @pytest.mark.parametrize("announced", [False, True])
-def test_who_is_alone_asks_the_store_for_nothing_more_because_there_may_be_a_broker(
+def test_a_driver_that_loses_no_race_makes_no_request_for_a_broker(
     announced: bool,
 ) -> None:
     requests = {}
     for broker in ("off", "auto"):
         world = World(ScriptedStore())
-        assert isinstance(world.store, ScriptedStore)
         if announced:
             Lease(world.store, CONFIG, world.runtime).take(
                 DiscoveryRecord(0, "id", "nowhere:1", b"s" * 32), None
             )
-        options = SinkOptions(queue=CONFIG, broker=broker)
         gets, puts = world.store.gets, world.store.puts
-        driver = QueueCommitter(world.store, options, world.runtime)
+        driver = world.driver(broker=broker)
         for batch in range(3):
             driver.append(world.group(batch, b"x", query="q"))
         requests[broker] = (world.store.gets - gets, world.store.puts - puts)
@@ -345,12 +154,14 @@ def test_who_is_alone_asks_the_store_for_nothing_more_because_there_may_be_a_bro
 
 
 @pytest.mark.parametrize(("broker", "looks"), [("auto", 1), ("off", 0)])
-def test_who_loses_a_race_looks_for_a_broker_unless_it_is_off(broker: str, looks: int) -> None:
-    class Busy(ScriptedStore):
-        read: ClassVar[list[str]] = []
+def test_a_driver_that_lost_a_race_reads_the_discovery_record_unless_broker_is_off(
+    broker: str, looks: int
+) -> None:
+    read: list[str] = []
 
+    class Busy(ScriptedStore):
         def get(self, key: str, **options: Any) -> Any:
-            self.read.append(key)
+            read.append(key)
             return super().get(key, **options)
 
     def lost(store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion) -> PutOutcome:
@@ -359,97 +170,41 @@ def test_who_loses_a_race_looks_for_a_broker_unless_it_is_off(broker: str, looks
             return store.really_put_if(key, data, when)
         return outcomes.Conflict()
 
-    store = Busy()
-    world = World(store)
-    driver = QueueCommitter(store, SinkOptions(queue=CONFIG, broker=broker), world.runtime)
+    world = World(Busy())
+    driver = world.driver(broker=broker)
     driver.append(world.group(0, b"a"))
-    store.script = [lost]
-    Busy.read.clear()
+    world.store.script = [lost]
+    read.clear()
     driver.append(world.group(1, b"b"))
-    assert store.script == []
-    assert Busy.read.count(discovery_record_key(PREFIX)) == looks
+    assert world.store.script == []
+    assert read.count(discovery_record_key(PREFIX)) == looks
     assert world.manifest.next_sequence == 2
 
 
 def test_a_write_without_rows_touches_nothing() -> None:
     world = World(ScriptedStore())
-    assert isinstance(world.store, ScriptedStore)
     puts = world.store.puts
     assert not world.driver().append(None)
     assert world.store.puts == puts
     assert world.queue().read() is None
 
 
-def test_a_driver_killed_before_the_record_finds_its_entries_in_the_queue() -> None:
-    world = World()
-    world.driver().append(world.group(0, b"a"))
-    world.driver().append(world.group(1, b"b"))
-    world.forget_record(CommitRecord(0, 1))
-    assert not world.driver().append(world.group(1, b"b"))
-    assert world.driver().append(world.group(2, b"c"))
-    world.drain()
-    assert world.taken == [b"a", b"b", b"c"]
-
-
-@pytest.mark.parametrize("other_writers", [False, True])
-@pytest.mark.parametrize("record", [None, CommitRecord(0, 1)])
-def test_a_driver_killed_before_the_record_and_a_fast_consumer(
-    record: CommitRecord | None, other_writers: bool
-) -> None:
-    world = World()
-    world.driver().append(world.group(0, b"a"))
-    world.driver().append(world.group(1, b"b1", b"b2"))
-    world.forget_record(record)
-    world.drain()
-    if other_writers:
-        world.driver().append(world.group(None, b"other"))
-        world.drain()
-    # Nothing on storage tells that batch 1 was there. It is appended again,
-    assert world.driver().append(world.group(1, b"b1", b"b2"))
-    assert world.driver().append(world.group(2, b"c"))
-    world.drain()
-    # and the filter passes it once.
-    other = [b"other"] if other_writers else []
-    assert world.read == [b"a", b"b1", b"b2", *other, b"c"]
-
-
-def test_an_idle_queue_with_one_writer_needs_no_separators() -> None:
-    world = World()
-    for batch in range(3):
-        world.driver().append(world.group(batch, b"x"))
-        world.drain()
-    assert world.manifest.next_sequence == 3
-
-
 def test_two_drivers_that_commit_one_batch_at_once() -> None:
     world = World(ScriptedStore())
-    assert isinstance(world.store, ScriptedStore)
     zombie, driver = world.driver(), world.driver()
     late, group = world.group(0, b"a"), world.group(0, b"a")
-
-    def meanwhile(
-        store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
-    ) -> PutOutcome:
-        driver.append(group)
-        return store.really_put_if(key, data, when)
-
     # The zombie has decided to append; before its write lands the new driver commits.
-    world.store.script = [meanwhile]
+    world.store.script = [before(applied, lambda _: driver.append(group))]
     assert not zombie.append(late)
-    assert [each.location for each in world.manifest.entries()] == [group.uploads[0].location]
+    assert world.manifest.locations() == list(group.locations)
 
 
 def test_a_zombie_never_lowers_the_record() -> None:
     world = World(ScriptedStore())
-    assert isinstance(world.store, ScriptedStore)
     zombie, driver = world.driver(), world.driver()
     first = world.group(0, b"a")
-
-    def others(store: ScriptedStore) -> None:
-        driver.append(world.group(1, b"b"))
-
     # Between the zombie's append and its record the other driver writes batch 1.
-    world.store.script = [then(applied, others)]
+    world.store.script = [then(applied, lambda _: driver.append(world.group(1, b"b")))]
     assert zombie.append(first)
     assert CommitRecord.from_json(world.store.get(RECORD).data).batch == 1
 
@@ -457,7 +212,6 @@ def test_a_zombie_never_lowers_the_record() -> None:
 @pytest.mark.parametrize("step", [applied_answer_lost, applied_then_412, not_applied_answer_lost])
 def test_f1_f2_lost_answers_append_once(step: Any) -> None:
     world = World(ScriptedStore())
-    assert isinstance(world.store, ScriptedStore)
     world.store.script = [step]
     assert world.driver().append(world.group(0, b"a", b"b"))
     world.drain()
@@ -466,7 +220,6 @@ def test_f1_f2_lost_answers_append_once(step: Any) -> None:
 
 def test_a_lost_answer_and_a_fast_consumer_is_an_unknown_outcome_that_a_restart_settles() -> None:
     world = World(ScriptedStore())
-    assert isinstance(world.store, ScriptedStore)
     world.store.script = [then(applied_answer_lost, lambda _: world.drain())]
     with pytest.raises(CommitStateUnknown) as caught:
         world.driver().append(world.group(0, b"a"))
@@ -478,15 +231,30 @@ def test_a_lost_answer_and_a_fast_consumer_is_an_unknown_outcome_that_a_restart_
     assert world.read == [b"a", b"b"]
 
 
+def refuse(*_: Any) -> PutOutcome:
+    raise PermanentStorageError("403")
+
+
 @pytest.mark.parametrize(
-    "outcome",
-    [lambda *_: outcomes.Unknown("timeout"), lambda *_: outcomes.Conflict(), applied_answer_lost],
+    ("answer", "warns"),
+    [
+        (not_applied_answer_lost, True),
+        (lambda *_: outcomes.Conflict(), True),
+        (refuse, True),
+        (applied_answer_lost, False),
+    ],
 )
-def test_a_record_that_cannot_be_written_fails_no_commit(outcome: Any) -> None:
+def test_a_record_that_cannot_be_written_fails_no_commit(
+    answer: Any, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(store: ScriptedStore, key: str, *change: Any) -> PutOutcome:
+        return (answer if key == RECORD else applied)(store, key, *change)
+
     world = World(ScriptedStore())
-    assert isinstance(world.store, ScriptedStore)
-    world.store.script = [applied, outcome]
+    world.store.script = [write] * 1_000
     assert world.driver().append(world.group(0, b"a"))
+    assert (f"commit record {RECORD} was not written" in caplog.text) == warns
+    world.store.script.clear()
     assert not world.driver().append(world.group(0, b"a"))
     assert world.driver().append(world.group(1, b"b"))
     world.drain()
@@ -506,15 +274,10 @@ def test_f4_a_write_outside_of_a_query_lets_the_marker_know_how_far_the_queue_go
     world = World()
     for batch in range(3):
         world.driver().append(world.group(batch, b"a", query="one"))
-    seen = check_owner(world.store, CONFIG)
-    assert seen is not None
-    assert seen.watermark is not None
-    assert seen.watermark.next_sequence == 1, "a query notes its first batch, and then seldom"
+    noted = check_owner(world.store, CONFIG).watermark.next_sequence
+    assert noted == 1, "a query notes its first batch, and then seldom"
     world.driver().append(world.group(None, b"b"))
-    seen = check_owner(world.store, CONFIG)
-    assert seen is not None
-    assert seen.watermark is not None
-    assert seen.watermark.next_sequence == 4
+    assert check_owner(world.store, CONFIG).watermark.next_sequence == 4
 
 
 def test_f4_a_queue_that_was_recreated_is_refused() -> None:
@@ -537,11 +300,11 @@ def test_a_record_newer_than_the_remembered_manifest_does_not_accuse_the_queue()
 
 
 def test_f12_a_store_without_compare_and_swap_is_refused_before_anything_is_written() -> None:
-    class Unsafe(MemoryStore):
-        def check_conditional_writes(self, near: str) -> None:
-            raise UnsafeStore("this store ignores If-Match")
+    def refuse_conditions(near: str) -> None:
+        raise UnsafeStore("this store ignores If-Match")
 
-    world = World(Unsafe())
+    world = World()
+    world.store.check_conditional_writes = refuse_conditions
     group = world.group(0, b"a")
     with pytest.raises(UnsafeStore):
         world.driver().append(group)
@@ -557,21 +320,15 @@ def test_f7_a_prefix_of_another_queue_is_refused() -> None:
     assert world.queue().read() is None
 
 
-def aged(world: World, *, seconds: float) -> Group:
-    group = world.group(0, b"a", b"b")
-    world.runtime.advance(seconds)
-    return group
-
-
 def test_f5_a_young_write_is_committed_without_a_listing() -> None:
+    def refuse_listing(prefix: str, **options: Any) -> Any:
+        raise AssertionError("listed")
+
     world = World()
-    group = aged(world, seconds=300)
-    world.store.list = refuse_listing  # type: ignore[method-assign]
+    group = world.group(0, b"a", b"b")
+    world.runtime.advance(300)
+    world.store.list = refuse_listing
     assert world.driver().append(group)
-
-
-def refuse_listing(prefix: str, **options: Any) -> Any:
-    raise AssertionError("listed")
 
 
 def test_f5_a_long_write_whose_uploads_are_young_is_committed() -> None:
@@ -583,82 +340,63 @@ def test_f5_a_long_write_whose_uploads_are_young_is_committed() -> None:
 
 
 @pytest.mark.parametrize("batch", [0, None])
-def test_f5_old_uploads_are_not_appended(batch: int | None) -> None:
+@pytest.mark.parametrize("is_old", [False, True])
+def test_f5_old_or_deleted_uploads_are_not_appended(batch: int | None, is_old: bool) -> None:
     world = World()
-    group = world.group(batch, b"a")
-    world.runtime.advance(301)
+    planned = Moment.now(world.runtime)
+    world.runtime.advance(0 if is_old else 3_000)
+    group = replace(world.group(batch, b"a", b"b"), planned=planned)
+    if is_old:
+        world.runtime.advance(301)
+    else:
+        world.store.delete_many([group.uploads[1].location])
     with pytest.raises(TransientStorageError, match=r"maxWriteDurationMs.*Nothing was appended"):
         world.driver().append(group)
     assert world.queue().read() is None
 
 
-@pytest.mark.parametrize("batch", [0, None])
-def test_f5_a_deleted_upload_is_not_appended(batch: int | None) -> None:
-    world = World()
-    planned = Moment.now(world.runtime)
-    world.runtime.advance(3_000)
-    group = world.group(batch, b"a", b"b")
-    world.store.delete_many([group.uploads[1].location])
-    with pytest.raises(TransientStorageError, match="Nothing was appended"):
-        world.driver().append(Group(planned, group.uploads, group.transaction))
-    assert world.queue().read() is None
-
-
-def test_f5_a_driver_paused_between_check_and_write_does_not_append() -> None:
-    class Pausing(MemoryStore):
-        def get(self, key: str, **options: Any) -> Any:
-            if key == RECORD:
-                world.runtime.advance(601)
-            return super().get(key, **options)
-
-    world = World(Pausing())
-    world.store._now_ms = world.runtime.now_ms
-    with pytest.raises(TransientStorageError, match="Nothing was appended"):
-        world.driver().append(world.group(0, b"a"))
-    assert world.queue().read() is None
-
-
-def pause(runtime: ManualRuntime) -> None:
-    runtime.advance(601)
-
-
-def pause_and_set_the_clock_back(runtime: ManualRuntime) -> None:
+def pause(runtime: ManualRuntime, wall_s: int = 601, monotonic_s: int = 601) -> None:
     now_ms = runtime.now_ms()
-    runtime.advance(601)
-    runtime.set_wall_clock(now_ms)
+    runtime.advance(monotonic_s)
+    runtime.set_wall_clock(now_ms + wall_s * 1000)
 
 
-def suspend(runtime: ManualRuntime) -> None:
-    """The monotonic clock stops with the machine."""
-    runtime.set_wall_clock(runtime.now_ms() + 601_000)
+pause_and_set_the_clock_back = partial(pause, wall_s=0)
+suspend = partial(pause, monotonic_s=0)  # the monotonic clock stops with the machine
 
 
 class Pausing(MemoryStore):
-    """Freezes the driver when it reads the manifest; the store's own clock goes on."""
+    """Freezes the driver when it reads an object; the store's own clock goes on."""
 
-    def __init__(self, happens: Callable[[ManualRuntime], None], times: int = 100) -> None:
+    def __init__(
+        self,
+        happens: Callable[[ManualRuntime], None],
+        key: str = CONFIG.manifest_path,
+        times: int = 100,
+    ) -> None:
         self.runtime = ManualRuntime()
         self._happens = happens
+        self._key = key
         self._times = times
         self._clock_ms = self.runtime.now_ms()
         super().__init__(now_ms=lambda: self._clock_ms)
 
     def get(self, key: str, **options: Any) -> Any:
-        if key == CONFIG.manifest_path and self._times:
+        if key == self._key and self._times:
             self._times -= 1
             self._happens(self.runtime)
             self._clock_ms += 601_000
         return super().get(key, **options)
 
 
-@pytest.mark.parametrize("batch", [0, None])
+@pytest.mark.parametrize(
+    ("batch", "key"), [(0, CONFIG.manifest_path), (None, CONFIG.manifest_path), (0, RECORD)]
+)
 @pytest.mark.parametrize("happens", [pause, pause_and_set_the_clock_back, suspend])
 def test_f5_f6_a_driver_paused_between_read_and_write_does_not_append(
-    happens: Callable[[ManualRuntime], None], batch: int | None
+    happens: Callable[[ManualRuntime], None], batch: int | None, key: str
 ) -> None:
-    store = Pausing(happens)
-    world = World(store)
-    world.runtime = store.runtime
+    world = World(store := Pausing(happens, key), store.runtime)
     with pytest.raises(TransientStorageError, match="Nothing was appended"):
         world.driver().append(world.group(batch, b"a"))
     assert not world.manifest.entry_count
@@ -666,9 +404,7 @@ def test_f5_f6_a_driver_paused_between_read_and_write_does_not_append(
 
 def test_f5_a_suspended_driver_appends_what_is_named_far_enough_ahead() -> None:
     # The first time when the queue is claimed, the second between read and write.
-    store = Pausing(suspend, times=2)
-    world = World(store)
-    world.runtime = store.runtime
+    world = World(store := Pausing(suspend, times=2), store.runtime)
     assert world.driver().append(world.group(0, b"a", ahead_s=6 * 3600))
     world.drain()
     assert world.read == [b"a"]
@@ -687,13 +423,13 @@ class FrozenWrite(MemoryStore):
         if key == CONFIG.manifest_path and not self.frozen:
             self.frozen = True
             self._runtime.advance(1200)
-            orphans = [each.key for each in self.list(PREFIX).objects if is_batch(each.key)]
-            self.delete_many(orphans[: self._collected])
+            self.delete_many(batches_in(self)[: self._collected])
         return super().put_if(key, data, condition)
 
 
-def is_batch(key: str) -> bool:
-    return parse_location(key, PREFIX) is not None
+def batches_in(store: MemoryStore) -> list[str]:
+    keys = [each.key for each in store.list(PREFIX).objects]
+    return [key for key in keys if parse_location(key, PREFIX) is not None]
 
 
 def frozen_world(collected: int) -> World:
@@ -702,9 +438,7 @@ def frozen_world(collected: int) -> World:
     return world
 
 
-def test_f5_an_append_that_landed_late_is_committed_once_its_objects_outlived_the_collector() -> (
-    None
-):
+def test_f5_an_append_that_landed_late_is_committed_once_no_collector_deletes_its_objects() -> None:
     world = frozen_world(collected=0)
     assert world.driver().append(world.group(3, b"a"))
     # A collector that had looked before may delete for a quarter of the grace period.
@@ -743,7 +477,7 @@ def test_f5_a_torn_write_that_is_skipped_while_its_repeat_looks_is_written_again
     world.store = Overtaken(world.runtime, collected=0)
     group = world.group(3, b"a")
     world.queue().append(group.entries)
-    world.store.delete_many([each.location for each in group.uploads])
+    world.store.delete_many(group.locations)
     world.store.frozen = True
     assert world.driver().append(world.group(3, b"a"))
     world.drain()
@@ -765,7 +499,7 @@ def test_f5_a_repeat_waits_for_a_collector_that_may_not_know_the_queued_one(
     def sleep_and_collect(seconds: float) -> None:
         sleep(seconds)
         if collected:
-            world.store.delete_many([each.location for each in group.uploads])
+            world.store.delete_many(group.locations)
 
     monkeypatch.setattr(world.runtime, "sleep", sleep_and_collect)
     assert world.driver().append(world.group(3, b"a")) == collected
@@ -778,7 +512,7 @@ def test_f5_a_write_without_identity_that_landed_late_without_its_objects_is_unk
     with pytest.raises(CommitStateUnknown, match="later than the collector's grace") as caught:
         world.driver().append(group)
     assert (caught.value.sequence, caught.value.next_sequence) == (0, 2)
-    assert caught.value.locations == tuple(each.location for each in group.uploads)
+    assert caught.value.locations == group.locations
 
 
 def test_f6_a_driver_clock_that_was_set_back_does_not_hide_age() -> None:
@@ -788,25 +522,6 @@ def test_f6_a_driver_clock_that_was_set_back_does_not_hide_age() -> None:
     world.runtime.set_wall_clock(0)
     with pytest.raises(TransientStorageError, match="Nothing was appended"):
         world.driver().append(group)
-
-
-def test_a_commit_racing_with_other_writers_keeps_its_group_together() -> None:
-    world = World(ScriptedStore())
-    assert isinstance(world.store, ScriptedStore)
-
-    def other(store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion) -> PutOutcome:
-        Queue(store, CONFIG, runtime=world.runtime, role="other").append([NewEntry(key_of(world))])
-        return store.really_put_if(key, data, when)
-
-    world.store.script = [other]
-    group = world.group(0, b"a", b"b")
-    assert world.driver().append(group)
-    locations = [each.location for each in world.manifest.entries()]
-    assert locations[1:] == [each.location for each in group.uploads]
-
-
-def key_of(world: World) -> str:
-    return batch_key(PREFIX, world.runtime.ulid())
 
 
 # One query per app id.
@@ -825,9 +540,42 @@ def test_a_deleted_checkpoint_with_the_same_app_id_is_refused_and_loses_nothing(
     assert world.read == [b"old", b"old", b"old", b"new"]
 
 
+def test_of_two_queries_that_begin_at_once_one_is_refused() -> None:
+    world = World(ScriptedStore())
+    first, second = (world.group(0, b"a", query=query) for query in ("one", "two"))
+    # It has read that there is no record; before its claim lands, the other one's does.
+    world.store.script = [before(applied, lambda _: world.driver().append(first))]
+    with pytest.raises(InvalidInput, match=r"belongs to query one.*this is query two"):
+        world.driver().append(second)
+    assert world.manifest.locations() == list(first.locations)
+
+
+def test_a_claim_that_cannot_be_written_stops_the_append() -> None:
+    world = World()
+    world.store.put_if = lambda *_: outcomes.Unknown("no answer")
+    with pytest.raises(TransientStorageError, match=r"commit record.*Nothing was appended"):
+        world.driver().append(world.group(0, b"a", query="one"))
+
+
+def test_an_unreadable_record_is_refused_with_its_key() -> None:
+    world = World()
+    world.store.put(RECORD, b"{}")
+    with pytest.raises(CorruptData, match=r"'p/app=q/_commit.json'.*not readable"):
+        world.driver().append(world.group(0, b"a"))
+
+
+def test_a_record_that_its_operator_deleted_is_made_anew() -> None:
+    world = World()
+    driver = world.driver()
+    driver.append(world.group(7, b"a", query="one"))
+    world.drain()
+    world.store.delete_many([RECORD])
+    assert driver.append(world.group(0, b"b", query="two"))
+    assert CommitRecord.from_json(world.store.get(RECORD).data).query == "two"
+
+
 def test_a_query_is_refused_also_before_the_other_one_s_first_record() -> None:
     world = World(ScriptedStore())
-    assert isinstance(world.store, ScriptedStore)
     other = world.group(0, b"theirs", query="two")
 
     def meanwhile(store: ScriptedStore) -> None:
@@ -876,4 +624,60 @@ def test_f5_a_micro_batch_of_three_grace_periods_gets_through(batch: int | None)
     # Once it is over, nothing of it is kept for ever.
     world.runtime.advance(6 * 3600 + 601)
     collector.run_once()
-    assert not [each for each in world.store.list("").objects if is_batch(each.key)]
+    assert not batches_in(world.store)
+
+
+# How long uploads are safe, as the collector judges them.
+
+
+def ages(world: World) -> UploadAges:
+    return UploadAges(world.store, SinkOptions(queue=CONFIG), world.runtime)
+
+
+@pytest.mark.parametrize("grace_periods", [1, 3, 6])
+def test_f5_a_write_of_several_grace_periods_is_safe_as_long_as_its_names_say(
+    grace_periods: int,
+) -> None:
+    world = World()
+    group = world.group(None, b"a", ahead_s=3_600)
+    world.runtime.advance(grace_periods * 600)
+    oldest = ages(world).oldest(group)
+    # The collector sees it the same way, until the very moment when they expire.
+    for seconds, collected in ((3_600 + 600 - grace_periods * 600, 0), (1, 1)):
+        world.runtime.advance(seconds)
+        assert ages(world).has_expired(oldest) == collected
+        page = world.store.list(f"{PREFIX}/")
+        found = plan(Queued(), page, own_ms=page.now_ms, data_path_prefix=PREFIX, grace_ms=600_000)
+        assert len(found.delete) == collected
+
+
+def test_the_oldest_upload_counts_and_a_missing_one_is_noticed() -> None:
+    world = World()
+    first = world.group(None, b"a").locations
+    world.runtime.advance(100)
+    last = world.group(None, b"b").locations
+    world.runtime.advance(10)
+    assert ages(world).oldest_ms(last + first) == 110_000
+    assert ages(world).oldest_ms(last) == 10_000
+    world.store.delete_many(first)
+    assert ages(world).oldest_ms(first + last) is None
+
+
+def test_uploads_are_found_page_by_page_and_nothing_behind_them_is_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("buffer_sink.queue_commit._PAGE", 2)
+    world = World()
+    keys = sorted(world.group(1, *[b"a"] * 7).locations)
+    asked: list[str] = []
+    real = world.store.list
+
+    def watched(prefix: str, **options: Any) -> Any:
+        asked.append(prefix)
+        return real(prefix, **options)
+
+    world.store.list = watched
+    assert ages(world).oldest_ms(keys[1:4]) == 0
+    assert asked == [f"{PREFIX}/app=q/batch=1/"] * 2
+    world.store.delete_many([keys[2]])
+    assert ages(world).oldest_ms(keys[1:4]) is None

@@ -9,23 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from buffer_sink.messages import Group, UploadedBatch
-from buffer_sink.options import SinkOptions
-from buffer_sink.queue_commit import QueueCommitter
 from opendata_buffer import outcomes
-from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import CommitStateUnknown
-from opendata_buffer.formats.batch import decode_batch, encode_batch
-from opendata_buffer.formats.entries import NewEntry
-from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.runtime import ManualRuntime
-
-CONFIG = QueueConfig(store="memory://x", data_path_prefix="p")
+from tests.unit.buffer_sink.queue_world import World
 
 
 class Killed(Exception):
@@ -41,8 +29,7 @@ class Mortal(MemoryStore):
         self.after = False
         self.losses = 0
 
-    def _turn(self) -> bool:
-        """Whether this request is the last one."""
+    def _is_last(self) -> bool:
         if self.left is None:
             return False
         self.left -= 1
@@ -51,20 +38,20 @@ class Mortal(MemoryStore):
         return self.left < 0
 
     def get(self, key: str, **options: Any) -> Any:
-        last = self._turn()
+        last = self._is_last()
         found = super().get(key, **options)
         if last:
             raise Killed
         return found
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        last = self._turn()
+        last = self._is_last()
         super().put(key, data)
         if last:
             raise Killed
 
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        last = self._turn()
+        last = self._is_last()
         outcome = super().put_if(key, data, condition)
         if last:
             raise Killed
@@ -76,21 +63,13 @@ class Mortal(MemoryStore):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One run of a micro-batch.
+    """One run of a micro-batch."""
 
-    Attributes:
-        kill: Requests until the driver dies; None for a driver that lives.
-        after: Whether the last request is carried out.
-        losses: Conditional writes whose answers are lost.
-        consume: Batches the consumer takes afterwards.
-        other: Whether another producer appends afterwards.
-    """
-
-    kill: int | None
-    after: bool
-    losses: int
-    consume: int
-    other: bool
+    kill: int | None  # requests until the driver dies
+    after: bool  # whether the last request is carried out
+    losses: int  # conditional writes whose answers are lost
+    consume: int  # batches that a consumer takes afterwards
+    other: bool  # whether another producer appends afterwards
 
 
 attempts = st.builds(
@@ -103,57 +82,28 @@ attempts = st.builds(
 )
 
 
-class World:
+class CrashWorld(World):
     def __init__(self) -> None:
-        self.runtime = ManualRuntime()
-        self.store = Mortal()
-        self.passes = TransactionFilter("p")
-        self.read: list[bytes] = []
+        super().__init__(Mortal(), claimed=False)
         self.others = 0
 
     def run(self, batch: int, attempt: Attempt) -> bool:
         """As Spark does it: tasks, then a commit by a driver that knows nothing yet."""
-        txn = Transaction("q", batch)
-        uploads = []
-        for part in range(2):
-            key = batch_key("p", self.runtime.ulid(), txn)
-            self.store.put(key, encode_batch([f"{batch}.{part}".encode()]))
-            uploads.append(UploadedBatch(key, 1, 0, ()))
-        driver = QueueCommitter(self.store, SinkOptions(queue=CONFIG), self.runtime)
+        group = self.group(batch, *(f"{batch}.{part}".encode() for part in range(2)))
         self.store.left = 1_000 if attempt.kill is None else attempt.kill
         self.store.after, self.store.losses = attempt.after, attempt.losses
         try:
-            driver.append(Group(Moment.now(self.runtime), tuple(uploads), txn))
+            self.driver().append(group)
         except (Killed, CommitStateUnknown):
             return False
         finally:
             self.store.left = None
             if attempt.consume:
-                self.consume(attempt.consume)
+                self.drain(attempt.consume)
             if attempt.other:
-                self.append_other()
+                self.queue().append(self.group(None, b"other").entries)
+                self.others += 1
         return True
-
-    def queue(self) -> Queue:
-        return Queue(self.store, CONFIG, runtime=self.runtime, role="test")
-
-    def append_other(self) -> None:
-        key = batch_key("p", self.runtime.ulid())
-        self.store.put(key, encode_batch([b"other"]))
-        self.queue().append([NewEntry(key)])
-        self.others += 1
-
-    def consume(self, most: int) -> None:
-        queue = self.queue()
-        manifest = queue.read()
-        if manifest is None or not manifest.entry_count:
-            return
-        epoch = queue.claim_epoch(None).epoch
-        for entry in manifest.entries(limit=most):
-            blob: Any = self.store.get(entry.location)
-            if self.passes.offer(entry.sequence, entry.location):
-                self.read += decode_batch(blob.data)
-            queue.dequeue(entry.sequence, epoch)
 
 
 DRAIN = Attempt(kill=None, after=False, losses=0, consume=5, other=False)
@@ -163,7 +113,7 @@ DRAIN = Attempt(kill=None, after=False, losses=0, consume=5, other=False)
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("kill", range(14))
 def test_killed_at_any_request_and_drained_at_once(kill: int, after: bool, other: bool) -> None:
-    world = World()
+    world = CrashWorld()
     dies = Attempt(kill=kill, after=after, losses=0, consume=5, other=other)
     for batch in range(3):
         done = world.run(batch, dies) and world.run(batch, DRAIN)
@@ -174,7 +124,7 @@ def test_killed_at_any_request_and_drained_at_once(kill: int, after: bool, other
 @given(st.lists(st.lists(attempts, min_size=1, max_size=4), min_size=1, max_size=5))
 @example([[DRAIN], [Attempt(4, True, 0, 5, False)], [DRAIN]])
 def test_every_record_is_read_once_whatever_happens(batches: list[list[Attempt]]) -> None:
-    world = World()
+    world = CrashWorld()
     for batch, runs in enumerate(batches):
         for attempt in runs:
             # Also a batch that was committed runs again: Spark may not have noted it.
@@ -184,8 +134,8 @@ def test_every_record_is_read_once_whatever_happens(batches: list[list[Attempt]]
     check(world, len(batches))
 
 
-def check(world: World, batches: int) -> None:
-    world.consume(1_000)
+def check(world: CrashWorld, batches: int) -> None:
+    world.drain()
     ours = [record for record in world.read if record != b"other"]
     assert ours == [f"{batch}.{part}".encode() for batch in range(batches) for part in range(2)]
     assert world.read.count(b"other") == world.others

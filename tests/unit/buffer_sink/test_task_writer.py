@@ -1,3 +1,5 @@
+"""A task's rows as uploads: divided, named, sealed, stored in bounded memory; small ones joined."""
+
 from __future__ import annotations
 
 import threading
@@ -6,14 +8,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from buffer_sink.messages import SmallBatch, TaskUploads, TopicWrite, UploadedBatch, WriteTask
+from buffer_sink.messages import (
+    Batch,
+    SmallBatch,
+    TaskUploads,
+    TopicWrite,
+    UploadedBatch,
+    WriteTask,
+)
 from buffer_sink.options import SinkOptions
 from buffer_sink.rows import Columns
-from buffer_sink.task_writer import OPEN_BLOCKS, TaskWriter
-from buffer_sink.uploads import UploadWindow
+from buffer_sink.task_writer import OPEN_BLOCKS, BatchUploads, TaskWriter, join_blocks, store_small
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError
-from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.arrow import encode_arrow_block
+from opendata_buffer.formats.batch import Compression, decode_batch, parse_footer
+from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction, location_timestamp_ms, parse_location
 from opendata_buffer.messages.message_ids import CONTINUE_TXN, parse_uuid
 from opendata_buffer.runtime import Moment
@@ -23,56 +33,79 @@ from opendata_buffer.testing.runtime import ManualRuntime
 QUEUE = QueueConfig(store="memory://x", data_path_prefix="p")
 TXN = Transaction("q", 4)
 MOMENT = Moment(1, 2.0)
+TOPIC = TopicWrite(("p-00000", "p-00001", "p-00002"), (), b"\x01" * 6, "write-x")
 
 
 def batch(*values: bytes) -> pa.RecordBatch:
     return pa.record_batch([pa.array(values, pa.binary())], names=["value"])
 
 
-def write(store, *batches, transaction=TXN, **options):  # type: ignore[no-untyped-def]
-    writer = TaskWriter(
+def to(name: str, *values: bytes) -> pa.RecordBatch:
+    names = pa.array([name] * len(values))
+    return pa.record_batch([pa.array(values, pa.binary()), names], names=["value", "partition"])
+
+
+def task_writer(
+    store: MemoryStore,
+    *,
+    transaction: Transaction | None = TXN,
+    topic: TopicWrite | None = None,
+    **options: Any,
+) -> TaskWriter:
+    return TaskWriter(
         SinkOptions(queue=QUEUE, **options),
-        Columns(0, None),
-        WriteTask(2, MOMENT, transaction),
+        Columns(0, None, partition=None if topic is None else 1),
+        WriteTask(2, MOMENT, transaction, topic=topic),
         store=store,
         runtime=ManualRuntime(),
     )
-    return writer.write(iter(batches))
 
 
-def test_uploads_lie_below_the_transaction_and_are_told_in_order() -> None:
+def write(store: MemoryStore, *batches: pa.RecordBatch, **options: Any) -> TaskUploads:
+    return task_writer(store, **options).write(iter(batches))
+
+
+def name_of(location: str) -> Any:
+    return parse_location(location, location.split("/")[0])
+
+
+def stored_data(store: MemoryStore, upload: Batch) -> bytes:
+    assert isinstance(upload, UploadedBatch)
+    blob: Any = store.get(upload.location)
+    assert len(blob.data) == upload.bytes
+    return bytes(blob.data)
+
+
+def test_uploads_lie_below_the_transaction_and_are_reported_in_order() -> None:
     store = MemoryStore()
     values = [bytes([number]) * 10 for number in range(50)]
-    commit = write(store, *(batch(value) for value in values), target_batch_bytes=30)
+    commit = write(
+        store,
+        *(batch(value) for value in values),
+        target_batch_bytes=30,
+        compression=Compression.ZSTD,
+    )
     assert (commit.task.number, commit.task.transaction, commit.task.planned) == (2, TXN, MOMENT)
     read: list[bytes] = []
     for upload in commit.uploads:
-        parsed = parse_location(upload.location, "p")
-        assert parsed is not None
-        assert parsed.txn == TXN
-        data = store.get(upload.location).data
-        assert len(data) == upload.bytes
-        assert upload.records == 2
+        data = stored_data(store, upload)
+        assert (name_of(upload.location).txn, name_of(upload.location).message) == (TXN, None)
+        assert parse_footer(data).compression is Compression.ZSTD
+        assert (upload.records, upload.metadata[0].start_index) == (2, 0)
         read += decode_batch(data)
     assert read == values
     assert len(store.list("").objects) == 25
 
 
-def test_f5_names_are_ahead_of_time_by_the_longest_time_a_write_may_take() -> None:
-    for hours in (0, 6, 24):
-        commit = write(MemoryStore(), batch(b"a"), max_write_duration_ms=hours * 3_600_000)
-        named_ms = location_timestamp_ms(commit.uploads[0].location)
-        assert named_ms == ManualRuntime().now_ms() + hours * 3_600_000
+@pytest.mark.parametrize("hours", [0, 6, 24])
+def test_f5_names_are_ahead_of_time_by_the_longest_time_a_write_may_take(hours: int) -> None:
+    options = {"transaction": None, "max_write_duration_ms": hours * 3_600_000}
+    (upload,) = write(MemoryStore(), batch(b"a"), **options).uploads
+    assert name_of(upload.location).txn is None
+    assert location_timestamp_ms(upload.location) == ManualRuntime().now_ms() + hours * 3_600_000
 
 
-def test_without_identity_batches_lie_below_the_prefix() -> None:
-    commit = write(MemoryStore(), batch(b"a"), transaction=None)
-    parsed = parse_location(commit.uploads[0].location, "p")
-    assert parsed is not None
-    assert parsed.txn is None
-
-
-def test_a_partition_without_rows_uploads_nothing() -> None:
+def test_a_task_without_rows_uploads_nothing() -> None:
     store = MemoryStore()
     assert write(store).uploads == ()
     assert write(store, batch()).uploads == ()
@@ -99,38 +132,50 @@ def test_of_a_task_that_stored_a_batch_nothing_is_gathered() -> None:
     assert [type(each) for each in commit.uploads] == [UploadedBatch, UploadedBatch]
 
 
+class Failing(MemoryStore):
+    """Answers the first uploads with an error."""
+
+    def __init__(self, error: Exception, times: int = 1_000) -> None:
+        super().__init__()
+        self.error = error
+        self.times = times
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self.times -= 1
+        if self.times >= 0:
+            raise self.error
+        super().put(key, data)
+
+
 def test_f14_an_upload_outlasts_a_store_that_is_busy() -> None:
-    class Busy(MemoryStore):
-        answers = 7
-
-        def put(self, key: str, data: bytes | memoryview) -> None:
-            self.answers -= 1
-            if self.answers >= 0:
-                raise TransientStorageError("SlowDown")
-            super().put(key, data)
-
-    store = Busy()
+    store = Failing(TransientStorageError("SlowDown"), times=7)
     (upload,) = write(store, batch(b"a")).uploads
-    assert decode_batch(store.get(upload.location).data) == [b"a"]
-    assert store.answers == -1
+    assert decode_batch(stored_data(store, upload)) == [b"a"]
+    assert store.times == -1
 
 
-def test_an_upload_gives_up_at_the_deadline() -> None:
-    class Down(MemoryStore):
-        def put(self, key: str, data: bytes | memoryview) -> None:
-            raise TransientStorageError("no answer")
+@pytest.mark.parametrize(
+    "error", [TransientStorageError("no answer"), PermanentStorageError("no space left")]
+)
+def test_an_upload_that_fails_for_good_or_until_the_deadline_fails_the_task(
+    error: Exception,
+) -> None:
+    with pytest.raises(type(error), match=str(error)):
+        write(Failing(error), batch(b"a"))
 
-    with pytest.raises(TransientStorageError, match="no answer"):
-        write(Down(), batch(b"a"))
 
+def test_after_a_failed_upload_no_more_rows_are_read() -> None:
+    read: list[int] = []
 
-def test_a_failed_upload_fails_the_task() -> None:
-    class Broken(MemoryStore):
-        def put(self, key: str, data: bytes | memoryview) -> None:
-            raise PermanentStorageError("no space left")
+    def rows() -> Any:
+        for number in range(100):
+            read.append(number)
+            yield batch(b"x" * 10)
 
+    store = Failing(PermanentStorageError("no space left"))
     with pytest.raises(PermanentStorageError, match="no space left"):
-        write(Broken(), batch(b"a"))
+        task_writer(store, target_batch_bytes=14, upload_concurrency=1).write(rows())
+    assert len(read) <= 5
 
 
 def test_a_bad_row_fails_the_task_and_leaves_no_thread() -> None:
@@ -163,7 +208,7 @@ def test_memory_is_bounded_by_the_uploads_in_flight() -> None:
     taken = 0
     store = Slow()
 
-    def endless():  # type: ignore[no-untyped-def]
+    def endless() -> Any:
         nonlocal taken
         for _ in range(30):
             taken += 1
@@ -172,88 +217,126 @@ def test_memory_is_bounded_by_the_uploads_in_flight() -> None:
             assert taken <= len(store.list("").objects) + 3 + 1 + 1 + 1
             yield batch(b"x" * 10)
 
-    writer = TaskWriter(
-        SinkOptions(queue=QUEUE, target_batch_bytes=14, upload_concurrency=3),
-        Columns(0, None),
-        WriteTask(0, MOMENT, TXN),
-        store=store,
-        runtime=ManualRuntime(),
-    )
-    commit = writer.write(endless())
-    assert len(commit.uploads) == 30
+    writer = task_writer(store, target_batch_bytes=14, upload_concurrency=3)
+    assert len(writer.write(endless()).uploads) == 30
     assert store.most == 3
 
 
 # A topic.
 
-TOPIC = TopicWrite(("p-00000", "p-00001", "p-00002"), (), b"\x01" * 6, "write-x")
-
-
-def write_topic(*batches: pa.RecordBatch, task: int = 2, **options: Any) -> TaskUploads:
-    store = options.pop("store", None) or MemoryStore()
-    writer = TaskWriter(
-        SinkOptions(queue=QueueConfig(store="memory://x"), **options),
-        Columns(0, None, partition=1),
-        WriteTask(task, MOMENT, TXN, topic=TOPIC),
-        store=store,
-        runtime=ManualRuntime(),
-    )
-    return writer.write(iter(batches))
-
-
-def to(name: str, *values: bytes) -> pa.RecordBatch:
-    return pa.record_batch(
-        [pa.array(values, pa.binary()), pa.array([name] * len(values))],
-        names=["value", "partition"],
-    )
-
 
 def test_the_batches_of_each_partition_are_messages_with_rising_clocks() -> None:
     store = MemoryStore()
     given = [to(f"p-0000{number % 3}", bytes([number]) * 10) for number in range(30)]
-    commit = write_topic(*given, store=store, target_batch_bytes=30)
-    read: dict[str, list[bytes]] = {}
-    clocks: dict[str, list[int]] = {}
-    for upload in commit.uploads:
-        assert upload.partition is not None
-        named = parse_location(upload.location, upload.partition)
-        assert named is not None
-        assert named.message is not None
-        assert named.txn == TXN
-        said = parse_uuid(named.message)
-        assert (said.producer, said.flags) == (TOPIC.producer, CONTINUE_TXN)
-        assert said.clock == upload.clock
-        clocks.setdefault(upload.partition, []).append(said.clock)
-        read.setdefault(upload.partition, []).extend(decode_batch(store.get(upload.location).data))
+    read: dict[str | None, list[bytes]] = {}
+    clocks: dict[str | None, list[int]] = {}
+    for upload in write(store, *given, topic=TOPIC, target_batch_bytes=30).uploads:
+        message = parse_uuid(name_of(upload.location).message)
+        assert name_of(upload.location).txn == TXN
+        assert (message.producer, message.flags) == (TOPIC.producer, CONTINUE_TXN)
+        assert message.clock == upload.clock
+        clocks.setdefault(upload.partition, []).append(message.clock)
+        read.setdefault(upload.partition, []).extend(decode_batch(stored_data(store, upload)))
     assert set(clocks) == set(TOPIC.active)
     for partition, name in enumerate(TOPIC.active):
         assert clocks[name] == [TOPIC.clock(2, index) for index in range(5)]
         assert read[name] == [bytes([number]) * 10 for number in range(partition, 30, 3)]
 
 
-def test_rows_for_many_partitions_do_not_add_up_in_memory() -> None:
+def test_rows_for_many_partitions_do_not_add_up_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     names = tuple(f"p-{number:05}" for number in range(100))
-    topic = TopicWrite(names, (), b"\x01" * 6, "write-x")
-    store = MemoryStore()
     open_bytes = []
+    flush_largest = TaskWriter._flush_largest
 
-    class Watched(TaskWriter):
-        def _flush_largest(self, window: UploadWindow) -> None:
-            super()._flush_largest(window)
-            open_bytes.append(sum(each.size for each in self._builders.values()))
+    def watched(writer: TaskWriter) -> None:
+        flush_largest(writer)
+        open_bytes.append(writer._open_bytes())
 
-    writer = Watched(
-        SinkOptions(queue=QueueConfig(store="memory://x"), target_batch_bytes=1_000),
-        Columns(0, None, partition=1),
-        WriteTask(0, MOMENT, TXN, topic=topic),
-        store=store,
-        runtime=ManualRuntime(),
-    )
+    monkeypatch.setattr(TaskWriter, "_flush_largest", watched)
+    topic = TopicWrite(names, (), b"\x01" * 6, "write-x")
+    writer = task_writer(MemoryStore(), topic=topic, target_batch_bytes=1_000)
     commit = writer.write(to(names[row % 100], b"x" * 96) for row in range(900))
     assert sum(upload.records for upload in commit.uploads) == 900
     assert 0 < max(open_bytes) <= OPEN_BLOCKS * 1_000
 
 
 def test_a_value_that_cannot_be_written_to_a_partition_is_named() -> None:
+    large = to("p-00001", b"x" * 100)
     with pytest.raises(InvalidInput, match="of the rows of task 2 for partition p-00001"):
-        write_topic(to("p-00001", b"x" * 100), target_batch_bytes=20, max_batch_bytes=50)
+        write(MemoryStore(), large, topic=TOPIC, target_batch_bytes=20, max_batch_bytes=50)
+
+
+# Small batches, which the driver stores.
+
+
+def small(
+    *values: bytes, partition: str | None = None, clock: int = 0, metadata: bytes = b"", at: int = 5
+) -> SmallBatch:
+    block, _ = encode_arrow_block(pa.array(values, pa.binary()))
+    return SmallBatch(bytes(block), len(values), (Metadata(0, at, metadata),), partition, clock)
+
+
+def uploaded(name: str, partition: str | None = None) -> UploadedBatch:
+    return UploadedBatch(f"before/{name}", 1, 10, (Metadata(0, 5),), partition)
+
+
+def stored(
+    *batches: Batch, topic: TopicWrite | None = None, target: int = 1_000
+) -> list[tuple[str, list[bytes]]]:
+    """Location and records of what comes out; of what was uploaded before, no records."""
+    store = MemoryStore()
+    uploads = BatchUploads(
+        SinkOptions(queue=QUEUE),
+        WriteTask(0, MOMENT, TXN, topic=topic),
+        store=store,
+        runtime=ManualRuntime(),
+    )
+    found = []
+    for each in store_small(batches, uploads, target):
+        before = each.location.startswith("before")
+        records = [] if before else decode_batch(stored_data(store, each))
+        assert before or each.records == len(records)
+        found.append((each.location, records))
+    return found
+
+
+def test_neighbours_are_joined_and_what_a_task_uploaded_stays_between_them() -> None:
+    found = stored(small(b"a"), small(b"b", b"c"), uploaded("x"), small(b"d"))
+    assert [records for _, records in found] == [[b"a", b"b", b"c"], [], [b"d"]]
+    assert name_of(found[0][0]).txn == TXN
+
+
+def test_a_joined_batch_is_no_larger_than_any_other() -> None:
+    found = stored(*(small(bytes([n]) * 6) for n in range(5)), target=20)
+    assert [len(records) for _, records in found] == [2, 2, 1]
+
+
+def test_each_partition_of_a_topic_has_its_own_and_clocks_rise_in_each() -> None:
+    found = stored(
+        small(b"a", partition="p-00000", clock=10),
+        small(b"b", partition="p-00001", clock=11),
+        small(b"c", partition="p-00000", clock=20),
+        uploaded("x", "p-00000"),
+        small(b"d", partition="p-00000", clock=40),
+        small(b"e", partition="p-00001", clock=41),
+        topic=TOPIC,
+    )
+    assert [records for _, records in found] == [[b"a", b"c"], [b"b", b"e"], [], [b"d"]]
+    clocks = {
+        records[0]: parse_uuid(name_of(location).message).clock
+        for location, records in found
+        if records
+    }
+    assert clocks == {b"a": 10, b"b": 11, b"d": 40}
+
+
+def test_metadata_begins_where_its_records_begin_and_times_never_fall() -> None:
+    block = join_blocks(
+        [
+            small(b"a", b"b", metadata=b"x", at=9),
+            small(b"c", metadata=b"x", at=7),
+            small(b"d", metadata=b"y", at=6),
+        ]
+    )
+    assert block.records == 4
+    assert block.metadata == (Metadata(0, 9, b"x"), Metadata(3, 9, b"y"))

@@ -6,7 +6,6 @@ from pickle import loads
 
 import pytest
 from pyspark.cloudpickle import dumps
-from pyspark.sql.datasource import DataSourceReader
 
 from buffer_source.batch_reader import BufferBatchReader, select
 from buffer_source.options import SourceOptions
@@ -50,11 +49,8 @@ def test_records_are_read_into_columns_by_a_reader_that_went_into_a_task(tmp_pat
     assert rows[0]["at"] == datetime(2020, 1, 1, tzinfo=UTC)
 
 
-def test_everything_that_is_queued(manifest: Manifest) -> None:
+def test_what_is_queued_is_read_with_both_ends(manifest: Manifest) -> None:
     assert sequences(manifest) == [2, 3, 4, 5]
-
-
-def test_both_ends_are_included(manifest: Manifest) -> None:
     assert sequences(manifest, startingOffsets="3", endingOffsets="4") == [3, 4]
     assert sequences(manifest, startingOffsets="6") == []
 
@@ -79,12 +75,6 @@ def test_repeats_of_a_transaction_are_left_out_whatever_the_range(runtime: Manua
     assert sequences(manifest) == [0, 1, 2]
     assert sequences(manifest, startingOffsets="1") == [1, 2]
     assert sequences(manifest, startingOffsets="3") == []
-
-
-def test_spark_is_left_to_filter_by_itself() -> None:
-    # Spark keeps a DataFrame's plan for later actions and other branches, which have filters of
-    # their own: a reader that took the first one's would lose their rows.
-    assert BufferBatchReader.pushFilters is DataSourceReader.pushFilters
 
 
 def test_a_queue_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from buffer_source.batch_sizes import LIST_INTERVAL_S, PAGE, UNKNOWN_SIZE, WORTH_LISTING, BatchSizes
 from buffer_source.options import SourceOptions
+from buffer_source.planner import LIST_INTERVAL_S, PAGE, UNKNOWN_SIZE, WORTH_LISTING, BatchSizes
 from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.stores.base import Listing
+from opendata_buffer.retry import queue_retry
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-
-
-class Counted(MemoryStore):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lists = 0
-        self.listed = 0
-
-    def list(self, prefix: str, **options: Any) -> Listing:
-        self.lists += 1
-        listing = super().list(prefix, **options)
-        self.listed += len(listing.objects)
-        return listing
+from tests.unit.buffer_source.world import WatchedStore
 
 
 @pytest.fixture
-def store() -> Counted:
-    return Counted()
+def store() -> WatchedStore:
+    return WatchedStore()
 
 
 def sizes_of(store: MemoryStore, runtime: ManualRuntime, **options: str) -> BatchSizes:
-    given = {"path": "/q", "fetchConcurrency": "4", **options}
-    return BatchSizes(store, SourceOptions.from_spark(given), runtime)
+    given = SourceOptions.from_spark({"path": "/q", "fetchConcurrency": "4", **options})
+    return BatchSizes(store, given, runtime, queue_retry(runtime, given.queue))
 
 
 @pytest.fixture
-def measures(store: Counted, runtime: ManualRuntime) -> BatchSizes:
+def batch_sizes(store: WatchedStore, runtime: ManualRuntime) -> BatchSizes:
     return sizes_of(store, runtime)
 
 
@@ -49,53 +35,45 @@ def put(store: MemoryStore, sequence: int, data: bytes) -> BatchDescriptor:
     return BatchDescriptor(sequence, location)
 
 
-def test_sizes_take_one_listing(store: Counted, measures: BatchSizes) -> None:
+def test_sizes_take_one_listing(store: WatchedStore, batch_sizes: BatchSizes) -> None:
     batches = [put(store, index, b"x" * index) for index in range(5)]
-    assert measures.sizes(batches) == [0, 1, 2, 3, 4]
-    assert measures.sizes(batches[2:]) == [2, 3, 4]
-    assert store.lists == 1
-    assert measures.sizes([*batches, put(store, 9, b"xx")]) == [0, 1, 2, 3, 4, 2]
-    assert store.lists == 2
+    assert batch_sizes.sizes(batches) == [0, 1, 2, 3, 4]
+    assert batch_sizes.sizes(batches[2:]) == [2, 3, 4]
+    assert len(store.lists) == 1
+    assert batch_sizes.sizes([*batches, put(store, 9, b"xx")]) == [0, 1, 2, 3, 4, 2]
+    assert len(store.lists) == 2
 
 
-def test_a_batch_no_listing_shows_counts_as_average(store: Counted, measures: BatchSizes) -> None:
-    assert measures.sizes([BatchDescriptor(0, "elsewhere/a.batch")]) == [UNKNOWN_SIZE]
+def test_a_batch_no_listing_shows_counts_as_average(
+    store: WatchedStore, batch_sizes: BatchSizes
+) -> None:
+    assert batch_sizes.sizes([BatchDescriptor(0, "elsewhere/a.batch")]) == [UNKNOWN_SIZE]
     batches = [put(store, 0, b"x" * 10), put(store, 1, b"x" * 30)]
-    assert measures.sizes([*batches, BatchDescriptor(2, "elsewhere/a.batch")]) == [10, 30, 20]
+    assert batch_sizes.sizes([*batches, BatchDescriptor(2, "elsewhere/a.batch")]) == [10, 30, 20]
 
 
 def test_what_is_before_and_behind_the_batches_is_not_listed(
-    store: Counted, measures: BatchSizes
+    store: WatchedStore, batch_sizes: BatchSizes
 ) -> None:
     batches = [put(store, index, b"x" * index) for index in range(5 * PAGE)]
-    assert measures.sizes(batches[2100:2110]) == list(range(2100, 2110))
-    assert (store.lists, store.listed) == (1, PAGE)
+    assert batch_sizes.sizes(batches[2100:2110]) == list(range(2100, 2110))
+    assert (len(store.lists), store.listed) == (1, PAGE)
     # Once listed it is known, also when it was not asked for.
-    assert measures.sizes(batches[2110:3100]) == list(range(2110, 3100))
-    assert store.lists == 1
+    assert batch_sizes.sizes(batches[2110:3100]) == list(range(2110, 3100))
+    assert len(store.lists) == 1
 
 
-def test_a_trigger_after_another_lists_each_object_about_once(
-    store: Counted, measures: BatchSizes
-) -> None:
-    batches = [put(store, index, b"xy") for index in range(5 * PAGE)]
-    for begin in range(0, len(batches), 50):
-        assert measures.sizes(batches[begin : begin + 50]) == [2] * 50
-        measures.forget_before(begin + 50)
-    assert store.lists == 5
-
-
-def test_a_batch_that_is_gone_is_looked_for_once(store: Counted, measures: BatchSizes) -> None:
+def test_a_batch_that_is_gone_is_listed_once(store: WatchedStore, batch_sizes: BatchSizes) -> None:
     batches = [put(store, index, b"xy") for index in range(3)]
     store.delete_many([batches[1].location])
     for _ in range(3):
-        assert measures.sizes(batches) == [2, 2, 2]
-    assert store.lists == 1
+        assert batch_sizes.sizes(batches) == [2, 2, 2]
+    assert len(store.lists) == 1
 
 
 @pytest.mark.parametrize("folder", ["ingest/app=a/batch=7", "ingest/01JZ0000000000000000000000"])
 def test_writers_with_folders_of_their_own_are_listed_there(
-    store: Counted, measures: BatchSizes, folder: str
+    store: WatchedStore, batch_sizes: BatchSizes, folder: str
 ) -> None:
     for index in range(100):
         put(store, index, b"x")
@@ -104,96 +82,80 @@ def test_writers_with_folders_of_their_own_are_listed_there(
         location = f"{folder}/{index:016x}"
         store.put(location, b"x" * (10 + index))
         batches.append(BatchDescriptor(200 + index, location))
-    assert measures.sizes(batches) == [10, 11, 12]
-    assert (store.lists, store.listed) == (1, 3)
+    assert batch_sizes.sizes(batches) == [10, 11, 12]
+    assert (len(store.lists), store.listed) == (1, 3)
 
 
 def test_a_foreign_batch_is_measured_where_it_may_be_read(
-    store: Counted, measures: BatchSizes, runtime: ManualRuntime
+    store: WatchedStore, batch_sizes: BatchSizes, runtime: ManualRuntime
 ) -> None:
     store.put("elsewhere/a", encode_batch([b"r"] * 3))
     foreign = [BatchDescriptor(0, "elsewhere/a")]
-    assert measures.sizes(foreign) == [UNKNOWN_SIZE]
-    assert (measures.records(foreign), store.lists) == ([0], 0)
+    assert batch_sizes.sizes(foreign) == [UNKNOWN_SIZE]
+    assert (batch_sizes.records(foreign), len(store.lists)) == ([0], 0)
     allowed = sizes_of(store, runtime, allowForeignLocations="true")
     assert allowed.sizes(foreign) == [len(encode_batch([b"r"] * 3))]
     assert allowed.records(foreign) == [3]
 
 
 def test_sizes_that_nobody_asks_for_are_not_kept_for_ever(
-    store: Counted, measures: BatchSizes, monkeypatch: pytest.MonkeyPatch
+    store: WatchedStore, batch_sizes: BatchSizes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("buffer_source.batch_sizes.KEEP", 10)
+    monkeypatch.setattr("buffer_source.planner.KEEP", 10)
     batches = [put(store, index, b"x") for index in range(100)]
-    measures.sizes(batches[:3])
-    assert len(measures._sizes) == 3
-    assert measures.sizes(batches[:3]) == [1, 1, 1]
-    assert store.lists == 1
-
-
-def test_a_total_is_known_only_when_each_size_is(store: Counted, measures: BatchSizes) -> None:
-    batches = [put(store, index, b"x" * 7) for index in range(3)]
-    assert measures.total(batches) is None
-    measures.sizes(batches[:2])
-    assert measures.total(batches[:2]) == 14
-    store.delete_many([batches[0].location])
-    assert store.lists == 1
-
-
-def test_which_objects_are_missing(store: Counted, measures: BatchSizes) -> None:
-    batches = [put(store, index, b"x" * index) for index in range(5)]
-    store.delete_many([batches[1].location, batches[4].location])
-    assert measures.missing(batches) == [batches[1], batches[4]]
-    assert measures.missing([]) == []
+    batch_sizes.sizes(batches[:3])
+    assert len(batch_sizes._sizes) == 3
+    assert batch_sizes.sizes(batches[:3]) == [1, 1, 1]
+    assert len(store.lists) == 1
 
 
 def test_estimates_list_only_when_it_pays(
-    store: Counted, measures: BatchSizes, runtime: ManualRuntime
+    store: WatchedStore, batch_sizes: BatchSizes, runtime: ManualRuntime
 ) -> None:
     batches = [put(store, index, b"x" * 50) for index in range(2 * WORTH_LISTING)]
     few, many = batches[: WORTH_LISTING - 1], batches[:WORTH_LISTING]
-    assert measures.estimates(few) == [UNKNOWN_SIZE] * len(few)
-    assert store.lists == 0
-    assert measures.estimates(many) == [50] * len(many)
-    assert store.lists == 1
+    assert batch_sizes.estimates(few) == [UNKNOWN_SIZE] * len(few)
+    assert batch_sizes.estimates(many) == [50] * len(many)
+    assert len(store.lists) == 1
     newer = [put(store, 100 + index, b"x" * 70) for index in range(WORTH_LISTING)]
-    assert measures.estimates(newer) == [50] * len(newer)
-    assert store.lists == 1
+    assert batch_sizes.estimates(newer) == [50] * len(newer)
     runtime.advance(LIST_INTERVAL_S)
-    assert measures.estimates(newer) == [70] * len(newer)
-    assert store.lists == 2
+    assert batch_sizes.estimates(newer) == [70] * len(newer)
+    assert len(store.lists) == 2
+    # A listing that fails leaves the average.
+    runtime.advance(LIST_INTERVAL_S)
+    store.fail("list", 1_000_000)
+    last = [put(store, 200 + index, b"x") for index in range(WORTH_LISTING)]
+    assert batch_sizes.estimates(last) == [56] * len(last)
 
 
 def test_a_few_batches_are_measured_where_tasks_would_be_idle(
-    store: Counted, runtime: ManualRuntime
+    store: WatchedStore, runtime: ManualRuntime
 ) -> None:
-    measures = sizes_of(store, runtime, minPartitions="2")
-    (first,) = [put(store, 0, b"x" * 50)]
+    batch_sizes = sizes_of(store, runtime, minPartitions="2")
+    first = put(store, 0, b"x" * 50)
     assert sizes_of(store, runtime, minPartitions="1").estimates([first]) == [UNKNOWN_SIZE]
-    assert store.lists == 0
-    assert measures.estimates([first]) == [50]
-    (second,) = [put(store, 1, b"x" * 90)]
-    assert measures.estimates([second]) == [50], "the average, until it is time again"
-    assert store.lists == 1
+    assert batch_sizes.estimates([first]) == [50]
+    second = put(store, 1, b"x" * 90)
+    assert batch_sizes.estimates([second]) == [50], "the average, until it is time again"
     runtime.advance(LIST_INTERVAL_S)
-    assert measures.estimates([second]) == [90]
-    assert measures.estimates([second]) == [90]
-    assert store.lists == 2
+    assert batch_sizes.estimates([second]) == batch_sizes.estimates([second]) == [90]
+    assert len(store.lists) == 2
 
 
 def test_records_come_from_the_footers_and_are_remembered(
-    store: Counted, measures: BatchSizes, monkeypatch: pytest.MonkeyPatch
+    store: WatchedStore, batch_sizes: BatchSizes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = [put(store, index, encode_batch([b"r"] * index)) for index in range(6)]
-    assert measures.records(batches) == [0, 1, 2, 3, 4, 5]
+    assert batch_sizes.records(batches) == [0, 1, 2, 3, 4, 5]
     store.delete_many([each.location for each in batches])
-    assert measures.records(batches) == [0, 1, 2, 3, 4, 5]
-    measures.forget_before(4)
-    assert measures.records(batches) == [0, 0, 0, 0, 4, 5]
+    assert batch_sizes.records(batches) == [0, 1, 2, 3, 4, 5]
+    batch_sizes.forget_before(4)
+    assert batch_sizes.records(batches) == [0, 0, 0, 0, 4, 5]
 
 
 def test_a_batch_that_cannot_be_measured_is_left_to_the_task_that_reads_it(
-    store: Counted, measures: BatchSizes
+    store: WatchedStore, batch_sizes: BatchSizes
 ) -> None:
     batches = [put(store, 0, b"short"), put(store, 1, b"not a footer"), BatchDescriptor(2, "gone")]
-    assert measures.records(batches) == [0, 0, 0]
+    assert batch_sizes.records(batches) == [0, 0, 0]

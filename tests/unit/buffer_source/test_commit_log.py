@@ -1,119 +1,82 @@
+"""What the order of Spark's calls proves about its commit log."""
+
 from __future__ import annotations
 
-from buffer_source.commit_log import FIRST_BATCH_SETTLES_S, CommitLog, Tracking
-from buffer_source.offsets import Position
+import pytest
 
-A, B, C, D = (Position(each, 0) for each in (1, 2, 3, 4))
+from buffer_source.micro_batch_stream import FIRST_BATCH_LOGGED_S, CommitLog, Tracking
+from buffer_source.offsets import ONLY, Position, SourceOffset
+
+SYNCHRONOUS, ASYNCHRONOUS, UNKNOWN = Tracking.SYNCHRONOUS, Tracking.ASYNCHRONOUS, Tracking.UNKNOWN
+
+OFFSETS: dict[str, SourceOffset | None] = {"-": None}
+OFFSETS |= {name: SourceOffset({ONLY: Position(ord(name), 0)}) for name in "ABCD"}
 
 
-def run(log: CommitLog, *starts: Position) -> None:
-    """Batches of a normal query."""
-    for start in starts:
-        log.handed(start, 0.0)
-        log.committed(start)
-        log.planned(start)
+def after(calls: str) -> CommitLog:
+    """The log after some calls: ``hA`` is latestOffset(A), ``cA`` commit(A), ``pA`` partitions(A).
+
+    The initial offset is ``-``.
+    """
+    log = CommitLog()
+    for call in calls.split():
+        offset = OFFSETS[call[1]]
+        if call[0] == "h":
+            log.handed(offset, 0.0)
+        elif call[0] == "p":
+            log.planned(offset)
+        else:
+            assert offset is not None
+            log.committed(offset)
+    return log
 
 
 def test_a_normal_query_is_known_by_the_commits_before_its_batches() -> None:
-    log = CommitLog()
-    assert not log.handed(None, 0.0)
-    log.planned(None)
-    assert not log.handed(A, 0.1)
-    run(log, A, B)
-    assert log.tracking is Tracking.SYNCHRONOUS
-    assert log.handed(C, 0.2)
+    assert not after("h- p-").handed(OFFSETS["A"], 0.1)
+    log = after("h- p- hA cA pA hB cB pB")
+    assert log.tracking is SYNCHRONOUS
+    assert log.handed(OFFSETS["C"], 0.2)
 
 
-def test_a_log_that_lags_and_was_quick_once_is_not_taken_for_one_that_does_not() -> None:
-    # Spark's writer thread was done with batch 1 before its main thread looked for commits.
-    log = CommitLog()
-    log.handed(None, 0.0)
-    log.planned(None)
-    run(log, A)
-    assert not log.handed(B, 1.0)
-    assert not log.handed(B, 1000.0)
-    log.planned(B)
-    assert log.tracking is Tracking.ASYNCHRONOUS
-
-
-def test_a_query_that_scans_the_source_twice_proves_no_more_by_it() -> None:
-    # df.union(df): Spark asks for the partitions of each micro-batch once for each scan.
-    log = CommitLog()
-    log.handed(None, 0.0)
-    log.planned(None)
-    log.planned(None)
-    log.handed(A, 0.1)
-    log.committed(A)  # The race, won once.
-    log.planned(A)
-    log.planned(A)
-    assert log.tracking is Tracking.UNKNOWN
-    assert not log.handed(B, 1000.0)
-    assert not log.handed(B, 2000.0)
-    log.planned(B)
-    log.planned(B)
-    assert log.tracking is Tracking.ASYNCHRONOUS
-
-
-def test_two_scans_do_not_hide_that_the_first_batch_is_on_record_after_a_while() -> None:
-    log = CommitLog()
-    log.planned(None)
-    log.planned(None)
-    assert not log.handed(A, 5.0)
-    assert log.handed(A, 5.0 + FIRST_BATCH_SETTLES_S)
+@pytest.mark.parametrize(
+    ("calls", "tracking"),
+    [
+        # Spark's writer thread was done with batch 1 before its main thread looked for commits.
+        ("h- p- hA cA pA", UNKNOWN),
+        ("h- p- hA cA pA hB pB", ASYNCHRONOUS),
+        # df.union(df): Spark asks for the partitions of each micro-batch once for each scan.
+        ("h- p- p- hA cA pA pA", UNKNOWN),
+        ("h- p- p- hA cA pA pA hB pB pB", ASYNCHRONOUS),
+        # A second batch without a commit.
+        ("h- p- hA pA", ASYNCHRONOUS),
+        # A commit of an older offset than the one that was handed over; and it stays known.
+        ("h- p- hA cA pA hB cA", ASYNCHRONOUS),
+        ("h- p- hA cA pA hB cA pB hC cC pC hD cD pD", ASYNCHRONOUS),
+        # A replay after a crash has no commit and shows nothing.
+        ("pA", UNKNOWN),
+        ("pA hB cB pB", UNKNOWN),
+        ("pA hB cB pB hC cC pC", SYNCHRONOUS),
+    ],
+)
+def test_what_calls_show_of_the_tracking(calls: str, tracking: Tracking) -> None:
+    log = after(calls)
+    assert log.tracking is tracking
+    # In the second batch and later no time proves what the calls do not.
+    if "h-" in calls and tracking is not SYNCHRONOUS:
+        log.handed(OFFSETS["B"], 1.0)
+        assert not log.handed(OFFSETS["B"], 1000.0)
 
 
 def test_a_restart_hands_over_what_the_log_holds() -> None:
-    log = CommitLog()
-    assert log.handed(B, 0.0)
+    assert CommitLog().handed(OFFSETS["B"], 0.0)
+    assert not CommitLog().handed(None, 0.0)
 
 
-def test_time_proves_the_first_batch_of_a_run_and_no_later_one() -> None:
-    log = CommitLog()
-    log.planned(A)
-    log.planned(B)
-    assert log.tracking is Tracking.UNKNOWN
-    assert not log.handed(C, 0.0)
-    assert not log.handed(C, FIRST_BATCH_SETTLES_S)
-
-
-def test_a_second_batch_without_a_commit_means_that_the_log_lags() -> None:
-    log = CommitLog()
-    log.handed(None, 0.0)
-    log.planned(None)
-    log.handed(A, 0.1)
-    log.planned(A)
-    assert log.tracking is Tracking.ASYNCHRONOUS
-    assert not log.handed(B, 1000.0)
-    assert not log.handed(B, 2000.0)
-
-
-def test_a_commit_of_an_older_offset_means_that_the_log_lags() -> None:
-    log = CommitLog()
-    log.handed(None, 0.0)
-    log.planned(None)
-    run(log, A)
-    log.handed(B, 0.2)
-    log.committed(A)
-    assert log.tracking is Tracking.ASYNCHRONOUS
-    log.planned(B)
-    run(log, C, D)
-    assert log.tracking is Tracking.ASYNCHRONOUS
-    assert not log.handed(D, 99.0)
-
-
-def test_a_replay_after_a_crash_has_no_commit_and_tells_nothing() -> None:
-    log = CommitLog()
-    log.planned(A)
-    assert log.tracking is Tracking.UNKNOWN
-    run(log, B)
-    assert log.tracking is Tracking.UNKNOWN
-    run(log, C)
-    assert log.tracking is Tracking.SYNCHRONOUS
-
-
-def test_available_now_is_never_asynchronous() -> None:
-    log = CommitLog()
-    log.available_now()
-    log.handed(None, 0.0)
-    log.planned(None)
-    assert log.handed(A, 0.0)
+@pytest.mark.parametrize("calls", ["p-", "p- p-"])
+def test_time_proves_the_first_batch_of_a_run_and_no_later_one(calls: str) -> None:
+    log = after(calls)
+    assert not log.handed(OFFSETS["A"], 5.0)
+    assert log.handed(OFFSETS["A"], 5.0 + FIRST_BATCH_LOGGED_S)
+    log = after(f"{calls} pB")
+    assert not log.handed(OFFSETS["C"], 0.0)
+    assert not log.handed(OFFSETS["C"], FIRST_BATCH_LOGGED_S)

@@ -10,13 +10,12 @@ import pytest
 from buffer_source.micro_batch_stream import MicroBatchStream, SourcePartitions, reads_topic
 from buffer_source.offsets import Position, SourceOffset
 from buffer_source.options import SourceOptions
-from opendata_buffer.errors import DataLoss, Fenced, InvalidInput, PermanentStorageError, QueueReset
+from opendata_buffer.errors import DataLoss, InvalidInput, PermanentStorageError, QueueReset
 from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.stores.base import NotModified
-from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import DRAIN_S
-from tests.unit.buffer_source.world import TopicWorld, World, values_of
+from tests.unit.buffer_source.world import TopicWorld, World, committed_before, report_of, values_of
 
 P0, P1, P2 = "p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"
 
@@ -28,12 +27,8 @@ def world(runtime: ManualRuntime) -> TopicWorld:
 
 def batch(driver: MicroBatchStream, start: SourceOffset | None) -> tuple[SourceOffset, list[bytes]]:
     """One micro-batch as a normal query runs it."""
-    end = driver.latest_offset(start)
-    if end == start:
-        return end, []
-    if start is not None:
-        driver.commit(start)
-    return end, values_of(driver, start, end)
+    end = committed_before(driver, start)
+    return end, [] if end == start else values_of(driver, start, end)
 
 
 def numbered(name: str, count: int) -> list[bytes]:
@@ -73,24 +68,6 @@ def test_tasks_are_packed_over_all_partitions(world: TopicWorld) -> None:
     assert [each.partition for each in tasks[0].batches] == [P0] * 4 + [P1] * 2
 
 
-def test_what_is_committed_leaves_every_partition(world: TopicWorld) -> None:
-    for name in (P0, P1, P2):
-        world.append(name, *numbered(name, 2))
-    driver = world.run(maxBatchesPerTrigger="3")
-    end, _ = batch(driver, None)
-    driver.commit(end)
-    assert [world.queued_in(name) for name in (P0, P1, P2)] == [[1], [1], [1]]
-
-
-def test_a_second_query_fences_the_first_in_every_partition(world: TopicWorld) -> None:
-    world.append(P1, b"x")
-    first = world.run()
-    end, _ = batch(first, None)
-    batch(world.run(), None)
-    with pytest.raises(Fenced):
-        first.latest_offset(end)
-
-
 def test_a_limit_is_shared_by_backlog_and_leaves_nobody_waiting(world: TopicWorld) -> None:
     world.append(P0, *numbered(P0, 80))
     world.append(P1, *numbered(P1, 20))
@@ -108,10 +85,10 @@ def test_a_limit_below_the_number_of_partitions_starves_none(world: TopicWorld, 
     driver = world.run(**{limit: "1"})
     position: SourceOffset | None = None
     read: list[bytes] = []
-    for turn in range(30):
-        if turn < 20:  # the first partition gets more than a trigger may read
+    for trigger in range(30):
+        if trigger < 20:  # the first partition gets more than a trigger may read
             world.append(P0, b"busy", b"busy")
-        if turn == 5:
+        if trigger == 5:
             world.append(P1, b"one")
             world.append(P2, b"two")
         world.runtime.advance(1)
@@ -122,7 +99,7 @@ def test_a_limit_below_the_number_of_partitions_starves_none(world: TopicWorld, 
     assert len(read) == 30
 
 
-def test_limits_in_bytes_are_looked_up_in_all_partitions(world: TopicWorld) -> None:
+def test_limits_in_bytes_are_measured_in_all_partitions(world: TopicWorld) -> None:
     for name in (P0, P1, P2):
         world.append(name, *(b"x" * 89 for _ in range(4)))  # 4 + 89 + 7 bytes each
     driver = world.run(maxBytesPerTrigger="650")
@@ -163,43 +140,25 @@ def test_an_empty_new_partition_makes_no_micro_batch(world: TopicWorld) -> None:
 
 
 def test_a_drained_partition_leaves_topic_and_offsets(world: TopicWorld) -> None:
-    world.append(P1, b"last")
-    driver = world.run()
-    position, read = batch(driver, None)
-    assert read == [b"last"]
-    drain(world, P1)
-    world.append(P0, b"1")
-    position, _ = batch(driver, position)  # acknowledges what was read before
-    driver.latest_offset(position)
-    assert world.topic.read().names == [P0, P2]
-    world.append(P0, b"2")
-    position, read = batch(driver, position)
-    assert read == [b"2"]
-    assert set(nexts(position)) == {P0, P2}
-    world.append(P2, b"3")
-    assert batch(world.run(), position)[1] == [b"3"]
-
-
-def test_a_partition_that_left_is_neither_opened_again_nor_shown_as_a_backlog(
-    world: TopicWorld,
-) -> None:
     world.append(P1, *numbered(P1, 3))
     driver = world.run()
     read_all, _ = batch(driver, None)
     drain(world, P1)
     world.append(P0, b"1")
-    with_it, _ = batch(driver, read_all)
+    with_it, _ = batch(driver, read_all)  # acknowledges what was read before
     driver.latest_offset(with_it)
     assert world.topic.read().names == [P0, P2]
     world.append(P0, b"2")
     without, read = batch(driver, with_it)  # Spark commits the offset that had it
     assert read == [b"2"]
     assert set(nexts(without)) == {P0, P2}
+    # It is neither opened again nor shown as a backlog.
     assert driver.latest_offset(without) is without
-    report = driver.report()
-    assert report is not None
+    report = report_of(driver)
     assert set(report["next"]) == {P0, P2}
     assert (report["backlogBatches"], report["partitionBacklogs"]) == (0, {})
+    world.append(P2, b"3")
+    assert batch(world.run(), without)[1] == [b"3"]
 
 
 def test_a_draining_partition_stays_until_it_was_read(world: TopicWorld) -> None:
@@ -274,9 +233,8 @@ def test_one_transaction_over_several_partitions(world: TopicWorld) -> None:
 
 @pytest.mark.parametrize("undecided", [0, 3])
 @pytest.mark.parametrize("options", [{}, {"maxBatchesPerTrigger": "2"}])
-def test_an_idle_trigger_looks_once_at_the_topic_and_at_each_partition(
+def test_an_idle_trigger_reads_the_topic_and_each_manifest_once(
     world: TopicWorld,
-    monkeypatch: pytest.MonkeyPatch,
     undecided: int,
     options: dict[str, str],
 ) -> None:
@@ -286,18 +244,11 @@ def test_an_idle_trigger_looks_once_at_the_topic_and_at_each_partition(
     for number in range(undecided):
         world.append(P0, b"held", message=build_uuid(b"writer", 2 + number, CONTINUE_TXN))
     driver.latest_offset(position)
-    answers: dict[str, Any] = {}
-    get = world.store.get
-
-    def counted(key: str, **how: Any) -> Any:
-        assert key not in answers
-        answers[key] = get(key, **how)
-        return answers[key]
-
-    monkeypatch.setattr(world.store, "get", counted)
+    world.store.gets.clear()
     assert driver.latest_offset(position) is position
-    assert set(answers) == {"_topic.json", *(f"{name}/manifest" for name in (P0, P1, P2))}
-    assert all(isinstance(each, NotModified) for each in answers.values())
+    keys = sorted(key for key, _ in world.store.gets)
+    assert keys == ["_topic.json", *(f"{name}/manifest" for name in (P0, P1, P2))]
+    assert all(isinstance(answer, NotModified) for _, answer in world.store.gets)
 
 
 def test_undecided_batches_do_not_make_an_idle_query_spin(world: TopicWorld) -> None:
@@ -336,8 +287,7 @@ def test_progress_shows_the_partitions_that_lag(world: TopicWorld) -> None:
     driver = world.run(maxBatchesPerTrigger="2")
     assert driver.report() is None
     batch(driver, None)
-    report = driver.report()
-    assert report is not None
+    report = report_of(driver)
     assert report["source"] == "memory:///_topic.json"
     assert report["next"] == {P0: 3, P1: 1, P2: 0}
     assert (report["backlogBatches"], report["lagMs"]) == (2, 2000)
@@ -380,30 +330,15 @@ def topic(runtime: ManualRuntime) -> TopicWorld:
     return TopicWorld(runtime, 3)
 
 
-def test_a_topic_is_found_by_itself_and_seen_to_grow(topic: TopicWorld) -> None:
-    found = partitions(topic)
-    assert found.names() == ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
-    topic.topic.expand(4)
-    assert found.names()[-1] == "p-00003-04vf"
-
-
 @pytest.mark.parametrize("option", ["dataPathPrefix", "manifestPath"])
 def test_naming_a_queue_leads_to_that_queue_also_in_a_topic(topic: TopicWorld, option: str) -> None:
     assert not reads_topic(options(**{option: "p-00001-05mv"}), topic.store, topic.runtime)
     assert partitions(topic, **{option: "p-00001-05mv"}).names() == ["0"]
 
 
-class Locked(MemoryStore):
-    """Only what lies below a queue's prefix may be read."""
-
-    def get(self, key: str, **how: Any) -> Any:
-        if "/" not in key:
-            raise PermanentStorageError("403 AccessDenied")
-        return super().get(key, **how)
-
-
-def test_who_may_only_read_below_a_prefix_has_a_queue(runtime: ManualRuntime) -> None:
-    assert not reads_topic(options(), Locked(), runtime)
+def test_a_reader_that_may_only_read_below_a_prefix_has_a_queue(topic: TopicWorld) -> None:
+    topic.store.fail("get", 1, PermanentStorageError("403 AccessDenied"), "_topic.json")
+    assert not reads_topic(options(), topic.store, topic.runtime)
 
 
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
@@ -415,7 +350,7 @@ def test_a_sequence_means_nothing_in_a_topic(topic: TopicWorld, option: str) -> 
 def test_a_checkpoint_is_of_a_topic_or_of_a_queue(
     topic: TopicWorld, runtime: ManualRuntime
 ) -> None:
-    queue, many = SourceOffset.of(Position(1, 0)), SourceOffset({"p-00001-05mv": Position(1, 0)})
+    queue, many = (SourceOffset({name: Position(1, 0)}) for name in ("0", "p-00001-05mv"))
     partitions(topic).check(many)
     partitions(World(runtime)).check(queue)
     with pytest.raises(InvalidInput, match=r"about one queue, and .* is a topic with 3 partitions"):
@@ -441,11 +376,6 @@ def test_a_topic_that_vanishes_is_not_taken_for_a_queue(topic: TopicWorld) -> No
     topic.store.delete_many(["_topic.json"])
     with pytest.raises(QueueReset, match="vanished"):
         found.names()
-
-
-def test_a_partition_that_nobody_wrote_to_is_made_when_it_is_read(topic: TopicWorld) -> None:
-    assert partitions(topic).options_of("p-00002-0bvb").create_if_missing
-    assert not options().create_if_missing
 
 
 def test_sequences_by_partition_are_for_a_topic_and_its_partitions(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from buffer_source.offsets import INITIAL, Position, SourceOffset
+from buffer_source.offsets import INITIAL, ONLY, Position, SourceOffset
 from opendata_buffer.errors import InvalidInput
 
 TRANSACTIONS = {"v": 1, "apps": {"a": 3}, "tail": None}
@@ -18,7 +18,7 @@ RECORDED_V1 = (
 
 
 def test_the_json_is_golden_because_checkpoints_hold_it() -> None:
-    offset = SourceOffset.of(Position(7, 2, TRANSACTIONS, "01J"))
+    offset = SourceOffset({ONLY: Position(7, 2, TRANSACTIONS, "01J")})
     text = json.dumps(offset.to_json())
     assert text == (
         '{"v": 2, "partitions": {"0": {"queue": "01J", "next": 7, "base": 2, '
@@ -57,7 +57,7 @@ def test_read_and_written_again_the_text_is_the_same() -> None:
 
 def test_missing_batches_are_on_record_only_where_there_are_any() -> None:
     position = Position(7, 2, {}, "01J", (3, 5))
-    text = json.dumps(SourceOffset.of(position).to_json())
+    text = json.dumps(SourceOffset({ONLY: position}).to_json())
     assert text.endswith('"base": 2, "txn": {}, "missing": [3, 5]}}}')
     read = SourceOffset.from_json(json.loads(text))
     assert read is not None
@@ -95,14 +95,9 @@ def test_a_foreign_offset_is_refused(offset: Any, message: str) -> None:
         SourceOffset.from_json(offset)
 
 
-def test_a_batch_begins_at_the_base_of_its_end_when_the_start_is_the_sentinel() -> None:
+def test_where_a_micro_batch_begins() -> None:
     assert Position(9, 4).begin_of(None) == 4
-
-
-def test_a_batch_begins_where_the_one_before_ended() -> None:
     assert Position(9, 4).begin_of(Position(7, 4)) == 7
-
-
-def test_a_new_base_is_where_reading_continued_after_a_loss() -> None:
+    # A new base is where reading continued behind a loss.
     assert Position(20, 15).begin_of(Position(7, 4)) == 15
     assert Position(3, 0).begin_of(Position(7, 0)) == 0

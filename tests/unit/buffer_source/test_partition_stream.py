@@ -8,17 +8,9 @@ import pytest
 
 from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
-from buffer_source.partition_stream import (
-    IsolationFilter,
-    PartitionStream,
-    check_remembered,
-    rule_behind,
-    writer_will_retry,
-)
-from buffer_source.planner import ReadLimits
-from opendata_buffer.consumer.cursors import BatchDescriptor
+from buffer_source.partition_stream import PartitionStream
+from buffer_source.queue_cursor import EVERYTHING
 from opendata_buffer.errors import InvalidInput, QueueReset
-from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.world import TopicWorld
@@ -49,13 +41,11 @@ def write(world: TopicWorld, producer: bytes, clock: int, *values: bytes) -> Non
 
 
 def step(
-    reader: PartitionStream,
-    start: Position | None,
-    limits: ReadLimits = ReadLimits(),  # noqa: B008
+    reader: PartitionStream, start: Position | None, most: int = EVERYTHING
 ) -> tuple[Position, list[bytes]]:
     """One micro-batch: where it ends and what it reads."""
-    look = reader.poll(start, limits)
-    end = reader.end_offset(look, len(look.waiting))
+    poll = reader.poll(start, most)
+    end = reader.end_offset(poll, len(poll.waiting))
     if end == start:
         return end, []
     return end, [each.metadata[0].payload for each in reader.plan(start, end).batches]
@@ -90,10 +80,9 @@ def test_a_transaction_larger_than_the_limits_is_read_whole(world: TopicWorld) -
     write(world, A, 9)
     world.append(P, b"after")
     reader = stream(world)
-    limits = ReadLimits(batches=2)
-    end, read = step(reader, None, limits)
+    end, read = step(reader, None, 2)
     assert (end.next, read) == (8, [b"between"])
-    end, read = step(reader, end, limits)
+    end, read = step(reader, end, 2)
     assert read == [*(b"%d" % number for number in range(7)), b"after"]
     assert end.next == 10
 
@@ -128,7 +117,7 @@ def test_an_abandoned_transaction_does_not_hold_up_the_others(world: TopicWorld)
     assert read == [b"one", b"two"]
     world.append(P, message=build_uuid(A[-6:], 1, ACK_TXN))  # rolled back
     end, read = step(reader, end)
-    assert read == []
+    assert not read
     reader.acknowledge(end)
     assert world.queued_in(P) == []
 
@@ -159,22 +148,6 @@ def test_f5_the_repeat_of_a_message_that_was_gone_is_read_wherever_micro_batches
     assert replayed.missing == (0 if 4 in cuts else 1)
 
 
-def test_plans_are_the_same_in_every_run(world: TopicWorld) -> None:
-    write(world, A, 2, b"one")
-    world.append(P, b"x")
-    reader = stream(world)
-    first, _ = step(reader, None)
-    write(world, B, 2, b"other")
-    write(world, A, 3)
-    second, read = step(reader, first)
-    assert read == [b"one"]
-    write(world, B, 3)  # later, and not in these positions
-    for _ in range(2):
-        part = stream(world).plan(first, second)
-        assert [each.metadata[0].payload for each in part.batches] == read
-    assert step(stream(world), second)[1] == [b"other"]
-
-
 def test_a_queue_that_ends_before_the_position_and_behind_an_open_transaction_went_backwards(
     world: TopicWorld,
 ) -> None:
@@ -185,7 +158,7 @@ def test_a_queue_that_ends_before_the_position_and_behind_an_open_transaction_we
     world.store.delete_many([f"{P}/_owner.json", f"{P}/manifest"])
     write(world, A, 2, b"1")
     with pytest.raises(QueueReset, match=r"cannot resume after sequence 1: .* ends at 0"):
-        stream(world).poll(Position(end.next, end.base, end.transactions), ReadLimits())
+        stream(world).poll(Position(end.next, end.base, end.transactions))
 
 
 def test_a_loss_behind_an_undecided_batch_does_not_stop_the_query(world: TopicWorld) -> None:
@@ -205,7 +178,7 @@ def test_a_loss_behind_an_undecided_batch_does_not_stop_the_query(world: TopicWo
     assert start.next == 4
 
 
-def test_a_closed_partition_is_looked_at_without_being_claimed(world: TopicWorld) -> None:
+def test_a_closed_partition_is_read_without_being_claimed(world: TopicWorld) -> None:
     world.topic.expand(2)
     world.append(P, b"1")
     reader = stream(world)
@@ -228,88 +201,13 @@ def test_available_now_waits_for_no_decision(world: TopicWorld) -> None:
     assert step(stream(world), end)[1] == [b"1"]
 
 
-PRODUCER = b"writer"
-
-
-def options(**given: str) -> SourceOptions:
-    return SourceOptions.from_spark({"path": "/unused", **given})
-
-
-class Entries:
-    """A queue's entries, as they are appended."""
-
-    def __init__(self, runtime: ManualRuntime) -> None:
-        self._runtime = runtime
-        self.all: list[BatchDescriptor] = []
-
-    def add(self, clock: int = 0, flags: int = 0, txn: Transaction | None = None) -> None:
-        message = build_uuid(PRODUCER, clock, flags) if clock else None
-        location = batch_key("ingest", self._runtime.ulid(), txn, message)
-        self.all.append(BatchDescriptor(len(self.all), location))
-
-    def between(self, begin: int, end: int) -> list[BatchDescriptor]:
-        return [each for each in self.all if begin <= each.sequence < end]
-
-
-@pytest.fixture
-def entries(runtime: ManualRuntime) -> Entries:
-    return Entries(runtime)
-
-
-def walk(
-    entries: Entries, start: Position | None, end: int, **given: str
-) -> tuple[list[int], Position]:
-    """The sequences delivered, and the position behind them."""
-    walking = IsolationFilter(start, options(**given), entries.between)
-    begin = 0 if start is None else start.next
-    for each in entries.between(begin, end):
-        walking.step(each)
-    delivered = [each.sequence for each in walking.delivered]
-    return delivered, Position(end, 0, walking.rule.to_dict())
-
-
-def test_what_is_held_back_would_be_lost_to_a_query_that_holds_nothing_back(
-    entries: Entries,
-) -> None:
-    entries.add(2, CONTINUE_TXN)
-    _, position = walk(entries, None, 1)
+def test_a_query_that_holds_nothing_back_goes_on_when_all_is_decided(world: TopicWorld) -> None:
+    write(world, A, 2, b"held")
+    world.append(P, b"free")
+    end, _ = step(stream(world), None)
     with pytest.raises(InvalidInput, match=r"undecided at sequence 0 .* would never be read"):
-        rule_behind(position, options(isolationLevel="read_uncommitted"))
-    entries.add(3, ACK_TXN)
-    _, position = walk(entries, position, 2)
-    rule_behind(position, options(isolationLevel="read_uncommitted"))
-
-
-def test_only_what_repeats_a_transaction_counts_as_a_repeat(entries: Entries) -> None:
-    for _ in range(2):
-        entries.add(txn=Transaction("app", 1))
-        entries.add()
-    entries.add(2, CONTINUE_TXN)
-    entries.add(3, ACK_TXN)
-    walking = IsolationFilter(None, options(), entries.between)
-    for each in entries.all:
-        walking.step(each)
-    assert [each.sequence for each in walking.repeats] == [2]
-    assert [each.sequence for each in walking.delivered] == [0, 1, 3, 4]
-
-
-def test_writers_vouch_for_transactions_and_messages_and_acknowledgements_need_no_object(
-    entries: Entries,
-) -> None:
-    entries.add()
-    entries.add(txn=Transaction("app", 1))
-    entries.add(2, CONTINUE_TXN)
-    entries.add(3, ACK_TXN)
-    assert [writer_will_retry(each, "ingest") for each in entries.all] == [False, True, True, False]
-
-
-def test_what_a_position_does_not_remember_is_not_held_back_in_front_of_it(
-    entries: Entries,
-) -> None:
-    entries.add(2, CONTINUE_TXN)
-    end = walk(entries, None, 1, isolationLevel="read_uncommitted")[1]
-    again = IsolationFilter(None, options(), entries.between)
-    again.step(entries.all[0])
-    with pytest.raises(InvalidInput, match="planned with read_uncommitted, up to sequence 0"):
-        check_remembered(again.rule, end, options())
-    check_remembered(again.rule, walk(entries, None, 1)[1], options())
+        stream(world, isolationLevel="read_uncommitted").poll(end)
+    write(world, A, 3)
+    end, read = step(stream(world), end)
+    assert read == [b"held"]
+    stream(world, isolationLevel="read_uncommitted").poll(end)

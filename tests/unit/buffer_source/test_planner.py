@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -100,7 +101,6 @@ def test_packing_loses_repeats_and_reorders_nothing(
 
 def test_queues_share_a_limit_by_their_backlogs() -> None:
     order = list(interleave([100, 100, 100], [600, 300, 100]))
-    assert len(order) == 300
     for most in (10, 30, 100):
         taken = [order[:most].count(queue) for queue in range(3)]
         assert taken[0] == pytest.approx(most * 0.6, abs=2)
@@ -111,10 +111,9 @@ def test_queues_share_a_limit_by_their_backlogs() -> None:
 def test_a_short_queue_does_not_wait_for_long_ones() -> None:
     order = list(interleave([0, 1000, 1], [0, 1_000_000, 1]))
     assert order[:2] == [1, 2]
-    assert len(order) == 1001
 
 
-def test_equal_queues_take_turns_in_the_order_they_are_given() -> None:
+def test_equal_queues_alternate_in_the_order_they_are_given() -> None:
     assert list(interleave([3, 3], [3, 3])) == [0, 1, 0, 1, 0, 1]
     assert list(interleave([], [])) == []
 
@@ -124,6 +123,15 @@ def tasks(sizes: list[int], **options: Any) -> list[tuple[PartitionBatch, ...]]:
     batches = [PartitionBatch(number, f"{number}") for number in range(len(sizes))]
     settings = SourceOptions(queue=QueueConfig(store="/d"), **options)
     return [each.batches for each in plan_tasks(batches, sizes, settings)]
+
+
+def test_the_cores_of_the_cluster_go_before_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    batches = [2 * MIB] * 100
+    assert len(tasks(batches, cores=48)) == 48
+    assert len(tasks(batches, cores=16, min_partitions=20)) == 20
+    assert len(tasks(batches, min_partitions=30)) == 30
+    assert len(tasks(batches)) == 4
 
 
 def test_one_very_large_batch_is_shared_by_the_tasks_of_the_cluster() -> None:
@@ -152,15 +160,9 @@ def test_every_row_of_every_batch_is_read_once_and_in_order(
     assert read == [(number, row) for number in range(len(sizes)) for row in range(100)]
 
 
-def test_a_partition_says_what_is_in_it_and_pickles() -> None:
-    partition = TaskBatches((PartitionBatch(3, "a"), PartitionBatch(4, "b")))
-    assert repr(partition) == "TaskBatches(2 batches, 3 to 4)"
+def test_a_task_says_what_is_in_it_and_pickles() -> None:
+    part = PartitionBatch(4, "b").shared_by(3)[1]
+    task = TaskBatches((PartitionBatch(3, "a"), part))
+    assert repr(task) == "TaskBatches(2 batches, 3 to 4 (part 2 of 3))"
     assert repr(TaskBatches(())) == "TaskBatches()"
-    assert pickle.loads(pickle.dumps(partition)).batches == partition.batches
-
-
-def test_a_partition_says_which_part_of_a_batch_is_in_it() -> None:
-    parts = PartitionBatch(1, "b").shared_by(3)
-    assert repr(TaskBatches((PartitionBatch(0, "a"), parts[1]))) == (
-        "TaskBatches(2 batches, 0 to 1 (part 2 of 3))"
-    )
+    assert pickle.loads(pickle.dumps(task)).batches == task.batches

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from buffer_source.planner import PartitionBatch
-from buffer_source.rows import COLUMN_BUILDERS, MAX_TIME_MS, MIN_TIME_MS, Piece, RowBuilder, Runs
+from buffer_source.rows import MAX_TIME_MS, MIN_TIME_MS, RowBuilder
 from buffer_source.schema import check_schema, default_schema
 from opendata_buffer.consumer.fetch import Records
 from opendata_buffer.errors import InvalidInput, MalformedRecord
@@ -39,24 +39,9 @@ def of_values(
     return Records(len(values), arrays, sequence, LOCATION, metadata)
 
 
-def schema(ddl: str) -> StructType:
-    made = StructType()
-    for column in ddl.split(","):
-        name, kind = column.split()
-        made = made.add(name, kind.lower())
-    return made
-
-
 def rows(of: Records, wanted: StructType | None = None, **limits: int) -> list[dict[str, object]]:
     builder = RowBuilder(wanted if wanted is not None else default_schema(), **limits)
     return pa.Table.from_batches(builder.pieces(of), schema=builder.schema).to_pylist()
-
-
-def test_the_default_schema_is_the_documented_one() -> None:
-    assert default_schema().simpleString() == (
-        "struct<value:binary,metadata:binary,sequence:bigint,index:int,ingestion_time:timestamp>"
-    )
-    assert default_schema(include_location=True).fieldNames()[-1] == "location"
 
 
 def test_one_batch_as_rows() -> None:
@@ -77,38 +62,36 @@ def test_the_arrow_schema_is_exactly_sparks() -> None:
     assert piece.schema.equals(to_arrow_schema(wanted, timezone="UTC"))
 
 
-def test_any_subset_in_any_order() -> None:
-    got = rows(batch([b"a", b"b"]), schema("index INTEGER,value STRING,location STRING"))
+def test_any_subset_in_any_order_and_any_case() -> None:
+    wanted = struct(
+        "index integer",
+        "Value string",
+        "location string",
+        "partition string",
+        "record_index integer",
+    )
+    of_batch = [("location", LOCATION), ("partition", "p-00001")]
+    pieces = RowBuilder(wanted).pieces(batch([b"a", b"b"]), "p-00001")
+    got = pa.Table.from_batches(pieces).to_pylist()
     assert [list(row.items()) for row in got] == [
-        [("index", 0), ("value", "a"), ("location", LOCATION)],
-        [("index", 1), ("value", "b"), ("location", LOCATION)],
+        [("index", row), ("Value", value), *of_batch, ("record_index", row)]
+        for row, value in enumerate("ab")
     ]
 
 
-def test_the_index_has_a_name_that_python_rows_do_not_shadow() -> None:
-    got = rows(batch([b"a", b"b"]), schema("record_index INTEGER,index INTEGER"))
-    assert got == [{"record_index": 0, "index": 0}, {"record_index": 1, "index": 1}]
-    assert "record_index" not in default_schema(include_location=True).fieldNames()
-
-
 def test_metadata_as_text() -> None:
-    got = rows(batch([b"a"], Metadata(0, 0, "é".encode())), schema("metadata STRING"))
+    got = rows(batch([b"a"], Metadata(0, 0, "é".encode())), struct("metadata string"))
     assert got == [{"metadata": "é"}]
     with pytest.raises(InvalidInput, match="read metadata as BINARY"):
-        rows(batch([b"a"], Metadata(0, 0, b"\xff")), schema("metadata STRING"))
+        rows(batch([b"a"], Metadata(0, 0, b"\xff")), struct("metadata string"))
 
 
 def test_a_record_that_is_not_utf8_is_named_by_sequence_and_row() -> None:
     records = [b"ok"] * 7 + ["ü".encode("latin-1")] + [b"ok"] * 3
     with pytest.raises(InvalidInput, match=r"record 7 of batch 5 .*not UTF-8.*as BINARY"):
-        rows(batch(records), schema("value STRING"))
+        rows(batch(records), struct("value string"))
     with pytest.raises(InvalidInput, match="record 7 of batch 5"):
-        rows(batch(records), schema("value STRING"), piece_rows=3)
-
-
-def test_without_metadata_there_is_no_time_either() -> None:
-    got = rows(batch([b"a"]))
-    assert (got[0]["metadata"], got[0]["ingestion_time"]) == (None, None)
+        rows(batch(records), struct("value string"), piece_rows=3)
 
 
 @pytest.mark.parametrize(
@@ -127,36 +110,33 @@ def test_ranges_out_of_order_or_out_of_range_do_not_crash(
     ranges: list[tuple[int, bytes]], expected: list[bytes | None]
 ) -> None:
     metadata = [Metadata(start, 0, payload) for start, payload in ranges]
-    got = rows(batch([b"x"] * 3, *metadata), schema("metadata BINARY"))
+    got = rows(batch([b"x"] * 3, *metadata), struct("metadata binary"))
     assert [row["metadata"] for row in got] == expected
 
 
-@pytest.mark.parametrize("time_ms", [-(1 << 63), (1 << 63) - 1, MIN_TIME_MS - 1, MAX_TIME_MS + 1])
-def test_times_that_spark_cannot_hold_are_null(time_ms: int) -> None:
+@pytest.mark.parametrize(
+    ("time_ms", "expected"),
+    [
+        (-(1 << 63), None),
+        (MIN_TIME_MS - 1, None),
+        (MIN_TIME_MS, datetime.datetime(1, 1, 2, tzinfo=datetime.UTC)),
+        (MAX_TIME_MS, datetime.datetime(9999, 12, 30, 23, 59, 59, 999000, tzinfo=datetime.UTC)),
+        (MAX_TIME_MS + 1, None),
+        ((1 << 63) - 1, None),
+    ],
+)
+def test_times_that_spark_cannot_hold_are_null(
+    time_ms: int, expected: datetime.datetime | None
+) -> None:
     got = rows(batch([b"a"], Metadata(0, time_ms, b"")))
-    assert got[0]["ingestion_time"] is None
-
-
-def test_the_oldest_and_newest_times_are_kept() -> None:
-    got = rows(batch([b"a", b"b"], Metadata(0, MIN_TIME_MS, b""), Metadata(1, MAX_TIME_MS, b"")))
-    assert got[0]["ingestion_time"] == datetime.datetime(1, 1, 2, tzinfo=datetime.UTC)
-    assert got[1]["ingestion_time"] == datetime.datetime(
-        9999, 12, 30, 23, 59, 59, 999000, tzinfo=datetime.UTC
-    )
+    assert got[0]["ingestion_time"] == expected
 
 
 def test_pieces_are_cut_by_bytes_and_never_within_a_record() -> None:
     records = [b"x" * 40] * 10 + [b"y" * 500] + [b""] * 5
-    pieces = list(RowBuilder(schema("value BINARY"), piece_bytes=100).pieces(batch(records)))
+    pieces = list(RowBuilder(struct("value binary"), piece_bytes=100).pieces(batch(records)))
     assert [len(piece) for piece in pieces] == [2, 2, 2, 2, 2, 1, 5]
     assert pa.Table.from_batches(pieces)["value"].to_pylist() == records
-
-
-def test_large_metadata_is_not_multiplied_into_one_piece() -> None:
-    wanted = schema("metadata BINARY")
-    large = Metadata(0, 0, b"m" * 1000)
-    pieces = list(RowBuilder(wanted, piece_bytes=3000).pieces(batch([b""] * 10, large)))
-    assert [len(piece) for piece in pieces] == [3, 3, 3, 1]
 
 
 def test_one_large_metadata_payload_does_not_cut_the_rows_without_it() -> None:
@@ -168,7 +148,7 @@ def test_one_large_metadata_payload_does_not_cut_the_rows_without_it() -> None:
 
 def test_a_sliced_array_is_read_from_its_own_start() -> None:
     values = pa.array([b"skip"] * 3 + [b"a", b"bb", b"ccc"], pa.binary()).slice(3)
-    got = rows(of_values(values), schema("value BINARY"), piece_bytes=2)
+    got = rows(of_values(values), struct("value binary"), piece_bytes=2)
     assert [row["value"] for row in got] == [b"a", b"bb", b"ccc"]
 
 
@@ -203,7 +183,7 @@ def test_pieces_agree_with_a_row_by_row_model(
         }
         for index, record in enumerate(records)
     ]
-    wanted = schema("value BINARY,metadata BINARY,sequence LONG,index INTEGER")
+    wanted = struct("value binary", "metadata binary", "sequence long", "index integer")
     made = batch(records, *metadata, array=array)
     assert rows(made, wanted, piece_bytes=piece_bytes, piece_rows=piece_rows) == expected
     for part in PartitionBatch(5, LOCATION).shared_by(parts):
@@ -223,7 +203,7 @@ def test_what_lies_behind_the_part_is_not_decoded() -> None:
             yield pa.array([b"x"] * 10, pa.binary())
 
     made = Records(100, arrays(), 5, LOCATION, ())
-    pieces = list(RowBuilder(schema("value BINARY")).pieces(made, rows=range(15, 25)))
+    pieces = list(RowBuilder(struct("value binary")).pieces(made, rows=range(15, 25)))
     assert [piece.num_rows for piece in pieces] == [5, 5]
     assert decoded == [0, 1, 2, 3]
 
@@ -231,16 +211,16 @@ def test_what_lies_behind_the_part_is_not_decoded() -> None:
 @pytest.mark.parametrize(
     ("ddl", "message"),
     [
-        ("value BINARY,colour STRING", "column 'colour'.*Columns: value, metadata"),
-        ("values BINARY", "Did you mean 'value'"),
-        ("value LONG", "wants column 'value' as BIGINT: it is BINARY or STRING"),
-        ("index LONG", "it is INT"),
-        ("value BINARY,Value BINARY", "twice"),
+        ("value binary,colour string", "column 'colour'.*Columns: value, metadata"),
+        ("values binary", "Did you mean 'value'"),
+        ("value long", "wants column 'value' as BIGINT: it is BINARY or STRING"),
+        ("index long", "it is INT"),
+        ("value binary,Value binary", "twice"),
     ],
 )
 def test_a_schema_that_cannot_be_served_is_refused(ddl: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        check_schema(schema(ddl))
+        check_schema(struct(*ddl.split(",")))
 
 
 def test_a_column_that_may_be_null_cannot_be_promised_not_to_be() -> None:
@@ -255,59 +235,13 @@ def test_a_schema_without_columns_is_refused() -> None:
         check_schema(StructType())
 
 
-def test_column_names_keep_the_case_the_user_wrote() -> None:
-    assert rows(batch([b"a"]), schema("Value BINARY")) == [{"Value": b"a"}]
-
-
-def piece(count: int, begin: int = 0, sequence: int = 5) -> Piece:
-    metadata = (Metadata(0, 1_000, b"m"),)
-    batch = Records(begin + count, iter(()), sequence, "ingest/a", metadata)
-    values = pa.array([b"x"] * count, pa.binary())
-    return Piece(batch, values, Runs.of(metadata, count), begin, "p-00001")
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "expected"),
-    [
-        ("value", pa.binary(), b"x"),
-        ("value", pa.string(), "x"),
-        ("metadata", pa.binary(), b"m"),
-        ("metadata", pa.string(), "m"),
-        ("sequence", pa.int64(), 5),
-        ("index", pa.int32(), 7),
-        ("record_index", pa.int32(), 7),
-        ("ingestion_time", pa.int64(), 1_000_000),
-        ("location", pa.string(), "ingest/a"),
-        ("partition", pa.string(), "p-00001"),
-    ],
-)
-def test_each_column_has_one_value_for_each_row(
-    name: str, dtype: pa.DataType, expected: object
-) -> None:
-    array = COLUMN_BUILDERS[name](dtype).build(piece(2, begin=7))
-    assert (len(array), array.type, array[0].as_py()) == (2, dtype, expected)
-
-
-def test_arrays_that_are_kept_between_pieces_are_not_mixed_up() -> None:
-    sequences = COLUMN_BUILDERS["sequence"](pa.int64())
-    got = [sequences.build(piece(count, sequence=of)).to_pylist() for count, of in [(3, 1), (2, 1)]]
-    got.append(sequences.build(piece(3, sequence=2)).to_pylist())
-    assert got == [[1, 1, 1], [1, 1], [2, 2, 2]]
-    indexes = COLUMN_BUILDERS["index"](pa.int32())
-    assert indexes.build(piece(2, begin=5000)).to_pylist() == [5000, 5001]
-    assert indexes.build(piece(2, begin=1)).to_pylist() == [1, 2]
-
-
-A, B = Metadata(0, 1, b"a"), Metadata(3, 2, b"bbbb")
-
-
-def test_rows_fit_while_their_payloads_do() -> None:
-    runs = Runs.of([A, B], 9)
-    assert runs.fit(0, 9, 3) == 3
-    assert runs.fit(0, 9, 3 + 8) == 5
-    assert runs.fit(0, 2, 100) == 2
-    # At least one row, else a large payload would stop the task.
-    assert runs.fit(3, 9, 1) == 4
+def test_arrays_that_are_kept_between_batches_are_not_mixed_up() -> None:
+    builder = RowBuilder(struct("sequence long", "index integer"), piece_rows=3)
+    for sequence, count in ((1, 3), (1, 2), (2, 5000)):
+        made = builder.pieces(batch([b"x"] * count, sequence=sequence))
+        assert pa.Table.from_batches(made).to_pylist() == [
+            {"sequence": sequence, "index": index} for index in range(count)
+        ]
 
 
 RECORDS = [b'{"a":1}', b'{"a":', b'{"a":3}', b'{"a":"x","b":"y"}']

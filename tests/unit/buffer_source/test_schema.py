@@ -13,7 +13,7 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from buffer_source.schema import OWN, check_schema, record_schema
+from buffer_source.schema import check_schema
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.values import ValueOptions
 from tests.unit.buffer_source.structs import struct
@@ -29,9 +29,6 @@ def test_fields_of_records_and_our_own_columns_lie_side_by_side() -> None:
                "_ingestion_time timestamp", "_metadata string", "_location string",
                "_partition string", "_corrupt_record string")
     )  # fmt: skip
-    assert set(OWN) == {
-        "_sequence", "_index", "_ingestion_time", "_metadata", "_location", "_partition",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -73,10 +70,3 @@ def test_a_type_that_is_something_else_to_arrow_is_refused_at_any_depth(
     with pytest.raises(InvalidInput) as caught:
         check(StructType().add("c", dtype))
     assert f"schema wants column {named}, which records are not read into" in str(caught.value)
-
-
-def test_the_columns_of_records_are_those_that_are_not_ours() -> None:
-    import pyarrow as pa
-
-    arrow = pa.schema([("_index", pa.int32()), ("index", pa.int32()), ("_x", pa.string())])
-    assert record_schema(arrow).names == ["index", "_x"]

@@ -51,7 +51,7 @@ def test_a_column_of_csv_that_is_called_like_one_of_ours_is_refused(
     )
 
 
-def test_a_topic_is_looked_at_in_all_its_partitions(runtime: ManualRuntime) -> None:
+def test_a_topic_is_sampled_in_all_its_partitions(runtime: ManualRuntime) -> None:
     world = TopicWorld(runtime, 2)
     first, second = world.topic.read().names
     world.append(first, b'{"a":1}')

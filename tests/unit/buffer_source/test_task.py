@@ -1,18 +1,16 @@
-"""What a task reads, and the query that it adds to the consumer's note."""
+"""What a task reads, and the query id that it adds to the consumer info."""
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from buffer_source import task
 from buffer_source.options import PROGRAM, SourceOptions
 from buffer_source.planner import PartitionBatch
 from buffer_source.schema import default_schema
-from buffer_source.task import NOTE_INTERVAL_S, QueryNotes, note_query, read_batches
+from buffer_source.task import RECORD_INTERVAL_S, QueryIdRecorder, read_batches
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocation
@@ -21,7 +19,6 @@ from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.quarantine import list_quarantine, read_copy
 from opendata_buffer.queue.consumer_info import read_consumer_info, write_consumer_info
 from opendata_buffer.stores.base import Store
-from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -149,61 +146,21 @@ def test_a_foreign_batch_is_neither_read_nor_copied(
     assert list_quarantine(store, "ingest") == []
 
 
-def test_a_batch_without_rows_is_no_record_batch(
-    tmp_path: Path, store: Store, runtime: ManualRuntime
-) -> None:
-    descriptors = put(store, runtime, encode_batch([]))
-    pieces: list[pa.RecordBatch] = list(
-        read_batches(options(tmp_path), default_schema(), descriptors)
-    )
-    assert pieces == []
-
-
-def test_a_task_of_a_query_that_owns_the_queue_notes_the_query(
+def test_a_task_of_a_query_that_owns_the_queue_records_its_id(
     tmp_path: Path, store: Store, runtime: ManualRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[str, str]] = []
+    recorded: list[tuple[str, str]] = []
     monkeypatch.setattr(task, "_query_id", lambda: "q")
     monkeypatch.setattr(
-        task._notes, "add", lambda config, query: told.append((config.manifest_path, query))
+        task._recorder, "add", lambda config, query: recorded.append((config.manifest_path, query))
     )
     descriptors = put(store, runtime, encode_batch([b"a"]))
     assert sequences(options(tmp_path), descriptors) == [0]
-    assert told == [("ingest/manifest", "q")]
+    assert recorded == [("ingest/manifest", "q")]
     assert sequences(options(tmp_path, acknowledge="false"), descriptors) == [0]
     monkeypatch.setattr(task, "_query_id", lambda: "")  # a batch read
     assert sequences(options(tmp_path), descriptors) == [0]
-    assert len(told) == 1
-
-
-_names = itertools.count()
-
-
-def query_of(store: MemoryStore, config: QueueConfig, runtime: ManualRuntime) -> str | None:
-    found = read_consumer_info(store, config, runtime)
-    return None if found is None else found.query
-
-
-def queue() -> tuple[MemoryStore, QueueConfig]:
-    name = f"note-{next(_names)}"
-    return MemoryStore.named(name), QueueConfig(store=f"memory://{name}")
-
-
-def test_a_task_adds_its_query_to_a_note_that_has_none() -> None:
-    (store, config), runtime = queue(), ManualRuntime()
-    note_query(store, config, runtime, "q")
-    assert query_of(store, config, runtime) is None
-    write_consumer_info(store, config, runtime, 1, program=PROGRAM)
-    note_query(store, config, runtime, "q")
-    note_query(store, config, runtime, "another")
-    assert query_of(store, config, runtime) == "q"
-
-
-def test_the_note_of_another_program_is_left_alone() -> None:
-    (store, config), runtime = queue(), ManualRuntime()
-    write_consumer_info(store, config, runtime, 1, program="opendata-buffer consume")
-    note_query(store, config, runtime, "q")
-    assert query_of(store, config, runtime) == ""
+    assert len(recorded) == 1
 
 
 class Inline(ManualRuntime):
@@ -216,22 +173,42 @@ class Inline(ManualRuntime):
         target()
 
 
-def test_it_is_done_once_a_minute_so_that_a_restarted_query_is_noted_too() -> None:
-    (store, config), runtime = queue(), Inline()
-    notes = QueryNotes(runtime)
+@pytest.fixture
+def config(tmp_path: Path) -> QueueConfig:
+    return QueueConfig(store=str(tmp_path))
+
+
+def query_of(store: Store, config: QueueConfig, runtime: ManualRuntime) -> str | None:
+    found = read_consumer_info(store, config, runtime)
+    return None if found is None else found.query
+
+
+def test_a_query_id_is_recorded_once_a_minute_where_there_is_none(
+    store: Store, config: QueueConfig
+) -> None:
+    runtime = Inline()
+    recorder = QueryIdRecorder(runtime)
+    recorder.add(config, "too early")
+    assert query_of(store, config, runtime) is None
     write_consumer_info(store, config, runtime, 1, program=PROGRAM)
-    notes.add(config, "q")
-    notes.add(config, "q")
-    assert (runtime.spawned, query_of(store, config, runtime)) == (1, "q")
+    recorder.add(config, "q")
+    recorder.add(config, "q")
+    recorder.add(config, "another")
+    assert (runtime.spawned, query_of(store, config, runtime)) == (3, "q")
+    # A restarted query is recorded, too.
     write_consumer_info(store, config, runtime, 2, program=PROGRAM)
+    runtime.advance(RECORD_INTERVAL_S)
+    recorder.add(config, "q")
+    assert (runtime.spawned, query_of(store, config, runtime)) == (4, "q")
+
+
+def test_a_consumer_info_that_is_no_querys_or_damaged_stays_as_it_is(
+    store: Store, config: QueueConfig
+) -> None:
+    runtime = Inline()
+    write_consumer_info(store, config, runtime, 1, program="opendata-buffer consume")
+    QueryIdRecorder(runtime).add(config, "q")
     assert query_of(store, config, runtime) == ""
-    runtime.advance(NOTE_INTERVAL_S)
-    notes.add(config, "q")
-    assert (runtime.spawned, query_of(store, config, runtime)) == (2, "q")
-
-
-def test_a_note_that_cannot_be_read_disturbs_no_task() -> None:
-    (store, config), runtime = queue(), Inline()
     store.put("ingest/_consumer.json", b"garbage")
-    QueryNotes(runtime).add(config, "q")
-    assert runtime.spawned == 1
+    QueryIdRecorder(runtime).add(config, "q")
+    assert runtime.spawned == 2

@@ -4,20 +4,57 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.offsets import SourceOffset
 from buffer_source.options import SourceOptions
+from buffer_source.planner import PartitionBatch
 from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import StorageError, TransientStorageError
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import Blob
+from opendata_buffer.stores.base import Blob, Listing, NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
+
+
+class WatchedStore(MemoryStore):
+    """Keeps what it was asked for, and fails as a test wants."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.gets: list[tuple[str, Blob | NotModified]] = []
+        self.lists: list[str] = []
+        self.listed = 0
+        self._faults: dict[str, tuple[str, list[StorageError]]] = {}
+
+    def fail(
+        self, method: str, count: int, error: StorageError | None = None, prefix: str = ""
+    ) -> None:
+        """Let the next calls of a method below a prefix fail."""
+        self._faults[method] = (prefix, [error or TransientStorageError("503 SlowDown")] * count)
+
+    def _begin(self, method: str, key: str) -> None:
+        prefix, errors = self._faults.get(method, ("", []))
+        if errors and key.startswith(prefix):
+            raise errors.pop()
+
+    def get(self, key: str, **how: Any) -> Blob | NotModified:
+        self._begin("get", key)
+        self.gets.append((key, super().get(key, **how)))
+        return self.gets[-1][1]
+
+    def list(self, prefix: str, **how: Any) -> Listing:
+        self._begin("list", prefix)
+        self.lists.append(prefix)
+        listing = super().list(prefix, **how)
+        self.listed += len(listing.objects)
+        return listing
 
 
 class World:
@@ -25,7 +62,7 @@ class World:
 
     def __init__(self, runtime: ManualRuntime) -> None:
         self.runtime = runtime
-        self.store = MemoryStore(now_ms=runtime.now_ms)
+        self.store = WatchedStore(now_ms=runtime.now_ms)
         self._queue = self._new_queue()
 
     def _new_queue(self) -> Queue:
@@ -44,12 +81,12 @@ class World:
         self._queue.append(entries)
 
     def replace_queue(self) -> None:
-        """Somebody deletes the manifest and the queue starts again at sequence 0."""
+        """The manifest is deleted and the queue starts again at sequence 0."""
         self.store.delete_many(["ingest/manifest"])
         self._queue = self._new_queue()
 
     def restore(self, manifest: bytes) -> None:
-        """Somebody puts an old copy of the manifest back."""
+        """An old copy of the manifest is put back."""
         self.store.put("ingest/manifest", manifest)
         self._queue = self._new_queue()
 
@@ -109,12 +146,30 @@ class TopicWorld(World):
         return [] if manifest is None else [each.sequence for each in manifest.entries()]
 
 
+def batches_of(
+    driver: MicroBatchStream, start: SourceOffset | None, end: SourceOffset
+) -> list[PartitionBatch]:
+    """What the tasks of a micro-batch read."""
+    tasks = driver.plan_input_partitions(start, end)
+    return [batch for task in tasks for batch in task.batches]
+
+
 def values_of(
     driver: MicroBatchStream, start: SourceOffset | None, end: SourceOffset
 ) -> list[bytes]:
     """What a micro-batch reads, by what :meth:`TopicWorld.append` wrote as metadata."""
-    return [
-        each.metadata[0].payload
-        for task in driver.plan_input_partitions(start, end)
-        for each in task.batches
-    ]
+    return [each.metadata[0].payload for each in batches_of(driver, start, end)]
+
+
+def committed_before(driver: MicroBatchStream, start: SourceOffset | None) -> SourceOffset:
+    """The end of a micro-batch of a normal query, which commits its start before it plans."""
+    end = driver.latest_offset(start)
+    if start is not None and end != start:
+        driver.commit(start)
+    return end
+
+
+def report_of(driver: MicroBatchStream) -> dict[str, Any]:
+    report = driver.report()
+    assert report is not None
+    return report

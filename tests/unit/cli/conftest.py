@@ -33,7 +33,8 @@ def store(name: str) -> MemoryStore:
 
 @pytest.fixture(autouse=True)
 def log_handlers() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers = list(root.handlers)
+    root, library = logging.getLogger(), logging.getLogger("opendata_buffer")
+    handlers, level = list(root.handlers), library.level
     yield
     root.handlers[:] = handlers
+    library.setLevel(level)

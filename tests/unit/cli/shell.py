@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 from click.testing import CliRunner, Result
 
+from opendata_buffer import outcomes
 from opendata_buffer.cli.main import cli
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Blob
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
 
@@ -64,30 +68,75 @@ def topic_of(url: str, partitions: int) -> list[str]:
     return Topic.create(url, partitions).description.names
 
 
-def manifest_of(store: MemoryStore, key: str = "ingest/manifest") -> Manifest:
+def bytes_of(store: MemoryStore, key: str) -> bytes:
     got = store.get(key)
     assert isinstance(got, Blob)
-    return Manifest.parse(got.data)
+    return got.data
+
+
+def copy_into(store: MemoryStore, source: MemoryStore) -> None:
+    for each in source.list("").objects:
+        store.put(each.key, bytes_of(source, each.key))
+
+
+def manifest_of(store: MemoryStore, key: str = "ingest/manifest") -> Manifest:
+    return Manifest.parse(bytes_of(store, key))
 
 
 def records_of(store: MemoryStore, key: str = "ingest/manifest") -> list[bytes]:
-    found = []
-    for entry in manifest_of(store, key).entries():
-        got = store.get(entry.location)
-        assert isinstance(got, Blob)
-        found += decode_batch(got.data)
-    return found
+    locations = manifest_of(store, key).locations()
+    return [record for each in locations for record in decode_batch(bytes_of(store, each))]
 
 
-class Ticks:
-    """A runtime that is interrupted after some sleeps."""
+def json_of(*arguments: str) -> Any:
+    """What a command prints with --json in one line."""
+    return json.loads(ok(*arguments, "--json").stdout)
 
-    def __init__(self, ticks: int) -> None:
+
+def json_lines_of(*arguments: str) -> list[Any]:
+    """What a command prints with --json in lines."""
+    return [json.loads(line) for line in ok(*arguments, "--json").stdout.splitlines()]
+
+
+class Lossy(MemoryStore):
+    """Where ``armed``, the next write of the manifest is applied, and its answer lost."""
+
+    armed = False
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        outcome = super().put_if(key, data, condition)
+        if self.armed and key == "ingest/manifest":
+            self.armed = False
+            return outcomes.Unknown("lost")
+        return outcome
+
+
+class Until:
+    """A runtime that interrupts its main thread, once, when something is so."""
+
+    def __init__(self, when: Callable[[], object]) -> None:
         self._real = SystemRuntime()
-        self.left = ticks
+        self._when = when
+        self._main = threading.get_ident()
+        self._end = time.monotonic() + 120
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(self._real, attribute)
+
+    def sleep(self, seconds: float) -> None:
+        assert time.monotonic() < self._end
+        if threading.get_ident() == self._main and self._when():
+            self._when = lambda: False
+            raise KeyboardInterrupt
+        time.sleep(min(seconds, 0.05))
+
+
+class Ticks(Until):
+    """A runtime that is interrupted after some sleeps of a quarter of a second."""
+
+    def __init__(self, ticks: int) -> None:
+        super().__init__(lambda: False)
+        self.left = ticks
 
     def sleep(self, seconds: float) -> None:
         assert seconds == 0.25

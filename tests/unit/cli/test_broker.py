@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,33 +13,13 @@ from click.testing import CliRunner, Result
 from opendata_buffer.broker.discovery_record import Lease
 from opendata_buffer.cli.main import cli
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import RUNTIME, eventually, host
-from tests.unit.cli.shell import fails, fill, run
-
-
-class Until:
-    """A runtime whose main thread is interrupted once something is so."""
-
-    def __init__(self, when: Callable[[], object]) -> None:
-        self._real = SystemRuntime()
-        self._when = when
-        self._main = threading.get_ident()
-        self._end = time.monotonic() + 120
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(self._real, attribute)
-
-    def sleep(self, seconds: float) -> None:
-        assert time.monotonic() < self._end
-        if threading.get_ident() == self._main and self._when():
-            raise KeyboardInterrupt
-        time.sleep(min(seconds, 0.05))
+from tests.unit.cli.shell import Until, fails, fill, run
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The lines of the command, while it runs."""
     lines: list[str] = []
     echo = click.echo
@@ -70,10 +48,10 @@ def serves(store: MemoryStore) -> bool:
 
 
 def test_it_says_that_it_serves_and_leaves_when_it_ends(
-    url: str, store: MemoryStore, said: list[str]
+    url: str, store: MemoryStore, printed: list[str]
 ) -> None:
     fill(url, [b"a"])
-    result = serve(url, lambda: said)
+    result = serve(url, lambda: printed)
     (line,) = result.stdout.splitlines()
     assert line.startswith(f"serving {url} at 127.0.0.1:")
     assert "(term 1, broker 0" in line
@@ -83,7 +61,7 @@ def test_it_says_that_it_serves_and_leaves_when_it_ends(
 
 
 def test_a_standby_says_so_and_takes_over_when_the_other_leaves(
-    url: str, store: MemoryStore, said: list[str]
+    url: str, store: MemoryStore, printed: list[str]
 ) -> None:
     fill(url, [b"a"])
     other = host(store)
@@ -92,9 +70,9 @@ def test_a_standby_says_so_and_takes_over_when_the_other_leaves(
     address = other.serving.address
 
     def when() -> bool:
-        if len(said) == 1:
+        if len(printed) == 1:
             other.stop(10)
-        return len(said) > 1
+        return len(printed) > 1
 
     lines = serve(url, when).stdout.splitlines()
     assert lines[0].startswith(f"standing by: {address} is announced (term 1, broker ")
@@ -102,7 +80,7 @@ def test_a_standby_says_so_and_takes_over_when_the_other_leaves(
     assert len(lines) == 2
 
 
-def test_it_listens_and_is_announced_as_it_is_told(url: str, store: MemoryStore) -> None:
+def test_it_listens_and_is_announced_as_its_options_say(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"])
     seen: list[str] = []
 

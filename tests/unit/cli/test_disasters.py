@@ -9,18 +9,22 @@ import pytest
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import DataLoss, QueueReset
-from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.cli.shell import fails, fill, manifest_of, ok, records_of, run, topic_of
+from tests.unit.cli.shell import (
+    bytes_of,
+    fails,
+    fill,
+    json_of,
+    manifest_of,
+    ok,
+    records_of,
+    run,
+    topic_of,
+)
 
 
-def everything_in(store: MemoryStore, prefix: str = "") -> dict[str, bytes]:
-    found = {}
-    for info in store.list(prefix).objects:
-        got = store.get(info.key)
-        assert isinstance(got, Blob)
-        found[info.key] = got.data
-    return found
+def everything_in(store: MemoryStore) -> dict[str, bytes]:
+    return {each.key: bytes_of(store, each.key) for each in store.list("").objects}
 
 
 def restore(store: MemoryStore, objects: dict[str, bytes], *but: str) -> None:
@@ -42,7 +46,7 @@ def three_of_which_one_is_read(url: str) -> str:
 
 def test_a_lost_manifest_of_a_partition_is_no_empty_partition(url: str, store: MemoryStore) -> None:
     first, second = topic_of(url, 2)
-    assert json.loads(ok("status", url, "--json").stdout)["queue_length"] == 0  # never written
+    assert json_of("status", url)["queue_length"] == 0  # never written
     fill(url, [b"a"], data_path_prefix=first)
     fill(url, [b"b"], [b"c"], data_path_prefix=second)
     store.delete_many([f"{second}/manifest"])
@@ -75,8 +79,12 @@ def test_a_lost_manifest(url: str, store: MemoryStore) -> None:
     assert result.exit_code == 1
     assert "problem: manifest 'ingest/manifest'" in result.stdout
     assert "would" not in run("fsck", url, "--repair", "--dry-run").stdout
+    would = ok("manifest", "rebuild", url, "--dry-run").stdout
+    assert would.count("would enqueue ingest/") == result.stdout.count("note: unread batch") == 3
     assert not store.list("ingest/manifest").objects
-    ok("fsck", url, "--repair", "--yes")
+    assert ok("manifest", "rebuild", url).stdout.count("enqueued ingest/") == 3
+    assert ok("manifest", "rebuild", url).stdout.startswith("nothing to do")
+    ok("fsck", url)
     assert set(records_of(store)) >= {b"b", b"c"}
     with pytest.raises(DataLoss, match="is needed but manifest"):
         Consumer(ConsumerConfig(store=url), position)
@@ -92,11 +100,11 @@ def test_a_manifest_of_yesterday(url: str, store: MemoryStore) -> None:
     fill(url, [b"b"], [b"c"])
     store.put("ingest/manifest", yesterday)
     assert "went backwards" in fails("consume", url)
-    (note,) = json.loads(ok("status", url, "--json").stdout)["notes"]
+    (note,) = json_of("status", url)["notes"]
     assert note.startswith("producers and consumers are refused: manifest 'ingest/manifest'")
     assert f"manifest rebuild {url}'" in note
     ok("fsck", url, "--repair", "--yes")
-    assert json.loads(ok("status", url, "--json").stdout)["notes"] == []
+    assert json_of("status", url)["notes"] == []
     # In the order of names: those of one millisecond are in no order.
     assert sorted(records_of(store)) == [b"a", b"b", b"c"]
     assert any(each.key.startswith("ingest/manifest.broken-") for each in store.list("").objects)
@@ -138,6 +146,7 @@ def test_a_lifecycle_rule_that_expired_the_oldest_batches(url: str, store: Memor
     store.delete_many(expired)
     result = run("fsck", url)
     assert [f"sequence {n} " in result.stdout for n in range(3)] == [True, True, False]
+    assert result.stderr.startswith("error: 2 problems in the queue")
     assert "does not exist" in fails("consume", url)
     # With versions nothing is lost.
     restore(store, {expired[0]: versions[expired[0]]})
@@ -179,7 +188,7 @@ def test_a_marker_that_has_everybody_refused_shows_in_the_status(
 ) -> None:
     fill(url, [b"a"])
     store.put("ingest/_owner.json", marker)
-    (note,) = json.loads(ok("status", url, "--json").stdout)["notes"]
+    (note,) = json_of("status", url)["notes"]
     assert says in note
     assert note.removeprefix("producers and consumers are refused: ")[:30] in fails("consume", url)
 

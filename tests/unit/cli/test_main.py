@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
-from opendata_buffer.cli.errors import Failure, FailureGroup, one_line
+from opendata_buffer.cli.errors import Failure, FailureGroup
 from opendata_buffer.cli.main import COMMANDS, cli
-from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.errors import InvalidInput
 from tests.unit.cli.shell import commands, fails, ok, run
 
@@ -55,6 +53,9 @@ def test_help_loads_no_command() -> None:
         ("consume", "memory://x", "--max-batches", "-1"),
         ("consume", "memory://x", "--max-batches", "x"),
         ("batch", "dump", "x", "--limit", "-1"),
+        ("consume", "memory://x", "--json", "--framing", "csv"),
+        ("produce", "memory://x", "--json", "--framing", "csv"),
+        ("produce", "memory://x", "--json", "--metadata", "m"),
     ],
 )
 def test_usage_errors_exit_2(arguments: tuple[str, ...]) -> None:
@@ -91,6 +92,9 @@ def test_a_wrong_prefix_is_one_line(url: str, prefix: str) -> None:
 # ---- errors
 
 
+WARNING = "warning: closing failed: inner cause\n"
+
+
 class Boom(Exception):
     """Raised by the command under test."""
 
@@ -103,22 +107,14 @@ def run_app(error: BaseException | None, *arguments: str) -> Result:
 
     @app.command()
     def work() -> None:
-        logging.getLogger("opendata_buffer.any").warning("a\nwarning")
+        cause = Boom("inner\ncause")
+        logging.getLogger("opendata_buffer.any").warning("closing\nfailed", exc_info=cause)
         logging.getLogger("opendata_buffer.any").info("information")
         if error is not None:
             raise error
         click.echo("done")
 
     return CliRunner().invoke(app, [*arguments, "work"])
-
-
-@pytest.fixture(autouse=True)
-def _quiet_root() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), logging.getLogger("opendata_buffer").level
-    yield
-    root.handlers[:] = handlers
-    logging.getLogger("opendata_buffer").setLevel(level)
 
 
 @pytest.mark.parametrize(
@@ -130,33 +126,21 @@ def _quiet_root() -> Iterator[None]:
         (OSError(28, "No space left", "/d/f"), "error: /d/f: No space left"),
         (MemoryError(), "error: out of memory: lower --max-batch-bytes"),
         (InvalidInput("two\nlines\r\n and \u2028 more"), "error: two lines and more"),
+        (InvalidInput("http://key:secret@host/b"), "error: http://***@host/b"),
+        (Boom("bug"), "error: internal error, Boom: bug. This is a bug; run with -vv for details"),
     ],
 )
 def test_an_error_is_one_line_and_exit_1(error: Exception, line: str) -> None:
     result = run_app(error)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.splitlines() == ["warning: a warning", line]
-
-
-def test_a_bug_is_one_line_too_and_says_what_to_do() -> None:
-    result = run_app(Boom("unforeseen"))
-    assert result.exit_code == 1
-    assert "Traceback" not in result.output
-    line = result.stderr.splitlines()[-1]
-    assert line.startswith("error: internal error, Boom: unforeseen. This is a bug")
-
-
-def test_twice_verbose_shows_the_traceback_that_a_bug_report_needs() -> None:
-    result = run_app(Boom("unforeseen"), "-vv")
-    assert "Traceback (most recent call last)" in result.stderr
-    assert result.stderr.splitlines()[-1].startswith("error: internal error")
+    assert result.stderr == f"{WARNING}{line}\n"
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (BrokenPipeError(), 141)])
 def test_an_interrupt_or_a_gone_reader_is_silent(error: BaseException, code: int) -> None:
     result = run_app(error)
     assert result.exit_code == code
-    assert result.stderr == "warning: a warning\n"
+    assert result.stderr == WARNING
 
 
 def test_ctrl_c_at_a_question_is_an_interrupt_and_its_answer_no_an_error(
@@ -167,47 +151,8 @@ def test_ctrl_c_at_a_question_is_an_interrupt_and_its_answer_no_an_error(
     assert run_app(click.Abort()).exit_code == 130
 
 
-def test_a_logged_exception_is_one_line_without_traceback() -> None:
-    @click.group(cls=FailureGroup)
-    def app() -> None:
-        pass
-
-    @app.command()
-    def work() -> None:
-        try:
-            raise Boom("inner\ncause")
-        except Boom:
-            logging.getLogger("opendata_buffer.any").exception("closing failed")
-
-    result = CliRunner().invoke(app, ["work"])
-    assert result.stderr == "error: closing failed: inner cause\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("cannot reach http://key:secret@host:9000/b", "cannot reach http://***@host:9000/b"),
-        ("'https://host/b?token=secret&x=1': down", "'https://host/b?***': down"),
-        ("s3://bucket/what?.batch is no URL with a query", None),
-    ],
-)
-def test_secrets_of_urls_are_not_shown(text: str, line: str | None) -> None:
-    assert one_line(text) == (text if line is None else line)
-
-
-def test_secrets_of_urls_are_not_shown_in_a_traceback_either() -> None:
+def test_twice_verbose_shows_the_traceback_without_secrets() -> None:
     result = run_app(Boom("http://key:secret@host/"), "-vv")
+    assert "Traceback (most recent call last)" in result.stderr
     assert "Boom: http://***@host/" in result.stderr
     assert "secret" not in result.stderr
-
-
-# ---- signals; those of processes are in tests/process
-
-
-@pytest.mark.parametrize("signal", [KeyboardInterrupt(), SystemExit(143)])
-def test_a_command_that_is_ended_says_its_print_summary_once(
-    signal: BaseException, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(type(signal)), print_summary(lambda: "3 lines are durable"):
-        raise signal
-    assert capfd.readouterr().err == "3 lines are durable\n"

@@ -9,12 +9,12 @@ from rich.console import Console
 
 from opendata_buffer.cli import output
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.output import confirm, format_age, plural
+from opendata_buffer.cli.output import confirm, plural
 from opendata_buffer.cli.terminal import count_progress, name_value_table, track
 
 
 @pytest.mark.parametrize(
-    ("count", "noun", "said"),
+    ("count", "noun", "text"),
     [
         (1, "batch", "1 batch"),
         (0, "batch", "0 batches"),
@@ -24,16 +24,8 @@ from opendata_buffer.cli.terminal import count_progress, name_value_table, track
         (3, "record", "3 records"),
     ],
 )
-def test_a_noun_has_the_form_of_its_number(count: int, noun: str, said: str) -> None:
-    assert plural(count, noun) == said
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, "-"), (-3.0, "0:00:00"), (93.2, "0:01:33"), (90_000, "1 day, 1:00:00")],
-)
-def test_age(seconds: float | None, text: str) -> None:
-    assert format_age(seconds) == text
+def test_a_noun_has_the_form_of_its_number(count: int, noun: str, text: str) -> None:
+    assert plural(count, noun) == text
 
 
 def test_a_table_shows_values_as_they_are_and_not_as_markup() -> None:
@@ -68,7 +60,7 @@ def test_progress_shows_on_a_terminal(
 # ---- questions
 
 
-def test_where_nobody_can_answer_it_takes_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_it_takes_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "is_interactive", lambda: False)
     with pytest.raises(Failure, match=r"It is done. .* no terminal to ask on: give --yes"):
         confirm("It is done", False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -17,37 +16,19 @@ from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.ownership import owner_key
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.cli.shell import fails, fill, manifest_of, ok, records_of, run, topic_of
-
-
-def test_fsck_of_a_sound_queue(url: str) -> None:
-    fill(url, [b"a"], [b"b"])
-    assert (
-        ok("fsck", url).stdout
-        == "2 batches, 2 records checked, 2 bytes of records in 24 bytes of objects\n"
-    )
-    assert json.loads(ok("fsck", url, "--json").stdout) == {
-        "ok": True, "batches": 2, "records": 2, "bytes": 2, "stored_bytes": 24,
-        "problems": [], "notes": [], "partition": "ingest",
-    }  # fmt: skip
-
-
-def test_fsck_lists_the_problems_and_exits_1(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"], [b"b"], [b"c"])
-    first, second, _ = manifest_of(store).entries()
-    store.delete_many([first.location])
-    store.put(second.location, b"garbage")
-    result = run("fsck", url)
-    assert result.exit_code == 1
-    problems = [line for line in result.stdout.splitlines() if line.startswith("problem: ")]
-    assert [first.location in problems[0], second.location in problems[1]] == [True, True]
-    assert result.stderr.startswith("error: 2 problems in the queue")
-    result = run("fsck", url, "--json")
-    assert result.exit_code == 1
-    found = json.loads(result.stdout)
-    assert (found["ok"], [each["sequence"] for each in found["problems"]]) == (False, [0, 1])
+from tests.unit.cli.shell import (
+    bytes_of,
+    fails,
+    fill,
+    json_lines_of,
+    json_of,
+    manifest_of,
+    ok,
+    records_of,
+    run,
+    topic_of,
+)
 
 
 def damage(url: str, store: MemoryStore) -> None:
@@ -64,36 +45,23 @@ def test_repair_skips_batches_that_cannot_be_delivered_and_keeps_copies(
     url: str, store: MemoryStore
 ) -> None:
     damage(url, store)
-    out = ok("fsck", url, "--repair", "--yes").stdout
-    assert "problem: sequence 1" in out
-    assert "repair: sequence 2" in out
-    assert "copied to the quarantine and skipped" in out
-    assert out.splitlines()[-1].startswith("5 batches, 2 records checked")
-    ok("fsck", url)
+    result = ok("fsck", url, "--repair", "--yes", "--json")
+    assert "repair: sequence 2" in result.stderr
+    found = json.loads(result.stdout)
+    assert [(each["sequence"], each["kind"]) for each in found["repaired"]] == [
+        (1, "missing"), (2, "unreadable"), (4, "repeated"),
+    ]  # fmt: skip
+    assert json_of("fsck", url) == {
+        "ok": True, "batches": 5, "records": 2, "bytes": 2, "stored_bytes": 45,
+        "problems": [], "notes": [], "partition": "ingest",
+    }  # fmt: skip
     assert records_of(store) == [b"a", b"d"]
-    reports = [
-        json.loads(line)
-        for line in ok("quarantine", "list", url, "--json").stdout.split("\n")
-        if line
-    ]
+    reports = json_lines_of("quarantine", "list", url)
     assert [(each["sequence"], each["copied_bytes"]) for each in reports][:2] == [(1, None), (2, 7)]
     assert ok("consume", url).stdout == "a\nd\n"
 
 
-def test_repair_in_json_is_one_line_for_scripts(url: str, store: MemoryStore) -> None:
-    damage(url, store)
-    result = ok("fsck", url, "--repair", "--yes", "--json")
-    (line,) = result.stdout.splitlines()
-    found = json.loads(line)
-    assert found["ok"] is True
-    assert [(each["sequence"], each["kind"]) for each in found["repaired"]] == [
-        (1, "missing"), (2, "unreadable"), (4, "repeated"),
-    ]  # fmt: skip
-    assert "repair: sequence 1" in result.stderr
-    assert "repaired" not in json.loads(ok("fsck", url, "--json").stdout)
-
-
-def test_repair_changes_nothing_before_it_is_told_to(url: str, store: MemoryStore) -> None:
+def test_repair_changes_nothing_without_a_yes(url: str, store: MemoryStore) -> None:
     damage(url, store)
     before = store.list("").objects
     result = run("fsck", url, "--repair", "--dry-run")
@@ -109,35 +77,9 @@ def test_repair_changes_nothing_before_it_is_told_to(url: str, store: MemoryStor
     assert store.list("").objects == before
 
 
-def test_fsck_of_a_topic_checks_all_partitions(url: str, store: MemoryStore) -> None:
-    first, _, third = topic_of(url, 3)
-    fill(url, [b"a"], data_path_prefix=first)
-    fill(url, [b"b"], data_path_prefix=third)
-    out = ok("fsck", url).stdout.splitlines()
-    assert [line.split(":")[0] for line in out] == [first, third]
-    store.delete_many([f"{third}/manifest"])
-    result = run("fsck", url)
-    assert result.exit_code == 1
-    assert f"{third}: problem: manifest '{third}/manifest'" in result.stdout
-    assert f"1 problem in the queue with manifest '{third}/manifest'" in result.stderr
-    ok("fsck", url, "--repair", "--yes")
-    assert records_of(store, f"{third}/manifest") == [b"b"]
-
-
-def test_fsck_of_no_queue_says_where_it_looked(url: str, tmp_path: Path) -> None:
-    assert "'ingest/manifest'" in fails("fsck", url, "--repair", "--yes")
-    fails("fsck", str(tmp_path / "typo"), "--repair", "--yes")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 1, 1)])
-def test_who_sits_at_a_terminal_is_asked(
-    url: str,
-    store: MemoryStore,
-    monkeypatch: pytest.MonkeyPatch,
-    answer: str,
-    code: int,
-    left: int,
+def test_at_a_terminal_a_repair_is_confirmed(
+    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, left: int
 ) -> None:
     fill(url, [b"a"])
     store.delete_many([manifest_of(store).entries()[0].location])
@@ -160,23 +102,6 @@ def stuck(url: str, store: MemoryStore) -> str:
     return location
 
 
-def test_a_queue_that_is_stuck_is_freed_as_its_error_says(url: str, store: MemoryStore) -> None:
-    stuck(url, store)
-    result = run("consume", url)
-    assert (result.exit_code, result.stdout) == (1, "a\n")
-    assert f"opendata-buffer skip {url} 1" in result.stderr
-    assert "skipped batch 1" in ok("skip", url, "1").stdout
-    assert ok("consume", url).stdout == "c\n"
-    assert ok("fsck", url).exit_code == 0
-
-
-def test_skip_tells_what_it_did_as_json(url: str, store: MemoryStore) -> None:
-    location = stuck(url, store)
-    found = json.loads(ok("skip", url, "1", "--json").stdout)
-    assert (found["sequence"], found["location"], found["copied_bytes"]) == (1, location, 7)
-    assert found["epoch"] == 1
-
-
 def test_skip_in_a_queue_that_is_not_there_makes_none(url: str, store: MemoryStore) -> None:
     assert "there is no queue" in fails("skip", url, "0")
     assert "there is no queue" in fails("quarantine", "list", url)
@@ -185,14 +110,15 @@ def test_skip_in_a_queue_that_is_not_there_makes_none(url: str, store: MemorySto
 
 
 def test_what_was_skipped_is_listed_and_restored(url: str, store: MemoryStore) -> None:
-    stuck(url, store)
+    location = stuck(url, store)
     assert ok("quarantine", "list", url).stdout == ""
-    ok("skip", url, "1")
+    found = json_of("skip", url, "1")
+    assert (found["sequence"], found["location"], found["copied_bytes"]) == (1, location, 7)
+    assert found["epoch"] == 1
     ok("skip", url, "0", "--force")
     lines = ok("quarantine", "list", url).stdout.splitlines()
     assert [line.split("-")[0] for line in lines] == ["0", "1"]
-    lines = ok("quarantine", "list", url, "--json").stdout.splitlines()
-    reports = [json.loads(line) for line in lines]
+    reports = json_lines_of("quarantine", "list", url)
     assert [report["sequence"] for report in reports] == [0, 1]
     good, bad = (report["id"] for report in reports)
     assert "cannot be read" in fails("quarantine", "restore", url, bad)
@@ -201,7 +127,7 @@ def test_what_was_skipped_is_listed_and_restored(url: str, store: MemoryStore) -
     assert ok("consume", url).stdout == "c\na\n"
 
 
-def test_a_report_that_cannot_be_read_is_told_behind_the_others(
+def test_a_report_that_cannot_be_read_is_an_error_after_the_others(
     url: str, store: MemoryStore
 ) -> None:
     stuck(url, store)
@@ -213,45 +139,21 @@ def test_a_report_that_cannot_be_read_is_told_behind_the_others(
     assert "error: 'ingest/_quarantine/x.json': the report of a batch" in result.stderr
 
 
-def lost(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"], [b"b"], [b"c"])
-    ok("consume", url, "--max-batches", "1")
-    store.delete_many(["ingest/manifest"])
-
-
-def test_f4_a_lost_manifest_is_told_by_every_command_and_rebuilt(
-    url: str, store: MemoryStore
-) -> None:
-    lost(url, store)
-    for command in ("produce", "consume"):
-        assert run(command, url, stdin=b"x\n").exit_code == 1
-    assert "manifest rebuild" in run("fsck", url).stdout
-    assert run("fsck", url).stdout.count("note: unread batch 'ingest/") == 3
-    dry = ok("manifest", "rebuild", url, "--dry-run").stdout
-    assert dry.count("would enqueue ingest/") == 3
-    assert run("fsck", url).exit_code == 1
-    assert ok("manifest", "rebuild", url).stdout.count("enqueued ingest/") == 3
-    # All were written within a millisecond or so: names do not tell their order.
-    assert sorted(ok("consume", url).stdout.split()) == ["a", "b", "c"]
-    assert ok("manifest", "rebuild", url).stdout.startswith("nothing to do")
-
-
-def test_rebuild_tells_what_it_did_as_json(url: str, store: MemoryStore) -> None:
+def test_rebuild_prints_what_it_did_as_json(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"])
     store.put("ingest/manifest", b"garbage")
-    found = json.loads(ok("manifest", "rebuild", url, "--json").stdout)
+    found = json_of("manifest", "rebuild", url)
     assert (len(found["found"]), found["kept"], found["missing"]) == (2, 0, [])
-    got = store.get(found["saved"])
-    assert isinstance(got, Blob)
-    assert got.data == b"garbage"
+    assert bytes_of(store, found["saved"]) == b"garbage"
     assert manifest_of(store).first_sequence == found["first_sequence"]
 
 
 @pytest.mark.parametrize("command", ["produce", "consume"])
-def test_f4_a_queue_starts_over_only_when_it_is_told_to(
+def test_f4_a_queue_starts_over_only_with_recreate(
     url: str, store: MemoryStore, command: str
 ) -> None:
-    lost(url, store)
+    fill(url, [b"a"], [b"b"])
+    store.delete_many(["ingest/manifest"])
     assert run(command, url, stdin=b"x\n").exit_code == 1
     ok(command, url, "--recreate", stdin=b"x\n")
     assert manifest_of(store).first_sequence == 0
@@ -268,15 +170,14 @@ def test_what_lies_before_the_place_leaves_the_queue_and_is_in_the_quarantine(
     assert out[0] == "ingest: dropped 2 batches; the queue begins at sequence 2"
     assert "failOnDataLoss=false" in out[-1]
     assert records_of(store) == [b"c"]
-    lines = ok("quarantine", "list", url, "--json").stdout.splitlines()
-    reports = [json.loads(line) for line in lines]
+    reports = json_lines_of("quarantine", "list", url)
     assert [each["sequence"] for each in reports] == [0, 1]
     assert f"quarantine restore {url} {reports[0]['id']}'" in out[1]
     ok("quarantine", "restore", url, reports[0]["id"])
     assert ok("consume", url).stdout == "c\na\n"
 
 
-def test_seek_changes_nothing_before_it_is_told_to(url: str, store: MemoryStore) -> None:
+def test_seek_changes_nothing_without_a_yes(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"])
     before = store.list("").objects
     out = ok("seek", url, "--to", "latest", "--dry-run").stdout
@@ -305,7 +206,7 @@ def test_seek_fences_the_consumer(url: str) -> None:
     fill(url, [b"a"], [b"b"])
     with Consumer(ConsumerConfig(store=url)) as consumer:
         assert consumer.next_batch() is not None
-        found = json.loads(ok("seek", url, "--to", "1", "--yes", "--json").stdout)
+        found = json_of("seek", url, "--to", "1", "--yes")
         assert (found["dropped"], found["first_sequence"], found["epoch"]) == (1, 1, 2)
         assert len(found["copies"]) == 1
         with pytest.raises(Fenced):
@@ -340,12 +241,12 @@ def test_gc(url: str, store: MemoryStore) -> None:
     dry = ["gc", url, "--grace-period-ms", "0", "--dry-run"]
     before = store.list("").objects
     assert f"would delete {gone}\n" in ok(*dry).stdout
-    found = json.loads(ok(*dry, "--json").stdout)
+    found = json_of(*dry)
     assert found["delete"] == [{"key": gone, "size": 12}]
     assert (found["dry_run"], found["deleted"], found["referenced"]) == (True, 0, 1)
     assert store.list("").objects == before
-    assert json.loads(ok("gc", url, "--json").stdout)["deleted"] == 0  # too young
-    found = json.loads(ok("gc", url, "--grace-period-ms", "0", "--json").stdout)
+    assert json_of("gc", url)["deleted"] == 0  # too young
+    found = json_of("gc", url, "--grace-period-ms", "0")
     assert (found["deleted"], found["failed"], found["dry_run"]) == (1, [], False)
     assert ok("fsck", url).exit_code == 0
 

@@ -9,10 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from opendata_buffer.cli.options import (
-    queue_options,
-    queue_words,
-)
+from opendata_buffer.cli import options
 from opendata_buffer.cli.target import one_queue, target_of
 from opendata_buffer.config import ConsumerConfig, QueueConfig, StoreOptions
 from opendata_buffer.errors import PermanentStorageError
@@ -26,7 +23,7 @@ def config_of(*arguments: str, env: dict[str, str] | None = None) -> QueueConfig
     made: list[QueueConfig] = []
 
     @click.command()
-    @queue_options
+    @options.queue
     def command(**queue: Any) -> None:
         made.append(one_queue(queue).config)
 
@@ -38,10 +35,10 @@ def config_of(*arguments: str, env: dict[str, str] | None = None) -> QueueConfig
 def test_the_attempts_of_a_request_share_the_timeout(timeout_ms: int) -> None:
     config = config_of("memory://x", "--timeout-ms", str(timeout_ms))
     assert config.cas_deadline_ms == timeout_ms
-    options = config.store_options
-    assert options.max_attempts >= 2
-    for each in (options.connect_timeout_ms, options.read_timeout_ms):
-        assert 1 <= each * options.max_attempts <= max(timeout_ms, options.max_attempts)
+    store = config.store_options
+    assert store.max_attempts >= 2
+    for each in (store.connect_timeout_ms, store.read_timeout_ms):
+        assert 1 <= each * store.max_attempts <= max(timeout_ms, store.max_attempts)
 
 
 def test_every_option_has_its_field() -> None:
@@ -65,11 +62,11 @@ ARN = "arn:aws:iam::123456789012:role/buffer"
 
 def test_a_role_comes_from_options_or_from_the_environment() -> None:
     named = ("--role-arn", ARN, "--external-id", "x", "--session-name", "me")
-    options = config_of("s3://bucket", *named).store_options
-    assert (options.role_arn, options.external_id, options.session_name) == (ARN, "x", "me")
+    given = config_of("s3://bucket", *named).store_options
+    assert (given.role_arn, given.external_id, given.session_name) == (ARN, "x", "me")
     environment = {"OPENDATA_BUFFER_ROLE_ARN": ARN, "OPENDATA_BUFFER_EXTERNAL_ID": "x"}
     found = config_of("s3://bucket", "--session-name", "me", env=environment).store_options
-    assert found == options
+    assert found == given
 
 
 def test_no_option_takes_a_key() -> None:
@@ -94,10 +91,10 @@ def test_a_hint_reaches_the_same_queue() -> None:
     words: list[str] = []
 
     @click.command()
-    @queue_options
+    @options.queue
     def command(**queue: Any) -> None:
         one_queue(queue)
-        words.append(queue_words())
+        words.append(options.queue_words())
 
     arguments = ["s3://b", "--anonymous", "--region", "r", "--data-path-prefix", "a b"]
     CliRunner().invoke(command, arguments, catch_exceptions=False)
@@ -121,12 +118,9 @@ def prefixes(url: str, **named: str) -> list[str]:
         return [each.data_path_prefix for each in target.configs()]
 
 
-def test_a_store_without_a_topic_is_one_queue(url: str) -> None:
-    assert prefixes(url) == ["ingest"]
-    assert prefixes(url, data_path_prefix="a") == ["a"]
-
-
 def test_a_topic_is_all_its_partitions_or_the_one_that_is_named(url: str) -> None:
+    assert prefixes(url) == ["ingest"]  # no topic yet
+    assert prefixes(url, data_path_prefix="a") == ["a"]
     topic = Topic.create(url, 2)
     names = topic.description.names
     topic.drain(names[0])
@@ -134,7 +128,7 @@ def test_a_topic_is_all_its_partitions_or_the_one_that_is_named(url: str) -> Non
     assert prefixes(url, partition=names[1]) == names[1:]
 
 
-def test_who_may_not_look_for_a_topic_has_a_queue(
+def test_a_role_that_may_not_read_the_topic_s_key_has_a_queue(
     url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(key: str, **options: object) -> object:

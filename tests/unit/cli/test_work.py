@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from opendata_buffer.errors import ClaimLost, Fenced
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import eventually
-from tests.unit.cli.shell import fails, fill, run
+from tests.unit.cli.shell import Until, fails, fill, run
 
 RUNTIME = SystemRuntime()
 
@@ -48,13 +47,11 @@ class Given:
 class PoolRun:
     """A pool over some batches, stopped once all of them are finished."""
 
-    def __init__(
-        self, shell: str, *batches: Given, parallel: int = 1, max_deliveries: int = 0
-    ) -> None:
+    def __init__(self, shell: str, *batches: Given, max_deliveries: int = 0) -> None:
         self.left = list(batches)
-        self.said: list[str] = []
+        self.printed: list[str] = []
         self.pool = CommandPool(
-            self.claim, ["sh", "-c", shell], parallel, RUNTIME, self.said.append, max_deliveries
+            self.claim, ["sh", "-c", shell], 1, RUNTIME, self.printed.append, max_deliveries
         )
 
     def claim(self, most: int, timeout: float) -> list[Given]:
@@ -64,25 +61,8 @@ class PoolRun:
         return []
 
 
-class Interrupting:
-    """A runtime whose main thread is interrupted once something is so."""
-
-    def __init__(self, when: Callable[[], object]) -> None:
-        self._when = when
-        self._main = threading.get_ident()
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(RUNTIME, name)
-
-    def sleep(self, seconds: float) -> None:
-        if threading.get_ident() == self._main and self._when is not None and self._when():
-            self._when = lambda: False
-            raise KeyboardInterrupt
-        time.sleep(seconds)
-
-
 def run_until(ran: PoolRun, when: Callable[[], object]) -> None:
-    ran.pool._runtime = Interrupting(when)  # type: ignore[assignment]
+    ran.pool.runtime = Until(when)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         ran.pool.run()
 
@@ -96,7 +76,7 @@ def test_exit_code_0_is_done_and_the_command_saw_lines_and_environment(tmp_path:
     run_until(ran, lambda: batch.ended)
     assert batch.ended == ["done"]
     assert (tmp_path / "out").read_bytes() == b"7 ingest/7.batch 3\na\nb\r\n"
-    assert ran.said == []
+    assert ran.printed == []
     eventually(lambda: "1 batch done, 0 released" in ran.pool.summary())
 
 
@@ -106,7 +86,7 @@ def test_anything_else_is_a_release_with_a_pause_and_a_line(shell: str, how: str
     ran = PoolRun(shell, batch)
     run_until(ran, lambda: batch.ended)
     assert batch.ended == [4_000]
-    assert ran.said == [f"batch 7 failed with {how} in delivery 3: delivered again after 4 s"]
+    assert ran.printed == [f"batch 7 failed with {how} in delivery 3: delivered again after 4 s"]
 
 
 def test_the_pause_doubles_up_to_a_minute() -> None:
@@ -121,7 +101,7 @@ def test_the_last_delivery_that_fails_goes_to_the_quarantine_with_its_reason() -
     run_until(ran, lambda: batches[1].ended)
     assert batches[0].ended == [8_000]
     assert batches[1].ended == ["sh ended with exit code 1 in delivery 5"]
-    assert ran.said[1].endswith("it goes to the quarantine")
+    assert ran.printed[1].endswith("it goes to the quarantine")
 
 
 def test_a_command_that_does_not_read_its_input_is_judged_by_its_exit_code() -> None:
@@ -131,12 +111,12 @@ def test_a_command_that_does_not_read_its_input_is_judged_by_its_exit_code() -> 
     assert batch.ended == ["done"]
 
 
-def test_a_lost_claim_is_told_and_work_goes_on() -> None:
+def test_a_lost_claim_is_reported_and_work_continues() -> None:
     lost, batch = Given(0, lost=True), Given(1)
     ran = PoolRun("exit 0", lost, batch)
     run_until(ran, lambda: batch.ended)
     assert (lost.ended, batch.ended) == ([], ["done"])
-    assert ran.said[0].startswith("batch 0 was processed, and comes again")
+    assert ran.printed[0].startswith("batch 0 was processed, and comes again")
 
 
 @pytest.mark.parametrize(
@@ -151,11 +131,11 @@ def test_an_interrupt_ends_the_command_with_its_children_and_gives_the_batch_bac
     run_until(ran, lambda: pid.exists() and pid.read_text())
     eventually(lambda: batch.ended)
     assert batch.ended == [0]
-    assert ran.said == []
+    assert ran.printed == []
     eventually(lambda: not alive_in_group(int(pid.read_text())))
 
 
-def test_a_command_that_starts_while_the_others_are_told_to_end_does_not_outlive_them() -> None:
+def test_a_command_that_starts_while_the_others_are_signalled_does_not_outlive_them() -> None:
     ran = PoolRun("trap '' TERM; sleep 60")
     ran.pool._stopping = True
     assert ran.pool._run(Given(7), b"") == -signal.SIGKILL
@@ -172,7 +152,7 @@ def alive_in_group(group: int) -> bool:
 def test_a_command_that_cannot_be_started_ends_the_work_and_costs_no_batch() -> None:
     batch = Given(7)
     ran = PoolRun("", batch)
-    ran.pool._command = ["/nowhere/command"]
+    ran.pool.command = ["/nowhere/command"]
     with pytest.raises(Failure, match="cannot run '/nowhere/command'"):
         ran.pool.run()
     assert batch.ended == [0]
@@ -184,19 +164,16 @@ def test_an_error_of_the_queue_ends_the_work() -> None:
     def claim(most: int, timeout: float) -> list[Given]:
         raise Fenced("ingest/manifest", 1, 2)
 
-    ran.pool._claim = claim
+    ran.pool.claim = claim
     with pytest.raises(Fenced):
         ran.pool.run()
 
 
-def test_a_mistyped_path_makes_no_queue(url: str, store: MemoryStore) -> None:
-    assert "there is no queue" in fails("work", url, "--", "cat")
-    assert store.list("").objects == ()
-
-
-def test_a_mistyped_command_is_told_before_anything_is_claimed(
+def test_a_mistyped_path_or_command_is_reported_before_anything_is_claimed(
     url: str, store: MemoryStore
 ) -> None:
+    assert "there is no queue" in fails("work", url, "--", "cat")
+    assert store.list("").objects == ()
     fill(url, [b"a"])
     before = store.list("").objects
     assert "there is no command 'cta'" in fails("work", url, "--", "cta")
