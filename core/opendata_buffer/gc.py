@@ -4,10 +4,9 @@ A cycle lists a page of objects, reads the manifest, and deletes the objects tha
 names. What keeps it from deleting a batch that may still be read:
 
 * A batch between its upload and its append is in no manifest. It is not deleted before it is
-  older than the grace period, and its age is the *smallest* of what three clocks say: the
-  writer's, in its name; the store's; and the collector's own. One clock that is wrong makes
-  nothing old (failure F6), and its writer does not append what is older than half of the grace
-  period (failure F5).
+  older than the grace period, by the clock that makes it youngest: the writer's, in its name; the
+  store's; or the collector's (failure F6). Its writer does not append what is older than half of
+  the grace period (failure F5).
 * Clocks that are far apart stop the collection: one of them is wrong, and it is not known which.
 * Each page is listed *before* the manifest is read: what was enqueued in between is in the
   manifest. A page gives up its remaining deletes when its manifest is older than a quarter of
@@ -17,8 +16,7 @@ names. What keeps it from deleting a batch that may still be read:
 * The prefix belongs to this queue (failure F7). A collector of a fenced consumer stops (failure
   F9). A manifest that is not there proves nothing: nothing is deleted (failure F4).
 
-A run may end at any moment. The cursor is saved after each page, so that many short runs together
-see all objects.
+The cursor is saved after each page, so that many short runs together see all objects.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from __future__ import annotations
 import json
 import logging
 import posixpath
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -78,8 +76,8 @@ _CURSOR = Sidecar(
 )
 _PAGE = 10_000  # objects listed, compared with one reading of the manifest, and deleted
 _BULK = 1_000  # the most keys one S3 bulk delete takes; the age of the manifest is checked between
-_LEAST_WINDOW_S = 1.0  # a collector told to wait for nothing may still delete
-_LEAST_TOLERANCE_MS = 5_000  # S3 tells its time in whole seconds, and answers take some
+_LEAST_WINDOW_S = 1.0  # so that a collector without a grace period may delete, too
+_LEAST_TOLERANCE_MS = 5_000  # S3's times are whole seconds, and answers take some
 _STOP_TIMEOUT_S = 60.0
 
 
@@ -88,12 +86,7 @@ class GcCursor:
 
     A job that runs for a minute an hour cannot list a large prefix in one go. It resumes where
     the run before it stopped, and after the last object begins again at the first. The cursor is
-    a hint: a lost or a wrong one makes some objects wait for one more round, and nothing else.
-
-    Args:
-        store: Where the queue lives.
-        config: The queue's data prefix; backoff and deadline of a write.
-        runtime: Clock and jitter.
+    a hint: a lost or a wrong one only makes some objects wait for one more round.
     """
 
     def __init__(self, store: CasStore, config: QueueConfig, runtime: Runtime) -> None:
@@ -130,7 +123,7 @@ class GcCursor:
         if isinstance(outcome, outcomes.Applied):
             self._known = after
         elif isinstance(outcome, outcomes.Vanished):
-            # This CasObject never writes a deleted object again; the next page's does.
+            # A CasObject never writes a deleted object again; a new one does, for the next page.
             self._object = self._opened()
 
     def _opened(self) -> CasObject[str]:
@@ -197,12 +190,9 @@ class GcPlan:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """What the queue holds, as the collector needs it.
+    """The locations of all queued batches, and when the first one was written, if there is one.
 
-    Attributes:
-        locations: Of all queued batches.
-        oldest_ms: When the first of them was written, milliseconds since the Unix epoch; None
-            when the queue is empty.
+    Milliseconds since the Unix epoch.
     """
 
     locations: frozenset[str] = frozenset()
@@ -210,11 +200,7 @@ class Queued:
 
     @classmethod
     def of(cls, manifest: Manifest, oldest_ms: int | None) -> Queued:
-        """What a manifest names.
-
-        Raises:
-            CorruptManifest: The manifest's entries break the format.
-        """
+        """The batches that a manifest names; its entries are decoded strictly."""
         return cls(frozenset(entry.location for entry in manifest.entries()), oldest_ms)
 
 
@@ -224,7 +210,7 @@ def plan(
     """Which objects of a page to delete (OpenData RFC 0001, Garbage Collection, Mechanism).
 
     Args:
-        queued: What a manifest names that was read *after* the page was listed.
+        queued: The batches of a manifest that was read *after* the page was listed.
         page: Objects below the data prefix, and the store's own clock.
         own_ms: The collector's clock before it listed them; milliseconds since the Unix epoch.
         data_path_prefix: The queue's data prefix.
@@ -250,31 +236,28 @@ def plan(
                 waiting += 1
             else:
                 delete.append((compared_ms, info.key, info))
-    made = GcPlan(
-        tuple(info for _, _, info in sorted(delete, key=lambda each: each[:2])),
-        referenced,
-        waiting,
-        ignored,
-    )
-    return without_nested(made, _nested_queues(page.objects, data_path_prefix))
+    orphans = tuple(info for _, _, info in sorted(delete, key=lambda each: each[:2]))
+    nested = [  # folders below the prefix that another queue has claimed for itself
+        posixpath.dirname(info.key) + "/"
+        for info in page.objects
+        if posixpath.basename(info.key) == OWNER_NAME and info.key != owner_key(data_path_prefix)
+    ]
+    return without_nested(GcPlan(orphans, referenced, waiting, ignored), nested)
 
 
 def name_time_ms(location: str) -> int | None:
-    """When a batch was named, by its ULID; None for a name that does not tell.
+    """When a batch was named, by its ULID; None for a name without the batch's own time.
 
     OpenData's Go producer names the run and not the batch: batches of a run that lasts for
-    weeks would all look as old as its first one, and as new as each other.
+    weeks would all look as old as its first one.
     """
     return location_timestamp_ms(location) if location.endswith(".batch") else None
 
 
 def clock_fault(store_ms: int, own_ms: int, grace_ms: int) -> str | None:
-    """Why the clocks do not allow to collect, or None.
+    """Why the store's and the collector's clock do not allow to collect, or None.
 
-    Args:
-        store_ms: The store's clock, milliseconds since the Unix epoch.
-        own_ms: The collector's, at the same moment.
-        grace_ms: The grace period, milliseconds. A quarter of it is tolerated.
+    They may be apart by a quarter of the grace period. All are milliseconds.
     """
     apart_ms = abs(store_ms - own_ms)
     if apart_ms <= max(grace_ms / 4, _LEAST_TOLERANCE_MS):
@@ -300,11 +283,10 @@ def without_nested(made: GcPlan, nested: Collection[str]) -> GcPlan:
 def unlisted_markers(
     made: GcPlan, page: Listing, start_after: str, data_path_prefix: str
 ) -> list[str]:
-    """Keys of owner markers that would keep a planned object, and that the page cannot show.
+    """Keys of owner markers that would keep a planned object, and that may lie outside the page.
 
-    A queue inside the prefix has a marker in its folder. The page that begins behind
-    ``start_after`` shows it if its key lies within the page; the first and the last folder of a
-    page may go on in its neighbours.
+    A queue inside the prefix has a marker in its folder. The page begins behind ``start_after``;
+    its first and its last folder may have objects on the pages beside it.
     """
     end = page.objects[-1].key if page.truncated and page.objects else None
     wanted: set[str] = set()
@@ -316,15 +298,6 @@ def unlisted_markers(
                 wanted.add(marker)
             folder = posixpath.dirname(folder)
     return sorted(wanted)
-
-
-def _nested_queues(objects: Iterable[ObjectInfo], data_path_prefix: str) -> tuple[str, ...]:
-    """Folders below the prefix that another queue has claimed for itself."""
-    return tuple(
-        posixpath.dirname(info.key) + "/"
-        for info in objects
-        if posixpath.basename(info.key) == OWNER_NAME and info.key != owner_key(data_path_prefix)
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +360,7 @@ class GarbageCollector:
         self._task: Task | None = None
         self._seen = 0  # highest next sequence of the manifest so far
         self._cursor = GcCursor(store, config, self._runtime)
-        self._manifest: tuple[str, Manifest] | None = None
+        self._manifest: tuple[str, Manifest] | None = None  # with the version of its object
         self._queued: tuple[Manifest, Queued] | None = None
 
     def run_once(self, *, dry_run: bool = False) -> GcReport:
@@ -400,10 +373,8 @@ class GarbageCollector:
             PrefixConflict: The data prefix belongs to the queue of another manifest (failure
                 F7); nothing was deleted.
             Fenced: Another consumer owns the queue; nothing was deleted since.
-            QueueReset: The manifest went backwards since it was last read; nothing was deleted
-                since.
-            CorruptData: The manifest or the owner marker cannot be read; nothing was deleted
-                since.
+            QueueReset: The manifest went backwards; nothing was deleted since.
+            CorruptData: Manifest or owner marker cannot be read; nothing was deleted since.
             StorageError: The store did not answer; nothing was deleted since. A failed delete
                 does not raise: it is in the report.
         """
@@ -486,12 +457,7 @@ class GarbageCollector:
         return GcReport(made) if dry_run else self._delete(made, read_at)
 
     def _hold_reason(self, manifest: Manifest | None, page: Listing, own_ms: int) -> str | None:
-        """Why nothing of this page may be deleted, whatever it shows.
-
-        Raises:
-            Fenced: Another consumer owns the queue.
-            QueueReset: The manifest went backwards.
-        """
+        """Why nothing of this page may be deleted, or None."""
         path = self._config.manifest_path
         if manifest is None:
             return f"manifest {path!r} does not exist: there is no queue to compare with"

@@ -67,14 +67,9 @@ TROUBLE = (StorageError, Conflict, CommitStateUnknown, FlushFailed)
 
 
 class Node(FaultProxy):
-    """One process's way to the store.
+    """One process's way to the store, which knows nothing more after so many requests.
 
-    Args:
-        name: Of whose life this is one.
-        target: The server.
-        root: Where the queue is.
-        dice: How often something is lost.
-        requests: The last request that anything is known of. It is carried out or not.
+    The last one is carried out or not.
     """
 
     def __init__(
@@ -136,9 +131,7 @@ class Node(FaultProxy):
 class Writer:
     """What a producer writes over all its lives: transactions of two records, or calls.
 
-    Attributes:
-        repeats: Whether a life repeats what the one before was told nothing of.
-        next: The number of the next transaction or call.
+    One that ``repeats`` writes again what the life before it has no answer about.
     """
 
     CALLS = 10

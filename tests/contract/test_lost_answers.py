@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import QueueConfig, StoreOptions
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, Store
+from tests.contract.servers import REAL, store_at
 from tests.http_scripts import FaultProxy
-
-REAL = ["versitygw", "fake-gcs-server", "azurite"]
 
 
 @pytest.fixture(params=REAL)
@@ -22,22 +21,7 @@ def proxied(
 ) -> Iterator[tuple[Store, FaultProxy]]:
     proxy = FaultProxy(real_server(request.param))
     with proxy.running() as url:
-        root = f"lost/{id(proxy)}"
-        store: Store
-        if request.param == "versitygw":
-            from opendata_buffer.stores.s3 import S3Store
-
-            store = S3Store("bucket", root, StoreOptions(endpoint_url=url))
-        elif request.param == "azurite":
-            from opendata_buffer.stores.azure import AzureStore
-
-            account = StoreOptions(endpoint_url=f"{url}/testing")
-            store = AzureStore("container", root, account)
-        else:
-            from opendata_buffer.stores.gcs import GcsStore
-
-            store = GcsStore("bucket", root, StoreOptions(endpoint_url=url))
-        yield store, proxy
+        yield store_at(request.param, url, f"lost/{id(proxy)}"), proxy
 
 
 class Holds:
@@ -82,7 +66,7 @@ def test_f1_a_change_whose_answer_is_lost_is_looked_up_and_made_once(
     proxied: tuple[Store, FaultProxy],
 ) -> None:
     store, proxy = proxied
-    register = CasObject(
+    counter = CasObject(
         store,
         "counter",
         encode=lambda values: ",".join(values).encode(),
@@ -98,8 +82,8 @@ def test_f1_a_change_whose_answer_is_lost_is_looked_up_and_made_once(
         def add(values: list[str] | None, number: int = number) -> list[str]:
             return [*(values or []), str(number)]
 
-        assert isinstance(register.update(add, proof=Holds(str(number))), outcomes.Applied)
-        assert writes(proxy) == before + 1, "a look decides, no second write"
+        assert isinstance(counter.update(add, proof=Holds(str(number))), outcomes.Applied)
+        assert writes(proxy) == before + 1, "a read decides, no second write"
     proxy.lose()
     found = store.get("counter")
     assert isinstance(found, Blob)

@@ -131,18 +131,3 @@ def test_golden_manifest_is_reproduced_from_the_one_before(
     after = change(start, golden)
     check_transition(start, after)
     assert after.raw == (HERE / golden["file"]).read_bytes()
-
-
-def test_all_golden_steps_in_a_row_without_reading_a_file_in_between() -> None:
-    manifest = Manifest.empty()
-    for golden in MANIFESTS:
-        manifest = change(manifest, golden)
-        assert manifest.raw == (HERE / golden["file"]).read_bytes(), golden["step"]
-
-
-def test_single_appends_give_the_bytes_of_one_group() -> None:
-    golden = MANIFESTS[-1]
-    manifest = Manifest.parse((HERE / MANIFESTS[-2]["file"]).read_bytes())
-    for entry in entries_of(golden):
-        manifest = manifest.append([NewEntry(entry.location, entry.metadata)])
-    assert manifest.raw == (HERE / golden["file"]).read_bytes()

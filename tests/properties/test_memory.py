@@ -30,16 +30,14 @@ def peak():
 def footer(kind, count):
     return struct.pack("<BIH", kind, count, 1)
 
-def streamed(mebibytes):
+def streamed(mebibytes, **declared):
     # A frame without content size, made without holding its content.
-    encoder = zstandard.ZstdCompressor(level=3).compressobj()
+    encoder = zstandard.ZstdCompressor(level=3).compressobj(**declared)
     parts = [encoder.compress(bytes(1 << 20)) for _ in range(mebibytes)]
     return b"".join(parts) + encoder.flush()
 
 def sized(mebibytes):
-    encoder = zstandard.ZstdCompressor(level=3).compressobj(size=mebibytes << 20)
-    parts = [encoder.compress(bytes(1 << 20)) for _ in range(mebibytes)]
-    return b"".join(parts) + encoder.flush()
+    return streamed(mebibytes, size=mebibytes << 20)
 
 def rle(blocks):
     block = (128 * 1024) << 3 | 1 << 1

@@ -13,7 +13,7 @@ import pytest
 
 from opendata_buffer.admin.rebuild import GRACE_MS, plan_rebuild
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.isolation import ReadCommitted
+from opendata_buffer.consumer.isolation import ReadCommitted, Replay
 from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import batch_key, parse_location
 from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest
@@ -78,9 +78,7 @@ class History:
         self.committed |= set(parts) if commits else set()
 
     def read(self) -> None:
-        def again(begin: int, end: int) -> list[tuple[int, str]]:
-            return [(each, self.written[each]) for each in range(begin, end)]
-
+        again = replay_of(self.written)
         while self.next < self.manifest.next_sequence and self.random.random() < 0.8:
             for each in self.rule.offer(self.next, self.written[self.next], again):
                 self.delivered.add(self.written[each])
@@ -104,12 +102,13 @@ class History:
         return Listing(tuple(found), self.now_ms)
 
 
+def replay_of(locations: dict[int, str]) -> Replay:
+    return lambda begin, end: [(each, locations[each]) for each in range(begin, end)]
+
+
 def read_all(rule: ReadCommitted, locations: dict[int, str]) -> set[str]:
     """What a reader that knows nothing yet is given, from beginning to end."""
-
-    def again(begin: int, end: int) -> list[tuple[int, str]]:
-        return [(each, locations[each]) for each in range(begin, end)]
-
+    again = replay_of(locations)
     return {
         locations[each]
         for sequence, location in locations.items()

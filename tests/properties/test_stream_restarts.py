@@ -11,6 +11,7 @@ import contextlib
 import json
 import random
 from collections.abc import Iterable
+from uuid import UUID
 
 import pytest
 
@@ -42,6 +43,8 @@ class Crash(Exception):
 class World:
     """A queue with writers, some of which repeat themselves, and what is on record of a query."""
 
+    OPTIONS = {"createIfMissing": "true"}  # noqa: RUF012
+
     def __init__(self, seed: int, *, losses: bool = False) -> None:
         """With ``losses`` some appends land after their objects were collected (failure F5)."""
         self.random = random.Random(seed)
@@ -72,7 +75,8 @@ class World:
             if kind == "late":
                 self._late.append(len(self._transactions))
                 values = [b"late%d" % len(self._late)] * self.random.randint(1, 4)
-                self._append(values, Transaction("app", len(self._transactions)), gone=True)
+                txn = Transaction("app", len(self._transactions))
+                self.put("ingest", values, txn=txn, gone=True)
                 self._transactions.append([])
                 continue
             if kind == "rewrite":
@@ -82,14 +86,14 @@ class World:
                 batch = self.random.randrange(len(self._transactions))
                 if not self._transactions[batch]:
                     continue
-                self._append(self._new(1), None)  # A writer that repeats itself leaves a gap.
-                self._append(self._transactions[batch], Transaction("app", batch))
+                self.put("ingest", self._new(1))  # A writer that repeats itself leaves a gap.
+                self.put("ingest", self._transactions[batch], txn=Transaction("app", batch))
                 continue
             values = self._new(self.random.randint(1, 4))
             if kind == "plain":
-                self._append(values, None)
+                self.put("ingest", values)
             else:
-                self._append(values, Transaction("app", len(self._transactions)))
+                self.put("ingest", values, txn=Transaction("app", len(self._transactions)))
                 self._transactions.append(values)
         self.runtime.advance(self.random.choice(tuple(pauses)))
 
@@ -97,9 +101,9 @@ class World:
         """The writer of a late append sees that its objects are gone, and writes them again."""
         if self._late:
             batch = self._late.pop(0)
-            self._append(self._new(1), None)
+            self.put("ingest", self._new(1))
             self._transactions[batch] = self._new(self.random.randint(1, 4))
-            self._append(self._transactions[batch], Transaction("app", batch))
+            self.put("ingest", self._transactions[batch], txn=Transaction("app", batch))
             self.rewritten += 1
 
     def _new(self, count: int) -> list[bytes]:
@@ -107,17 +111,29 @@ class World:
         self.written += values
         return values
 
-    def _append(self, values: list[bytes], txn: Transaction | None, *, gone: bool = False) -> None:
+    def put(
+        self,
+        prefix: str,
+        values: list[bytes],
+        *,
+        txn: Transaction | None = None,
+        message: UUID | None = None,
+        gone: bool = False,
+    ) -> None:
+        """Append a batch of each value, or an empty one; with ``gone`` without their objects."""
         entries = []
-        for value in values:
-            location = batch_key("ingest", self.runtime.ulid(), txn)
+        for records in [[value] for value in values] or [[]]:
+            location = batch_key(prefix, self.runtime.ulid(), txn, message)
             if not gone:
-                self.store.put(location, encode_batch([value]))
-            entries.append(NewEntry(location, (Metadata(0, 0, value),)))
-        self._queue.append(entries)
+                self.store.put(location, encode_batch(records))
+            entries.append(NewEntry(location, (Metadata(0, 0, b"".join(records)),)))
+        self._queue_of(prefix).append(entries)
+
+    def _queue_of(self, prefix: str) -> Queue:
+        return self._queue
 
     def driver(self) -> MicroBatchStream:
-        options = {"path": "/world", "gcEnabled": "false", "createIfMissing": "true"}
+        options = {"path": "/world", "gcEnabled": "false", **self.OPTIONS}
         if self._losses:
             options["failOnDataLoss"] = "false"
         for name, values in LIMITS.items():
@@ -128,10 +144,13 @@ class World:
     def settle(self) -> None:
         """Nothing is open that a writer had to end."""
 
-    def queued(self) -> int:
+    def manifest(self) -> Manifest:
         got = self.store.get("ingest/manifest")
         assert isinstance(got, Blob)
-        return Manifest.parse(got.data).entry_count
+        return Manifest.parse(got.data)
+
+    def queued(self) -> int:
+        return self.manifest().entry_count
 
     def run(self, triggers: int | None) -> None:
         """A run of a normal query; None: AvailableNow, without crashes or new data, to the end."""
@@ -216,53 +235,40 @@ def test_what_was_gone_and_written_again_is_in_exactly_one_micro_batch() -> None
     assert rewritten > 60
 
 
-def losing_middles(seed: int) -> tuple[list[bytes], list[bytes], int]:
-    """What should be read and what was, where entries vanish from the head of the queue.
-
-    Each transaction is longer than a micro-batch, and somebody takes entries between two runs:
-    a gap inside a transaction.
-    """
-    world = World(seed)
-    expected: list[bytes] = []
-    read_rows: list[bytes] = []
-    torn = 0
-    position: SourceOffset | None = None
-    for batch in range(5):
-        values = [b"%d-%d" % (batch, index) for index in range(5)]
-        world._append(values, Transaction("app", batch))
-        options = {"path": "/world", "gcEnabled": "false", "failOnDataLoss": "false"}
-        options["maxBatchesPerTrigger"] = str(world.random.randint(1, 3))
-        driver = MicroBatchStream(SourceOptions.from_spark(options), world.store, world.runtime)
-        at = 0
-        for _ in range(world.random.randint(0, 2)):
-            end = driver.latest_offset(recorded(position))
-            if end != position:
-                rows = read(driver, position, end)
-                read_rows += rows
-                position, at = end, at + len(rows)
-        expected += values[:at]
-        lost = world.random.randint(0, 5 - at) if at < 5 else 0
-        if lost:
-            got = world.store.get("ingest/manifest")
-            assert isinstance(got, Blob)
-            manifest = Manifest.parse(got.data)
-            through = batch * 5 + at + lost - 1
-            world.store.put("ingest/manifest", manifest.drop_through(through).raw)
-        torn += at > 0 and at + lost < 5 and lost > 0
-        expected += values[at + lost :]
-        driver = MicroBatchStream(SourceOptions.from_spark(options), world.store, world.runtime)
-        while (end := driver.latest_offset(recorded(position))) != position:
-            read_rows += read(driver, position, end)
-            position = end
-    return expected, read_rows, torn
-
-
 def test_a_gap_inside_a_transaction_loses_nothing_that_is_behind_it() -> None:
+    """Each transaction is longer than a micro-batch, and entries vanish between two runs."""
     torn = 0
     for seed in range(40):
-        expected, got, gaps = losing_middles(seed)
-        assert got == expected, f"seed {seed}"
-        torn += gaps
+        world = World(seed)
+        expected: list[bytes] = []
+        found: list[bytes] = []
+        position: SourceOffset | None = None
+        for batch in range(5):
+            values = [b"%d-%d" % (batch, index) for index in range(5)]
+            world.put("ingest", values, txn=Transaction("app", batch))
+            options = {"path": "/world", "gcEnabled": "false", "failOnDataLoss": "false"}
+            options["maxBatchesPerTrigger"] = str(world.random.randint(1, 3))
+            parsed = SourceOptions.from_spark(options)
+            driver = MicroBatchStream(parsed, world.store, world.runtime)
+            at = 0
+            for _ in range(world.random.randint(0, 2)):
+                end = driver.latest_offset(recorded(position))
+                if end != position:
+                    rows = read(driver, position, end)
+                    found += rows
+                    position, at = end, at + len(rows)
+            expected += values[:at]
+            lost = world.random.randint(0, 5 - at) if at < 5 else 0
+            if lost:
+                dropped = world.manifest().drop_through(batch * 5 + at + lost - 1)
+                world.store.put("ingest/manifest", dropped.raw)
+            torn += at > 0 and at + lost < 5 and lost > 0
+            expected += values[at + lost :]
+            driver = MicroBatchStream(parsed, world.store, world.runtime)
+            while (end := driver.latest_offset(recorded(position))) != position:
+                found += read(driver, position, end)
+                position = end
+        assert found == expected, f"seed {seed}"
     assert torn > 10
 
 

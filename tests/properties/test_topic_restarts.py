@@ -14,12 +14,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from buffer_source.micro_batch_stream import MicroBatchStream
-from buffer_source.options import SourceOptions
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.entries import Metadata, NewEntry
-from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.messages.message_ids import (
     ACK_TXN,
     CONTINUE_TXN,
@@ -29,26 +25,17 @@ from opendata_buffer.messages.message_ids import (
 )
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.topic.topic import DRAIN_S, Topic
-from tests.properties.test_stream_restarts import (
-    LIMITS,
-    Crash,
-    World,
-    run_with_a_lagging_log,
-)
+from tests.properties.test_stream_restarts import Crash, World, run_with_a_lagging_log
 
 PARTITIONS = 3
 
 
 @dataclass
 class Open:
-    """A transaction that is being written.
+    """A transaction that is being written: its values by partition, in order.
 
-    Attributes:
-        producer: Of all its messages.
-        clock: Of its last message.
-        parts: Values by partition, in the order they were written.
-        ending: Once it is decided, the clock of its acknowledgements.
-        left: Partitions that have not got theirs.
+    Once it is decided, ``ending`` is the clock of its acknowledgements, and ``left`` are the
+    partitions that have not got theirs.
     """
 
     producer: bytes
@@ -60,6 +47,8 @@ class Open:
 
 class TopicWorld(World):
     """The writers of a topic, and what is on record of a query that reads it."""
+
+    OPTIONS = {}  # noqa: RUF012
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -87,13 +76,6 @@ class TopicWorld(World):
         while self.open:
             self._decide()
 
-    def driver(self) -> MicroBatchStream:
-        options = {"path": "/world", "gcEnabled": "false"}
-        for name, values in LIMITS.items():
-            if self.random.random() < 0.3:
-                options[name] = str(self.random.choice(values))
-        return MicroBatchStream(SourceOptions.from_spark(options), self.store, self.runtime)
-
     def queued(self) -> int:
         manifests = [self._queue_of(name).read() for name in self.topic.read().names]
         return sum(0 if each is None else each.entry_count for each in manifests)
@@ -101,7 +83,7 @@ class TopicWorld(World):
     def _plain(self) -> None:
         values = self._new(self.random.randint(1, 3))
         txn = Transaction("app", len(self.written)) if self.random.random() < 0.5 else None
-        self._put(self._any(), values, txn=txn)
+        self.put(self._any(), values, txn=txn)
 
     def _alone(self) -> None:
         """A message that is in no transaction."""
@@ -140,7 +122,7 @@ class TopicWorld(World):
         for _ in range(self.random.randint(1, len(transaction.left))):
             name = transaction.left.pop(self.random.randrange(len(transaction.left)))
             message = build_uuid(transaction.producer, transaction.ending, ACK_TXN | FINAL)
-            self._put(name, [], message=message)
+            self.put(name, [], message=message)
         if not transaction.left:
             self.open.remove(transaction)
 
@@ -150,7 +132,7 @@ class TopicWorld(World):
         sent = [each for each in self._sent if each[1] in producers]
         if sent:
             name, producer, clock, flags, value = self.random.choice(sent)
-            self._put(name, [value], message=build_uuid(producer, clock, flags))
+            self.put(name, [value], message=build_uuid(producer, clock, flags))
             self.ended["sent again"] += 1
 
     def _change(self) -> None:
@@ -175,18 +157,7 @@ class TopicWorld(World):
 
     def _send(self, name: str, producer: bytes, clock: int, flags: int, value: bytes) -> None:
         self._sent.append((name, producer, clock, flags, value))
-        self._put(name, [value], message=build_uuid(producer, clock, flags))
-
-    def _put(
-        self, name: str, values: list[bytes], *, message: object = None, txn: object = None
-    ) -> None:
-        entries = []
-        for records in [[value] for value in values] or [[]]:
-            location = batch_key(name, self.runtime.ulid(), txn, message)  # type: ignore[arg-type]
-            self.store.put(location, encode_batch(records))
-            payload = records[0] if records else b""
-            entries.append(NewEntry(location, (Metadata(0, 0, payload),)))
-        self._queue_of(name).append(entries)
+        self.put(name, [value], message=build_uuid(producer, clock, flags))
 
     def _queue_of(self, name: str) -> Queue:
         config = Topic.config_of(name, QueueConfig(store="/world"))

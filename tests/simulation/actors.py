@@ -6,8 +6,9 @@ have stored elsewhere (the source's position, the sink's transaction).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import closing
+from typing import TypeVar
 
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
@@ -15,12 +16,11 @@ from buffer_sink.queue_commit import QueueCommitter
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.cursors import BatchDescriptor
-from opendata_buffer.consumer.fetch import ConsumedBatch, FetchHandle
+from opendata_buffer.consumer.fetch import ConsumedBatch
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import (
     CommitStateUnknown,
-    Conflict,
     DataLoss,
     Fenced,
     FlushFailed,
@@ -28,7 +28,6 @@ from opendata_buffer.errors import (
     PoisonBatch,
     QueueFull,
     StorageError,
-    TransientStorageError,
 )
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import Metadata, NewEntry
@@ -38,11 +37,10 @@ from opendata_buffer.producer.handle import WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
-from tests.simulation.world import PREFIX, Node, World
+from tests.simulation.world import PASSING, PREFIX, Node, World
 from tests.support.model import Record
 
-PASSING = (TransientStorageError, Conflict)
-"""What a caller answers with another try."""
+T = TypeVar("T")
 
 FAILURES = (*PASSING, CommitStateUnknown, FlushFailed, QueueFull)
 """What a producer may answer when storage fails for long."""
@@ -64,6 +62,18 @@ def produce(world: World, producer: Producer, records: list[Record]) -> WriteHan
     return producer.produce(entries)
 
 
+def open_producer(world: World, node: Node, config: ProducerConfig) -> Producer:
+    return world.patiently(node, lambda: Producer(config, store=node.store, runtime=node.runtime))
+
+
+def end(world: World, name: str, flush: Callable[[], None]) -> None:
+    """Flush or close a producer, which may say that records were not written."""
+    try:
+        flush()
+    except FlushFailed as error:
+        world.log(f"{name}: {error}")
+
+
 class Counting:
     """Writes so many records, each of them once at most."""
 
@@ -82,8 +92,7 @@ class PlainProducer(Counting):
     """Produces numbers without an identity, and never one of them twice."""
 
     def live(self, node: Node, config: ProducerConfig) -> None:
-        """One process's life."""
-        producer = self._world.patiently(node, lambda: self._open(node, config))
+        producer = open_producer(self._world, node, config)
         while not self.done:
             size = 1 + self._world.draw(3)
             records = [Record(self.name, self._next + n) for n in range(size)]
@@ -91,19 +100,10 @@ class PlainProducer(Counting):
             self._next += size
             watch(self._world, produce(self._world, producer, records), records)
             if self._world.chance(0.1):
-                self._flush(producer.flush)
+                end(self._world, self.name, producer.flush)
             if self._world.chance(0.7):
                 self._world.work(node)
-        self._flush(producer.close)
-
-    def _open(self, node: Node, config: ProducerConfig) -> Producer:
-        return Producer(config, store=node.store, runtime=node.runtime)
-
-    def _flush(self, flush: Callable[[], None]) -> None:
-        try:
-            flush()
-        except FlushFailed as error:
-            self._world.log(f"{self.name}: {error}")
+        end(self._world, self.name, producer.close)
 
 
 class TransactionalProducer:
@@ -130,14 +130,9 @@ class TransactionalProducer:
     def live(self, node: Node, config: ProducerConfig) -> None:
         """One process's life: one producer after the other, until all is durable."""
         while not self.done:
-            producer = self._world.patiently(
-                node, lambda: Producer(config, store=node.store, runtime=node.runtime)
-            )
+            producer = open_producer(self._world, node, config)
             self._produce(node, producer)
-            try:
-                producer.close()
-            except FlushFailed as error:
-                self._world.log(f"{self.name}: {error}")
+            end(self._world, self.name, producer.close)
 
     def _produce(self, node: Node, producer: Producer) -> None:
         for number in range(self._confirmed, self._transactions):
@@ -301,14 +296,14 @@ class Reader:
         self._idle_s = 0.05
 
     def live(self, config: ConsumerConfig, *, hangs: bool = False) -> None:
-        """From the claim of the queue to the fence.
-
-        Args:
-            config: Settings of the consumer.
-            hangs: Never look at the queue again; only the collector goes on.
-        """
+        """From the claim of the queue to the fence; one that ``hangs`` reads nothing, and only
+        its collector goes on."""
         try:
-            consumer = self._world.patiently(self._node, lambda: self._claim(config))
+            consumer = self._until_done(
+                lambda: Consumer(
+                    config, self._position, store=self._node.store, runtime=self._node.runtime
+                )
+            )
         except DataLoss as error:
             if self._model.sink.position == self._position:
                 self._world.fail(error)
@@ -324,9 +319,6 @@ class Reader:
             consumer.close()
         except (Fenced, *PASSING) as error:
             self._world.log(f"{self._node.name}: closed without acknowledging: {error}")
-
-    def _claim(self, config: ConsumerConfig) -> Consumer:
-        return Consumer(config, self._position, store=self._node.store, runtime=self._node.runtime)
 
     def _serial(self, consumer: Consumer) -> None:
         while True:
@@ -360,7 +352,13 @@ class Reader:
                 if not pending:
                     self._idle()
                     continue
-                batches = self._fetch(handle, pending)
+                batches = fetch_many(
+                    handle.fetch,
+                    list(pending),
+                    concurrency=1 + self._world.draw(4),
+                    max_in_flight_bytes=1_000_000,
+                    runtime=self._node.runtime,
+                )
                 with closing(batches):
                     for batch in batches:
                         if not self._deliver(batch):
@@ -373,20 +371,8 @@ class Reader:
                     return
                 pending.pop(0)
 
-    def _fetch(
-        self, handle: FetchHandle, pending: list[BatchDescriptor]
-    ) -> Generator[ConsumedBatch, None, None]:
-        # A generator of our own: fetch_many returns a mere map() for a single batch.
-        yield from fetch_many(
-            handle.fetch,
-            list(pending),
-            concurrency=1 + self._world.draw(4),
-            max_in_flight_bytes=1_000_000,
-            runtime=self._node.runtime,
-        )
-
-    def _until_done(self, call: Callable[[], object]) -> None:
-        self._world.patiently(self._node, call)
+    def _until_done(self, call: Callable[[], T]) -> T:
+        return self._world.patiently(self._node, call)
 
     def _idle(self) -> None:
         self._node.runtime.sleep(self._idle_s)

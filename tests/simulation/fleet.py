@@ -49,25 +49,13 @@ STANDSTILL_S = 150.0
 
 @dataclass(eq=False)
 class Member:
-    """One process.
-
-    Attributes:
-        name: Of the role it plays; a successor has the same.
-        troubled_at: When something was last done to it, or is still being done.
-    """
+    """One process. Its ``name`` is that of its role, which a successor takes over."""
 
     name: str
     runtime: SimRuntime
     store: FaultyStore
     troubled_at: float = float("-inf")
-
-
-@dataclass(eq=False)
-class Holding:
-    """A worker has a batch."""
-
-    member: Member
-    since: float
+    """Until when something is done to it."""
 
 
 @dataclass
@@ -107,7 +95,8 @@ class Fleet:
         )
         self.director = self.simulation.process("director")
         self.members: list[Member] = []
-        self.holding: dict[int, Holding] = {}
+        self.holding: dict[int, tuple[Member, float]] = {}
+        """Of each batch in work the worker, and since when."""
         self.claims: dict[int, float] = {}
         self.taken: set[int] = set()
         self.tasks: list[SimTask] = []
@@ -137,7 +126,8 @@ class Fleet:
         network = self.network.of(runtime)
         config = ProducerConfig(store=STORE, cas_deadline_ms=10_000)
         host = LeaderElection(member.store, config, runtime, network)
-        self._await(runtime, lambda: self.ended)
+        while not self.ended:
+            runtime.sleep(2)
         host.stop(5)
 
     def produce(self, member: Member) -> None:
@@ -218,12 +208,12 @@ class Fleet:
         holding = self.holding.get(sequence)
         if self.done[sequence]:
             self.simulation.fail(f"batch {sequence} is handed out and was done")
-        if holding is not None and holding.member.troubled_at < holding.since:
+        if holding is not None and holding[0].troubled_at < holding[1]:
             self.simulation.fail(
                 f"batch {sequence} goes to {member.runtime.name} while "
-                f"{holding.member.runtime.name} has it since {holding.since:.3f}"
+                f"{holding[0].runtime.name} has it since {holding[1]:.3f}"
             )
-        self.holding[sequence] = Holding(member, now)
+        self.holding[sequence] = member, now
 
     def _finish(self, batch: ClaimedBatch, member: Member) -> None:
         # Now and then longer than a claim lasts without a heartbeat.
@@ -252,8 +242,8 @@ class Fleet:
                 # Asked before, and no broker answered for as long as a claim lasts: nobody knows.
                 if (
                     holding is not None
-                    and holding.member is member
-                    and member.troubled_at < holding.since
+                    and holding[0] is member
+                    and member.troubled_at < holding[1]
                     and not batch._claim.asked
                     and ends
                     and not self.fences
@@ -266,7 +256,7 @@ class Fleet:
 
     def _let_go(self, batch: ClaimedBatch, member: Member) -> None:
         holding = self.holding.get(batch.sequence)
-        if holding is not None and holding.member is member:
+        if holding is not None and holding[0] is member:
             del self.holding[batch.sequence]
 
     def fence(self, member: Member) -> None:
@@ -316,7 +306,7 @@ class Fleet:
             self.simulation.log(f"outage of the store for {name} for {seconds:.1f} s")
             self._trouble(victim, seconds)
             victim.store.plan = replace(self.plan, get_errors=1.0, cas_lost_after=1.0)
-            self._later(seconds, lambda: self._mend(victim))
+            self._later(seconds, lambda: setattr(victim.store, "plan", self.plan))
         elif deed == "clock":
             self._trouble(victim, 0)
             victim.runtime.clock_skew_ms = self.random.randrange(-900_000, 900_000)
@@ -339,13 +329,6 @@ class Fleet:
             work()
 
         self.director.spawn(wait, "later")
-
-    def _mend(self, victim: Member) -> None:
-        victim.store.plan = self.plan
-
-    def _await(self, runtime: SimRuntime, until: Callable[[], bool]) -> None:
-        while not until():
-            runtime.sleep(2)
 
     def _patiently(self, runtime: SimRuntime, make: Callable[[], Producer]) -> Producer:
         while True:
@@ -404,7 +387,7 @@ class Fleet:
             elif self.simulation.now > until:
                 self.simulation.fail(
                     f"nothing was done for {STANDSTILL_S:g} s: {self.store.manifest}, held by "
-                    f"{[(k, v.member.runtime.name) for k, v in self.holding.items()]}"
+                    f"{[(k, member.runtime.name) for k, (member, _) in self.holding.items()]}"
                 )
             self.director.sleep(1)
 

@@ -4,38 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.cursors import Position
-from opendata_buffer.errors import (
-    CommitStateUnknown,
-    Conflict,
-    FlushFailed,
-    QueueReset,
-    TransientStorageError,
-)
+from opendata_buffer.errors import QueueReset
 from opendata_buffer.producer.producer import Producer
+from tests.simulation.actors import FAILURES
 from tests.simulation.scenario import simulate
 from tests.simulation.world import MANIFEST, Node, World
 from tests.support.model import Record
 
 SHARE = 0.5
 """Of the seeds; see conftest.py."""
-
-T = TypeVar("T")
-PASSING = (TransientStorageError, Conflict, CommitStateUnknown)
-
-
-def insist(world: World, node: Node, call: Callable[[], T]) -> T:
-    """Try again also what may have been done already: a record more is no harm here."""
-    while True:
-        try:
-            return call()
-        except (*PASSING, FlushFailed) as error:
-            world.log(f"{node.name}: {error}")
-            node.runtime.sleep(1)
 
 
 def until_reset(world: World, node: Node, call: Callable[[], object]) -> None:
@@ -47,7 +28,7 @@ def until_reset(world: World, node: Node, call: Callable[[], object]) -> None:
         except QueueReset as error:
             world.log(f"{node.name}: {error}")
             return
-        except (*PASSING, FlushFailed) as error:
+        except FAILURES as error:
             world.log(f"{node.name}: {error}")
         node.runtime.sleep(world.uniform(0.1, 5))
     world.fail(f"{node.name} never noticed that the manifest is gone")
@@ -67,16 +48,18 @@ def lose_and_start_over(world: World) -> None:
     def consumer(config: ConsumerConfig, position: Position | None = None) -> Consumer:
         return Consumer(config, position, store=consuming.store, runtime=consuming.runtime)
 
-    first = insist(world, producing, producer)
+    first = world.patiently(producing, producer, FAILURES)
     count = 3 + world.draw(10)
     for number in range(count):
-        insist(world, producing, lambda number=number: write(world, first, Record("old", number)))
-    reader = insist(world, consuming, lambda: consumer(world.consumer_config()))
+        world.patiently(
+            producing, lambda number=number: write(first, Record("old", number)), FAILURES
+        )
+    reader = world.patiently(consuming, lambda: consumer(world.consumer_config()), FAILURES)
     taken = read(world, consuming, reader, 1 + world.draw(count - 1))
     position = reader.position_of(taken)
     # The marker notes how far the manifest is seldom: let it.
-    insist(world, producing, lambda: write(world, first, Record("old", count)))
-    insist(world, consuming, reader.flush)
+    world.patiently(producing, lambda: write(first, Record("old", count)), FAILURES)
+    world.patiently(consuming, reader.flush, FAILURES)
     world.director.sleep(world.uniform(30, 300))
     waiting = {entry.location for entry in world.model.manifest.entries()}
     if not waiting:
@@ -84,7 +67,7 @@ def lose_and_start_over(world: World) -> None:
 
     world.memory.delete_many([MANIFEST])
     world.log("the manifest is lost")
-    until_reset(world, producing, lambda: write(world, first, Record("void", 0)))
+    until_reset(world, producing, lambda: write(first, Record("void", 0)))
     until_reset(world, consuming, reader.next_batch)
     for make in (producer, lambda: consumer(world.consumer_config(), position)):
         until_reset(world, producing, make)
@@ -103,7 +86,7 @@ def lose_and_start_over(world: World) -> None:
         replace(config, recreate=True), store=restarted.store, runtime=restarted.runtime
     )
     for number in range(count + 5):
-        write(world, again, Record("new", number))
+        write(again, Record("new", number))
     # Its sequences have passed the old position, which only the queue's id can tell.
     if world.model.manifest.next_sequence <= position.sequence:
         world.fail("the new queue is too short to be mistaken for the old one")
@@ -116,7 +99,7 @@ def lose_and_start_over(world: World) -> None:
         world.fail(f"the new queue holds {got}")
 
 
-def write(world: World, producer: Producer, record: Record) -> None:
+def write(producer: Producer, record: Record) -> None:
     producer.produce([record.encode()]).watcher.await_durable()
 
 
@@ -124,12 +107,12 @@ def read(world: World, node: Node, reader: Consumer, count: int) -> int:
     """Take so many batches and acknowledge them; returns the last one's sequence."""
     last = -1
     for _ in range(count):
-        batch = insist(world, node, reader.next_batch)
+        batch = world.patiently(node, reader.next_batch, FAILURES)
         if batch is None:
             break
         last = batch.sequence
         world.model.sink.position = last
-        insist(world, node, lambda last=last: reader.ack(last))
+        world.patiently(node, lambda last=last: reader.ack(last), FAILURES)
     return last
 
 

@@ -18,6 +18,9 @@ from tests.support.simulation import Dice, SimRuntime, SimTask, Simulation
 
 T = TypeVar("T")
 
+PASSING = (TransientStorageError, Conflict)
+"""What a caller answers with another try."""
+
 PREFIX = "ingest"
 MANIFEST = "ingest/manifest"
 MAX_SKEW_MS = 15 * 60 * 1000
@@ -29,12 +32,8 @@ DRAIN_S = 6 * 3600.0
 class Node:
     """One process of the deployment and its way to the store.
 
-    Attributes:
-        name: Unique.
-        runtime: Its threads and clocks.
-        store: Its network.
-        sleeps: Its machine stops the monotonic clock when it is paused. The wall clock of such
-            a one does not jump: with both clocks wrong nobody can tell how much time passed.
+    A machine that ``sleeps`` stops the monotonic clock when it is paused. Its wall clock does not
+    jump: with both clocks wrong the process cannot find out how much time passed.
     """
 
     name: str
@@ -46,16 +45,9 @@ class Node:
 class World(Dice):
     """A deployment whose every choice comes from the seed.
 
-    Attributes:
-        grace_s: The collector's grace period, seconds.
-        plan: The faults of every process's network.
-        torments: What is done to processes at random times.
-        ambushes: Chance that a process is hit just when a request of it arrives.
-        ambushed: Those requests.
-        ambush_pause_s: Shortest and longest pause in an ambush; default 0 to 2.5 grace periods.
-        idle_s: Longest usual time between two calls of an actor.
-        write_s: How far ahead of time a sink names its batches, seconds.
-        calm: Set when faults are healed and nobody is killed or paused any more.
+    ``torments`` are done to processes at random times. ``ambushes`` is the chance that a process
+    is paused or killed just when one of the ``ambushed`` requests arrives. When all is ``calm``,
+    faults are healed and no process is killed or paused any more.
     """
 
     def __init__(self, seed: int) -> None:
@@ -63,8 +55,11 @@ class World(Dice):
         self.ambushes = 0.01
         self.ambushed: tuple[str, ...] = ("put", "put_if", "list", "delete")
         self.ambush_pause_s: tuple[float, float] | None = None
+        """Shortest and longest; default 0 to 2.5 grace periods."""
         self.idle_s = 0.3
+        """Longest usual time between two calls of an actor."""
         self.write_s = 0.0
+        """How far ahead of time a sink names its batches, seconds."""
         self.simulation = Simulation(seed)
         self.model = DeliveryModel(self.simulation.fail, PREFIX, MANIFEST)
         self.store_skew_ms = 0
@@ -125,12 +120,14 @@ class World(Dice):
         self._nodes.append(node)
         return node
 
-    def patiently(self, node: Node, call: Callable[[], T]) -> T:
+    def patiently(
+        self, node: Node, call: Callable[[], T], failures: tuple[type[Exception], ...] = PASSING
+    ) -> T:
         """Try again while storage does not answer."""
         while True:
             try:
                 return call()
-            except (TransientStorageError, Conflict) as error:
+            except failures as error:
                 self.log(f"{node.name}: {error}")
                 node.runtime.sleep(1)
 
@@ -169,9 +166,9 @@ class World(Dice):
     def _clock_error_ms(self) -> int:
         """How far the clock of a process is ahead: up to 15 minutes either way."""
         skew_ms = self.draw(2 * MAX_SKEW_MS) - MAX_SKEW_MS
-        return -skew_ms if self._is_vouched_for(skew_ms) else skew_ms
+        return -skew_ms if self._agrees_with_wrong_dates(skew_ms) else skew_ms
 
-    def _is_vouched_for(self, skew_ms: int) -> bool:
+    def _agrees_with_wrong_dates(self, skew_ms: int) -> bool:
         """Whether the store's wrong dates would confirm to a process that its clock is right.
 
         Both ahead and about alike, they make a collector take young objects for old ones, and

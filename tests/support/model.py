@@ -1,14 +1,14 @@
-"""What a queue owes its users, as a list and a dictionary, checked after every change. Pure.
+"""The promises of a queue, as a list and a dictionary, checked after every change.
 
-:class:`DeliveryModel` is told every change of the store, with the process that made it, by
-:class:`~.watched_store.WatchedStore`. :class:`Sink` is the transactional system a consumer writes
-to.
+:class:`WatchedStore` passes every change of the store, with the process that made it, to the
+:class:`DeliveryModel`. :class:`Sink` is the transactional system a consumer writes to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from opendata_buffer import outcomes
 from opendata_buffer.errors import CorruptManifest
@@ -37,25 +37,18 @@ class Record:
     number: int
 
     def encode(self) -> bytes:
-        """The entry's bytes."""
         return f"{self.producer}:{self.number}".encode()
 
     @classmethod
     def decode(cls, entry: bytes) -> Record:
-        """From the entry's bytes."""
         producer, _, number = entry.decode().rpartition(":")
         return cls(producer, int(number))
 
 
 @dataclass
 class Sink:
-    """A system with transactions: position, filter state and records change together.
-
-    Attributes:
-        position: Sequence of the last batch written; None at first.
-        state: Whatever the consumer keeps beside its position.
-        records: All that was written, in order.
-    """
+    """A system with transactions: the sequence of the last batch, the reader's own state and all
+    records so far change together."""
 
     position: int | None = None
     state: str | None = None
@@ -78,13 +71,7 @@ class Sink:
 
 
 class DeliveryModel:
-    """The rules, and what is known to check them.
-
-    Args:
-        fail: Called with the first broken rule; does not return.
-        prefix: The queue's data prefix.
-        manifest_path: The queue's manifest.
-    """
+    """The rules, and what is known to check them; ``fail`` is called with the first broken one."""
 
     def __init__(self, fail: Callable[[str], object], prefix: str, manifest_path: str) -> None:
         self._fail = fail
@@ -111,10 +98,9 @@ class DeliveryModel:
         self._skipped: dict[Record, list[int]] = {}
         self._plain: set[Record] = set()
 
-    # What the store tells.
+    # Changes of the store.
 
     def manifest_written(self, process: str, raw: bytes) -> None:
-        """A manifest write landed."""
         before, self.counts["manifest writes"] = self.manifest, self.counts["manifest writes"] + 1
         try:
             after = Manifest.parse(raw)
@@ -160,12 +146,10 @@ class DeliveryModel:
         self._seen.clear()
 
     def object_written(self, key: str, data: bytes) -> None:
-        """An object was written, for the first time or again."""
         self.lost.discard(key)
         self._written[key] = [Record.decode(entry) for entry in decode_batch(data)]
 
     def object_deleted(self, process: str, key: str) -> None:
-        """An object was deleted."""
         if parse_location(key, self._prefix) is None:
             self._fail(f"{process} deleted {key}, which is no batch")
         self.counts["collected"] += 1
@@ -179,14 +163,13 @@ class DeliveryModel:
             # It can land after the collector looked; then nobody may ever call it durable.
             self.counts["lost unacknowledged"] += 1
 
-    # What the actors tell.
+    # Reports of the actors.
 
     def produced_plain(self, records: Iterable[Record]) -> None:
         """These are about to be produced without metadata; all others have some."""
         self._plain.update(records)
 
     def reported_durable(self, records: Iterable[Record], sequence: int, location: str) -> None:
-        """A handle said so."""
         if location in self.lost:
             self._fail(f"{location} is reported durable after it was deleted unread")
         if self.sequences.get(location) != sequence:
@@ -304,19 +287,12 @@ class DeliveryModel:
 
 
 class WatchedStore:
-    """One process's way to the shared store: a scheduling point before and after each access,
-    and every change told to the model.
+    """One process's way to the shared store, with a scheduling point before and after each access.
 
-    Between the two points an access is atomic, as on an object store. A process killed before
-    the first one has written nothing; killed at the second one it has, and never learns it.
-
-    Args:
-        inner: The shared store.
-        simulation: Where the scheduling points are.
-        model: What is told.
-        process: Who is at the store.
-        on_access: Called with operation and key when an access is about to take effect: the
-            place for a pause or a kill that random times would hardly ever hit.
+    Between the two points an access is atomic, as on an object store. A process killed at the
+    first one has written nothing; killed at the second one it has, and never learns it.
+    ``on_access`` is called with operation and key before an access takes effect, for a pause or a
+    kill that random times would hardly ever hit.
     """
 
     def __init__(
@@ -338,18 +314,9 @@ class WatchedStore:
     def url(self) -> str:
         return self._inner.url
 
-    def get(
-        self,
-        key: str,
-        *,
-        if_changed: str | None = None,
-        byte_range: tuple[int, int] | None = None,
-        max_bytes: int | None = None,
-    ) -> Blob | NotModified:
+    def get(self, key: str, **options: Any) -> Blob | NotModified:
         self._begin("get", key)
-        found = self._inner.get(
-            key, if_changed=if_changed, byte_range=byte_range, max_bytes=max_bytes
-        )
+        found = self._inner.get(key, **options)
         self._simulation.checkpoint()
         return found
 
@@ -372,9 +339,9 @@ class WatchedStore:
     def check_conditional_writes(self, near: str) -> None:
         self._inner.check_conditional_writes(near)
 
-    def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
+    def list(self, prefix: str, **options: Any) -> Listing:
         self._begin("list", prefix)
-        listing = self._inner.list(prefix, start_after=start_after, limit=limit)
+        listing = self._inner.list(prefix, **options)
         self._simulation.checkpoint()
         return listing
 

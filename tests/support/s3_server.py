@@ -7,8 +7,7 @@
         server.inject(Fault(Answer.CLOSE), method="PUT")
         store.put_if("key", b"bytes", ABSENT)  # Unknown: applied, and then nobody answered
 
-It speaks what this library uses: objects with conditions and ranges, listing, bulk deletion.
-Signatures are not checked, but boto3 wants credentials to make them: set any.
+Signatures are not checked, but boto3 needs some credentials to make them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from datetime import UTC, datetime
 from email.utils import formatdate
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from urllib.parse import parse_qs, quote_plus, unquote, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
@@ -49,13 +47,7 @@ class Answer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong with one request.
-
-    Attributes:
-        answer: An HTTP status such as 500, or an :class:`Answer`.
-        applied: Whether the request is carried out before that.
-        code: S3's error code in the body of a status.
-    """
+    """An HTTP status with S3's ``code``, or an :class:`Answer`; the request may be ``applied``."""
 
     answer: int | Answer
     applied: bool = True
@@ -64,8 +56,6 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request that arrived."""
-
     method: str
     key: str
     query: dict[str, list[str]]
@@ -89,12 +79,8 @@ class _Reply:
 class S3Server:
     """The server; a context manager that listens on a free port of 127.0.0.1.
 
-    Args:
-        bucket: The one bucket there is.
-        now_ms: The store's clock, milliseconds since the epoch.
-        page_size: Objects of one page of a listing.
-        ignored_conditions: Request headers, in lower case, that are ignored, as stores do that
-            only look like S3: ``if-match``, ``if-none-match`` (failure F12).
+    It has one bucket. Stores that only look like S3 ignore conditions: the ``ignored_conditions``
+    are ``if-match``, ``if-none-match`` or both (failure F12).
     """
 
     def __init__(
@@ -109,9 +95,6 @@ class S3Server:
         self.page_size = page_size
         self.ignored_conditions = ignored_conditions
         self.requests: list[Request] = []
-        """All requests, in order of arrival."""
-        self.sends_date = True
-        """Whether answers carry a ``Date`` header."""
         self._now_ms = now_ms if now_ms is not None else SystemRuntime().now_ms
         self._objects: dict[str, _Object] = {}
         self._faults: list[tuple[str, str, str, Fault]] = []
@@ -127,12 +110,10 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        """The URL for ``StoreOptions(endpoint_url=...)``."""
         return f"http://127.0.0.1:{self._http.server_address[1]}"
 
     @property
     def url(self) -> str:
-        """The URL for ``open_store``."""
         return f"s3://{self.bucket}"
 
     def __enter__(self) -> S3Server:
@@ -141,12 +122,7 @@ class S3Server:
         )
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._http.shutdown()
         self._thread.join()
@@ -155,15 +131,8 @@ class S3Server:
     def inject(
         self, fault: Fault, *, method: str = "PUT", key: str = "", ends: str = "", times: int = 1
     ) -> None:
-        """Let the next ``times`` requests of a kind fail.
-
-        Args:
-            fault: How.
-            method: Of the requests.
-            key: What their keys contain.
-            ends: What their keys end with: ``manifest`` and not the probes beside it.
-            times: How many.
-        """
+        """Let the next ``times`` requests fail whose key contains ``key``, and ends with ``ends``:
+        ``manifest`` and not the probes beside it."""
         with self._lock:
             self._faults.extend([(method, key, ends, fault)] * times)
 
@@ -249,12 +218,11 @@ class S3Server:
         return _Reply(206, part, headers)
 
     def _conditions(self, request: Request) -> tuple[str | None, str | None]:
-        kept = {
-            name: value
-            for name, value in request.headers.items()
-            if name not in self.ignored_conditions
-        }
-        return kept.get("if-match"), kept.get("if-none-match")
+        names = ("if-match", "if-none-match")
+        matches, none_match = (
+            None if name in self.ignored_conditions else request.headers.get(name) for name in names
+        )
+        return matches, none_match
 
     def _list(self, request: Request) -> _Reply:
         (prefix,) = request.query.get("prefix", [""])
@@ -339,8 +307,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _reply(self, reply: _Reply, sent: int | None = None) -> None:
         self.send_response_only(reply.status)
-        if self.s3.sends_date:
-            self.send_header("Date", formatdate(self.s3._now_ms() / 1000, usegmt=True))
+        self.send_header("Date", formatdate(self.s3._now_ms() / 1000, usegmt=True))
         for name, value in reply.headers.items():
             self.send_header(name, value)
         if reply.status not in (204, 304):

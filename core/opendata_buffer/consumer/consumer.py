@@ -30,7 +30,7 @@ from opendata_buffer.consumer.fetch import ConsumedBatch, FetchHandle
 from opendata_buffer.errors import Closed, InvalidInput, OpenDataBufferError, QueueReset
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.queue.cas import LAST_LOOK_S
+from opendata_buffer.queue.cas import LAST_READ_S
 from opendata_buffer.queue.consumer_info import write_consumer_info
 from opendata_buffer.queue.ownership import claim_for_writing, owner_key
 from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
@@ -62,10 +62,9 @@ class Consumer(Closeable):
     rolled back ones as any others, and their acknowledgements as empty batches. A
     :class:`.TopicConsumer` delivers what is committed.
 
-    After any error of a method nothing is changed, and the call can be repeated. Besides the
-    errors they name, methods raise ``Closed`` after :meth:`close`, and those that read or write
-    the manifest ``Fenced`` when another consumer owns the queue, ``CorruptManifest``,
-    ``QueueReset``, or ``StorageError`` when the store did not answer.
+    After any error of a method nothing is changed, and the call can be repeated. All methods raise
+    ``Closed`` after :meth:`close`; those that read or write the manifest raise ``Fenced`` when
+    another consumer owns the queue, ``CorruptManifest``, ``QueueReset`` or ``StorageError``.
 
     Args:
         config: Where the queue is, and how to read it.
@@ -115,8 +114,7 @@ class Consumer(Closeable):
         start = None if last_acked_sequence is None else Position.of(last_acked_sequence)
 
         with self._deadline():
-            # Before the epoch: a consumer with the wrong configuration must not fence the right
-            # one.
+            # First, so that a consumer with the wrong configuration does not fence the right one.
             if queue is None:
                 claim = claim_for_writing(opened, config, runtime=self._runtime)
                 queue = Queue(
@@ -128,7 +126,6 @@ class Consumer(Closeable):
                     open_pause=open_pause,
                 )
             self._queue = queue
-            self._queue_id = queue.queue_id
             last_acked = None if start is None else self._sequence_of(start, opened.url)
             manifest = self._queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
             write_consumer_info(opened, config, self._runtime, manifest.epoch, program=program)
@@ -137,14 +134,13 @@ class Consumer(Closeable):
         # An empty queue, too, knows its next sequence: whatever is missing between here and the
         # first batch handed out was lost (failure F28).
         self._cursors = Cursors.at(manifest.first_sequence)
-        if last_acked is not None and manifest.first_sequence > last_acked + 1:
-            warn_data_loss(config.manifest_path, last_acked + 1, manifest.first_sequence)
         first = manifest.first_sequence
+        if last_acked is not None and first > last_acked + 1:
+            warn_data_loss(config.manifest_path, last_acked + 1, first)
         log.info("epoch %d owns %s, reads from %d", self._epoch, config.manifest_path, first)
 
-        self._where = {"queue": metrics.queue_label(opened.url, config.manifest_path)}
-        metrics.consumer_lag_seconds.watch(self, Consumer._lag_s, self._where)
-        metrics.oldest_unacked_seconds.watch(self, Consumer._unacked_s, self._where)
+        metrics.consumer_lag_seconds.watch(self, Consumer._lag_s, queue.labels)
+        metrics.oldest_unacked_seconds.watch(self, Consumer._unacked_s, queue.labels)
 
         self._gc: GarbageCollector | None = None
         if config.gc.enabled:
@@ -167,7 +163,7 @@ class Consumer(Closeable):
 
     def position_of(self, sequence: int) -> Position:
         """The position of a batch of this queue, to be saved beside its records."""
-        return Position(self._queue_id, sequence)
+        return Position(self._queue.queue_id, sequence)
 
     @property
     def last_acked_sequence(self) -> int | None:
@@ -263,9 +259,7 @@ class Consumer(Closeable):
             raise InvalidInput(f"max is {max!r}: a number of descriptors is not negative")
         with self._lock:
             self._check_open()
-            if max == 0:
-                return []
-            found = self._peek(max)
+            found = self._peek(max) if max else []
             if found:
                 self._hand_out(found)
             return found
@@ -360,7 +354,7 @@ class Consumer(Closeable):
 
         Raises:
             Fenced: There was something to write and another consumer owns the queue.
-            Conflict, QueueReset, CorruptManifest, StorageError: The manifest was not written.
+            Conflict: The manifest was not written: other writers won each time.
         """
         with self._lock:
             if self._closed:
@@ -384,10 +378,11 @@ class Consumer(Closeable):
 
     def _sequence_of(self, position: Position, url: str) -> int:
         """The sequence of a position, if it is one of this queue."""
-        if position.queue_id and self._queue_id and position.queue_id != self._queue_id:
+        own = self._queue.queue_id
+        if position.queue_id and own and position.queue_id != own:
             raise QueueReset(
                 f"cannot resume after {position}: manifest {self._queue.key!r} in {url} belongs to "
-                f"queue {self._queue_id}. The store or the prefix was changed, or the queue was "
+                f"queue {own}. The store or the prefix was changed, or the queue was "
                 "deleted and made again. Start without a position to read what is queued now. If "
                 f"only {owner_key(self._config.data_path_prefix)!r} was lost, write the old id "
                 "back into it."
@@ -404,9 +399,9 @@ class Consumer(Closeable):
         metrics.acks.add(moved.next_ack - self._cursors.next_ack)
         self._cursors = moved
         if manifest is not None:
-            # A consumer that ends with an empty queue reads no more, and would leave the length
-            # before its last acknowledgement behind.
-            metrics.queue_length.set(self._queued(manifest), self._where)
+            # A consumer that ends with an empty queue reads no more: without this the metric would
+            # keep the length from before its last acknowledgement.
+            metrics.queue_length.set(self._queued(manifest), self._queue.labels)
 
     def _peek(self, limit: int) -> list[BatchDescriptor]:
         """The next entries; moves the cursor only over a loss that was allowed."""
@@ -431,36 +426,30 @@ class Consumer(Closeable):
             allowed=self._allow_data_loss,
             cause="A consumer reads this queue without claiming it, or the manifest was edited.",
         )
-        self._observe(manifest)
+        self._next_sequence = manifest.next_sequence
+        metrics.queue_length.set(self._queued(manifest), self._queue.labels)
         return manifest
 
     def _queued(self, manifest: Manifest) -> int:
         return manifest.next_sequence - max(manifest.first_sequence, self._cursors.next_ack)
 
-    def _observe(self, manifest: Manifest) -> None:
-        self._next_sequence = manifest.next_sequence
-        metrics.queue_length.set(self._queued(manifest), self._where)
-
-    # In the metrics reader's thread, without the lock, which a fetch may hold for long: both the
-    # frontier and the manifest are values that never change.
+    # The metrics reader's thread calls these without the lock, which a fetch may hold for long:
+    # cursors and manifest are immutable values.
 
     def _lag_s(self) -> float:
         """Age of the oldest batch that is not acknowledged."""
-        return self._age_s(self._cursors.next_ack)
+        manifest, sequence = self._queue.last_seen, self._cursors.next_ack
+        age_s = None if manifest is None else manifest.age_s(self._runtime.now_ms(), sequence)
+        return age_s or 0.0
 
     def _unacked_s(self) -> float:
-        """The same, of those that were handed out."""
+        """Age of the oldest batch that was handed out and is not acknowledged."""
         cursors = self._cursors
-        return self._age_s(cursors.next_ack) if cursors.next_ack < cursors.next_hand_out else 0.0
-
-    def _age_s(self, sequence: int) -> float:
-        manifest = self._queue.last_seen
-        age_s = None if manifest is None else manifest.age_s(self._runtime.now_ms(), sequence)
-        return 0.0 if age_s is None else age_s
+        return self._lag_s() if cursors.next_ack < cursors.next_hand_out else 0.0
 
     def _deadline(self) -> AbstractContextManager[None]:
         """For several requests of one call: together they take no longer than one change may."""
-        return deadline(self._runtime, self._config.cas_deadline_ms / 1000 + LAST_LOOK_S)
+        return deadline(self._runtime, self._config.cas_deadline_ms / 1000 + LAST_READ_S)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -1,4 +1,4 @@
-"""How far a consumer has read and acknowledged: pure values, no IO.
+"""How far a consumer has read and acknowledged: pure values, without IO and without Arrow.
 
 Three cursors, each the sequence that comes next, move over the queue in this order::
 
@@ -7,8 +7,6 @@ Three cursors, each the sequence that comes next, move over the queue in this or
 
 Every move returns a new value or raises, so a consumer that fails halfway through a manifest
 write still has the value from before it (OpenData RFC 0003, ack_through).
-
-Nothing here needs Arrow, so a program that fetches no batch does not load it.
 """
 
 from __future__ import annotations
@@ -89,7 +87,7 @@ class BatchDescriptor:
         sequence: Position in the queue.
         location: Key of the batch object, relative to the store.
         metadata: Ranges of records with their ingestion time and payload.
-        size: Bytes of the object, where a listing told them.
+        size: Bytes of the object, where a listing has shown them.
     """
 
     sequence: int
@@ -105,14 +103,7 @@ class BatchDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class Cursors:
-    """The cursors of one consumer.
-
-    Attributes:
-        next_dequeue: Everything before is out of the manifest.
-        next_ack: Everything before is acknowledged.
-        next_hand_out: Everything before was handed out or skipped.
-        skipped: Unacknowledged sequences that were given up; ``ack`` may pass over them.
-    """
+    """The cursors of one consumer, and the unacknowledged sequences that were ``skipped``."""
 
     next_dequeue: int
     next_ack: int
@@ -144,11 +135,7 @@ class Cursors:
         return replace(self, next_hand_out=max(self.next_hand_out, through + 1))
 
     def skip(self, sequence: int) -> Cursors:
-        """Give up one sequence: the next to be handed out, or one that was and is not acked.
-
-        Raises:
-            InvalidInput: Any other sequence. Nothing changed.
-        """
+        """Give up one sequence: the next to be handed out, or one that was and is not acked."""
         if not self.next_ack <= sequence <= self.next_hand_out:
             raise InvalidInput(
                 f"cannot skip sequence {sequence}: only {self._range(self.next_hand_out)} can be "
@@ -161,12 +148,7 @@ class Cursors:
         )
 
     def ack(self, sequence: int) -> Cursors:
-        """Acknowledge the next sequence; skipped ones before it need no acknowledgement.
-
-        Raises:
-            InvalidInput: It was not handed out, is acknowledged already, or leaves a gap
-                (failure F26). Nothing changed.
-        """
+        """Acknowledge the next sequence and no other (failure F26); skipped ones are passed."""
         self._check(sequence)
         missing = next(
             (each for each in range(self.next_ack, sequence) if each not in self.skipped), None
@@ -179,12 +161,7 @@ class Cursors:
         return self._acked(sequence)
 
     def ack_through(self, sequence: int) -> Cursors:
-        """Acknowledge everything up to and including ``sequence``.
-
-        Raises:
-            InvalidInput: It was not handed out (failure F27) or is acknowledged already.
-                Nothing changed.
-        """
+        """Acknowledge all up to and including a sequence that was handed out (failure F27)."""
         self._check(sequence)
         return self._acked(sequence)
 
@@ -228,19 +205,9 @@ class Cursors:
 def check_data_loss(
     cursors: Cursors, manifest: Manifest, key: str, *, allowed: bool, cause: str
 ) -> Cursors:
-    """The cursors to go on with: moved to where the queue begins, if a loss is allowed.
+    """The cursors, moved to where the queue begins if entries are gone that were not handed out.
 
-    Entries that left the queue behind the hand-out cursor are no loss: they were handed out.
-
-    Args:
-        cursors: Of the reader.
-        manifest: As it is now.
-        key: The manifest's.
-        allowed: Go on behind lost entries, with a warning.
-        cause: How entries can have gone, in a sentence.
-
-    Raises:
-        DataLoss: Entries are gone that were not handed out, and no loss is allowed (failure F28).
+    Unless that is ``allowed``, ``DataLoss`` with the ``cause`` in a sentence (failure F28).
     """
     needed, oldest = cursors.next_hand_out, manifest.first_sequence
     if oldest <= needed:

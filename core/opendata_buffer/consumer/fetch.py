@@ -41,11 +41,10 @@ NEAR_S, NEAR_BYTES_PER_S = 0.001, 1e9
 """A fetch that waited no longer than this came from a page cache, and not over a network."""
 
 FAR, STRIKES = 4, 2
-"""Hysteresis: only so many times that wait, so often in a row, is not just a busy machine."""
-
+"""Only so many times that wait, so often in a row, makes a store far: a busy machine waits, too."""
 
 LEAST_THREADS, MOST_THREADS = 16, 128
-"""At once, where the caller gives no number; a store keeps connections for the latter."""
+"""Fetches at once where the caller gives no number; a store keeps connections for the latter."""
 
 FORGETTING = 1.01
 """How much the shortest wait known grows with each fetch."""
@@ -54,21 +53,16 @@ FORGETTING = 1.01
 class AdaptiveConcurrency:
     """Whether fetches wait for their store, and how many at once hide the wait.
 
-    May be kept from one read to the next. A store that declares that it is near stays so. Of the
+    May be kept from one read to the next. A store that is ``declared`` near stays so. Of the
     others the waits are measured. A busy machine makes them long, too, so a near store may be read
     ahead of for nothing.
-
-    Args:
-        declared: The store declares that it is near.
-
-    Attributes:
-        near: Fetches hardly wait; None while nothing is known.
-        largest: Bytes of the largest result so far; None while nothing is known.
     """
 
     def __init__(self, *, declared: bool = False) -> None:
         self.near: bool | None = True if declared else None
+        """Fetches hardly wait; None while nothing is known."""
         self.largest: int | None = None
+        """Bytes of the largest result so far; None while nothing is known."""
         self._declared = declared
         self._strikes = 0
         self._shortest: float | None = None
@@ -84,9 +78,8 @@ class AdaptiveConcurrency:
     def threads(self) -> int:
         """How many fetches at once keep one processor busy, as far as known; 16 to 128.
 
-        While one waits, the others work: that takes as many as its wait is longer than its work.
-        The shortest wait counts: longer ones are also waits for a processor, or for the store's
-        bandwidth, and grow with the number of threads.
+        That is the ratio of a fetch's wait to its work. The shortest wait counts: longer ones are
+        also waits for a processor or the store's bandwidth, and grow with the number of threads.
         """
         if self._shortest is None:
             return LEAST_THREADS
@@ -121,7 +114,7 @@ class AdaptiveConcurrency:
 
 
 def _average(so_far: float, value: float) -> float:
-    """Of about the last ten."""
+    """The moving average over about the last ten values."""
     return so_far + (value - so_far) / (10 if so_far else 1)
 
 
@@ -260,28 +253,6 @@ class ArrowBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class RawBatch:
-    """A batch object as it is stored: fetched and not decoded.
-
-    Attributes:
-        data: The object's bytes.
-        sequence: Position in the queue.
-        location: Key of the object.
-        metadata: As in :class:`ConsumedBatch`.
-    """
-
-    data: bytes
-    sequence: int
-    location: str
-    metadata: tuple[Metadata, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the object."""
-        return len(self.data)
-
-
-@dataclass(frozen=True, slots=True)
 class PooledBatch:
     """An undecoded batch; its bytes may lie in a ReadBuffer, so that decoding copies nothing."""
 
@@ -297,16 +268,22 @@ class PooledBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
-    """A batch that was opened; its records are decoded as they are asked for, once.
+class RawBatch(PooledBatch):
+    """A batch object as it is stored: fetched and not decoded.
 
     Attributes:
-        count: Records in the batch.
-        arrays: Arrays of type ``pa.binary()`` with the records in order.
+        data: The object's bytes.
         sequence: Position in the queue.
-        location: Key of the batch object.
-        metadata: Ranges of records with their ingestion time and payload.
+        location: Key of the object.
+        metadata: As in :class:`ConsumedBatch`.
     """
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """A batch that was opened; ``arrays`` of ``pa.binary()`` are decoded one by one, once."""
 
     count: int
     arrays: Iterator[pa.BinaryArray]
@@ -317,12 +294,8 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class Fetch(Generic[Decoded]):
-    """A function that fetches a batch, with its two steps: :func:`.fetch_many` runs only the first
-    one ahead.
-
-    Attributes:
-        handle: Its :meth:`~FetchHandle.fetch_pooled` reads the batch as it is stored.
-        decode: Makes the result of that.
+    """A function that fetches a batch in two steps, of which :func:`.fetch_many` runs the first
+    ahead: ``handle.fetch_pooled`` reads the batch as it is stored, ``decode`` makes the result.
     """
 
     handle: FetchHandle
@@ -335,8 +308,7 @@ class Fetch(Generic[Decoded]):
             BatchMissing: The object is gone.
             BatchUnreadable: It does not decode, or is larger than ``max_batch_bytes``.
             ForeignLocation: The location is outside the data prefix.
-            TransientStorageError, PermanentStorageError: The store did not answer; nothing is
-                said about the batch.
+            StorageError: The store did not answer; the batch may be good.
         """
         return self.decode(self.handle.fetch_pooled(descriptor))
 
@@ -443,8 +415,7 @@ class FetchHandle:
     def fetch_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
         """As :meth:`fetch_raw`, into memory that :meth:`records` decodes without copying it."""
         if not isinstance(self._store, GetInto):
-            raw = self.fetch_raw(descriptor)
-            return PooledBatch(raw.data, raw.sequence, raw.location, raw.metadata)
+            return self.fetch_raw(descriptor)
         started = self._runtime.monotonic()
         data = ReadBuffer()
         with self._reading(descriptor) as (location, limit):
@@ -456,7 +427,7 @@ class FetchHandle:
         metrics.fetch_duration_seconds.record(self._runtime.monotonic() - started)
         metrics.bytes_collected.add(size)
 
-    def decode(self, raw: RawBatch | PooledBatch) -> ConsumedBatch:
+    def decode(self, raw: PooledBatch) -> ConsumedBatch:
         """Decode the result of :meth:`fetch_raw` or :meth:`fetch_pooled`.
 
         Raises:
@@ -467,7 +438,7 @@ class FetchHandle:
         _count(len(entries))
         return ConsumedBatch(entries, raw.sequence, raw.location, raw.metadata)
 
-    def decode_arrow(self, raw: RawBatch | PooledBatch) -> ArrowBatch:
+    def decode_arrow(self, raw: PooledBatch) -> ArrowBatch:
         """As :meth:`decode`, to an Arrow array."""
         with _unreadable(raw):
             values = decode_arrow(raw.data, self._max_batch_bytes)
@@ -477,17 +448,10 @@ class FetchHandle:
     def records(
         self, pooled: PooledBatch, array_bytes: int, *, check_first: bool = False
     ) -> Records:
-        """Open the result of :meth:`fetch_pooled`, to decode it array by array.
+        """Open the result of :meth:`fetch_pooled`, to decode it in arrays of ``array_bytes``.
 
-        Args:
-            pooled: A batch.
-            array_bytes: About the size of an array, if records are alike.
-            check_first: Decode all of it once before the first array is handed out, so that a
-                batch which is unreadable in the middle is not read in part.
-
-        Raises:
-            BatchUnreadable: As :meth:`decode`. Without ``check_first`` also by the arrays,
-                maybe after good ones.
+        With ``check_first`` all of it is decoded once before the first array is handed out. Without
+        it the arrays may raise ``BatchUnreadable`` after good ones.
         """
         with _unreadable(pooled):
             block = open_arrow(pooled.data, self._max_batch_bytes)
@@ -510,11 +474,9 @@ class FetchHandle:
         # Otherwise a manifest that someone else wrote could make the consumer read, with its own
         # rights, any object of the bucket (failure F23).
         if not self._allow_foreign and not is_confined(location, self._prefix):
+            why = f"it is not below the data prefix {self._prefix!r}"
             raise ForeignLocation(
-                sequence,
-                location,
-                f"it is not below the data prefix {self._prefix!r}; set "
-                "allow_foreign_locations to read it",
+                sequence, location, f"{why}; set allow_foreign_locations to read it"
             )
         try:
             with _unreadable(descriptor):
@@ -526,7 +488,7 @@ class FetchHandle:
 
 
 @contextmanager
-def _unreadable(batch: BatchDescriptor | RawBatch | PooledBatch) -> Iterator[None]:
+def _unreadable(batch: BatchDescriptor | PooledBatch) -> Iterator[None]:
     """Errors of its bytes name the batch."""
     try:
         yield

@@ -3,30 +3,31 @@
 The names of batches have two kinds of identity, and each has its part of the rule:
 
 - ``app=<id>/batch=<n>/`` alone: written in one append, and repeated by a writer that could not
-  tell whether it landed. :class:`~.isolation.TransactionFilter` drops the repeat.
+  know whether it was applied. :class:`~.isolation.TransactionFilter` drops the repeat.
 - ``message=<uuid>/``: producer, clock and flags. :class:`~.messages.sequencer.Sequencer` holds
   back what is undecided, drops duplicates and what was rolled back, and releases a transaction at
   its acknowledgement. An acknowledgement itself is never delivered.
 
-Batches with neither are delivered at once. No producer waits for another: an undecided
-transaction holds up what its own producer wrote, and nothing else.
+Batches with neither are delivered at once. An undecided transaction only holds up the batches of
+its own producer.
 
-Because batches of a transaction are delivered late, a reader acknowledges only what lies before
-:meth:`ReadCommitted.stable_end`. So the entries of open transactions are still in the
-manifest when they are decided, after any number of restarts, and are read from there once more
-(failure F38).
+A reader acknowledges only what lies before :meth:`ReadCommitted.stable_end`. So the entries of open
+transactions are still in the manifest when they are decided, after any number of restarts, and are
+read from there once more (failure F38).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Hashable, Iterable
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import BatchLocation, Transaction, parse_location
+from opendata_buffer.formats.sidecar import is_number
 from opendata_buffer.messages.message_ids import ACK_TXN, CLOCK_MAX, FINAL, parse_uuid
 from opendata_buffer.messages.sequencer import Message, ProducerState, Sequencer
 
@@ -40,8 +41,10 @@ ISOLATION_LEVELS = (READ_COMMITTED, READ_UNCOMMITTED)
 Replay = Callable[[int, int], Iterable[tuple[int, str]]]
 """Sequence and location of all entries from the first sequence up to, not including, the second."""
 
+Key = TypeVar("Key", bound=Hashable)
+
 _DAY_MS = 24 * 60 * 60 * 1000
-_PRODUCER_HEX = 12
+_PRODUCER = re.compile("[0-9a-fA-F]{12}")
 
 
 class TransactionFilter:
@@ -49,15 +52,15 @@ class TransactionFilter:
 
     A transactional writer (the Spark sink) names its batches
     ``<prefix>/app=<id>/batch=<n>/<ULID>.batch`` and appends all batches of a transaction in one
-    compare-and-swap, with batch numbers that only grow. When it cannot tell whether that landed,
-    it appends them again. The reader sees both and keeps the first.
+    compare-and-swap, with batch numbers that only grow. When it does not know whether that was
+    applied, it appends them again. The reader sees both and keeps the first.
 
     One compare-and-swap means that a transaction is *contiguous* in sequence. So an entry repeats
     an earlier one when its batch number is lower than the highest one passed of its app, or equal
     to it and the entry is not adjacent to the last entry passed of that transaction.
 
-    A repeat that is adjacent to the original cannot be told from it: the two look like one larger
-    transaction. A writer that may be repeating itself must therefore put an empty batch without a
+    A repeat that is adjacent to the original cannot be distinguished from it: the two look like one
+    larger transaction. So a writer that may be repeating itself must put an empty batch without a
     transaction in front of the repeated ones. It needs that only where it does not see the
     original, which is when it finds the queue empty.
 
@@ -82,13 +85,13 @@ class TransactionFilter:
     def offer(self, sequence: int, location: str) -> bool:
         """Whether to pass the entry (True) or to drop it as a repeat (False).
 
-        Offer every entry in order of sequence: one that was neither offered, skipped nor told
-        to be :meth:`lost` tears its transaction apart, and the rest of it would be taken for a
-        repeat. Entries without a transaction always pass.
+        Offer every entry in order of sequence. Otherwise call :meth:`skip` or :meth:`lost`: an
+        entry that is left out makes the rest of its transaction look like a repeat. Entries
+        without a transaction always pass.
         """
         named = parse_location(location, self._prefix)
         if named is None or named.txn is None or named.message is not None:
-            # One append writes a transaction without a gap. So an entry without a transaction
+            # One append writes a transaction in adjacent entries. So an entry without a transaction
             # ends it: what follows of the same transaction is a second append. Whether a message
             # counts, ReadCommitted decides.
             self._tail = None
@@ -96,9 +99,13 @@ class TransactionFilter:
         txn = named.txn
         self._saw(named, txn)
         high = self._high.get(txn.app, -1)
-        if txn.batch <= high and not self._continues(txn, sequence) and not self._misses(txn):
+        missing = self._missing.get(txn.app, set())
+        if txn.batch in missing:
+            missing.remove(txn.batch)
+            if not missing:
+                del self._missing[txn.app]
+        elif txn.batch <= high and not self._continues(txn, sequence):
             return False
-        self._found(txn)
         self._high[txn.app] = max(high, txn.batch)
         self._tail = (txn.app, txn.batch, sequence)
         return True
@@ -106,9 +113,9 @@ class TransactionFilter:
     def skip(self, sequence: int, location: str) -> None:
         """Instead of :meth:`offer`, for an entry that could not be delivered and was passed by.
 
-        An append that landed later than the collector's grace period allows may name an object
-        that is gone (failure F5). Its writer knows and appends the transaction again. Had the
-        filter counted the first one, or the next one behind it, that repeat would be dropped.
+        An append that was applied later than the collector's grace period allows may name an
+        object that is gone (failure F5). Its writer knows, and appends the transaction again: that
+        repeat is passed.
 
         Of a transaction in several batches the rest is still passed; then its repeat is not,
         because part of it would come twice, and what was skipped is lost.
@@ -143,12 +150,9 @@ class TransactionFilter:
             now_ms: Milliseconds since the Unix epoch, by the caller's clock.
             horizon_days: Age in days.
         """
-        if not self._seen:
-            return
-        today = min(now_ms // _DAY_MS, max(self._seen.values()))
         current = None if self._tail is None else self._tail[0]
-        for app in {*self._high, *self._missing}:
-            if today - self._seen.setdefault(app, today) > horizon_days and app != current:
+        for app in _expired(self._seen, {*self._high, *self._missing}, now_ms, horizon_days):
+            if app != current:
                 self._high.pop(app, None)
                 self._missing.pop(app, None)
                 del self._seen[app]
@@ -158,15 +162,6 @@ class TransactionFilter:
 
     def _continues(self, txn: Transaction, sequence: int) -> bool:
         return self._tail == (txn.app, txn.batch, sequence - 1)
-
-    def _misses(self, txn: Transaction) -> bool:
-        return txn.batch in self._missing.get(txn.app, ())
-
-    def _found(self, txn: Transaction) -> None:
-        if self._misses(txn):
-            self._missing[txn.app].discard(txn.batch)
-            if not self._missing[txn.app]:
-                del self._missing[txn.app]
 
     def copy(self) -> TransactionFilter:
         """An independent filter in the same state, to try a plan out."""
@@ -239,7 +234,7 @@ class TransactionFilter:
             isinstance(missing, dict)
             and isinstance(seen, dict)
             and all(isinstance(batches, list) for batches in missing.values())
-            and all(map(_is_number, (*apps.values(), *seen.values(), *chain(*missing.values()))))
+            and all(map(is_number, (*apps.values(), *seen.values(), *chain(*missing.values()))))
         ):
             raise _unreadable(state)
         made._high, made._seen = dict(apps), dict(seen)
@@ -247,15 +242,19 @@ class TransactionFilter:
         return made
 
 
-def _is_number(value: object) -> bool:
-    return type(value) is int and value >= 0
-
-
 def _unreadable(state: object) -> InvalidInput:
     return InvalidInput(
         f"transaction state {state!r:.200} is not version 1 of this library: resume with the "
         "version that wrote it, or start without state and accept repeats"
     )
+
+
+def _expired(seen: dict[Key, int], known: Iterable[Key], now_ms: int, days: int) -> list[Key]:
+    """The names whose newest batch is older than so many days; those without an age get today's."""
+    if not seen:
+        return []
+    today = min(now_ms // _DAY_MS, max(seen.values()))
+    return [each for each in known if today - seen.setdefault(each, today) > days]
 
 
 def is_acknowledgement(location: str, data_path_prefix: str) -> bool:
@@ -276,12 +275,9 @@ class ReadCommitted:
         data_path_prefix: The queue's data prefix; batches elsewhere have no identity.
         isolation: ``read_committed``; or ``read_uncommitted``, which delivers everything but
             acknowledgements at once: undecided and rolled back batches, duplicates and repeats
-            as well. It holds nothing back, and remembers nothing but what it was made from.
+            as well. It holds nothing back, and remembers only what it was made from.
         buffer: Undecided messages that are kept; of larger transactions the beginning is read
             again from the manifest when they are decided.
-
-    Raises:
-        InvalidInput: There is no such isolation.
     """
 
     def __init__(
@@ -300,17 +296,12 @@ class ReadCommitted:
     def offer(self, sequence: int, location: str, replay: Replay) -> list[int]:
         """The sequences that are to be delivered now that this entry was seen, in order.
 
-        Offer every entry in order of sequence; one that was neither offered, skipped nor told to
-        be :meth:`lost` may be the acknowledgement that others wait for.
+        Offer every entry in order of sequence. Otherwise call :meth:`skip` or :meth:`lost`: others
+        may wait for the acknowledgement that is left out.
 
-        Args:
-            sequence: The entry's.
-            location: The entry's.
-            replay: Gives earlier entries again, all in a range; called at most once, and only by
-                an acknowledgement. Never asked for what lies before :meth:`stable_end`.
-
-        Raises:
-            Exception: What ``replay`` raised. Make the same call again to go on.
+        ``replay`` gives earlier entries again, all in a range. It is called at most once, only by
+        an acknowledgement, and never for what lies before :meth:`stable_end`. After an error of it
+        make the same call again to go on.
         """
         if self._isolation == READ_UNCOMMITTED:
             return [] if is_acknowledgement(location, self._prefix) else [sequence]
@@ -355,8 +346,7 @@ class ReadCommitted:
     def stable_end(self, next_sequence: int) -> int:
         """The first sequence that must not be acknowledged yet (Kafka's last stable offset).
 
-        Args:
-            next_sequence: Behind the last entry offered; returned where nothing is undecided.
+        That is ``next_sequence``, behind the last entry offered, where nothing is undecided.
         """
         pending = self._sequencer.pending_from()
         return next_sequence if pending is None else min(pending, next_sequence)
@@ -364,11 +354,9 @@ class ReadCommitted:
     def skip(self, sequence: int, location: str) -> None:
         """Instead of :meth:`offer`, for an entry whose object is gone and that was passed by.
 
-        Of a message nothing is remembered: it is as if it had never been written, and a repeat
-        of it counts. See :meth:`.TransactionFilter.skip` for the others.
-
-        Raises:
-            InvalidInput: It is an acknowledgement: that needs no object, and others wait for it.
+        A message is then treated as if it had never been written: a repeat of it counts. See
+        :meth:`.TransactionFilter.skip` for the others. ``InvalidInput`` for an acknowledgement:
+        that needs no object, and others wait for it.
         """
         if self._isolation == READ_UNCOMMITTED:
             return
@@ -394,21 +382,15 @@ class ReadCommitted:
     def prune(self, now_ms: int, horizon_days: int = HORIZON_DAYS) -> None:
         """Forget apps and producers whose newest batch is older than the horizon.
 
-        Ages go by the ULIDs of batches and not by the producers' clocks, which need not be
+        Ages are those of the batches' ULIDs and not of the producers' clocks, which need not be
         times. A producer with an open transaction is not forgotten.
-
-        Args:
-            now_ms: Milliseconds since the Unix epoch, by the caller's clock.
-            horizon_days: Age in days.
         """
         self._transactions.prune(now_ms, horizon_days)
-        if not self._seen:
-            return
-        # Whichever is earlier: neither one name nor one clock that is far ahead makes all old.
-        today = min(now_ms // _DAY_MS, max(self._seen.values()))
-        for state in self._sequencer.checkpoint():
-            producer = _id(state)
-            if today - self._seen.setdefault(producer, today) > horizon_days and state.begin < 0:
+        begins: dict[Hashable, int] = {
+            _id(state): state.begin for state in self._sequencer.checkpoint()
+        }
+        for producer in _expired(self._seen, begins, now_ms, horizon_days):
+            if begins[producer] < 0:
                 self._forget(producer)
 
     def copy(self) -> ReadCommitted:
@@ -444,10 +426,9 @@ class ReadCommitted:
         *,
         buffer: int = 4096,
     ) -> ReadCommitted:
-        """What :meth:`to_dict` described, or :meth:`.TransactionFilter.to_dict` before it.
+        """What :meth:`to_dict` or :meth:`.TransactionFilter.to_dict` described.
 
-        Raises:
-            InvalidInput: Another program or a later version wrote it.
+        Raises ``InvalidInput`` where another program or a later version wrote it.
         """
         made = cls(data_path_prefix, isolation, buffer=buffer)
         made._transactions = TransactionFilter.from_dict(state, data_path_prefix)
@@ -458,11 +439,12 @@ class ReadCommitted:
         for name, value in producers.items():
             match value:
                 case [int() as last_ack, int() as begin, int() as day] if (
-                    0 <= last_ack <= CLOCK_MAX and begin >= -1 and day >= 0
+                    0 <= last_ack <= CLOCK_MAX
+                    and begin >= -1
+                    and day >= 0
+                    and _PRODUCER.fullmatch(name)
                 ):
-                    producer = _producer(name)
-                    if producer is None:
-                        raise _unreadable(state)
+                    producer = bytes.fromhex(name)
                     states.append(ProducerState(producer, last_ack, begin))
                     made._seen[producer] = day
                 case _:
@@ -487,12 +469,3 @@ def _id(state: ProducerState) -> bytes:
     producer = state.producer
     assert isinstance(producer, bytes)
     return producer
-
-
-def _producer(name: object) -> bytes | None:
-    if not isinstance(name, str) or len(name) != _PRODUCER_HEX:
-        return None
-    try:
-        return bytes.fromhex(name)
-    except ValueError:
-        return None

@@ -1,13 +1,12 @@
 """Many fetches at once, within a limit of bytes, with their results in order.
 
-Threads hide the time a fetch waits for its store. Where it does not wait (a directory whose files
-are in the page cache), threads only cost switches, contention and memory: there the caller's
-thread fetches, one batch after the other. How many threads hide the wait depends on how long it
-is: see :attr:`AdaptiveConcurrency.threads`.
+Threads hide the time a fetch waits for its store; :attr:`AdaptiveConcurrency.threads` says how
+many. Where it does not wait (a directory whose files are in the page cache), threads only cost
+switches, contention and memory: there the caller's thread fetches, one batch after the other.
 
-Only reading runs ahead, not decoding. The size of a stored batch is known without decoding it. Its
-records as objects take several times as much, and sixteen threads that decode at once would hold
-sixteen batches of them outside of any limit, and wait for the interpreter's one lock.
+Only reading runs ahead, not decoding. The size of a stored batch is known. Its records as objects
+take several times as much: sixteen threads that decode would hold sixteen batches of them outside
+of any limit, and wait for the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ class Item(Protocol):
     @property
     def size(self) -> int | None:
         """Bytes of the result, where they are known."""
-        ...
 
 
 Wanted = TypeVar("Wanted", bound=Item)
@@ -111,19 +109,8 @@ def read_ahead(
 ) -> Generator[T, None, None]:
     """As :func:`fetch_many`, with reading and decoding given apart.
 
-    Args:
-        read: Run ahead, from several threads.
-        items: What to read.
-        decode: Called by the caller's thread when a result is taken, with its item and the result
-            of ``read``.
-        concurrency: As :func:`fetch_many`.
-        max_in_flight_bytes: The same; of results that are not decoded.
-        runtime: The same.
-        size_of: Bytes of a result of ``read``. Default: its ``nbytes``, else the item's size.
-        adaptive: The same. Default: nothing is known yet.
-
-    Raises:
-        InvalidInput: As :func:`fetch_many`.
+    ``read`` runs ahead, in several threads; the limit of bytes is that of its results. The caller's
+    thread calls ``decode`` with an item and its result when it takes that.
     """
     for name, value in (("concurrency", concurrency), ("max_in_flight_bytes", max_in_flight_bytes)):
         if value is not None and value < 1:
@@ -159,26 +146,19 @@ class _Done(Generic[R]):
         return result  # type: ignore[return-value]  # R may include None
 
 
+@dataclass(eq=False)
 class _ReadAhead(Generic[Wanted, R, T]):
-    def __init__(
-        self,
-        read: Callable[[Wanted], R],
-        items: tuple[Wanted, ...],
-        decode: Callable[[Wanted, R], T],
-        concurrency: int | None,
-        limit: int,
-        runtime: Runtime,
-        size_of: Callable[[R], int] | None,
-        adaptive: AdaptiveConcurrency,
-    ) -> None:
-        self._read = read
-        self._items = items
-        self._decode = decode
-        self._concurrency = concurrency
-        self._limit = limit
-        self._runtime = runtime
-        self._size_of = size_of
-        self._changed = runtime.condition()
+    read: Callable[[Wanted], R]
+    items: tuple[Wanted, ...]
+    decode: Callable[[Wanted, R], T]
+    concurrency: int | None
+    limit: int
+    runtime: Runtime
+    size_of: Callable[[R], int] | None
+    adaptive: AdaptiveConcurrency
+
+    def __post_init__(self) -> None:
+        self._changed = self.runtime.condition()
         self._next = 0  # first item whose fetch has not begun
         self._open = 0  # items fetched or being fetched, and not taken
         self._bytes = 0  # of those items
@@ -186,22 +166,21 @@ class _ReadAhead(Generic[Wanted, R, T]):
         self._threads: list[Task] = []
         self._working = 0  # threads that have not ended
         self._idle = 0  # those of them that wait for room
-        self._adaptive = adaptive
         # Known from earlier calls: a task of a topic has few batches of each partition, too few to
         # list for their sizes, and would otherwise fetch the first of each alone.
-        self._largest = self._adaptive.largest
+        self._largest = self.adaptive.largest
         self._stopped = False
 
     def results(self) -> Generator[T, None, None]:
         try:
-            for index in range(len(self._items)):
+            for index in range(len(self.items)):
                 done = self._take(index)
                 if done.error is not None:
                     raise done.error
-                worked = self._runtime.cpu_time()
+                worked = self.runtime.cpu_time()
                 # One expression: the stored batch is freed before the caller has the decoded one.
-                result = self._decode(self._items[index], done.taken())
-                self._adaptive.decoded(self._runtime.cpu_time() - worked)
+                result = self.decode(self.items[index], done.taken())
+                self.adaptive.decoded(self.runtime.cpu_time() - worked)
                 yield result
                 del result  # or it stays in memory while the caller waits for the next
         finally:
@@ -236,11 +215,11 @@ class _ReadAhead(Generic[Wanted, R, T]):
 
     def _start_threads(self) -> None:
         """Start threads while there is work that no idle thread takes."""
-        most = self._adaptive.threads if self._concurrency is None else self._concurrency
+        most = self.adaptive.threads if self.concurrency is None else self.concurrency
         while not self._idle and self._working < most and self._may_begin():
             self._working += 1
             work = partial(self._work, *self._begin())
-            self._threads.append(self._runtime.spawn(work, "opendata-buffer-fetch"))
+            self._threads.append(self.runtime.spawn(work, "opendata-buffer-fetch"))
 
     def _work(self, index: int, cost: int) -> None:
         while True:
@@ -277,41 +256,41 @@ class _ReadAhead(Generic[Wanted, R, T]):
         return index, cost
 
     def _run(self, index: int, cost: int) -> _Done[R]:
-        item = self._items[index]
-        started, worked = self._runtime.monotonic(), self._runtime.cpu_time()
+        item = self.items[index]
+        started, worked = self.runtime.monotonic(), self.runtime.cpu_time()
         try:
-            result = self._read(item)
-            worked = self._runtime.cpu_time() - worked
-            waited = self._runtime.monotonic() - started - worked
-            if self._size_of is not None:
-                size = self._size_of(result)
+            result = self.read(item)
+            worked = self.runtime.cpu_time() - worked
+            waited = self.runtime.monotonic() - started - worked
+            if self.size_of is not None:
+                size = self.size_of(result)
             else:
                 size = getattr(result, "nbytes", item.size or 0)
             # In the try block, because a size that is no number has to reach the caller, too.
-            self._adaptive.fetched(size, waited, worked)
+            self.adaptive.fetched(size, waited, worked)
         except BaseException as error:
             return _Done(cost, error=error)
         return _Done(size, result)
 
     def _is_near(self) -> bool:
         """Whether the caller's thread fetches the next item, and no other begins one."""
-        if self._adaptive.near is None:
+        if self.adaptive.near is None:
             # Without a size it would be fetched alone anyway.
-            return self._open == 0 and self._items[self._next].size is None
-        return self._adaptive.near
+            return self._open == 0 and self.items[self._next].size is None
+        return self.adaptive.near
 
     def _may_begin(self) -> bool:
         """Whether a thread may begin the next item."""
         return self._needs_threads() and (
-            self._open == 0 or self._bytes + self._cost() <= self._limit
+            self._open == 0 or self._bytes + self._cost() <= self.limit
         )
 
     def _needs_threads(self) -> bool:
         """Whether there is, room or not, something left for threads to begin."""
-        return not self._stopped and self._next < len(self._items) and not self._is_near()
+        return not self._stopped and self._next < len(self.items) and not self._is_near()
 
     def _cost(self) -> int:
-        size = self._items[self._next].size
+        size = self.items[self._next].size
         if size is not None:
             return size
-        return self._limit if self._largest is None else self._largest
+        return self.limit if self._largest is None else self._largest

@@ -1,9 +1,8 @@
 """Read a queue without consuming it: nothing is claimed, acknowledged, collected or written.
 
-The queue's consumer does not notice a :class:`ReadOnlyReader`, and dequeues entries when it has
-acknowledged them. Entries that were handed out here stay readable until the collector deletes
-their objects. Entries that left the queue before they were handed out are lost to this reader,
-which reports that as ``DataLoss`` (failure F28).
+Entries that were handed out here stay readable until the collector deletes their objects. Entries
+that the queue's consumer dequeues before are lost to this reader, which reports that as
+``DataLoss`` (failure F28).
 """
 
 from __future__ import annotations
@@ -28,18 +27,16 @@ from opendata_buffer.stores.base import Store
 class ReadOnlyReader:
     """The manifest of one queue, and a position in it that only this reader knows.
 
-    Making one costs no request. Not thread-safe.
+    Making one costs no request. ``cas_deadline_ms`` bounds each read, retries included. Not
+    thread-safe.
 
     Args:
-        config: Where the queue is; ``cas_deadline_ms`` bounds each read, retries included.
-        runtime: Clock of retries.
-        allow_data_loss: Continue behind a gap, with a warning, instead of raising ``DataLoss``.
-        advice: What the user can do about a gap, as a sentence for the error.
-
-    Attributes:
+        config: Where the queue is.
         store: The store.
-        config: The settings.
-        runtime: The clock.
+        runtime: Clock of retries.
+        allow_data_loss: Continue behind lost entries, with a warning, instead of raising
+            ``DataLoss``.
+        advice: What the user can do about lost entries, as a sentence for the error.
     """
 
     def __init__(
@@ -56,22 +53,19 @@ class ReadOnlyReader:
         self.runtime = runtime
         self._queue = Queue(store, config, runtime=runtime, role="reader")
         self._allow_data_loss = allow_data_loss
-        self._advice = advice
+        self._cause = "The queue's consumer was faster than this reader, which claims nothing."
+        if advice:
+            self._cause += f" {advice}"
         self._marker_checked = False
         self._cursors: Cursors | None = None
         self._next_sequence = 0
 
-    # The manifest.
-
     def find(self) -> Manifest | None:
         """The manifest as it is now; None where the queue was never created.
 
-        Costs one conditional read; an unchanged manifest is not transferred again.
-
-        Raises:
-            QueueReset: The manifest vanished or went backwards, since the last read or by what
-                the owner marker remembers. With ``allow_data_loss`` the marker is not asked.
-            CorruptManifest: It is no v1 manifest.
+        Costs one conditional read. Raises ``QueueReset`` where the manifest vanished or went
+        backwards, since the last read or by the owner marker, which is not read with
+        ``allow_data_loss``.
         """
         manifest = self._queue.read()
         if manifest is None and not self._marker_checked and not self._allow_data_loss:
@@ -83,24 +77,16 @@ class ReadOnlyReader:
         return manifest
 
     def manifest(self) -> Manifest:
-        """The manifest as it is now.
-
-        Raises:
-            InvalidInput: There is no queue. None is created.
-        """
+        """The manifest as it is now; ``InvalidInput`` where there is no queue."""
         manifest = self.find()
         if manifest is None:
             raise no_such_queue(self.store, self.config)
         return manifest
 
-    # A position.
-
     def seek(self, sequence: int | None) -> None:
         """Hand out entries from ``sequence`` on; None begins at the oldest queued entry.
 
-        Raises:
-            QueueReset: The queue ends before ``sequence``.
-            DataLoss: The queue begins behind it.
+        Raises ``QueueReset`` where the queue ends before, ``DataLoss`` where it begins behind.
         """
         manifest = self.find() or Manifest.empty()
         begin = manifest.first_sequence if sequence is None else sequence
@@ -111,11 +97,7 @@ class ReadOnlyReader:
         self._next_sequence = manifest.next_sequence
 
     def next_descriptors(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
-        """The next entries, at most ``max``. Reads the manifest once and fetches nothing.
-
-        Raises:
-            DataLoss: Entries left the queue before they were handed out here.
-        """
+        """The next entries, at most ``max``. Reads the manifest once and fetches nothing."""
         manifest = self.find() or Manifest.empty()
         before = self._cursors or Cursors.at(manifest.first_sequence)
         cursors = self._check_data_loss(before, manifest)
@@ -125,11 +107,7 @@ class ReadOnlyReader:
         return [BatchDescriptor.of(entry) for entry in found]
 
     def entries(self, begin: int, stop: int) -> list[BatchDescriptor]:
-        """Exactly the entries [begin, stop), from the manifest that was read last.
-
-        Raises:
-            DataLoss: The first of them left the queue.
-        """
+        """Exactly the entries [begin, stop), from the manifest that was read last."""
         manifest = self._queue.last_seen or Manifest.empty()
         if begin < manifest.first_sequence:
             raise DataLoss(self._queue.key, begin, manifest.first_sequence, self._cause)
@@ -142,7 +120,7 @@ class ReadOnlyReader:
 
     @property
     def last_acked_sequence(self) -> int | None:
-        """The last sequence that :meth:`ack_through` was told; the queue does not learn of it."""
+        """The last sequence passed to :meth:`ack_through`; it is not written into the queue."""
         return None if self._cursors is None else self._cursors.last_acked
 
     @property
@@ -158,18 +136,9 @@ class ReadOnlyReader:
     def close(self) -> None:
         """Does nothing: this reader holds nothing."""
 
-    @property
-    def _cause(self) -> str:
-        cause = "The queue's consumer was faster than this reader, which claims nothing."
-        return f"{cause} {self._advice}" if self._advice else cause
-
     def _check_data_loss(self, cursors: Cursors, manifest: Manifest) -> Cursors:
         return check_data_loss(
-            cursors,
-            manifest,
-            self._queue.key,
-            allowed=self._allow_data_loss,
-            cause=self._cause,
+            cursors, manifest, self._queue.key, allowed=self._allow_data_loss, cause=self._cause
         )
 
 

@@ -3,11 +3,10 @@
 Encoding joins the lengths, viewed as 4-byte binaries, to the values. Both directions give exactly
 what :mod:`opendata_buffer.formats.batch` gives, and raise the same errors.
 
-Arrow's Parquet reader splits the block. A v1 record block is byte for byte a Parquet PLAIN page of
-BYTE_ARRAY values: length-prefixed bytes, back to back. All that the reader needs besides is a page
-header before the block and a footer behind it, a hundred bytes of Thrift's compact protocol. So
-records are split at memory speed by a decoder that is installed anyway, with no compiler. The file
-has one required column ``v`` in one row group with one page (parquet.thrift):
+Arrow's Parquet reader splits the block, because a v1 record block is byte for byte a Parquet PLAIN
+page of BYTE_ARRAY values: length-prefixed bytes, back to back. The reader only needs a page header
+before the block and a footer behind it, in Thrift's compact protocol. The file has one required
+column ``v`` in one row group with one page (parquet.thrift):
 ``PAR1 | page header | block | file metadata | u32 size of the metadata | PAR1``.
 
 ``pyarrow.compute`` and ``pyarrow.parquet`` are imported by the functions that need them: they take
@@ -90,7 +89,7 @@ def _page_header(block_size: int, count: int) -> bytes:
 
 
 def head(block_size: int, count: int) -> bytes:
-    """What comes before the block: the magic, and the page header right before the block."""
+    """The bytes before the block: the magic, and the page header right before the block."""
     header = _page_header(block_size, count)
     return _MAGIC + bytes(HEAD_SIZE - len(_MAGIC) - len(header)) + header
 
@@ -155,17 +154,10 @@ _TEXT_OR_BYTES = (
 
 
 def encode_arrow_block(array: pa.Array | pa.ChunkedArray) -> tuple[bytes | memoryview, int]:
-    """Length-prefix the values of an Arrow array, back to back.
+    """Length-prefix the values of an Arrow array, back to back: record block, number of records.
 
-    Args:
-        array: Binary or string of any Arrow layout (plain, large, view, fixed size); slices and
-            chunks are fine.
-
-    Returns:
-        The record block, and the number of records.
-
-    Raises:
-        InvalidInput: Another type, a null (names its row), or a block beyond 2 GiB.
+    Takes binary and string of any Arrow layout (plain, large, view, fixed size), slices and
+    chunks. ``InvalidInput`` for another type, a null (names its row), or a block beyond 2 GiB.
     """
     if not isinstance(array, pa.Array | pa.ChunkedArray):
         raise InvalidInput(
@@ -192,11 +184,7 @@ def encode_arrow_block(array: pa.Array | pa.ChunkedArray) -> tuple[bytes | memor
 
 
 def encode_bytes(records: Sequence[bytes]) -> bytes | memoryview:
-    """:func:`.encode_block` of records that are all ``bytes``.
-
-    Raises:
-        InvalidInput: A record exceeds 2^32 - 1 bytes.
-    """
+    """:func:`.encode_block` of records that are all ``bytes``."""
     if len(records) >= _MANY_RECORDS:
         with suppress(InvalidInput):  # more than Arrow joins at once
             return encode_arrow_block(pa.array(records, pa.binary()))[0]
@@ -204,10 +192,9 @@ def encode_bytes(records: Sequence[bytes]) -> bytes | memoryview:
 
 
 def _array_of(records: list[bytes]) -> pa.BinaryArray:
-    """``pa.array(records)`` for a few records, without importing pandas.
+    """``pa.array(records)`` for a few records, without the import of pandas that it makes.
 
-    ``pa.array`` imports pandas where it is installed, to ask whether the list is something of
-    pandas: half a second of every new process that reads, and each task of Spark may be one.
+    That takes half a second in every new process that reads, and each task of Spark may be one.
     """
     ends = array("i", accumulate(map(len, records), initial=0))
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(records))]
@@ -222,7 +209,7 @@ def _check_values(array: pa.Array | pa.ChunkedArray) -> None:
             "pyarrow.compute.cast(array, 'string') or JSON text"
         )
     if array.null_count:
-        import pyarrow.compute as pc
+        import pyarrow.compute as pc  # 40 ms: see the top
 
         row = pc.index(pc.is_null(array), pa.scalar(True)).as_py()
         raise InvalidInput(
@@ -242,7 +229,7 @@ def _value_bytes(values: pa.Array) -> int:
 def _join_lengths(values: pa.Array) -> bytes | memoryview:
     if sys.byteorder != "little":
         return join_records(values.to_pylist())
-    import pyarrow.compute as pc
+    import pyarrow.compute as pc  # 40 ms: see the top
 
     lengths = pc.binary_length(values).cast(pa.int32())
     prefixes = pa.Array.from_buffers(
@@ -255,9 +242,8 @@ def _join_lengths(values: pa.Array) -> bytes | memoryview:
 class ReadBuffer:
     """Memory to read a batch object to, so that decoding it needs no copy of its own.
 
-    Allocated from Arrow's pool, which reuses memory: the page faults of fresh memory would take
-    longer than the read. Before and behind the object is room for the head and tail that make a
-    Parquet file of its record block.
+    Arrow's pool reuses memory: the page faults of fresh memory would take longer than the read.
+    Before and behind the object is room for the head and tail that make a Parquet file of it.
     """
 
     __slots__ = ("_file", "data")
@@ -286,23 +272,15 @@ class ReadBuffer:
 def decode_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> pa.Array:
     """The records of a batch object as one Arrow array of type ``binary``, without nulls.
 
-    Args:
-        data: The whole object.
-        max_bytes: Cap on the decompressed record block.
-
-    Raises:
-        CorruptBatch: The object breaks the format or exceeds the cap. Nothing else.
+    Raises ``CorruptBatch``, and nothing else, where the object breaks the format or its
+    decompressed record block exceeds ``max_bytes``.
     """
     arrays = list(open_arrow(data, max_bytes).whole())
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
 def decode_records(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> list[bytes]:
-    """:func:`.decode_batch`, several times faster for many records.
-
-    Raises:
-        CorruptBatch: The object breaks the format or exceeds the cap. Nothing else.
-    """
+    """:func:`.decode_batch`, several times faster for many records."""
     view = data.data if isinstance(data, ReadBuffer) else data
     if parse_footer(view).record_count < _MANY_RECORDS or max_bytes > MAX_BLOCK_BYTES:
         return decode_batch(view, max_bytes)
@@ -315,19 +293,15 @@ def decode_records(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BY
 def _keep_freed_memory() -> None:
     """Let the C library keep what a dropped list of records leaves, for the next list.
 
-    Otherwise glibc gives it back to the kernel at once, and the page faults of the next list take
-    half as long as making it: 0.26 µs for each record of 1,000 bytes. Once a large block was
-    freed, it keeps up to twice as much. This one is never touched, so it takes no memory itself.
+    Otherwise glibc gives it back to the kernel, and the page faults of the next list cost 0.26 µs
+    for each record of 1,000 bytes. Once a large block was freed, glibc keeps up to twice as much.
+    This block is never touched, so it takes no memory itself.
     """
     bytes(_FREED_ONCE)
 
 
 def open_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> ArrowBlock:
-    """Check a batch object's footer and sizes, and decompress it; its records are split later.
-
-    Raises:
-        CorruptBatch: As :func:`decode_arrow`.
-    """
+    """Check a batch object's footer and sizes, and decompress it; its records are split later."""
     max_bytes = min(max_bytes, MAX_BLOCK_BYTES)
     whole = data.data if isinstance(data, ReadBuffer) else memoryview(data)
     footer = parse_footer(whole)
@@ -361,13 +335,10 @@ def open_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class ArrowBlock:
-    """The record block of a batch that was opened.
+    """The record block of a batch that was opened, of ``size`` bytes.
 
-    Attributes:
-        footer: The batch's.
-        size: Bytes of the block.
-        file: The block as a Parquet file.
-        block: The block itself, when splitting it in Python is quicker.
+    ``file`` is the block as a Parquet file; or ``block`` the block itself, where splitting it in
+    Python is faster.
     """
 
     footer: BatchFooter
@@ -376,21 +347,14 @@ class ArrowBlock:
     block: bytes | memoryview = b""
 
     def whole(self) -> Iterator[pa.Array]:
-        """All records, in one array of type ``binary``.
-
-        Raises:
-            CorruptBatch: The block does not hold the records the footer counts. Nothing else.
-        """
+        """All records, in one array of type ``binary``; only raises ``CorruptBatch``."""
         return self._arrays(lambda reader: reader.read(use_threads=False).column(0).chunks)
 
     def pieces(self, piece_bytes: int) -> Iterator[pa.Array]:
         """All records, in order, in arrays of about so many bytes if records are alike.
 
         An array is made when it is asked for. So memory is that of one array, and stays in the
-        CPU's caches until the array is used.
-
-        Raises:
-            CorruptBatch: As :meth:`whole`, where the fault is: maybe after good arrays.
+        CPU's caches until the array is used. ``CorruptBatch`` may follow after good arrays.
         """
         rows = max(1, self.footer.record_count * piece_bytes // max(1, self.size))
         return self._arrays(
@@ -404,7 +368,7 @@ class ArrowBlock:
         if self.file is None:
             yield _array_of(split_records(self.block, count))
             return
-        import pyarrow.parquet as pq
+        import pyarrow.parquet as pq  # 40 ms: see the top
 
         rows = size = 0
         try:

@@ -50,11 +50,7 @@ class BatchFooter:
 
 
 def join_records(values: Sequence[BytesLike]) -> bytes:
-    """:func:`encode_block` of values whose ``len`` is their size in bytes.
-
-    Raises:
-        InvalidInput: A record exceeds 2^32 - 1 bytes.
-    """
+    """:func:`encode_block` of values whose ``len`` is their size in bytes."""
     pieces: list[BytesLike] = [b""] * (2 * len(values))
     try:
         try:
@@ -73,9 +69,8 @@ def join_records(values: Sequence[BytesLike]) -> bytes:
 def encode_block(records: Iterable[BytesLike]) -> bytes:
     """Length-prefix the records, back to back.
 
-    Raises:
-        InvalidInput: A record is not bytes-like, is not contiguous, or exceeds 2^32 - 1 bytes;
-            the message names its index.
+    ``InvalidInput``, with the index, for a record that is not bytes-like, is not contiguous, or
+    exceeds 2^32 - 1 bytes.
     """
     return join_records([_flat(index, record) for index, record in enumerate(records)])
 
@@ -97,11 +92,7 @@ def _flat(index: int, record: object) -> BytesLike:
 
 
 def parse_footer(data: BytesLike) -> BatchFooter:
-    """Read and check the last 7 bytes.
-
-    Raises:
-        CorruptBatch: Too short, another version, or an unknown compression.
-    """
+    """Read and check the last 7 bytes."""
     if len(data) < FOOTER_SIZE:
         raise CorruptBatch(
             f"batch has {len(data)} bytes, less than its {FOOTER_SIZE}-byte footer: it is "
@@ -110,8 +101,7 @@ def parse_footer(data: BytesLike) -> BatchFooter:
     kind, record_count, version = _FOOTER.unpack_from(data, len(data) - FOOTER_SIZE)
     if version != VERSION:
         block = len(data) - FOOTER_SIZE
-        # What was cut or overwritten ends with any two bytes. Only a footer that is right in all
-        # else can be believed.
+        # A damaged object may end with any two bytes: the version counts if the rest is right.
         if kind > max(Compression) or (kind == Compression.NONE and record_count * 4 > block):
             raise CorruptBatch(
                 f"it was cut or overwritten: its {len(data)} bytes begin with "
@@ -130,11 +120,7 @@ def parse_footer(data: BytesLike) -> BatchFooter:
 
 
 def check_block(size: int, footer: BatchFooter, max_bytes: int) -> None:
-    """Whether a block of this size can hold the footer's records, before any allocation.
-
-    Raises:
-        CorruptBatch: The block exceeds the cap or cannot hold the counted records.
-    """
+    """Refuse a block that exceeds the cap or cannot hold the footer's records."""
     if size > max_bytes:
         raise CorruptBatch(
             f"record block has {size} bytes, more than max_batch_bytes {max_bytes}. Raise "
@@ -158,27 +144,17 @@ def largest_object(max_bytes: int) -> int:
 
 
 def split_records(block: bytes | memoryview, record_count: int) -> list[bytes]:
-    """Cut a record block into its records.
-
-    Raises:
-        CorruptBatch: A record runs past the end, or bytes are left over.
-    """
+    """Cut a record block into its records."""
     records: list[bytes] = []
     append, unpack = records.append, _LENGTH.unpack_from
     position, end = 0, len(block)
     for index in range(record_count):
         start = position + 4
         if start > end:
-            raise CorruptBatch(
-                f"record {index} of {record_count} starts at byte {position} of {end}: the block "
-                "is truncated"
-            )
+            raise _truncated(index, record_count, f"starts at byte {position} of {end}")
         position = start + unpack(block, position)[0]
         if position > end:
-            raise CorruptBatch(
-                f"record {index} of {record_count} ends at byte {position} of {end}: the block "
-                "is truncated"
-            )
+            raise _truncated(index, record_count, f"ends at byte {position} of {end}")
         append(bytes(block[start:position]))  # no copy of a whole view: it may be large
     if position != end:
         # failure F20: a patched count would hide records; the reference decoder ignores the rest.
@@ -189,16 +165,17 @@ def split_records(block: bytes | memoryview, record_count: int) -> list[bytes]:
     return records
 
 
+def _truncated(index: int, record_count: int, where: str) -> CorruptBatch:
+    return CorruptBatch(f"record {index} of {record_count} {where}: the block is truncated")
+
+
 def seal_block(
     block: bytes | memoryview | Sequence[bytes | memoryview],
     record_count: int,
     compression: Compression,
     level: int = 1,
 ) -> bytes:
-    """Compress a record block and add the footer: a whole batch object.
-
-    Arguments and errors are those of :func:`seal_pieces`.
-    """
+    """As :func:`seal_pieces`, as one whole batch object."""
     return b"".join(seal_pieces(block, record_count, compression, level))
 
 
@@ -208,16 +185,10 @@ def seal_pieces(
     compression: Compression,
     level: int = 3,
 ) -> list[bytes | memoryview]:
-    """As :func:`seal_block`, in pieces that lie one behind the other in the object.
+    """Compress one or several record blocks and add the footer: the batch object, in pieces.
 
-    Args:
-        block: From :func:`encode_block` or :func:`.encode_arrow_block`; or several.
-        record_count: Records in it.
-        compression: ``NONE`` or ``ZSTD``.
-        level: Zstandard level, 1 to 22; readers take any. OpenData RFC 0001 uses 3.
-
-    Raises:
-        InvalidInput: The count does not fit a u32 (failure F34) or cannot be the block's.
+    ``level`` is Zstandard's, 1 to 22; readers take any, and OpenData RFC 0001 uses 3.
+    ``InvalidInput`` for a count that does not fit a u32 (failure F34) or cannot be the block's.
     """
     if not 0 <= record_count <= U32_MAX:
         raise InvalidInput(f"a batch of {record_count} records: at most {U32_MAX}. Split it")
@@ -237,11 +208,7 @@ def seal_pieces(
 def encode_batch(
     records: Iterable[BytesLike], compression: Compression = Compression.NONE, level: int = 1
 ) -> bytes:
-    """A whole batch object from its records, in order.
-
-    Raises:
-        InvalidInput: See :func:`encode_block` and :func:`seal_block`.
-    """
+    """A whole batch object from its records, in order."""
     values = list(records)
     return seal_block(encode_block(values), len(values), compression, level)
 
@@ -249,17 +216,9 @@ def encode_batch(
 def open_batch(
     data: BytesLike, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> tuple[BatchFooter, bytes | memoryview]:
-    """Check the footer and return the record block, decompressed.
+    """Check a batch object's footer, and decompress its block to at most ``max_bytes``.
 
-    Args:
-        data: The whole batch object.
-        max_bytes: Cap on the decompressed block.
-
-    Returns:
-        The footer, and the block: a view of ``data`` when it is not compressed.
-
-    Raises:
-        CorruptBatch: The object breaks the format or exceeds the cap.
+    The block is a view of ``data`` when it is not compressed.
     """
     footer = parse_footer(data)
     stored = memoryview(data)[: len(data) - FOOTER_SIZE]
@@ -273,12 +232,8 @@ def open_batch(
 def decode_batch(data: BytesLike, max_bytes: int = DEFAULT_MAX_BYTES) -> list[bytes]:
     """The records of a batch object, in order.
 
-    Args:
-        data: The whole object.
-        max_bytes: Cap on the decompressed record block.
-
-    Raises:
-        CorruptBatch: The object breaks the format or exceeds the cap. Nothing else.
+    Raises ``CorruptBatch``, and nothing else, where the object breaks the format or its
+    decompressed record block exceeds ``max_bytes``.
     """
     footer, block = open_batch(data, max_bytes)
     return split_records(block, footer.record_count)

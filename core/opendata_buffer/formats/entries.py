@@ -64,13 +64,7 @@ class NewEntry:
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """A queued batch.
-
-    Attributes:
-        sequence: Position in the queue.
-        location: Key of the batch object.
-        metadata: Ranges of its records, by ``start_index``.
-    """
+    """A queued batch; ``metadata`` are ranges of its records, by ``start_index``."""
 
     sequence: int
     location: str
@@ -102,16 +96,9 @@ def _bad_header(at: int, length: int, sequence: int, expected: int, body: int) -
 
 
 def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[QueueEntry, int]:
-    """The entry at byte ``at`` and where it ends; every length is checked before it is used.
+    """The entry at byte ``at`` and where it ends; at byte ``body`` all entries end.
 
-    Args:
-        raw: The manifest.
-        at: Where the entry starts.
-        expected: Its sequence.
-        body: Where the entries end and the footer begins.
-
-    Raises:
-        CorruptManifest: The entry breaks the format or has another sequence.
+    Its sequence must be ``expected``. Every length is checked before it is used.
     """
     if body - at < LEAST_SIZE:
         raise _bad_header(at, 0, expected, expected, body)
@@ -170,11 +157,7 @@ def _bad_item(sequence: int, index: int, count: int, part: str, left: int) -> Co
 
 
 def encode_entry(sequence: int, entry: NewEntry, pieces: list[BytesLike]) -> None:
-    """Append the entry's bytes to ``pieces``.
-
-    Raises:
-        InvalidInput: A value does not fit its field (failure F34).
-    """
+    """Append the entry's bytes; ``InvalidInput`` where a value does not fit (failure F34)."""
     try:
         location = entry.location.encode()
     except UnicodeEncodeError as error:
@@ -212,17 +195,9 @@ def encode_entry(sequence: int, entry: NewEntry, pieces: list[BytesLike]) -> Non
 def entry_starts(
     raw: bytes, known: Sequence[int], first_sequence: int, wanted: int, body: int
 ) -> tuple[tuple[int, ...], int]:
-    """Where the first entries start, and where the last of them ends; decodes nothing.
+    """Where the ``wanted`` first entries start, and where the last of them ends; decodes nothing.
 
-    Args:
-        raw: The manifest.
-        known: Where some of them start, if that was found out before.
-        first_sequence: Of the first entry.
-        wanted: How many entries.
-        body: Where the entries end and the footer begins.
-
-    Raises:
-        CorruptManifest: A header says that its entry does not fit, or has another sequence.
+    ``known`` are the starts that were found out before. At byte ``body`` the entries end.
     """
     starts = list(known)
     add, unpack = starts.append, _ORDER.unpack_from
@@ -257,14 +232,7 @@ def whole_locations(raw: bytes, starts: Sequence[int], body: int) -> list[str]:
 
 
 def find_location(raw: bytes, location: str, at: int, body: int) -> int | None:
-    """Where the next entry would start that has these bytes, which may also be a payload's.
-
-    Args:
-        raw: The manifest.
-        location: What to look for.
-        at: Where the entry may start at the earliest.
-        body: Where the entries end and the footer begins.
-    """
+    """Where the next entry from byte ``at`` on has this location, if that is no payload's bytes."""
     encoded = location.encode()
     if len(encoded) > MAX_LOCATION_BYTES:
         return None
@@ -273,10 +241,7 @@ def find_location(raw: bytes, location: str, at: int, body: int) -> int | None:
 
 
 def salvage_entries(raw: bytes) -> list[QueueEntry]:
-    """The entries at the front of a damaged manifest, up to the damage; none when it is there.
-
-    An entry counts only if it is whole and follows the one before by one.
-    """
+    """The entries at the front of a damaged manifest that are whole, and follow one another."""
     found: list[QueueEntry] = []
     at = 0
     while len(raw) - at >= LEAST_SIZE:

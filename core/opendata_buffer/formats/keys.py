@@ -16,11 +16,7 @@ MAX_KEY_BYTES = 1024
 """Longest object key, UTF-8 bytes: the limit of S3."""
 
 MAX_PREFIX_BYTES = 744
-"""Longest data prefix: leaves room for ``/app=<200>/batch=<19>/<ULID>.batch`` in a key.
-
-A message's batch that has a transaction, too, needs 45 bytes more: :func:`batch_key` refuses what
-does not fit.
-"""
+"""Longest data prefix: leaves room for ``/app=<200>/batch=<19>/<ULID>.batch`` in a key."""
 
 MAX_LOCATION_BYTES = 65_535
 """Longest location a manifest can hold (``location_len`` is a u16)."""
@@ -71,16 +67,12 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class BatchLocation:
-    """What the name of a batch object says.
+    """The parts of a batch object's name.
 
-    Attributes:
-        ulid: 26 characters; of the batch, or of the run of the producer that wrote it.
-        timestamp_ms: The ULID's time, milliseconds since the Unix epoch, by the writer's clock.
-            The batch was not written before it; a run's batches may be much younger.
-        txn: The transaction in the directory part, if any.
-        message: The version 1 UUID in the directory part, if any: producer, clock and flags, as
-            :func:`.parse_uuid` reads them. Where there is one, it alone
-            says when the batch counts; ``txn`` then only names its writer.
+    ``ulid`` is that of the batch, or of the run of the producer that wrote it. ``timestamp_ms`` is
+    its time, milliseconds since the Unix epoch, by the writer's clock; a run's batches may be much
+    younger. ``message`` is a version 1 UUID, as :func:`.parse_uuid` reads it. It alone decides when
+    the batch counts; ``txn`` beside it only names the writer.
     """
 
     ulid: str
@@ -112,14 +104,9 @@ def _fault(key: str, max_bytes: int) -> str | None:
 def check_key(name: str, key: object, max_bytes: int = MAX_KEY_BYTES) -> None:
     """Refuse a key that some store cannot hold under its very name.
 
-    Args:
-        name: The setting the key came from, for the message.
-        key: Relative to the store's root.
-        max_bytes: The longest one, in UTF-8.
-
-    Raises:
-        InvalidInput: Empty, absolute, ``//``, ``.`` or ``..`` segments, control characters,
-            too long, or not valid Unicode.
+    ``InvalidInput``, with the ``name`` of the setting, for a key that is empty, absolute, longer
+    than ``max_bytes`` of UTF-8, or no valid Unicode, or that has control characters, ``//``, or
+    a segment ``.`` or ``..``.
     """
     if not isinstance(key, str):
         raise InvalidInput(f"{name} is {key!r}: use text such as 'ingest/events'")
@@ -136,11 +123,7 @@ def is_ulid(text: str) -> bool:
 
 
 def ulid_timestamp_ms(ulid: str) -> int:
-    """Milliseconds since the Unix epoch that the ULID was made at, by its maker's clock.
-
-    Raises:
-        InvalidInput: Not a ULID.
-    """
+    """Milliseconds since the Unix epoch that the ULID was made at, by its maker's clock."""
     if not is_ulid(ulid):
         raise InvalidInput(f"{ulid!r} is not a ULID: 26 characters of {_ALPHABET}")
     timestamp = 0
@@ -150,11 +133,7 @@ def ulid_timestamp_ms(ulid: str) -> int:
 
 
 def later_ulid(ulid: str, milliseconds: int) -> str:
-    """The ULID of a later time, with the same random part.
-
-    Raises:
-        InvalidInput: ``ulid`` is not a ULID.
-    """
+    """The ULID of a later time, with the same random part."""
     timestamp_ms = ulid_timestamp_ms(ulid) + milliseconds
     time = "".join(_ALPHABET[timestamp_ms >> shift & 31] for shift in range(45, -1, -5))
     return time + ulid[10:]
@@ -163,19 +142,10 @@ def later_ulid(ulid: str, milliseconds: int) -> str:
 def batch_key(
     prefix: str, ulid: str, txn: Transaction | None = None, message: uuid.UUID | None = None
 ) -> str:
-    """Name of a batch object.
+    """Name of a batch object: ``<prefix>/[app=<app>/batch=<n>/][message=<uuid>/]<ULID>.batch``.
 
-    ``<prefix>/[app=<app>/batch=<n>/][message=<uuid>/]<ULID>.batch``
-
-    Args:
-        prefix: The queue's data prefix.
-        ulid: Of the batch.
-        txn: The transaction of its writer.
-        message: Its identity as a message, a version 1 UUID.
-
-    Raises:
-        InvalidInput: ``ulid`` is not a ULID, ``message`` is of another version, or the name with
-            both ``txn`` and ``message`` is longer than a key may be.
+    ``InvalidInput`` for an ``ulid`` that is none, a ``message`` that is no version 1 UUID, or a
+    name with both ``txn`` and ``message`` that is longer than a key may be.
     """
     if not is_ulid(ulid):
         raise InvalidInput(f"{ulid!r} is not a ULID: 26 characters of {_ALPHABET}")
@@ -236,13 +206,7 @@ def _location_ulid(location: str) -> str | None:
 
 
 def tagged_ulid(ulid: str, tag: str) -> str:
-    """The ULID with the tag of a writer in place of its first random characters.
-
-    Its time and 50 random bits stay.
-
-    Raises:
-        InvalidInput: The result is not a ULID.
-    """
+    """The ULID with a writer's tag for its first random characters; time and 50 bits stay."""
     tagged = ulid[:_TAG_FROM] + tag + ulid[_TAG_TO:]
     if len(tag) != _TAG_TO - _TAG_FROM or not is_ulid(tagged):
         raise InvalidInput(f"{ulid!r} with the tag {tag!r} is not a ULID")

@@ -49,13 +49,7 @@ _HEAD = struct.Struct("<IQH")  # of the first entry: its length, sequence, lengt
 
 
 class Footer(NamedTuple):
-    """What the footer says.
-
-    Attributes:
-        entry_count: Batches queued.
-        next_sequence: What the next appended entry gets.
-        epoch: Of the consumer that owns the queue; 0 before the first one.
-    """
+    """The footer's values, as :class:`Manifest` describes them."""
 
     entry_count: int
     next_sequence: int
@@ -67,26 +61,21 @@ class Footer(NamedTuple):
 
     @classmethod
     def parse(cls, data: bytes) -> Footer:
-        """Read the footer of a whole manifest, and check it against the size of what it counts.
-
-        Raises:
-            CorruptManifest: The bytes are no v1 manifest.
-        """
+        """Read the footer of a whole manifest, and check it against the size of what it counts."""
         body = len(data) - FOOTER_SIZE
         if body < 0:
             raise _no_footer(data)
         count, next_sequence, epoch, version = _FOOTER.unpack_from(data, body)
         if version != VERSION:
-            # The version lies behind the entries, so of a damaged manifest it is any two bytes.
-            # Only a footer that is right in all else can be believed.
+            # A damaged manifest may end with any two bytes, so its version counts only if the
+            # rest of the footer is right.
             if count * LEAST_SIZE > body or count > next_sequence or (count == 0) != (body == 0):
                 raise _no_footer(data)
             raise CorruptManifest(
                 f"manifest has version {version}, this library reads version {VERSION}: a later "
                 "release wrote it. Upgrade here before you go on."
             )
-        # failure F16: bytes without a count would be dropped unread; a count without bytes is
-        # damage.
+        # failure F16: bytes without a count would be dropped unread.
         if count * LEAST_SIZE > body or (count == 0 and body):
             raise CorruptManifest(
                 f"manifest counts {count} entries but they have {body} bytes. {REMEDY}"
@@ -102,20 +91,21 @@ class Footer(NamedTuple):
 def _no_footer(data: bytes) -> CorruptManifest:
     """The error about bytes that do not end as a manifest: what happened to them."""
     size = len(data)
-    mend = (
-        "Restore the object's latest version (bucket versioning), or stop producers, consumers "
-        "and collectors and run 'opendata-buffer manifest rebuild'."
-    )
     if not size:
-        return CorruptManifest(f"manifest is empty: 0 bytes were written over it. {mend}")
-    if _begins_with_entry(data):
-        return CorruptManifest(
+        fault = "manifest is empty: 0 bytes were written over it"
+    elif _begins_with_entry(data):
+        fault = (
             f"manifest is truncated: its {size} bytes begin with an entry and do not end with the "
-            f"{FOOTER_SIZE}-byte footer. {mend}"
+            f"{FOOTER_SIZE}-byte footer"
+        )
+    else:
+        fault = (
+            f"manifest was overwritten: its {size} bytes begin with {data[:16]!r} and are no "
+            "manifest"
         )
     return CorruptManifest(
-        f"manifest was overwritten: its {size} bytes begin with {data[:16]!r} and are no manifest. "
-        f"{mend}"
+        f"{fault}. Restore the object's latest version (bucket versioning), or stop producers, "
+        "consumers and collectors and run 'opendata-buffer manifest rebuild'."
     )
 
 
@@ -138,29 +128,23 @@ def _begins_with_entry(data: bytes) -> bool:
 class Manifest:
     """One immutable version of a queue manifest.
 
-    Make one with :meth:`empty` or :meth:`parse`; every change returns a new manifest.
-
-    Attributes:
-        raw: The bytes on storage.
-        entry_count: Batches queued.
-        next_sequence: What the next appended entry gets.
-        epoch: Of the consumer that owns the queue; 0 before the first one.
-        first_sequence: Of the oldest entry; ``next_sequence`` when the queue is empty.
+    Make one with :meth:`empty` or :meth:`parse`; every change returns a new manifest. The next
+    appended entry gets ``next_sequence``. ``epoch`` is that of the consumer that owns the queue, 0
+    before the first one.
     """
 
     raw: bytes
     entry_count: int = field(compare=False)
     next_sequence: int = field(compare=False)
     epoch: int = field(compare=False)
-    # Where the entries start, as far as they were walked: a cache, replaced as a whole so that
-    # threads may share a manifest.
+    # Where the first entries start: a cache, replaced as a whole so that threads may share it.
     _starts: tuple[int, ...] = field(default=(), compare=False)
     # Key and store, and the arguments of a command, for errors.
     _name: tuple[str, str] = field(default=("", ""), compare=False)
 
     @property
     def first_sequence(self) -> int:
-        """Sequence of the oldest entry."""
+        """Sequence of the oldest entry; ``next_sequence`` when the queue is empty."""
         return self.next_sequence - self.entry_count
 
     @property
@@ -193,11 +177,7 @@ class Manifest:
 
     @classmethod
     def starting_at(cls, next_sequence: int, epoch: int) -> Manifest:
-        """An empty manifest of a queue that has reached this sequence and epoch.
-
-        Raises:
-            InvalidInput: A value does not fit its field.
-        """
+        """An empty manifest of a queue that has reached this sequence and epoch."""
         if not 0 <= next_sequence <= _U64_MAX or not 0 <= epoch <= SEALED_EPOCH:
             raise InvalidInput(
                 f"next sequence {next_sequence} and epoch {epoch} must not be negative, nor above "
@@ -212,9 +192,6 @@ class Manifest:
 
         Constant time: the entries behind the first are checked when they are read
         (:meth:`entries`) or dropped.
-
-        Raises:
-            CorruptManifest: The bytes are no v1 manifest.
         """
         data = raw if type(raw) is bytes else bytes(raw)
         self = cls(data, *Footer.parse(data))
@@ -226,22 +203,14 @@ class Manifest:
         return self
 
     def named(self, place: str, arguments: str) -> Manifest:
-        """The same manifest with a name for its errors, as have all that are made of it.
-
-        Args:
-            place: Key and store, as text.
-            arguments: The arguments that name the queue on the command line.
-        """
+        """The same manifest, with its place and the command line's arguments for its errors."""
         return Manifest(self.raw, *self._footer, self._starts, (place, arguments))
 
     def append(self, entries: Sequence[NewEntry]) -> Manifest:
         """A manifest with the entries behind the present ones, in order.
 
-        The present entries are copied as bytes, once, and never decoded.
-
-        Raises:
-            InvalidInput: A value does not fit its field; the message names the entry. Checked
-                before anything is built (failure F34).
+        The present entries are copied as bytes, once, and never decoded. ``InvalidInput`` names an
+        entry with a value that does not fit its field (failure F34).
         """
         count = self.entry_count + len(entries)
         next_sequence = self.next_sequence + len(entries)
@@ -260,13 +229,10 @@ class Manifest:
     def drop_through(self, sequence: int) -> Manifest:
         """A manifest without the entries up to and including ``sequence``.
 
-        All entry headers are walked first, so that a manifest whose count and bytes disagree is
+        All entry headers are checked first, so that a manifest whose count and bytes disagree is
         never written back (failure F16); what stays is copied as bytes. Returns this manifest
-        when there is nothing to drop.
-
-        Raises:
-            InvalidInput: ``sequence`` is not queued yet (failure F27).
-            CorruptManifest: The entries break the format.
+        when there is nothing to drop. ``InvalidInput`` for a ``sequence`` that is not queued yet
+        (failure F27).
         """
         if sequence >= self.next_sequence:
             raise InvalidInput(
@@ -276,26 +242,21 @@ class Manifest:
         dropped = sequence - self.first_sequence + 1
         if dropped <= 0:
             return self
-        starts = self._walk(self.entry_count)
+        starts = self._find_starts(self.entry_count)
         count = self.entry_count - dropped
         cut = starts[dropped] if count else self._body
         kept = memoryview(self.raw)[cut:-FOOTER_SIZE]
         return self._changed([kept], self._footer._replace(entry_count=count))
 
     def replace(self, sequence: int, entry: NewEntry) -> Manifest:
-        """A manifest with another entry at a sequence; everything else is copied as bytes.
-
-        Raises:
-            InvalidInput: ``sequence`` is not queued, or a value does not fit its field.
-            CorruptManifest: The entries break the format.
-        """
+        """A manifest with another entry at a sequence; everything else is copied as bytes."""
         index = sequence - self.first_sequence
         if not 0 <= index < self.entry_count:
             raise InvalidInput(
                 f"sequence {sequence} is not queued: the queue holds {self.first_sequence} to "
                 f"{self.next_sequence - 1}"
             )
-        starts = (*self._walk(self.entry_count), self._body)
+        starts = (*self._find_starts(self.entry_count), self._body)
         whole = memoryview(self.raw)
         pieces: list[BytesLike] = [whole[: starts[index]]]
         encode_entry(sequence, entry, pieces)
@@ -305,10 +266,8 @@ class Manifest:
     def with_epoch(self, epoch: int) -> Manifest:
         """The same entries under another consumer epoch.
 
-        Raises:
-            InvalidInput: The epoch is lower than the present one, or not below 2^63.
-            CorruptManifest: The present epoch leaves no higher one. Honest consumers never get
-                there, so it was forged (failure F10).
+        ``CorruptManifest`` where the present epoch leaves no higher one: consumers count up by one
+        and never get there, so it was forged (failure F10).
         """
         if epoch == self.epoch:
             return self
@@ -328,24 +287,17 @@ class Manifest:
         return self._changed([memoryview(self.raw)[:-FOOTER_SIZE]], footer, self._starts)
 
     def entries(self, start: int | None = None, limit: int | None = None) -> tuple[QueueEntry, ...]:
-        """Entries from sequence ``start`` on, decoded strictly.
+        """Up to ``limit`` entries from sequence ``start`` on, decoded strictly.
 
-        The headers of the entries before ``start`` are walked, and the walk is kept, so reading
-        a manifest piece by piece walks it once.
-
-        Args:
-            start: First sequence wanted. Default: the oldest. Entries already dropped are not
-                an error here: compare with :attr:`first_sequence`.
-            limit: Most entries returned. Default: all.
-
-        Raises:
-            CorruptManifest: An entry read or walked over breaks the format.
+        Reading a manifest piece by piece goes over the headers before ``start`` only once. A
+        ``start`` that was dropped is no error here: compare with :attr:`first_sequence`.
+        ``CorruptManifest`` where an entry up to the last one read breaks the format.
         """
         skip = 0 if start is None else max(start - self.first_sequence, 0)
         end = self.entry_count if limit is None else min(skip + max(limit, 0), self.entry_count)
         if skip >= end:
             return ()
-        starts, body = self._walk(end), self._body
+        starts, body = self._find_starts(end), self._body
         try:
             return tuple(
                 decode_entry(self.raw, starts[index], self.first_sequence + index, body)[0]
@@ -355,14 +307,10 @@ class Manifest:
             raise self._named_error(error) from None
 
     def age_s(self, now_ms: int, start: int | None = None) -> float | None:
-        """How long ago an entry was written, by its writer's clock and ours; never negative.
+        """Seconds since the first entry from ``start`` on was written; never negative.
 
-        Args:
-            now_ms: Milliseconds since the Unix epoch.
-            start: The first entry from this sequence on. Default: the oldest.
-
-        Returns:
-            Seconds; None when there is no such entry, or it has no time.
+        By the clocks of its writer and of this process, whose ``now_ms`` is milliseconds since the
+        Unix epoch. None when there is no such entry, or it has no time.
         """
         first = next(iter(self.entries(start, 1)), None)
         written_ms = None if first is None else first.time_ms
@@ -371,34 +319,23 @@ class Manifest:
     def locations(self) -> list[str]:
         """Locations of all entries, in order; several times faster than :meth:`entries`.
 
-        Headers and locations are checked, metadata is not looked at.
-
-        Raises:
-            CorruptManifest: An entry's header or location breaks the format.
+        Headers and locations are checked, metadata is not.
         """
-        starts = self._walk(self.entry_count)
+        starts = self._find_starts(self.entry_count)
         found = whole_locations(self.raw, starts, self._body)
-        if len(found) < len(starts):  # decoding it strictly raises the error
-            at = len(found)
-            try:
-                decode_entry(self.raw, starts[at], self.first_sequence + at, self._body)
-            except CorruptManifest as error:
-                raise self._named_error(error) from None
+        if len(found) < len(starts):
+            self.entries(self.first_sequence + len(found), 1)  # raises the error
             raise AssertionError("a location that does not fit its entry was decoded")
         return found
 
     def find(self, location: str) -> int | None:
         """Sequence of the entry with this location, the oldest if there are several.
 
-        A search of the bytes, so that a miss costs no decoding; a hit is confirmed by walking
-        the entries, because payloads may hold any bytes.
-
-        Raises:
-            CorruptManifest: There was a hit and the entries break the format.
+        A miss costs no decoding; a hit in the bytes is confirmed by the starts of the entries.
         """
         at = find_location(self.raw, location, 0, self._body)
         while at is not None:
-            starts = self._walk(self.entry_count)
+            starts = self._find_starts(self.entry_count)
             index = bisect_left(starts, at)
             if index < len(starts) and starts[index] == at:
                 return self.first_sequence + index
@@ -416,7 +353,7 @@ class Manifest:
         """What follows this one: other entries, of which the first stand at ``starts``."""
         return Manifest(b"".join((*body, footer.pack())), *footer, starts, self._name)
 
-    def _walk(self, wanted: int) -> tuple[int, ...]:
+    def _find_starts(self, wanted: int) -> tuple[int, ...]:
         """Where the first ``wanted`` entries start, checking headers, order and fit."""
         if len(self._starts) >= wanted:
             return self._starts
@@ -455,9 +392,6 @@ def check_transition(before: Manifest, after: Manifest) -> None:
 
     Epoch, next sequence and first sequence never fall, whichever change made it (failures F4,
     F10, F11, F15).
-
-    Raises:
-        CorruptManifest: Names the value that fell and both of its values.
     """
     for name in ("epoch", "next_sequence", "first_sequence"):
         old, new = getattr(before, name), getattr(after, name)

@@ -1,9 +1,8 @@
 """The small JSON objects beside a manifest: how each of them is read and written. Pure.
 
-Owner marker, commit record, a broker's announcement, a topic's description and the others are
-each one JSON object with a ``version``. :class:`Sidecar` has the name of one kind and the remedy
-for an object that cannot be read; :class:`Fields` gives its fields by name, type and range. The
-module that owns the object knows which fields there are and what they mean.
+Owner marker, commit record, a topic's description and the others are each one JSON object with a
+``version``. :class:`Sidecar` has the name of one kind and the remedy for an object that cannot be
+read; :class:`Fields` gives its fields by name, type and range.
 
 A later release may add fields without another version: readers pass them over, and a writer of
 the object keeps them (:meth:`Fields.others`).
@@ -34,12 +33,9 @@ T = TypeVar("T")
 class Sidecar:
     """One kind of small object.
 
-    Attributes:
-        name: What errors call it: ``the owner marker``.
-        remedy: What to do about one that cannot be read, in whole sentences.
-        version: The version that is written; this one and all before it are read.
-        max_bytes: A larger one is not read.
-        confidential: It holds a secret: errors show none of its bytes.
+    Errors have its ``name``, such as ``the owner marker``, and the ``remedy``, in whole sentences;
+    of a ``confidential`` one they show no bytes. ``version`` is written; it and all before it are
+    read.
     """
 
     name: str
@@ -51,8 +47,7 @@ class Sidecar:
     def decode(self, data: bytes) -> Fields:
         """The fields of an object's bytes.
 
-        Raises:
-            CorruptData: They are too many, no JSON object, or of a later version.
+        ``CorruptData`` where they are too many, no JSON object, or of a later version.
         """
         if len(data) > self.max_bytes:
             raise self.unreadable(
@@ -76,12 +71,7 @@ class Sidecar:
         return fields
 
     def encode(self, own: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> bytes:
-        """The bytes of an object, one line of JSON.
-
-        Args:
-            own: The fields besides ``version``, in order.
-            others: Fields of later releases, which come first.
-        """
+        """The bytes of an object, one line of JSON: fields of later releases, version, own ones."""
         fields = {**(others or {}), "version": self.version, **own}
         try:
             return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
@@ -98,14 +88,9 @@ _REQUIRED: Final[Any] = object()
 
 
 class Fields:
-    """The fields of one object, or of an object inside it.
+    """The fields of one object, or of an object inside it at a path such as ``partitions[3].``.
 
-    A field with a default may be missing or null.
-
-    Args:
-        sidecar: Of which kind the object is.
-        values: Its fields.
-        path: Where it lies in the whole object, such as ``partitions[3].``.
+    A field with a default may be missing or null. All methods raise ``CorruptData``.
     """
 
     __slots__ = ("_path", "_read", "_sidecar", "_values")
@@ -121,11 +106,7 @@ class Fields:
     @overload
     def text(self, name: str, default: T) -> str | T: ...
     def text(self, name: str, default: Any = _REQUIRED) -> Any:
-        """A text.
-
-        Raises:
-            CorruptData: It is none, or missing; so do all the others.
-        """
+        """A text."""
         return self._get(name, default, lambda value: isinstance(value, str), "a text")
 
     @overload
@@ -141,21 +122,17 @@ class Fields:
             name, default, lambda value: is_number(value, least, most), f"a whole number {limit}"
         )
 
-    @overload
-    def items(self, name: str) -> list[Any]: ...
-    @overload
-    def items(self, name: str, default: T) -> list[Any] | T: ...
-    def items(self, name: str, default: Any = _REQUIRED) -> Any:
+    def items(self, name: str, default: list[Any] = _REQUIRED) -> list[Any]:
         """A list of anything."""
-        return self._get(name, default, lambda value: isinstance(value, list), "a list")
+        found: list[Any] = self._get(name, default, lambda each: isinstance(each, list), "a list")
+        return found
 
-    @overload
-    def mapping(self, name: str) -> dict[str, Any]: ...
-    @overload
-    def mapping(self, name: str, default: T) -> dict[str, Any] | T: ...
-    def mapping(self, name: str, default: Any = _REQUIRED) -> Any:
+    def mapping(self, name: str, default: dict[str, Any] = _REQUIRED) -> dict[str, Any]:
         """A JSON object whose names are not known beforehand."""
-        return self._get(name, default, lambda value: isinstance(value, dict), "a JSON object")
+        found: dict[str, Any] = self._get(
+            name, default, lambda each: isinstance(each, dict), "a JSON object"
+        )
+        return found
 
     def objects(self, name: str) -> list[Fields]:
         """A list of JSON objects, each by its fields."""
@@ -171,12 +148,9 @@ class Fields:
         return {name: self._values[name] for name in self._values if name not in self._read}
 
     def wrong(self, name: str, wanted: str, value: Any = _REQUIRED) -> CorruptData:
-        """The error about a field with a wrong value.
+        """The error about a field that is not what is ``wanted``, such as ``a text``.
 
-        Args:
-            name: Its name.
-            wanted: The type or range that it must have, such as ``a text``.
-            value: The wrong value, where it is no field of its own.
+        ``value`` is the wrong value where it is no field of its own.
         """
         where = f"field {self._path + name!r}"
         if value is _REQUIRED:

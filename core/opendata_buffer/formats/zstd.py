@@ -1,10 +1,10 @@
 """Zstandard with every length proved before memory is taken (RFC 8878; failures F21, F22).
 
-The library's own decoders trust the frame: a declared size is allocated whatever cap is given,
-a second frame is dropped, a truncated stream ends without an error. So the frames are walked
-here first: block headers are three bytes, each block yields at most 128 KiB, and the walk finds
-where every frame ends and the most it can hold. The walk itself is bounded: a frame can be nine
-bytes and hold nothing, so that an object within its size limit could be millions of them.
+zstandard's own decoders trust the frame: a declared size is allocated whatever cap is given,
+a second frame is dropped, a truncated stream ends without an error. So this module reads the
+headers first: block headers are three bytes, each block yields at most 128 KiB, and that shows
+where every frame ends and the most it can hold. The number of frames and blocks is limited: a
+frame can be nine bytes and hold nothing, so that an object could be millions of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from opendata_buffer.errors import CorruptBatch
 _FRAME_MAGIC = 0xFD2FB528
 _SKIPPABLE_MAGIC = 0x184D2A50  # the lowest four bits are free
 _MAX_BLOCK = 128 * 1024
-_LEAST_WINDOW = 8 * 1024 * 1024  # what RFC 8878 tells decoders to support
+_LEAST_WINDOW = 8 * 1024 * 1024  # what RFC 8878 asks decoders to support
 _MOST_WINDOW = 128 * 1024 * 1024  # windowLog 27, zstd's own default limit
 _RESERVED, _RLE = 3, 1
 
@@ -32,14 +32,7 @@ _LEAST_BLOCK = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame.
-
-    Attributes:
-        data: Its bytes.
-        most: Bytes it can decompress to, at most.
-        declared: Whether that is the size its header declares.
-        blocks: Blocks in it.
-    """
+    """One frame: ``most`` bytes it can decompress to; ``declared`` if its header says so."""
 
     data: memoryview
     most: int
@@ -53,26 +46,21 @@ def compress(block: bytes | memoryview, level: int) -> bytes:
 
 
 def plan_frames(data: memoryview, max_bytes: int) -> list[Frame]:
-    """Walk concatenated frames without decompressing.
+    """The frames of concatenated ones, by their headers; nothing is decompressed.
 
-    Args:
-        data: Frames back to back; skippable frames are passed over.
-        max_bytes: Cap on the decompressed size; it also bounds the number of blocks.
-
-    Raises:
-        CorruptBatch: Truncated or malformed frames, bytes that are no frame, a declared size
-            beyond the cap or beyond what the blocks can hold, too large a window, or more
-            frames or blocks than a writer makes of so many bytes.
+    Skippable frames are passed over. ``CorruptBatch`` for truncated or malformed frames, bytes
+    that are no frame, a declared size beyond ``max_bytes`` or beyond what the blocks can hold, too
+    large a window, or more frames or blocks than a writer makes of ``max_bytes``.
     """
     frames: list[Frame] = []
     position, end = 0, len(data)
-    walked, blocks_left = 0, _LEAST_BLOCKS + max_bytes // _LEAST_BLOCK
+    count, blocks_left = 0, _LEAST_BLOCKS + max_bytes // _LEAST_BLOCK
     declared_total = 0
     if not end:
         raise CorruptBatch("zstd block is empty: not even a frame header")
     while position < end:
-        walked += 1
-        if walked > MOST_FRAMES:
+        count += 1
+        if count > MOST_FRAMES:
             raise CorruptBatch(
                 f"zstd block has more than {MOST_FRAMES} frames: a batch is one frame, and no "
                 "writer makes so many"
@@ -150,16 +138,12 @@ def _plan_frame(data: memoryview, at: int, max_bytes: int, blocks_left: int) -> 
 
 
 def _reader(frame: Frame) -> zstandard.ZstdDecompressionReader:
-    # The limit on windows was checked by the walk.
+    # plan_frames checked that the window is not larger.
     return zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW).stream_reader(frame.data)
 
 
 def decompress(data: memoryview, max_bytes: int) -> memoryview:
-    """All frames' content.
-
-    Raises:
-        CorruptBatch: The data is damaged or holds more than ``max_bytes``.
-    """
+    """All frames' content; ``CorruptBatch`` if it is damaged or more than ``max_bytes``."""
     frames = plan_frames(data, max_bytes)
     target = memoryview(bytearray(min(sum(frame.most for frame in frames), max_bytes) + 1))
     return target[: decompress_into(frames, target, max_bytes)]
@@ -168,14 +152,8 @@ def decompress(data: memoryview, max_bytes: int) -> memoryview:
 def decompress_into(frames: list[Frame], target: memoryview, max_bytes: int) -> int:
     """Write all frames' content to the start of ``target``; returns the number of bytes.
 
-    Args:
-        frames: From :func:`plan_frames` with the same cap.
-        target: Writable, one byte longer than ``min(sum of frame.most, max_bytes)``: a byte more
-            than allowed tells a full buffer from an overflow.
-        max_bytes: Cap on the decompressed size.
-
-    Raises:
-        CorruptBatch: The data is damaged or holds more than ``max_bytes``.
+    ``target`` is one byte longer than ``min(sum of frame.most, max_bytes)``: that byte
+    distinguishes a full buffer from an overflow.
     """
     total = 0
     for frame in frames:

@@ -3,8 +3,7 @@
 A change is a pure function from the value as it is (None: no object) to the value as it shall
 be; the same value means that nothing is to be written. :class:`CasObject` reads the object, calls
 the function, writes on the condition that the object is still the one that was read, and looks
-for its own write where an answer was lost. The manifest, the owner marker and the commit record
-are such objects, each with its own codec and checks.
+for its own write where an answer was lost.
 
 A change ends with one of the four outcomes of :mod:`opendata_buffer.outcomes`:
 
@@ -14,11 +13,11 @@ A change ends with one of the four outcomes of :mod:`opendata_buffer.outcomes`:
   last one. Not written, and never will be.
 * ``Vanished``: the object was there and was deleted. Not written, and not created again.
 * ``Unknown``: an attempt may have been written or may still be. A change that may be applied
-  twice is simply repeated; for any other this is the end of what can be known.
+  twice is simply repeated.
 
 Or it raises an error of the change, a check, the codec or the store. A change with a proof was
-then not written, because with an attempt in doubt the outcome would have been ``Unknown``. A
-change without a proof may be applied twice, so its earlier attempts may have been written.
+then not written: with an attempt in doubt the outcome would have been ``Unknown``. Earlier attempts
+of a change without a proof may have been written.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 log = logging.getLogger(__name__)
 
-LAST_LOOK_S = 5.0
+LAST_READ_S = 5.0
 """Seconds beyond the deadline for an attempt that began at it, and for reading what it did."""
 
 
@@ -54,7 +53,6 @@ class CasStore(Get, ConditionalPut, Protocol):
     @property
     def url(self) -> str:
         """The URL that names the store."""
-        ...
 
 
 class OutcomeUnknown(OpenDataBufferError):
@@ -66,20 +64,12 @@ class Proof(Protocol[T_contra]):
 
     def mark(self) -> int:
         """Where the attempt that was decided last would be found; kept while it is in doubt."""
-        ...
 
     def find(self, now: T_contra, marks: Sequence[int]) -> bool:
-        """Whether one of the attempts of this change is in the value read just now.
+        """Whether an attempt, of those in doubt at ``marks``, is in the value read just now.
 
-        Args:
-            now: The value.
-            marks: Of the attempts in doubt. The others surely failed, or were repeated on the
-                way and answered as conflicts.
-
-        Raises:
-            OutcomeUnknown: None is, but one may have been.
+        Raises ``OutcomeUnknown`` where none is, but one may have been.
         """
-        ...
 
 
 class _AmbiguousWrites(Generic[T]):
@@ -90,9 +80,6 @@ class _AmbiguousWrites(Generic[T]):
     * An attempt whose answer was lost is in doubt while the version it was bound to is the
       current one. Bound to an older version it can never be applied any more, so if it is not in
       the object by then it never was (failure F2).
-
-    Args:
-        proof: How the change is recognised; None for one that may be applied twice.
     """
 
     def __init__(self, proof: Proof[T | None] | None) -> None:
@@ -112,30 +99,23 @@ class _AmbiguousWrites(Generic[T]):
         return self._lost[0][0] if self._lost else self._mark
 
     def begin(self) -> None:
-        """An attempt is about to be sent."""
         self._tried = True
         self._mark = self._proof.mark() if self._proof is not None else 0
 
     def applied(self) -> None:
-        """It was written. Earlier ones cannot be any more: they were bound to the version that
-        it replaced, or to older ones."""
+        # Earlier attempts cannot be written any more: they were bound to the version that this
+        # one replaced, or to older ones.
         self._conflict = False
         self._lost.clear()
 
     def conflicted(self) -> None:
-        """It was answered with a conflict."""
         self._conflict = True
 
-    def lost_answer(self, version: str | None) -> None:
-        """It was bound to ``version``, and was not answered."""
-        self._lost.append((self._mark, version))
+    def lost_answer(self, bound_to: str | None) -> None:
+        self._lost.append((self._mark, bound_to))
 
     def found_in(self, now: T | None, version: str | None) -> bool:
-        """Whether the change is in the value and version that were read just now.
-
-        Raises:
-            OutcomeUnknown: It is not, but it may have been.
-        """
+        """Whether the change is in the value and version that were read just now."""
         if not self._tried:
             return False
         found = self._proof is not None and self._proof.find(now, [mark for mark, _ in self._lost])
@@ -167,14 +147,9 @@ class CasObject(Generic[T]):
         runtime: Clock and jitter.
         settings: Deadline of one change, and its backoff.
         max_bytes: A larger object is not read.
-        unreadable: From the fault of an object that was not read to the error; None to raise the
-            store's.
-        check_read: Called with the value known so far and the one read now, when they differ;
-            raises when the second cannot follow the first.
-        check_write: Called with the value that is about to be replaced, or None, and its
-            successor; raises when it must not be written.
-        after_conflict: Seconds to wait after a lost race, asked each time; None for the
-            backoff of any other retry.
+        unreadable: Makes the error about an object that is too large; None raises the store's.
+        check_read: Raises when the value read now cannot follow the one known so far.
+        after_conflict: Seconds to wait after a lost race, asked each time; None for the backoff.
     """
 
     def __init__(
@@ -189,18 +164,16 @@ class CasObject(Generic[T]):
         max_bytes: int,
         unreadable: Callable[[str], CorruptData] | None = None,
         check_read: Callable[[T, T], None] | None = None,
-        check_write: Callable[[T | None, T], None] | None = None,
         after_conflict: Callable[[], float | None] | None = None,
     ) -> None:
+        self.key = key
         self._store = store
-        self._key = key
         self._decode = decode
         self._encode = encode
         self._runtime = runtime
         self._max_bytes = max_bytes
         self._unreadable = unreadable
         self._check_read = check_read
-        self._check_write = check_write
         self._reading = queue_retry(runtime, settings)
         self._deadline_s = settings.cas_deadline_ms / 1000
         self._after_conflict = after_conflict
@@ -216,25 +189,14 @@ class CasObject(Generic[T]):
         """Those that lost a race."""
 
     @property
-    def key(self) -> str:
-        """The object's key."""
-        return self._key
-
-    @property
     def last_seen(self) -> T | None:
         """The value as last read or written; None when no object was seen yet."""
         return self._value
 
     def read(self) -> T | outcomes.Vanished | None:
-        """The value as it is now, or None when there is no object.
+        """The value as it is now; None when there is no object, ``Vanished`` when there was one.
 
-        ``Vanished`` when there was one before. Costs one conditional GET; an unchanged object is
-        not transferred.
-
-        Raises:
-            CorruptData: The object does not decode, or is too large.
-            TransientStorageError: The store did not answer until the deadline.
-            PermanentStorageError: It refused.
+        Costs one conditional GET; an unchanged object is not transferred.
         """
         try:
             with deadline(self._runtime, self._deadline_s):
@@ -255,12 +217,12 @@ class CasObject(Generic[T]):
         Args:
             decide: From the value as it is to the value as it shall be; the same object for no
                 write. It must be pure: it is called once per attempt.
-            proof: How to recognise a change that must not be applied twice.
+            proof: Recognises a change that must not be applied twice; None if it may be.
             from_memory: Begin with the value as last seen, without reading it. Saves a request
-                when this process alone writes, and costs a lost race otherwise. Nothing is
-                refused or left unwritten on the ground of a remembered value.
+                when this process alone writes, and costs a lost race otherwise. A remembered
+                value never is the reason to refuse a change, or not to write.
         """
-        with deadline(self._runtime, self._deadline_s + LAST_LOOK_S):
+        with deadline(self._runtime, self._deadline_s + LAST_READ_S):
             return self._update(decide, proof, from_memory)
 
     def _update(
@@ -308,8 +270,6 @@ class CasObject(Generic[T]):
         before = self._value
         try:
             after = decide(before)
-            if after is not before and after is not None and self._check_write is not None:
-                self._check_write(before, after)
         except Exception:
             if not remembered:
                 raise
@@ -325,15 +285,14 @@ class CasObject(Generic[T]):
         left_s = remaining()
         if left_s is not None and left_s <= 0:
             # A store that is given no time answers "unknown" without having sent anything.
-            raise TransientStorageError(f"no time was left to write {self._key!r}")
+            raise TransientStorageError(f"no time was left to write {self.key!r}")
         version = self._version
         condition = ABSENT if version is None else IfVersion(version)
-        # Until the outcome is known, the remembered value is taken to be out of date; this
-        # also holds when put_if raises.
+        # Until the outcome is known, also when put_if raises, the value may be out of date.
         self._fresh = False
         self.attempts += 1
         writes.begin()
-        outcome = self._store.put_if(self._key, self._encode(after), condition)
+        outcome = self._store.put_if(self.key, self._encode(after), condition)
         match outcome:
             case outcomes.Applied(written):
                 self._value, self._version, self._fresh = after, written, True
@@ -346,7 +305,7 @@ class CasObject(Generic[T]):
             case outcomes.Vanished():
                 raise self._missing()
             case _:
-                log.warning("answer to a write of %s was lost: %s", self._key, outcome.reason)
+                log.warning("answer to a write of %s was lost: %s", self.key, outcome.reason)
                 writes.lost_answer(version)
                 raise _Retry(f"answers were lost: {outcome}")
 
@@ -357,7 +316,7 @@ class CasObject(Generic[T]):
 
     def _read_once(self) -> T | None:
         try:
-            got = self._store.get(self._key, if_changed=self._version, max_bytes=self._max_bytes)
+            got = self._store.get(self.key, if_changed=self._version, max_bytes=self._max_bytes)
         except ObjectNotFound as error:
             if self._version is not None:
                 raise self._missing() from error
@@ -371,7 +330,7 @@ class CasObject(Generic[T]):
             if self._version is None:
                 raise PermanentStorageError(
                     f"store {self._store.url} answered 'not modified' to a plain read of "
-                    f"{self._key!r}"
+                    f"{self.key!r}"
                 )
         else:
             try:
@@ -386,7 +345,7 @@ class CasObject(Generic[T]):
 
     def _named(self, error: CorruptData) -> CorruptData:
         """The error with the object's name: codecs see bytes and cannot say whose they are."""
-        return type(error)(f"{self._key!r} in {self._store.url}: {error}")
+        return type(error)(f"{self.key!r} in {self._store.url}: {error}")
 
     def _missing(self) -> _Missing:
-        return _Missing(f"{self._key!r} in {self._store.url} vanished")
+        return _Missing(f"{self.key!r} in {self._store.url} vanished")

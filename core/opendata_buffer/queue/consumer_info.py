@@ -6,9 +6,8 @@ that claims a queue writes ``<prefix>/_consumer.json``::
     {"version": 1, "epoch": 3, "host": "worker-7", "process": 4711, "program": "Spark",
      "query": "9f0c...", "since_ms": 1767225600000}
 
-Nothing is decided by it. It may be missing, because it could not be written or because a client
-that does not know it claimed the queue. One of an older epoch than the manifest's is about a
-consumer that was fenced.
+Nothing is decided by it. It may be missing: a client that does not know it may have claimed the
+queue. One of an older epoch than the manifest's is about a consumer that was fenced.
 """
 
 from __future__ import annotations
@@ -41,14 +40,9 @@ _DEADLINE_MS = 2_000
 class ConsumerInfo:
     """The consumer that claimed an epoch.
 
-    Attributes:
-        epoch: The epoch.
-        host: Name of the machine.
-        process: Id of its process there.
-        program: Name of its program: ``Spark``, ``opendata-buffer consume``.
-        query: Id of the streaming query; empty when it is none, or not known yet.
-        since_ms: When, milliseconds since the Unix epoch, by the consumer's clock.
-        others: Fields of later versions, kept when the object is written again.
+    ``query`` is the id of the streaming query: empty when it is none, or not known yet.
+    ``since_ms`` is milliseconds since the Unix epoch, by the consumer's clock. ``others`` are
+    fields of later versions, kept when the object is written again.
     """
 
     epoch: int
@@ -67,11 +61,7 @@ class ConsumerInfo:
 
     @classmethod
     def from_json(cls, data: bytes) -> ConsumerInfo:
-        """Read the object's bytes.
-
-        Raises:
-            CorruptData: They are no such object of this version.
-        """
+        """Read the object's bytes; ``CorruptData`` where they are no such object."""
         found = _SIDECAR.decode(data)
         return cls(
             epoch=found.number("epoch"),
@@ -85,19 +75,13 @@ class ConsumerInfo:
 
 
 def write_consumer_info(
-    store: CasStore,
-    config: QueueConfig,
-    runtime: Runtime,
-    epoch: int,
-    *,
-    program: str,
-    query: str = "",
+    store: CasStore, config: QueueConfig, runtime: Runtime, epoch: int, *, program: str
 ) -> None:
     """Note that this process claimed an epoch, unless a later one is noted.
 
     Raises nothing, because nothing depends on the note, and takes two seconds at most.
     """
-    own = ConsumerInfo(epoch, os.uname().nodename, os.getpid(), program, query, runtime.now_ms())
+    own = ConsumerInfo(epoch, os.uname().nodename, os.getpid(), program, "", runtime.now_ms())
 
     def noted(before: ConsumerInfo | None) -> ConsumerInfo:
         if before is not None and before.epoch > epoch:
@@ -123,12 +107,7 @@ def add_query_id(
 def read_consumer_info(
     store: CasStore, config: QueueConfig, runtime: Runtime
 ) -> ConsumerInfo | None:
-    """What was noted last; None when nothing was.
-
-    Raises:
-        CorruptData: It cannot be read.
-        TransientStorageError, PermanentStorageError: The store did not answer.
-    """
+    """What was noted last; None when nothing was."""
     found = _object(store, config, runtime).read()
     return found if isinstance(found, ConsumerInfo) else None
 

@@ -10,19 +10,18 @@ collector of another manifest is refused before it writes a batch or deletes one
 
 * ``manifest`` is relative to the marker, as a link would be: the same queue opened as
   ``s3://bucket`` or as ``s3://bucket/root`` has the same owner.
-* ``id`` is a ULID, drawn once. Positions in a queue are bare sequences, and only the id tells a
-  position of this queue from one of another queue, or of a queue that was deleted and created
-  again (failure F4).
+* ``id`` is a ULID, drawn once. Positions in a queue are bare sequences, and only the id
+  distinguishes a position of this queue from one of another queue, or of a queue that was deleted
+  and created again (failure F4).
 * The other four are a watermark, which the manifest has once reached. It lags, because it is
   written seldom (:meth:`QueueClaim.note`), and never runs ahead. A manifest that is gone or behind
-  it was lost or restored from an old copy: its unread batches are named by nothing any more, and
-  the collector would delete them (failure F4). Markers without a watermark are read as well.
+  it was lost or restored from an old copy: no manifest names its unread batches any more, and the
+  collector would delete them (failure F4). Markers without a watermark are read as well.
 
-A queue inside another queue's data prefix would be deleted by the collector of a v1 client, which
-deletes everything under its prefix that its manifest does not name. So a new queue's creator
-looks for markers above the new prefix, and among the first objects below it (failure F7). Below a
-topic's root lie its partitions and nothing else: readers of the topic would not see a queue beside
-them, which was most likely created by a producer that took the topic for a queue.
+A v1 client's collector deletes everything under its prefix that its manifest does not name, and so
+a queue inside that prefix. So a new queue's creator looks for markers above the new prefix, and
+among the first objects below it (failure F7). A queue beside the partitions of a topic is refused,
+too: the topic's readers would not see it.
 """
 
 from __future__ import annotations
@@ -86,11 +85,8 @@ def owner_key(data_path_prefix: str) -> str:
 class PrefixOwner:
     """The owner marker of one data prefix.
 
-    Attributes:
-        manifest_path: Key of the manifest that the prefix belongs to.
-        queue_id: The queue's id; empty for a marker that has none.
-        watermark: None when none was noted yet.
-        others: Fields of later versions, kept when the marker is written again.
+    ``queue_id`` is empty for a marker that has none, ``watermark`` None before the first note.
+    ``others`` are fields of later versions, kept when the marker is written again.
     """
 
     manifest_path: str
@@ -114,11 +110,7 @@ class PrefixOwner:
 
     @classmethod
     def from_json(cls, data: bytes, data_path_prefix: str) -> PrefixOwner:
-        """Read the bytes of the marker of this prefix.
-
-        Raises:
-            CorruptData: They are no marker of this version.
-        """
+        """Read the bytes of the marker of this prefix; ``CorruptData`` where they are none."""
         fields = _OWNER.decode(data)
         relative = fields.text("manifest")
         if not relative:
@@ -148,10 +140,8 @@ class ClaimStore(CasStore, List, Protocol):
 class QueueClaim:
     """A data prefix that was claimed for a queue, and what its marker remembers of the manifest.
 
-    Not thread-safe: it belongs to the queue object that notes in it.
-
-    Attributes:
-        queue_id: The queue's id, a ULID; empty for a marker that has none.
+    Not thread-safe: it belongs to the queue object that notes in it. ``queue_id`` is a ULID, and
+    empty for a marker that has none.
     """
 
     def __init__(
@@ -160,41 +150,29 @@ class QueueClaim:
         self._store = store
         self._config = config
         self._runtime = runtime
-        # A note is worth a short wait and no more: the next one says all that this one says.
+        # A note is worth only a short wait: the next one contains all that this one does.
         quick = replace(config, cas_deadline_ms=min(_NOTE_DEADLINE_MS, config.cas_deadline_ms))
         self._object = _owner_object(store, quick, runtime)
-        self._seen = owner.watermark
-        self._tried, self._tried_at = self._seen, runtime.monotonic()
+        self.watermark = owner.watermark
+        """As last read or noted."""
+        self._tried, self._tried_at = self.watermark, runtime.monotonic()
         self.queue_id = owner.queue_id
 
-    @property
-    def watermark(self) -> Watermark | None:
-        """As last read or noted."""
-        return self._seen
-
     def check(self, manifest: Manifest | None) -> None:
-        """Refuse a manifest that is gone or behind what the marker has seen (failure F4).
-
-        Raises:
-            QueueReset: With what to do about it.
-        """
-        if self._seen is not None:
-            check_reached(self._seen, manifest, self._config, self._store.url)
+        """Raise ``QueueReset`` for a manifest that is gone or behind the watermark (failure F4)."""
+        if self.watermark is not None:
+            check_reached(self.watermark, manifest, self._config, self._store.url)
 
     def note(self, manifest: Manifest, *, now: bool = False, acked_location: str = "") -> None:
-        """Let the marker remember how far a manifest is that was read or written just now.
+        """Raise the marker's watermark to a manifest that was read or written just now.
 
         Writes when the manifest is seen for the first time, when its epoch has risen, after
         ``NOTE_INTERVAL_S``, or ``now``; and only what the marker does not know yet. Raises
-        nothing: a marker that lags is still right.
-
-        Args:
-            manifest: As it is on storage.
-            now: Write also when it is not time.
-            acked_location: Where the batch was that left the manifest last, if that is known.
+        nothing: a marker that lags is still right. ``acked_location`` is where the batch was that
+        left the manifest last, if that is known.
         """
         reached = Watermark.of(manifest, acked_location)
-        seen, tried = self._seen, self._tried
+        seen, tried = self.watermark, self._tried
         waited_s = self._runtime.monotonic() - self._tried_at
         due = now or tried is None or reached.epoch > tried.epoch or waited_s >= NOTE_INTERVAL_S
         if not due or (seen is not None and seen.includes(reached)):
@@ -217,7 +195,7 @@ class QueueClaim:
             log.warning("the owner marker %s was not written: %s", self._object.key, error)
             return
         if isinstance(outcome, outcomes.Applied):
-            self._seen = reached if seen is None else seen.joined(reached)
+            self.watermark = reached if seen is None else seen.joined(reached)
         else:
             log.info("the owner marker %s was not written: %s", self._object.key, outcome)
 
@@ -227,18 +205,11 @@ def claim_for_writing(
 ) -> QueueClaim:
     """Claim a queue before the first write to it; may be repeated.
 
-    Makes sure that the store honours conditional writes (failure F12), that the data prefix
-    belongs to this queue (failure F7), and that the manifest is not behind what the marker has
-    seen (failure F4). With ``config.recreate`` a queue whose manifest is behind gets a new id
-    instead, and starts over.
-
-    Raises:
-        UnsafeStore: The store ignores or does not know conditional writes.
-        PrefixConflict: The prefix belongs to the queue of another manifest.
-        InvalidInput: A new queue would lie inside another one's data prefix, or around it.
-        QueueReset: The manifest is gone, or was restored from an old copy.
-        CorruptData: The marker or the manifest cannot be read.
-        TransientStorageError, PermanentStorageError: The store did not answer.
+    Raises ``UnsafeStore`` where the store does not honour conditional writes (failure F12),
+    ``PrefixConflict`` where the data prefix belongs to another queue, ``InvalidInput`` where a new
+    queue would lie inside or around another's prefix (failure F7), ``QueueReset`` where the
+    manifest is behind what the marker has seen (failure F4). With ``config.recreate`` that queue
+    gets a new id instead, and starts over.
     """
     runtime = runtime if runtime is not None else SystemRuntime()
     with deadline(runtime, config.cas_deadline_ms / 1000):
@@ -265,12 +236,7 @@ def claim_queue(
 ) -> QueueClaim:
     """Make the data prefix belong to the queue of this manifest; may be repeated.
 
-    Costs one read when it does already, one more write when it has no owner yet.
-
-    Raises:
-        PrefixConflict: It belongs to the queue of another manifest; nothing was written.
-        CorruptData: The marker cannot be read; nothing was written.
-        TransientStorageError, PermanentStorageError: The store did not answer.
+    Writes when it has no owner yet; ``PrefixConflict`` when it belongs to another manifest's queue.
     """
     runtime = runtime if runtime is not None else SystemRuntime()
     fresh = PrefixOwner(config.manifest_path, runtime.ulid())
@@ -289,15 +255,7 @@ def claim_queue(
 def check_owner(
     store: CasStore, config: QueueConfig, *, runtime: Runtime | None = None
 ) -> QueueClaim | None:
-    """The claim of a prefix that belongs to this queue; None when it has no owner yet.
-
-    Writes nothing.
-
-    Raises:
-        PrefixConflict: It belongs to the queue of another manifest.
-        CorruptData: The marker cannot be read.
-        TransientStorageError, PermanentStorageError: The store did not answer.
-    """
+    """As :func:`claim_queue`, but writes nothing: None when the prefix has no owner yet."""
     runtime = runtime if runtime is not None else SystemRuntime()
     owner = _owner_object(store, config, runtime).read()
     if not isinstance(owner, PrefixOwner):
@@ -371,27 +329,29 @@ def _check_manifest_path(owner: PrefixOwner, config: QueueConfig) -> None:
 
 
 def _check_prefix_is_free(store: SmallObjects, data_path_prefix: str) -> None:
-    """Check a data prefix that is about to get its first queue (failure F7).
+    """Refuse a data prefix for a new queue inside or around another's (failure F7).
 
-    Raises:
-        InvalidInput: It lies inside another queue's data prefix, or one lies inside it; or it
-            lies at, in or around a topic, or beside the partitions of one whose description is
-            gone, and is no partition's.
-        StorageError: The store did not answer.
+    Also one at, in or around a topic, or beside the partitions of a topic whose description is
+    gone, unless it is a partition's own.
     """
     parts = data_path_prefix.split("/")
-    for length in range(len(parts) + 1):
-        root, inner = "/".join(parts[:length]), "/".join(parts[length:])
+    outer = ["/".join(parts[:length]) for length in range(len(parts))]
+    for root in (*outer, data_path_prefix):
+        inner = data_path_prefix[len(root) :].lstrip("/")
         if _is_beside_partitions(store, root, inner):
-            raise _in_topic(data_path_prefix, root)
+            raise InvalidInput(
+                f"there is a topic at {_root_text(root)}, and {data_path_prefix!r} is none of its "
+                "partitions: readers of the topic would not see this queue. Use a TopicProducer "
+                "or TopicConsumer, one partition (--partition 0, in Python Topic.config_of), or "
+                "another store for a queue."
+            )
     if PARTITION_NAME.fullmatch(parts[-1]) is None:
-        for length in range(len(parts)):
-            if hint := missing_topic_hint(store, "/".join(parts[:length])):
+        for root in outer:
+            if hint := missing_topic_hint(store, root):
                 raise InvalidInput(hint)
-    for length in range(1, len(parts)):
-        outer = "/".join(parts[:length])
-        if exists(store, owner_key(outer)):
-            raise _nested(data_path_prefix, outer, f"inside the data prefix {outer!r} of another")
+    for root in outer[1:]:
+        if exists(store, owner_key(root)):
+            raise _nested(data_path_prefix, root, f"inside the data prefix {root!r} of another")
     below = store.list(f"{data_path_prefix}/", limit=LISTED_BELOW)
     for found in below.objects:
         folder, _, name = found.key.rpartition("/")
@@ -405,16 +365,9 @@ def _check_prefix_is_free(store: SmallObjects, data_path_prefix: str) -> None:
 
 
 def missing_topic_hint(store: SmallObjects, root: str = "") -> str | None:
-    """What an error says where partitions of a topic lie without the topic's description.
+    """The text of an error where partitions lie without their topic's description, or None.
 
-    A queue created beside them would not be read once the description is back.
-
-    Args:
-        store: Where to look.
-        root: A folder without a slash at its end; empty for the store's.
-
-    Returns:
-        None where there are no such partitions.
+    ``root`` is a folder without a slash at its end; empty for the store's.
     """
     try:
         below = store.list(f"{root}/p-0".lstrip("/"), limit=1)
@@ -434,11 +387,7 @@ def missing_topic_hint(store: SmallObjects, root: str = "") -> str | None:
 
 
 def exists(store: Get, key: str) -> bool:
-    """Whether a small object, such as a marker, is there; one read.
-
-    Raises:
-        StorageError: The store did not answer.
-    """
+    """Whether a small object, such as a marker, is there; one read."""
     try:
         store.get(key, max_bytes=_MAX_SMALL_BYTES)
     except ObjectNotFound:
@@ -460,7 +409,11 @@ def _is_beside_partitions(store: Get, root: str, inner: str) -> bool:
         # A name with letters cannot be guessed, so it was listed once. If it is listed no more,
         # its manifest is sealed and refuses every write.
         return name is None
-    names = _listed(found.data) if isinstance(found, Blob) else []
+    assert isinstance(found, Blob)
+    try:
+        names = [str(each["name"]) for each in json.loads(found.data)["partitions"]]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return False  # Reading the topic raises the error about its description.
     return inner not in names and any(_has_letters(name) for name in names)
 
 
@@ -469,29 +422,12 @@ def _has_letters(name: str) -> bool:
     return found is not None and found["letters"] is not None
 
 
-def _listed(description: bytes) -> list[str]:
-    """The names in a topic's description; none if they cannot be read: reading the topic raises."""
-    try:
-        return [str(each["name"]) for each in json.loads(description)["partitions"]]
-    except (ValueError, RecursionError, TypeError, KeyError):
-        return []
-
-
 def _topic_key(root: str) -> str:
     return f"{root}/{TOPIC_KEY}".lstrip("/")
 
 
 def _root_text(root: str) -> str:
     return f"{root!r} in this store" if root else "the root of this store"
-
-
-def _in_topic(data_path_prefix: str, root: str) -> InvalidInput:
-    return InvalidInput(
-        f"there is a topic at {_root_text(root)}, and {data_path_prefix!r} is none of its "
-        "partitions: readers of the topic would not see this queue. Use a TopicProducer or "
-        "TopicConsumer, one partition (--partition 0, in Python Topic.config_of), or another "
-        "store for a queue."
-    )
 
 
 def _nested(data_path_prefix: str, other: str, where: str) -> InvalidInput:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import opendata_buffer
@@ -47,43 +48,30 @@ MAX_PAUSE_S = 0.1
 """Longest wait after a lost race, where a write takes longer than the first step of the backoff."""
 
 
+@dataclass(eq=False)
 class _Append(Generic[T]):
     """The change of one append, all of its group or nothing, and its :class:`~.cas.Proof`. Pure.
 
     An append whose answer was lost is repeated until it is known to be applied, and must not be
     applied twice. The group is recognised by its locations, each of which is used once (failures
     F1, F2).
-
-    Args:
-        entries: At least one.
-        check: Called with each manifest that is about to be replaced and its successor; raises
-            when that must not be written.
-        guard: See :meth:`.Queue.append`.
-
-    Attributes:
-        sequence: Of the first entry, where it is now or was to go last; -1 before that.
-        stopped: What the guard returned in the last attempt; None to go on.
     """
 
-    def __init__(
-        self,
-        entries: Sequence[NewEntry],
-        check: Callable[[Manifest, Manifest], None],
-        guard: Callable[[Manifest], T | None] | None,
-    ) -> None:
-        self._entries = entries
-        self._check = check
-        self._guard = guard
-        self.sequence = -1
-        self.stopped: T | None = None
+    entries: Sequence[NewEntry]
+    check: Callable[[Manifest, Manifest], None]
+    guard: Callable[[Manifest], T | None] | None
+    sequence: int = -1
+    """Of the first entry: where it is, or where the last attempt was to put it."""
+    stopped: T | None = None
+    """What the guard returned in the last attempt; None to go on."""
 
     def decide(self, before: Manifest) -> Manifest:
         """The manifest with the group behind its entries; the same one where the guard stops."""
-        self.stopped = None if self._guard is None else self._guard(before)
+        self.stopped = None if self.guard is None else self.guard(before)
         if self.stopped is not None:
             return before
-        after = before.append(self._entries)
-        self._check(before, after)
+        after = before.append(self.entries)
+        self.check(before, after)
         self.sequence = before.next_sequence
         return after
 
@@ -92,21 +80,16 @@ class _Append(Generic[T]):
         return self.sequence
 
     def find(self, now: Manifest | None, marks: Sequence[int]) -> bool:
-        """Whether the group is in the manifest.
-
-        Raises:
-            OutcomeUnknown: It is not, and a consumer took entries that may have been it.
-        """
+        """Whether the group is in the manifest."""
         if now is None:
             return False
-        # A search of bytes, decoding nothing. It looks for the last entry because the consumer
-        # drops the group from its front.
-        last = now.find(self._entries[-1].location)
+        # The last entry, because the consumer drops the group from its front.
+        last = now.find(self.entries[-1].location)
         if last is None:
             if any(mark < now.first_sequence for mark in marks):
                 raise OutcomeUnknown("those sequences were dequeued since")
             return False
-        self.sequence = last - len(self._entries) + 1
+        self.sequence = last - len(self.entries) + 1
         self.stopped = None
         return True
 
@@ -115,27 +98,23 @@ class WritePause(Protocol):
     """Has a broker leave a manifest to this process, which reads and writes it itself.
 
     A process that reads before it writes loses every race against a broker that writes from
-    memory, so it asks the broker for a pause. Only time depends on the pause: the
-    compare-and-swap decides who writes, with a pause and without.
+    memory, so it asks the broker for a pause. The pause only saves time: the compare-and-swap
+    decides who writes, with a pause and without.
     """
 
     @property
     def is_connected(self) -> bool:
         """Whether a broker is known, and is to be asked before the first attempt of a change."""
-        ...
 
     def ask(self, writes: int) -> bool:
         """Ask for a pause; whether one begins now. Raises nothing.
 
-        Args:
-            writes: How many reads and writes of the broker it is to last; more after each race
-                that was lost all the same.
+        ``writes`` is how many reads and writes of the broker it is to last: more after each race
+        that was lost all the same.
         """
-        ...
 
     def close(self) -> None:
         """End the connection to the broker; the next :meth:`ask` may open another."""
-        ...
 
 
 OpenPause = Callable[[CasStore, QueueConfig, Runtime], WritePause]
@@ -145,8 +124,8 @@ OpenPause = Callable[[CasStore, QueueConfig, Runtime], WritePause]
 def broker_pause(store: CasStore, config: QueueConfig, runtime: Runtime) -> WritePause:
     """The pause of the announced broker: an :data:`OpenPause`.
 
-    The package ``broker`` lies above this one. The library's root loads it here, so a process
-    that never loses a race never loads it.
+    The package ``broker`` lies above this one, so the library's root loads it, at the first lost
+    race.
     """
     return opendata_buffer.BrokerPause(store, config, runtime)
 
@@ -191,41 +170,29 @@ class Queue:
         self._claim = claim
         # Sequence and location of the last entry that a change took out.
         self._dropped: tuple[int, str] | None = None
-        self._labels = {"role": role}
-        self._where = {
-            "queue": metrics.queue_label(store.url, config.manifest_path),
-            **self._labels,
-        }
+        self._role = {"role": role}
+        self.labels = {"queue": metrics.queue_label(store.url, config.manifest_path)}
+        """Attributes of gauges about this queue."""
         self._races_lost: deque[bool] = deque(maxlen=100)
-        self._key = config.manifest_path
+        self.key = config.manifest_path
+        """The manifest's key."""
         self._object = CasObject(
             store,
-            self._key,
+            self.key,
             decode=lambda data: parse_manifest(data, store.url, config),
             encode=lambda manifest: manifest.raw,
             runtime=runtime,
             settings=config,
             max_bytes=MAX_MANIFEST_BYTES,
             check_read=lambda known, now: check_follows(known, now, config, store.url),
-            check_write=lambda before, after: check_transition(before or Manifest.empty(), after),
             after_conflict=after_conflict or self._after_conflict,
         )
         self._decided_at = runtime.monotonic()
 
     @property
-    def key(self) -> str:
-        """The manifest's key."""
-        return self._key
-
-    @property
     def queue_id(self) -> str:
         """The queue's id; empty without a claim."""
         return "" if self._claim is None else self._claim.queue_id
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Attributes of gauges about this queue."""
-        return {"queue": self._where["queue"]}
 
     @property
     def attempts(self) -> int:
@@ -257,12 +224,8 @@ class Queue:
     def read(self) -> Manifest | None:
         """The manifest as it is now, or None when the queue was never created.
 
-        Costs one conditional GET; an unchanged manifest is not transferred again.
-
-        Raises:
-            QueueReset: The manifest vanished or went backwards since it was last read.
-            CorruptManifest: It is no v1 manifest.
-            TransientStorageError: The store did not answer within ``cas_deadline_ms``.
+        Costs one conditional GET; an unchanged manifest is not transferred again. Raises
+        ``QueueReset`` where it vanished or went backwards since it was last read (failure F4).
         """
         found = self._object.read()
         if isinstance(found, outcomes.Vanished):
@@ -286,22 +249,21 @@ class Queue:
 
         Args:
             entries: At least one.
-            guard: Called with each manifest that is about to be replaced. None to go on;
-                any other value stops the append, which returns that value; or it raises. What
-                it checks holds when the write lands, and not only when it was checked.
+            guard: Called with each manifest that is about to be replaced. None to go on; any
+                other value stops the append, which returns it. What the guard checks also holds
+                when the write is applied.
             read_first: Read the manifest before the first attempt, because others write, too;
                 otherwise that one is made from memory.
-            makes_room: The entries let consumers acknowledge others, as those do that end a
-                transaction: they are appended beyond ``max_manifest_bytes`` as well. Refused,
-                they would keep the queue full for ever.
+            makes_room: The entries let consumers acknowledge others, as transaction markers do:
+                they are appended beyond ``max_manifest_bytes`` as well. Refused, they would keep
+                the queue full for ever.
 
         Raises:
-            QueueFull: The manifest would outgrow ``max_manifest_bytes``; nothing was appended.
-            Conflict: Every attempt lost its race until the deadline; nothing was appended.
-            CommitStateUnknown: The group may have landed and was dequeued since, or storage
-                stopped answering before that could be known.
-            Drained: The queue was sealed; nothing was appended.
-            QueueReset, CorruptManifest, PermanentStorageError: Nothing was appended.
+            QueueFull: The manifest would outgrow ``max_manifest_bytes``.
+            Conflict: Every attempt lost its race until the deadline.
+            CommitStateUnknown: The group may have been appended and dequeued since, or storage
+                stopped answering. After any other error nothing was appended.
+            Drained: The queue was sealed.
         """
         if not entries:
             raise InvalidInput("append of no entries: give at least one")
@@ -311,7 +273,7 @@ class Queue:
         if isinstance(outcome, outcomes.Unknown):
             seen = self._object.last_seen
             raise CommitStateUnknown(
-                self._key,
+                self.key,
                 outcome.first_mark,
                 tuple(entry.location for entry in entries),
                 None if seen is None else seen.next_sequence,
@@ -323,16 +285,10 @@ class Queue:
     def claim_epoch(
         self, last_acked_sequence: int | None, *, allow_data_loss: bool = False
     ) -> Manifest:
-        """Take over as the queue's consumer: bump the epoch, drop what is already acknowledged.
+        """Take over as the queue's consumer: raise the epoch, drop what is already acknowledged.
 
-        A lost answer needs no proof here: bumping once more is as good (OpenData RFC 0001, Queue).
-
-        Raises:
-            QueueReset: ``last_acked_sequence`` was given and the queue is not there or ends
-                before it (failures F4, F27).
-            DataLoss: Entries after ``last_acked_sequence`` were dequeued by another consumer, and
-                ``allow_data_loss`` is false.
-            Drained: The queue was sealed.
+        A lost answer needs no proof here: raising it once more is as good (OpenData RFC 0001,
+        Queue). Raises as :func:`.check_resume`, or ``Drained`` where the queue was sealed.
         """
 
         def claim(before: Manifest) -> Manifest:
@@ -353,18 +309,15 @@ class Queue:
     def dequeue(self, through_sequence: int, epoch: int) -> Manifest:
         """Drop all entries up to and including ``through_sequence``; repeatable.
 
-        Writes nothing when they are gone already.
-
-        Raises:
-            Fenced: The manifest carries another epoch; nothing was dropped.
-            InvalidInput: The queue ends before ``through_sequence`` (failure F27).
+        Writes nothing when they are gone already. Raises ``Fenced`` where the manifest has another
+        epoch, ``InvalidInput`` where the queue ends before (failure F27).
         """
 
         def drop(before: Manifest) -> Manifest:
             self.check_epoch(before, epoch)
             if through_sequence >= before.next_sequence:
                 raise InvalidInput(
-                    f"cannot dequeue through {through_sequence}: manifest {self._key!r} ends at "
+                    f"cannot dequeue through {through_sequence}: manifest {self.key!r} ends at "
                     f"{before.next_sequence - 1}. Acknowledge only sequences that were handed out."
                 )
             return before.drop_through(through_sequence)
@@ -372,19 +325,11 @@ class Queue:
         return self._change(drop)
 
     def replace(self, sequence: int, location: str, entry: NewEntry) -> Manifest:
-        """Put another entry in the place of one that is queued, and take the queue over.
+        """Replace the entry that has this sequence and location, and take the queue over.
 
-        The epoch is raised in the same write: a consumer that has the entry from before is
-        fenced, and cannot acknowledge past a batch that it knows nothing of.
-
-        Args:
-            sequence: Of the entry to replace; the new entry has the same.
-            location: Of the entry to replace, so that no other is hit.
-            entry: The new entry; a repeated call is recognised by its location.
-
-        Raises:
-            InvalidInput: ``sequence`` is not queued, or names another batch by now.
-            Conflict, QueueReset, CorruptManifest, StorageError: The manifest was not written.
+        The epoch is raised in the same write: a consumer that has the old entry is fenced, and
+        cannot acknowledge past a batch that it knows nothing of. A repeated call is recognised by
+        the new entry's location.
         """
 
         def swap(before: Manifest) -> Manifest:
@@ -394,7 +339,7 @@ class Queue:
                 return before
             if found is not None and found.sequence == sequence and found.location != location:
                 raise InvalidInput(
-                    f"sequence {sequence} of manifest {self._key!r} names {found.location!r} by "
+                    f"sequence {sequence} of manifest {self.key!r} names {found.location!r} by "
                     f"now, and not {location!r}: look again"
                 )
             return before.replace(sequence, entry).with_epoch(before.epoch + 1)
@@ -404,12 +349,8 @@ class Queue:
     def seal(self) -> bool:
         """Close an empty queue for good; repeatable. While it has entries: False, no write.
 
-        The manifest itself decides: an append that was on its way is applied before the seal, and
-        the queue is not empty, or is refused (``Drained``). So nothing is ever queued where it is
-        not read any more. A queue without a manifest gets a sealed one.
-
-        Raises:
-            Conflict, QueueReset, CorruptManifest, StorageError: The manifest was not written.
+        An append that races with the seal is either applied first, and then the queue is not
+        empty, or refused (``Drained``): no batch is queued that no consumer would read.
         """
         return self._change(
             lambda before: before if before.entry_count else before.with_epoch(SEALED_EPOCH)
@@ -422,18 +363,18 @@ class Queue:
         """
         self._check_open(manifest)
         if manifest.epoch != epoch:
-            raise Fenced(self._key, epoch, manifest.epoch)
+            raise Fenced(self.key, epoch, manifest.epoch)
 
     def _check_open(self, manifest: Manifest) -> None:
         if manifest.sealed:
-            raise Drained(self._key)
+            raise Drained(self.key)
 
     def _change(self, change: Callable[[Manifest], Manifest]) -> Manifest:
         """Make a change that may be applied twice, and so needs no proof."""
         outcome = self._update(change, from_memory=self._changes_from_memory)
         if isinstance(outcome, outcomes.Unknown):
             raise TransientStorageError(
-                f"manifest {self._key!r} in {self._store.url} could not be written: "
+                f"manifest {self.key!r} in {self._store.url} could not be written: "
                 f"{outcome.reason}. It may have been written; try again."
             )
         return self._manifest_of(outcome)
@@ -454,6 +395,7 @@ class Queue:
                 self._claim.check(before)
             old = before if before is not None else Manifest.empty()
             new = change(old)
+            check_transition(old, new)
             if old.first_sequence < new.first_sequence and old.entry_count:
                 (last,) = old.entries(new.first_sequence - 1, limit=1)
                 self._dropped = last.sequence, last.location
@@ -469,21 +411,15 @@ class Queue:
             self._count(self.attempts - attempts, self.conflicts - conflicts)
 
     def _after_conflict(self) -> float | None:
-        """Have a broker pause, where one is; seconds to wait until the next attempt."""
+        """Have a broker pause, where one is; seconds to the next attempt, None for the backoff."""
         if self._open_pause is not None:
             if self._pause is None:
                 self._pause = self._open_pause(self._store, self._config, self._runtime)
             if self._pause.ask(self.conflicts - self._conflicts_before):
                 return 0.0
-        return self._conflict_pause_s()
-
-    def _conflict_pause_s(self) -> float | None:
-        """Seconds to wait after a lost race; None for the backoff, which grows each time.
-
-        A writer that waits longer each time hardly ever meets the gap that a busy writer leaves
-        (``producer/group_commit.py``). The time that a write takes is wait enough, unless the
-        store is quick.
-        """
+        # A writer that waits longer each time hardly ever writes while a busy writer pauses
+        # (producer/group_commit.py). The time that a write takes is wait enough, unless the store
+        # is quick: then the backoff, which grows.
         took = self._runtime.monotonic() - self._decided_at
         if took <= self._config.backoff_base_ms / 1000:
             return None
@@ -492,22 +428,19 @@ class Queue:
     def _count(self, tried: int, lost: int) -> None:
         if not tried:
             return
-        metrics.manifest_writes.add(tried, self._labels)
+        metrics.manifest_writes.add(tried, self._role)
         if lost:
-            metrics.manifest_conflicts.add(lost, self._labels)
+            metrics.manifest_conflicts.add(lost, self._role)
         self._races_lost.extend([True] * lost + [False] * (tried - lost))
-        metrics.conflict_rate.set(sum(self._races_lost) / len(self._races_lost), self._where)
+        rate = sum(self._races_lost) / len(self._races_lost)
+        metrics.conflict_rate.set(rate, {**self.labels, **self._role})
 
     def _manifest_of(
         self, outcome: outcomes.Applied[Manifest | None] | outcomes.Conflict | outcomes.Vanished
     ) -> Manifest:
-        """The manifest that holds now.
-
-        Raises:
-            Conflict, QueueReset: The change was not made.
-        """
+        """The manifest that holds now; ``Conflict`` or ``QueueReset`` if it was not changed."""
         if isinstance(outcome, outcomes.Conflict):
-            raise Conflict(self._key, outcome.attempts, outcome.waited_s)
+            raise Conflict(self.key, outcome.attempts, outcome.waited_s)
         if isinstance(outcome, outcomes.Vanished):
             raise vanished(self._config, self._store.url)
         manifest = outcome.value
@@ -516,11 +449,9 @@ class Queue:
         return manifest if manifest is not None else Manifest.empty()
 
     def _acked_location(self, manifest: Manifest) -> str:
-        """Where the batch was that left this manifest last; empty where that is not known.
-
-        The change that was to take a batch out may have been refused, and another consumer may
-        have taken more: then the remembered location is of another batch, and is not used.
-        """
+        """Where the batch was that left this manifest last; empty where that is not known."""
+        # The change that was to take the batch out may have been refused, and another consumer may
+        # have taken more: then the remembered location is of another batch.
         if self._dropped is None or self._dropped[0] != manifest.first_sequence - 1:
             return ""
         return self._dropped[1]
@@ -532,4 +463,4 @@ class Queue:
             return
         age_s = before.age_s(self._runtime.now_ms())
         oldest_ms = None if age_s is None else round(age_s * 1000)
-        raise QueueFull(self._key, after.size, limit, before.entry_count, oldest_ms)
+        raise QueueFull(self.key, after.size, limit, before.entry_count, oldest_ms)

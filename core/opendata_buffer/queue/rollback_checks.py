@@ -33,8 +33,7 @@ def queue_hint(url: str, config: QueueConfig) -> str:
 def parse_manifest(data: bytes, url: str, config: QueueConfig) -> Manifest:
     """A queue's manifest, which names itself where its entries turn out to be damaged.
 
-    Raises:
-        CorruptManifest: Names the command; the caller, which has read the bytes, adds their key.
+    An error from here names the command; the caller, which has read the bytes, adds their key.
     """
     hint = queue_hint(url, config)
     try:
@@ -47,11 +46,8 @@ def parse_manifest(data: bytes, url: str, config: QueueConfig) -> Manifest:
 class Watermark:
     """What a manifest has reached; later ones are never below it.
 
-    Attributes:
-        next_sequence: What the next appended batch got.
-        epoch: Of the last consumer.
-        acked: The highest sequence that a consumer took out of the manifest; None when none.
-        acked_location: Where that batch was; empty when that is not known.
+    ``acked`` is the highest sequence that a consumer took out of the manifest, ``acked_location``
+    where that batch was; empty when that is not known.
     """
 
     next_sequence: int
@@ -74,7 +70,7 @@ class Watermark:
         )
 
     def covers(self, other: Watermark) -> bool:
-        """Whether it is not below the other in anything."""
+        """Whether it is in nothing below the other."""
         return all(mine >= its for mine, its in zip(self._levels, other._levels, strict=True))
 
     def includes(self, other: Watermark) -> bool:
@@ -83,9 +79,8 @@ class Watermark:
         A collector or a producer only reads the manifest and does not know where the last batch
         was: its note must not keep the consumer from adding that.
         """
-        if self.acked == other.acked and other.acked_location and not self.acked_location:
-            return False
-        return self.covers(other)
+        lacks_location = other.acked_location and not self.acked_location
+        return self.covers(other) and not (self.acked == other.acked and lacks_location)
 
     def joined(self, other: Watermark) -> Watermark:
         """The lowest one that includes both."""
@@ -103,22 +98,14 @@ class Watermark:
 
 
 def check_follows(known: Manifest, now: Manifest, config: QueueConfig, url: str) -> None:
-    """Refuse a manifest that is behind the one that this process read or wrote before.
-
-    Raises:
-        QueueReset: It went backwards.
-    """
+    """Raise ``QueueReset`` for a manifest behind the one that this process read or wrote before."""
     seen = Watermark.of(known)
     if not seen.allows(now):
         raise QueueReset(f"{_went_backwards(seen, now, config, url)}. {_restore(config, url)}")
 
 
 def check_reached(seen: Watermark, now: Manifest | None, config: QueueConfig, url: str) -> None:
-    """Refuse a manifest that is gone, or behind what the owner marker remembers.
-
-    Raises:
-        QueueReset: It is gone or went backwards.
-    """
+    """Raise ``QueueReset`` for a manifest that is gone, or behind what the marker remembers."""
     if seen.allows(now):
         return
     what = (
@@ -154,17 +141,10 @@ def check_resume(
 ) -> None:
     """Refuse to resume after a batch that this queue does not have, or is far beyond.
 
-    Args:
-        now: The manifest; None when there is none.
-        last_acked: The sequence to resume after.
-        config: The queue.
-        url: Of the store.
-        allow_data_loss: Resume although batches after it were dequeued.
-
     Raises:
         InvalidInput: ``last_acked`` is negative.
-        QueueReset: The queue is not there, or ends before it (failure F27).
-        DataLoss: Batches after it were dequeued by another consumer, and that is not allowed.
+        QueueReset: The queue is not there, or ends before the batch (failure F27).
+        DataLoss: Later batches were dequeued by another consumer, and that is not allowed.
     """
     if last_acked < 0:
         raise InvalidInput(

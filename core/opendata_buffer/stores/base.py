@@ -49,6 +49,8 @@ class IfVersion:
 
 ABSENT = Absent()
 
+Condition = Absent | IfVersion
+"""Of a conditional put."""
 
 PutOutcome = outcomes.Outcome[str]
 """What became of a conditional put; the applied value is the object's new version."""
@@ -65,14 +67,13 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Objects below a prefix, and the store's own clock when the listing began.
-
-    Ages are ``now_ms - last_modified_ms``: both from one clock, so no client's clock can make
-    an object look old (failure F6).
+    """Objects below a prefix.
 
     Attributes:
         objects: In the order of their keys' UTF-8 bytes, which is the order of the strings.
-        now_ms: Milliseconds since the Unix epoch.
+        now_ms: The store's own clock when the listing began, milliseconds since the Unix epoch.
+            Ages are ``now_ms - last_modified_ms``, so no client's clock can make an object look
+            old (failure F6).
         truncated: The limit was reached and more objects may follow the last one.
     """
 
@@ -111,7 +112,6 @@ class Get(Protocol):
             CorruptData: The object (or range) is larger than ``max_bytes``; it was not read.
             TransientStorageError, PermanentStorageError: The store did not answer.
         """
-        ...
 
 
 @runtime_checkable
@@ -122,11 +122,7 @@ class GetInto(Protocol):
         self, key: str, allocate: Callable[[int], memoryview], *, max_bytes: int | None = None
     ) -> None:
         """Read an object into what ``allocate`` returns; it is called once, with the size in bytes.
-
-        Raises:
-            As :meth:`Get.get`. The memory may have been written to.
-        """
-        ...
+        Raises as :meth:`Get.get`; the memory may have been written to."""
 
 
 @runtime_checkable
@@ -135,11 +131,8 @@ class Near(Protocol):
 
     @property
     def is_near(self) -> bool:
-        """Whether reads come from this machine's memory or disks; false where that is not sure.
-
-        Reading one object after the other there costs no latency that threads could hide.
-        """
-        ...
+        """Whether reads surely come from this machine's memory or disks: they have no latency that
+        threads could hide."""
 
 
 class Put(Protocol):
@@ -151,7 +144,6 @@ class Put(Protocol):
         Raises:
             TransientStorageError, PermanentStorageError: It may or may not have been written.
         """
-        ...
 
 
 @runtime_checkable
@@ -159,28 +151,20 @@ class PutPieces(Protocol):
     """Writing one object that lies in several pieces: where objects are files, no copy."""
 
     def put_pieces(self, key: str, pieces: Sequence[bytes | memoryview]) -> None:
-        """As :meth:`Put.put`, of the pieces one behind the other.
-
-        Raises:
-            As :meth:`Put.put`.
-        """
-        ...
+        """As :meth:`Put.put`, of the pieces one behind the other."""
 
 
 class ConditionalPut(Protocol):
     """Compare-and-swap on one object."""
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        """Write an object if the condition holds, in one attempt.
-
-        Every answer of the store is a value, see :mod:`opendata_buffer.outcomes`. Only a write
-        that is surely not applied raises.
+    def put_if(self, key: str, data: bytes, condition: Condition) -> PutOutcome:
+        """Write an object if the condition holds, in one attempt; see
+        :mod:`opendata_buffer.outcomes`.
 
         Raises:
             TransientStorageError: It was not begun; try again later.
             PermanentStorageError: Refused: credentials, permissions, missing bucket.
         """
-        ...
 
     def check_conditional_writes(self, near: str) -> None:
         """Make sure the store honours conditions, once per process (failure F12).
@@ -190,7 +174,6 @@ class ConditionalPut(Protocol):
         Raises:
             UnsafeStore: The store ignores or does not know conditional writes.
         """
-        ...
 
 
 @runtime_checkable
@@ -198,11 +181,7 @@ class RateLimited(Protocol):
     """A store that limits how often one object is written, as Google's does."""
 
     def write_due(self, key: str) -> float:
-        """Seconds until a write of the object is not refused for its rate; 0 where it may be sent.
-
-        A writer that gathers records waits for so long before it builds its write.
-        """
-        ...
+        """Seconds until a write of the object is not refused for its rate; 0 if it may be sent."""
 
 
 class List(Protocol):
@@ -212,8 +191,7 @@ class List(Protocol):
         """The objects whose key starts with ``prefix`` and comes after ``start_after``.
 
         A large prefix is read piece by piece: ask with a limit, and while the answer is
-        ``truncated`` ask again with its last key as ``start_after``. Names that begin with a
-        ULID so come oldest first.
+        ``truncated`` ask again with its last key as ``start_after``.
 
         Args:
             prefix: May end inside a name; ``""`` is everything.
@@ -224,18 +202,14 @@ class List(Protocol):
             InvalidInput: ``limit`` is less than 1.
             TransientStorageError, PermanentStorageError: The store did not answer.
         """
-        ...
 
 
 class Delete(Protocol):
     """Deleting."""
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
-        """Delete objects; a missing one counts as deleted. Returns those that failed.
-
-        Never raises for a single object or a failed request: those keys are in the result.
-        """
-        ...
+        """Delete objects; a missing one counts as deleted. Returns those that failed, also where a
+        whole request did."""
 
 
 class Store(Get, Put, ConditionalPut, List, Delete, Protocol):
@@ -244,7 +218,6 @@ class Store(Get, Put, ConditionalPut, List, Delete, Protocol):
     @property
     def url(self) -> str:
         """The URL that names this store; without credentials."""
-        ...
 
 
 T = TypeVar("T")
@@ -253,16 +226,9 @@ T = TypeVar("T")
 def read_sidecar(store: Get, key: str, kind: Sidecar, decode: Callable[[bytes], T]) -> T:
     """The object at a key, as a value.
 
-    Args:
-        store: Where it lies.
-        key: Its key.
-        kind: How large it may be.
-        decode: From its bytes to the value; raises :class:`CorruptData`.
-
     Raises:
-        ObjectNotFound: There is none.
-        CorruptData: It is too large, or no such object; names the key.
-        TransientStorageError, PermanentStorageError: The store did not answer.
+        CorruptData: It is too large, or ``decode`` refuses it; names the key.
+        StorageError: As :meth:`Get.get`.
     """
     try:
         got = store.get(key, max_bytes=kind.max_bytes)
@@ -277,21 +243,13 @@ def read_sidecar(store: Get, key: str, kind: Sidecar, decode: Callable[[bytes], 
 
 
 def check_limit(limit: int | None) -> None:
-    """Refuse a listing of no objects: it would be truncated without a key to go on after.
-
-    Raises:
-        InvalidInput: ``limit`` is less than 1.
-    """
+    """Refuse a listing of no objects: it would be truncated without a key to go on after."""
     if limit is not None and limit < 1:
         raise InvalidInput(f"limit is {limit!r}: use a whole number of at least 1")
 
 
 def check_range(byte_range: tuple[int, int] | None) -> None:
-    """Refuse a range (start, end exclusive) that is empty or negative.
-
-    Raises:
-        InvalidInput: It is.
-    """
+    """Refuse a range (start, end exclusive) that is empty or negative."""
     if byte_range is not None and not 0 <= byte_range[0] < byte_range[1]:
         raise InvalidInput(
             f"byte_range is {byte_range!r}: use (start, end) with 0 <= start < end, end exclusive"
@@ -306,11 +264,7 @@ def cut(byte_range: tuple[int, int] | None, size: int) -> tuple[int, int]:
 
 
 def check_size(key: str, size: int, max_bytes: int | None) -> None:
-    """Refuse to read more than the caller wants to hold in memory.
-
-    Raises:
-        CorruptData: ``size`` is larger than ``max_bytes``.
-    """
+    """Refuse to read more than the caller wants to hold in memory."""
     if max_bytes is not None and size > max_bytes:
         raise CorruptData(
             f"object {key!r} has {size} bytes to read, more than the limit of {max_bytes}: "

@@ -9,36 +9,32 @@ from collections.abc import Callable, Hashable
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
-from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
 from opendata_buffer.redaction import redacted
 
-_IDENTITIES = {
-    "s3": "an instance profile",
-    "az": "a service principal by AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET",
-    "gs": "a Google service account",
+_CREDENTIALS = {
+    "s3": ("get_credentials", "an instance profile"),
+    "az": (
+        "get_token",
+        "a service principal by AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET",
+    ),
+    "gs": ("before_request", "a Google service account"),
 }
-"""What a process may have instead, by cloud."""
+"""By cloud: a method that its credentials have and no other cloud's, and what a process may have
+in place of a service credential."""
 
 
-def service_credential(name: str, *, scheme: str, has: str) -> Any:
+def service_credential(name: str, scheme: str) -> Any:
     """What a Databricks service credential gives: for AWS a botocore session, else a credential
     object, which the cloud's own library renews by itself.
-
-    It is found by its name, in each process anew: by ``dbutils`` in a notebook or a job, and by a
-    module of its own in the Python workers of executors.
-
-    Args:
-        name: As in Unity Catalog.
-        scheme: Of the store's URL, for messages.
-        has: A method that such an object has for this cloud, and for no other.
 
     Raises:
         InvalidInput: It is a credential for another cloud.
         PermanentStorageError: This is not Databricks, or the name gives nothing here.
     """
+    method, instead = _CREDENTIALS[scheme]
     failed = []
-    for where, find in _PLACES:
+    for where, find in _PLACES.items():
         try:
             holder = find()
             if holder is None:
@@ -49,7 +45,7 @@ def service_credential(name: str, *, scheme: str, has: str) -> Any:
         except Exception as error:
             failed.append(f"{where}: {type(error).__name__}: {redacted(str(error)).rstrip('.')}")
             continue
-        if not hasattr(found, has):
+        if not hasattr(found, method):
             raise InvalidInput(
                 f"service_credential {name!r} is for another cloud than {scheme}://: use one for "
                 "the store's cloud"
@@ -64,12 +60,11 @@ def service_credential(name: str, *, scheme: str, has: str) -> Any:
     raise PermanentStorageError(
         f"service_credential {name!r} gives no credentials here ({'; '.join(failed)}). Check the "
         "name, and that the user who runs this has ACCESS on it in Unity Catalog. Where Databricks "
-        f"gives none to the process that plans a query, give the compute {_IDENTITIES[scheme]}"
+        f"gives none to the process that plans a query, give the compute {instead}"
     )
 
 
 def _notebook_dbutils() -> Any:
-    """``dbutils`` of a notebook; None outside of one."""
     spaces = [vars(sys.modules["__main__"])]
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is not None:
@@ -78,27 +73,21 @@ def _notebook_dbutils() -> Any:
     return found[0].credentials if found else None
 
 
-_PLACES: tuple[tuple[str, Callable[[], Any]], ...] = (
-    ("dbutils", _notebook_dbutils),
-    (
-        "databricks.service_credentials",
-        lambda: import_module("databricks.service_credentials"),
-    ),
+_PLACES: dict[str, Callable[[], Any]] = {
+    "dbutils": _notebook_dbutils,  # of a notebook or a job
+    "databricks.service_credentials": lambda: import_module("databricks.service_credentials"),
     # Last: outside of Databricks it looks for a workspace to talk to, which may take long.
-    (
-        "databricks.sdk.runtime",
-        lambda: import_module("databricks.sdk.runtime").dbutils.credentials,
-    ),
-)
+    "databricks.sdk.runtime": lambda: import_module("databricks.sdk.runtime").dbutils.credentials,
+}
 
 
-def load(module: str, *, scheme: str, extra: str) -> Any:
+def load(module: str) -> Any:
     """A module of an extra, imported when a store of its cloud is opened; where it is missing, the
-    error names the command that installs it.
-    """
+    error names the command that installs it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
+        scheme, extra = ("gs", "gcs") if module.startswith("google.") else ("az", "azure")
         raise InvalidInput(
             f"stores of {scheme}:// need {error.name or module}, which is not installed here: "
             f"pip install 'opendata-buffer[{extra}]'. On a cluster the executors need it too."
@@ -138,26 +127,21 @@ def environment_of(*prefixes: str) -> Hashable:
 
 
 class ProcessClient(Generic[T]):
-    """One client for all stores of a process with the same options.
+    """One client for all stores of a process that are opened with the same arguments.
 
     Thread-safe. It pickles as what it is made from, never with a socket or a secret, and a
     forked child makes a client of its own.
 
     Args:
         make: Makes it; a function of a module, so that it pickles.
-        name: What else it is made for: Azure's account.
-        options: How to reach the store.
         prefixes: Names of environment variables that it depends on begin so.
+        arguments: Of ``make``.
     """
 
     def __init__(
-        self,
-        make: Callable[[str, StoreOptions], T],
-        name: str,
-        options: StoreOptions,
-        prefixes: tuple[str, ...],
+        self, make: Callable[..., T], prefixes: tuple[str, ...], *arguments: Hashable
     ) -> None:
-        self._from = (make, name, options, prefixes)
+        self._from = (make, prefixes, arguments)
         self._held: tuple[int, T] | None = None
 
     def get(self) -> T:
@@ -175,13 +159,11 @@ class ProcessClient(Generic[T]):
         self._held = None
 
     def _shared(self) -> T:
-        make, name, options, prefixes = self._from
+        make, prefixes, arguments = self._from
         environment = environment_of(*prefixes)
         with _lock:
-            found = _made.get((make, name, options))
-            if found is not None and found[0] == environment:
-                kept: T = found[1]
-                return kept
-            client = make(name, options)
-            _made[make, name, options] = (environment, client)
+            found = _made.get((make, arguments))
+            if found is None or found[0] != environment:
+                found = _made[make, arguments] = (environment, make(*arguments))
+            client: T = found[1]
             return client

@@ -1,50 +1,53 @@
 """What the stores of S3, Google Cloud Storage and Azure share: services that speak HTTP.
 
-Each cloud's client sends a request once. :class:`CloudStore` adds what the promises of
-:class:`~.base.Store` need and no client has in the same way: a deadline that also ends a request
-without a timeout, repetition of what may be repeated, paging, the probe, and keys below a root.
+Each cloud's client sends a request once. :class:`CloudStore` adds what a :class:`~.base.Store`
+promises beyond that: deadlines, repetition of what may be repeated, paging, the probe, and a root.
 """
 
 from __future__ import annotations
 
-import base64
 import builtins
 import hashlib
-import zlib
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from http.client import HTTPException
 from typing import ClassVar, TypeVar
+from urllib.parse import urlsplit
 
 from opendata_buffer import outcomes
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
     CorruptData,
     InvalidInput,
     ObjectNotFound,
     OpenDataBufferError,
+    PermanentStorageError,
     StorageError,
     TransientStorageError,
     UnsafeStore,
 )
 from opendata_buffer.formats.keys import MAX_KEY_BYTES, check_key
-from opendata_buffer.redaction import redacted
+from opendata_buffer.redaction import check_no_secrets, redacted
 from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import Runtime, SystemRuntime, remaining
 from opendata_buffer.stores.base import (
-    Absent,
     Blob,
+    Condition,
     DeleteFailure,
     Get,
-    IfVersion,
     Listing,
     NotModified,
     ObjectInfo,
     PutOutcome,
     check_limit,
+    check_range,
     check_size,
     cut,
 )
@@ -54,7 +57,12 @@ MAX_ERROR_BYTES = 64 * 1024
 MAX_PAGE_BYTES = 64 * 1024**2
 """Largest response that is read besides an object. The largest are pages of Azure's listings:
 5,000 blobs, each with up to 8 KiB of metadata."""
-CHUNK_BYTES = 64 * 1024
+
+GARBLED = "The bytes were garbled on the way; try again."
+OF_A_PROXY = (
+    "That is not the answer of the store (a proxy, an ingress?): check what answers at the "
+    "endpoint, or try again later."
+)
 
 _MALFORMED = (AttributeError, HTTPException, LookupError, TypeError, ValueError)
 """What parsing a malformed response may raise, here or in a client library."""
@@ -63,17 +71,68 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """One page of a listing.
+class Read:
+    """The arguments of one :meth:`opendata_buffer.stores.Get.get`; ``name`` is the key with the
+    store's root."""
 
-    Attributes:
-        objects: Their keys without the root.
-        token: Where the next page begins; None on the last page.
-        now_ms: The service's clock, milliseconds since the Unix epoch; None if it was not sent.
-    """
+    key: str
+    name: str
+    if_changed: str | None
+    byte_range: tuple[int, int] | None
+    max_bytes: int | None
+
+    @property
+    def range_header(self) -> str | None:
+        """The request's ``Range``; None for the whole object."""
+        if self.byte_range is None:
+            return None
+        return f"bytes={self.byte_range[0]}-{self.byte_range[1] - 1}"
+
+    def part_of(
+        self, read_body: Callable[[int | None], bytes], size: int | None, *, whole: bool
+    ) -> bytes:
+        """The bytes that were asked for; of a larger body no more is read than shows that.
+
+        ``read_body`` reads at most so many bytes of the response's body, or all. ``size`` is that
+        of the body, if the response has it. A service that knows no ranges sends the ``whole``.
+        """
+        if whole:
+            data = read_body(None)
+            start, end = cut(self.byte_range, len(data))
+            data = data[start:end]
+        elif size is not None:
+            self.check_size(size)
+            data = read_body(None)
+        else:
+            asked = None if self.byte_range is None else self.byte_range[1] - self.byte_range[0]
+            limits = [each for each in (self.max_bytes, asked) if each is not None]
+            data = read_body(min(limits) + 1 if limits else None)
+        self.check_size(len(data))
+        return data
+
+    def check_size(self, size: int) -> None:
+        """Refuse more bytes than the limit, or than the range that was asked for."""
+        check_size(self.key, size, self.max_bytes)
+        if self.byte_range is not None and size > self.byte_range[1] - self.byte_range[0]:
+            raise TransientStorageError(
+                f"cannot read {self.byte_range[1] - self.byte_range[0]} bytes of {self.key!r}: "
+                f"the answer has {size} bytes. Check what answers at the endpoint, or try again "
+                "later."
+            )
+
+
+Answer = str | outcomes.Conflict | outcomes.Vanished | outcomes.Unknown | None
+"""What a service answers to a conditional write. Of one that was applied it is the version of the
+object, or None where the response has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of a listing; keys are without the root, ``now_ms`` is the service's clock."""
 
     objects: builtins.list[ObjectInfo]
     token: str | None
+    """Where the next page begins; None on the last page."""
     now_ms: int | None
 
 
@@ -86,7 +145,7 @@ class CloudStore(ABC):
     success (failure F1).
 
     Every call ends within the caller's :func:`~opendata_buffer.runtime.deadline`, whatever the
-    service does. Without one, a silent service ends it after the timeouts of all attempts.
+    service does. Without one, it ends after the timeouts of all attempts.
 
     Args:
         bucket: The name of the bucket, or of Azure's container.
@@ -98,14 +157,28 @@ class CloudStore(ABC):
         InvalidInput: No key can begin with this root.
     """
 
+    _SCHEME: ClassVar[str]
+    _BULK: ClassVar[int] = 1_000
+    """Most keys of one request that deletes."""
+    _RACE_FREE: ClassVar[str] = ""
+    """An endpoint where races are known to have one winner."""
+    # In messages: what the service calls things, and what to do about responses without versions,
+    # about missing permissions, and after a refusal without a better explanation.
+    _CLOUD: ClassVar[str]
     _BUCKET: ClassVar[str] = "bucket"
     _KEYS: ClassVar[str]
-    """What the service calls its keys, for messages."""
-    _BULK: ClassVar[int]
-    """Most keys of one request that deletes."""
+    _VERSION: ClassVar[str] = "ETag"
+    _USE: ClassVar[str]
+    _ALLOW: ClassVar[str] = ""
+    _CHECK: ClassVar[str]
 
     def __init__(
-        self, bucket: str, root: str, options: StoreOptions | None, runtime: Runtime | None
+        self,
+        bucket: str,
+        root: str = "",
+        options: StoreOptions | None = None,
+        *,
+        runtime: Runtime | None = None,
     ) -> None:
         if root:
             check_key("root of the store", root)
@@ -113,22 +186,16 @@ class CloudStore(ABC):
         self._prefix = f"{root}/" if root else ""
         self._options = options if options is not None else StoreOptions()
         self._runtime = runtime if runtime is not None else SystemRuntime()
+        self._prepare()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Set what is the service's own: ``_client``, which the first request makes."""
 
     @property
-    @abstractmethod
     def url(self) -> str:
-        """The URL that names this store; without credentials."""
-
-    @abstractmethod
-    def get(
-        self,
-        key: str,
-        *,
-        if_changed: str | None = None,
-        byte_range: tuple[int, int] | None = None,
-        max_bytes: int | None = None,
-    ) -> Blob | NotModified:
-        """See :meth:`opendata_buffer.stores.Get.get`."""
+        """``scheme://bucket/root``."""
+        return f"{self._SCHEME}://{self._bucket}/{self._prefix}".rstrip("/")
 
     @abstractmethod
     def _endpoint(self) -> str:
@@ -139,24 +206,25 @@ class CloudStore(ABC):
         """What the client raises."""
 
     @abstractmethod
-    def _error(self, error: BaseException, verb: str, key: str) -> StorageError:
-        """The library's error for one of the client's.
-
-        ``verb`` is read, write, list or delete; ``key`` is the full one.
-        """
+    def _error(self, error: BaseException, verb: str, name: str) -> StorageError:
+        """The library's error for one of the client's. ``verb``: read, write, list or delete."""
 
     @abstractmethod
-    def _put_if(
-        self, key: str, full: str, data: bytes, condition: Absent | IfVersion
-    ) -> PutOutcome:
+    def _get(self, read: Read) -> Blob | NotModified:
+        """Send one read."""
+
+    @abstractmethod
+    def _put(self, name: str, data: bytes) -> str | None:
+        """Send one unconditional write; returns the response's version of the object."""
+
+    @abstractmethod
+    def _put_if(self, name: str, data: bytes, condition: Condition) -> Answer:
         """Send one conditional write."""
 
     @abstractmethod
     def _page(self, prefix: str, start_after: str, token: str | None, wanted: int | None) -> Page:
         """Request one page: from ``token``, for at most ``wanted`` objects (None for all of them).
-
-        ``prefix`` has the root, ``start_after`` has not; objects up to it may be in the page.
-        """
+        ``prefix`` has the root, ``start_after`` has not; objects up to it may be in the page."""
 
     @abstractmethod
     def _delete(self, keys: builtins.list[str]) -> builtins.list[DeleteFailure]:
@@ -165,19 +233,47 @@ class CloudStore(ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def get(
+        self,
+        key: str,
+        *,
+        if_changed: str | None = None,
+        byte_range: tuple[int, int] | None = None,
+        max_bytes: int | None = None,
+    ) -> Blob | NotModified:
+        """See :meth:`opendata_buffer.stores.Get.get`."""
+        read = Read(key, self._full(key), if_changed, byte_range, max_bytes)
+        check_range(byte_range)
+        return self._repeated(partial(self._get, read), "read", read.name)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        """See :meth:`opendata_buffer.stores.Put.put`."""
+        name, content = self._full(key), bytes(data)
+
+        def once() -> None:
+            if not self._put(name, content):
+                # The services always send a version. A proxy that answers 200 in their place must
+                # not be believed, or what is lost would be acknowledged.
+                found = verify_write(self, key, content)
+                if isinstance(found, outcomes.Unknown):
+                    raise TransientStorageError(f"cannot write {name!r}: {found.reason}")
+
+        self._repeated(once, "write", name)
+
+    def put_if(self, key: str, data: bytes, condition: Condition) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
-        full = self._full(key)
+        name = self._full(key)
         try:
-            return self._call(lambda: self._put_if(key, full, data, condition), "write", full)
+            found = self._call(lambda: self._put_if(name, data, condition), "write", name)
         except TransientStorageError as error:
             return outcomes.Unknown(str(error))
+        if isinstance(found, outcomes.Conflict | outcomes.Vanished | outcomes.Unknown):
+            return found
+        version = strong_etag(found)
+        return verify_write(self, key, data) if version is None else outcomes.Applied(version)
 
     def check_conditional_writes(self, near: str) -> None:
-        """See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`.
-
-        Small writes to objects named ``near`` + ``.probe-<ULID>``, a read, and their deletion.
-        """
+        """See :meth:`opendata_buffer.stores.ConditionalPut.check_conditional_writes`."""
         check_key("near", near)
         endpoint = self._endpoint()
         subject = f"{endpoint}/{self._bucket}"
@@ -190,7 +286,7 @@ class CloudStore(ABC):
             name=f"{self.url!r} at {endpoint}",
             room=len(self._prefix.encode()),
             deadline_ms=min(self._options.read_timeout_ms, PROBE_DEADLINE_MS),
-            races=self._probe_races(endpoint),
+            races=0 if endpoint == self._RACE_FREE else RACES,
         )
         SAFE.add(subject)
 
@@ -219,6 +315,22 @@ class CloudStore(ABC):
                 failures += [DeleteFailure(key, str(error)) for key in chunk]
         return tuple(failures)
 
+    def _delete_each(
+        self, delete: Callable[[str], None], keys: builtins.list[str]
+    ) -> builtins.list[DeleteFailure]:
+        """Delete objects by a request for each name."""
+
+        def delete_one(key: str) -> DeleteFailure | None:
+            name = self._prefix + key
+            try:
+                self._repeated(lambda: delete(name), "delete", name)
+            except StorageError as error:
+                return DeleteFailure(key, str(error))
+            return None
+
+        failures = in_parallel(self._runtime, delete_one, keys)
+        return [each for each in failures if each is not None]
+
     def _full(self, key: str) -> str:
         """The object's name in the bucket."""
         check_key("key", key)
@@ -230,16 +342,11 @@ class CloudStore(ABC):
             )
         return full
 
-    def _probe_races(self, endpoint: str) -> int:
-        """For how many objects the probe lets writers race."""
-        del endpoint
-        return RACES
-
     def _list(
         self, prefix: str, start_after: str, limit: int | None, token: str | None
     ) -> tuple[Listing, str | None]:
-        """A listing that begins at a token, and the token of what follows its last object; that is
-        None where the listing ends in the middle of a page."""
+        """A listing that begins at a token, and the token of what follows its last object; None
+        where the listing ends in the middle of a page."""
         check_limit(limit)
         full = self._prefix + prefix
         objects: list[ObjectInfo] = []
@@ -270,34 +377,71 @@ class CloudStore(ABC):
         listing = Listing(kept, now_ms, truncated=is_cut or bool(token))
         return listing, None if is_cut else token
 
-    def _check_put(self, key: str, full: str, data: bytes) -> None:
-        """Make sure that a write was applied whose response has no version.
+    def _not_modified(self, read: Read) -> NotModified:
+        """The result of a read that was answered with 304."""
+        if read.if_changed is None:
+            raise TransientStorageError(
+                f"cannot read {read.key!r} in {self.url}: it was answered as not modified (304), "
+                "which was not asked. Check what answers at the endpoint (a cache?)."
+            )
+        return NotModified()
 
-        The services always send one. A proxy that answers 200 in their place must not be
-        believed, or what is lost would be acknowledged.
-        """
-        found = verify_write(self, key, data)
-        if isinstance(found, outcomes.Unknown):
-            raise TransientStorageError(f"cannot write {full!r}: {found.reason}")
+    def _version(self, sent: str | None) -> str:
+        """The version of an object that was read, of what the response has."""
+        version = strong_etag(sent)
+        if version is None:
+            found = f"the weak {self._VERSION} {sent}" if sent else f"no {self._VERSION}"
+            raise UnsafeStore(
+                f"store {self.url!r} at {self._endpoint()} answers a read with {found}: nothing "
+                "tells whether an object is still the one that was read, and writers of one "
+                f"manifest would overwrite each other. {self._USE}"
+            )
+        return version
 
-    def _where(self) -> str:
-        endpoint = self._options.endpoint_url
+    def _check_md5(self, read: Read, data: bytes, expected: str | None) -> None:
+        """Refuse a whole object whose MD5 is not the one that the service sent (failure F36)."""
+        if read.byte_range is None and expected not in (None, md5(data)):
+            raise TransientStorageError(
+                f"{self._cannot('read', read.name, None)}: its MD5 is another one. {GARBLED}"
+            )
+
+    def _cannot(self, verb: str, name: str, endpoint: str | None) -> str:
+        """How the message of an error begins."""
         at = f" at {redacted(endpoint)}" if endpoint else ""
-        return f"{self._BUCKET} {self._bucket!r}{at}"
+        return f"cannot {verb} {name!r} in {self._BUCKET} {self._bucket!r}{at}"
 
-    def _unversioned(self, found: str, use: str) -> UnsafeStore:
-        """The error for responses that have ``found`` instead of a version."""
-        return UnsafeStore(
-            f"store {self.url!r} at {self._endpoint()} answers a read with {found}: nothing tells "
-            "whether an object is still the one that was read, and writers of one manifest would "
-            f"overwrite each other. {use}"
+    def _unanswered(self, what: str, reason: BaseException | str) -> TransientStorageError:
+        """The error for a request without a response, or with a malformed one."""
+        if isinstance(reason, BaseException):
+            reason = f"{type(reason).__name__}: {redacted(str(reason)).strip().rstrip('.')}"
+        return TransientStorageError(
+            f"{what}: {reason}. Check what answers at the endpoint, and the network, or try again "
+            "later."
         )
 
-    def _call(self, request: Callable[[], T], verb: str, key: str) -> T:
-        """What ``request`` returns, within the caller's deadline; errors are the library's.
+    def _refusal(self, what: str, status: int, verb: str) -> StorageError:
+        """The error for a status of HTTP that means the same in every cloud."""
+        if status in (408, 429) or (status >= 500 and status != 501):
+            return TransientStorageError(
+                f"{what}. The store failed or is overloaded; try again later."
+            )
+        if status == 404:
+            fix = f"Create {self._BUCKET} {self._bucket!r} or correct the store URL."
+        elif status == 401:
+            fix = f"Renew or correct the {self._CLOUD} credentials."
+        elif status == 403:
+            fix = (
+                f"Allow these credentials to {verb} objects of {self._BUCKET} {self._bucket!r}"
+                f"{self._ALLOW}."
+            )
+        else:
+            fix = self._CHECK
+        return PermanentStorageError(f"{what}. {fix}")
 
-        A passed deadline and a malformed response are transient errors.
-        """
+    def _call(self, request: Callable[[], T], verb: str, name: str) -> T:
+        """What ``request`` returns, within the caller's deadline; errors are the library's."""
+        # Not the client's endpoint: making the client may be what takes too long.
+        endpoint = self._options.endpoint_url
 
         def mapped() -> T:
             try:
@@ -305,63 +449,47 @@ class CloudStore(ABC):
             except OpenDataBufferError:
                 raise
             except self._client_errors() as error:
-                raise self._error(error, verb, key) from error
+                raise self._error(error, verb, name) from error
             except _MALFORMED as error:
                 # Client libraries take any response to be the service's. What a broken server or
                 # a proxy sent ends in whatever error comes of it.
-                raise TransientStorageError(
-                    f"cannot {verb} {key!r} in {self._where()}: the answer makes no sense "
-                    f"({type(error).__name__}: {redacted(str(error)).strip()}). Check what answers "
-                    "at the endpoint, or try again later."
-                ) from error
+                raise self._unanswered(self._cannot(verb, name, endpoint), error) from error
 
         try:
             return within_deadline(self._runtime, mapped)
         except DeadlinePassed:
-            raise TransientStorageError(
-                f"cannot {verb} {key!r} in {self._where()}: no answer in time. Check the endpoint "
-                "and the network, or try again later."
-            ) from None
+            what = self._cannot(verb, name, endpoint)
+            raise self._unanswered(what, "no answer in time") from None
 
-    def _repeated(self, request: Callable[[], T], verb: str, key: str) -> T:
-        """As :meth:`_call`, repeated after transient failures, at most ``max_attempts`` times."""
-        return repeat_transient(
-            self._runtime, self._options, lambda: self._call(request, verb, key)
+    def _repeated(self, request: Callable[[], T], verb: str, name: str) -> T:
+        """As :meth:`_call`, with at most ``max_attempts`` attempts where failures are transient.
+
+        It waits as long as the service asked for, but no longer than one attempt may take.
+        """
+        options = self._options
+
+        def pause(error: BaseException) -> float | None:
+            asked: float | None = getattr(error, "retry_after_s", None)
+            if asked is None:
+                return None
+            # Jitter: all clients that were refused together would otherwise return together.
+            return min(asked, options.read_timeout_ms / 1000) + self._runtime.random()
+
+        policy = full_jitter(
+            self._runtime,
+            base_ms=100,
+            max_ms=2_000,
+            deadline_ms=options.read_timeout_ms * options.max_attempts,
+            retry_on=(TransientStorageError,),
+            pause=pause,
+            max_attempts=options.max_attempts,
         )
-
-
-def repeat_transient(runtime: Runtime, options: StoreOptions, once: Callable[[], T]) -> T:
-    """What ``once`` returns, after at most ``max_attempts`` transient failures.
-
-    Between two attempts it waits as long as the service asked for, but no longer than one attempt
-    may take; else it backs off. Where that wait would not end before the caller's deadline, the
-    failure is raised at once. ``once`` must have the same effect when it is done twice.
-    """
-
-    def pause(error: BaseException) -> float | None:
-        asked: float | None = getattr(error, "retry_after_s", None)
-        if asked is None:
-            return None
-        # Jitter: all clients that were refused together would otherwise return together.
-        return min(asked, options.read_timeout_ms / 1000) + runtime.random()
-
-    policy = full_jitter(
-        runtime,
-        base_ms=100,
-        max_ms=2_000,
-        deadline_ms=options.read_timeout_ms * options.max_attempts,
-        retry_on=(TransientStorageError,),
-        pause=pause,
-        max_attempts=options.max_attempts,
-    )
-    return policy(once)
+        return policy(self._call, request, verb, name)
 
 
 def with_retry_after(error: StorageError, headers: Mapping[str, str]) -> StorageError:
-    """The error, with how long the response asks to wait before the next attempt.
-
-    A ``Retry-After`` that is a date is ignored: it would be compared with this machine's clock.
-    """
+    """The error, with how long the response asks to wait before the next attempt. No date is taken:
+    it would be compared with this machine's clock."""
     seconds = headers.get("retry-after", "")
     if isinstance(error, TransientStorageError) and seconds.isdecimal() and len(seconds) < 10:
         error.retry_after_s = float(seconds)
@@ -372,23 +500,38 @@ class DeadlinePassed(Exception):
     """The call did not end in time; it may still be under way, and take effect."""
 
 
+def time_left() -> float | None:
+    """Seconds until the caller's deadline; None without one.
+
+    Raises:
+        DeadlinePassed: None are left: the caller has gone on, and nothing more may be sent.
+    """
+    left = remaining()
+    if left is not None and left <= 0:
+        raise DeadlinePassed
+    return left
+
+
+def read_timeout_s(options: StoreOptions) -> float:
+    """For how long the service may send nothing, of a request that is sent now."""
+    left = time_left()
+    silence_s = options.read_timeout_ms / 1000
+    return silence_s if left is None else min(silence_s, left)
+
+
 def within_deadline(runtime: Runtime, call: Callable[[], T]) -> T:
     """What ``call`` returns or raises, within the deadline of the calling thread.
 
     Resolving a name has no timeout, fetching credentials has others than ours, and a server that
     sends a byte now and then never exceeds the timeout between two bytes. So with a deadline the
     call runs in a thread of its own, and its caller goes on without it when the time is up. The
-    call sees the same deadline and begins nothing more once it has passed; the request it waits
-    for then ends by its own timeout. Without a deadline it runs in the calling thread.
+    call begins nothing more then; the request it waits for ends by its own timeout.
 
     Raises:
-        DeadlinePassed: The call did not end in time, or was not begun: no time was left.
+        DeadlinePassed: The call did not end in time, or was not begun.
     """
-    left = remaining()
-    if left is None:
+    if time_left() is None:
         return call()
-    if left <= 0:
-        raise DeadlinePassed
     changed = runtime.condition()
     ended: list[tuple[T | None, BaseException | None]] = []
 
@@ -406,68 +549,18 @@ def within_deadline(runtime: Runtime, call: Callable[[], T]) -> T:
     runtime.spawn(lambda: context.run(run), "opendata-buffer-store")
     with changed:
         while not ended:
-            left = remaining()
-            if left is None or left <= 0:
-                raise DeadlinePassed
-            changed.wait(left)
+            changed.wait(time_left())
     result, error = ended.pop()
     if error is not None:
         raise error
     return result  # type: ignore[return-value]  # T may include None
 
 
-def read_part(
-    key: str,
-    read: Callable[[int | None], bytes],
-    size: int | None,
-    byte_range: tuple[int, int] | None,
-    max_bytes: int | None,
-    *,
-    whole: bool,
-) -> bytes:
-    """The part of a response's body that was asked for; no more is read than shows an excess.
-
-    Args:
-        key: For errors.
-        read: Reads the body: at most so many bytes of it, or all.
-        size: Of the body; None where the response does not tell it.
-        byte_range: What was asked for.
-        max_bytes: Most bytes of that.
-        whole: The service knows no ranges and sends the whole object.
-    """
-    if whole:
-        data = read(None)
-        start, end = cut(byte_range, len(data))
-        data = data[start:end]
-    elif size is not None:
-        check_part(key, size, byte_range, max_bytes)
-        data = read(None)
-    else:
-        asked = None if byte_range is None else byte_range[1] - byte_range[0]
-        limits = [each for each in (max_bytes, asked) if each is not None]
-        data = read(min(limits) + 1 if limits else None)
-    check_part(key, len(data), byte_range, max_bytes)
-    return data
-
-
-def check_part(
-    key: str, size: int, byte_range: tuple[int, int] | None, max_bytes: int | None
-) -> None:
-    """Refuse more bytes than the limit, or than the range that was asked for."""
-    check_size(key, size, max_bytes)
-    if byte_range is not None and size > byte_range[1] - byte_range[0]:
-        raise TransientStorageError(
-            f"cannot read {byte_range[1] - byte_range[0]} bytes of {key!r}: the answer has {size} "
-            "bytes. Check what answers at the endpoint, or try again later."
-        )
-
-
 def verify_write(store: Get, key: str, written: bytes) -> outcomes.Applied[str] | outcomes.Unknown:
     """The outcome of a write that was answered without a version, as behind some proxies.
 
-    If the object holds the bytes that were written, its version is a version of them, also
-    if another writer wrote it last. It raises nothing: the write may be applied, and an error
-    would deny it.
+    If the object holds the bytes that were written, its version is one of them, whoever wrote it
+    last. It raises nothing: the write may be applied, and an error would deny it.
     """
     why = "the object has changed since"
     try:
@@ -481,45 +574,33 @@ def verify_write(store: Get, key: str, written: bytes) -> outcomes.Applied[str] 
     return outcomes.Unknown(f"the store answered a write of {key!r} without its version, and {why}")
 
 
-def not_modified(key: str, store: str, if_changed: str | None) -> NotModified:
-    """The result of a read that was answered with 304: an error where the caller knows no version,
-    because the response is not to its request then.
-    """
-    if if_changed is None:
-        raise TransientStorageError(
-            f"cannot read {key!r} in {store}: it was answered as not modified (304), which was not "
-            "asked. Check what answers at the endpoint (a cache?), or try again later."
-        )
-    return NotModified()
-
-
 def strong_etag(etag: str | None) -> str | None:
-    """A response's ETag; None when there is none, or when it is weak.
-
-    A weak one (``W/"..."``) says that two contents are equivalent, not that they are the same
-    bytes. It never matches an ``If-Match``.
-    """
+    """A response's ETag; None when there is none, or when it is weak (``W/"..."``): that says that
+    two contents are equivalent, not that they are the same bytes."""
     return None if not etag or etag.startswith("W/") else etag
 
 
-def md5(data: bytes | memoryview) -> bytes:
-    """The MD5 of some bytes: against accidents, not against attackers."""
-    return hashlib.md5(data, usedforsecurity=False).digest()
-
-
-def crc32(data: bytes | memoryview) -> bytes:
-    """The CRC-32 of some bytes, the highest byte first."""
-    return zlib.crc32(data).to_bytes(4, "big")
-
-
-def as_base64(checksum: bytes) -> str:
-    """A checksum as headers carry it."""
-    return base64.b64encode(checksum).decode()
-
-
-def check_md5(data: bytes, expected: bytes | None, what: str) -> None:
-    """Refuse bytes whose MD5 is not the one that the service sent (failure F36)."""
-    if expected is not None and expected != md5(data):
-        raise TransientStorageError(
-            f"cannot read {what}: the bytes were garbled on the way (MD5). Try again."
+def endpoint_of_server(name: str, endpoint: str) -> str:
+    """The URL of a server, of the setting ``name``, without a slash at its end."""
+    check_no_secrets(name, endpoint)
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise InvalidInput(
+            f"endpoint {redacted(endpoint)!r} is no URL of a server: use https://host[:port]"
         )
+    return endpoint.rstrip("/")
+
+
+def epoch_ms(when: datetime | None) -> int:
+    """A time in milliseconds since the Unix epoch; 0 where a response has none."""
+    return 0 if when is None else int(when.timestamp() * 1000)
+
+
+def header_ms(date: str | None) -> int | None:
+    """A header's date in milliseconds since the Unix epoch; None where there is none."""
+    return epoch_ms(parsedate_to_datetime(date)) if date else None
+
+
+def md5(data: bytes | memoryview) -> str:
+    """The MD5 of some bytes as headers carry it: against accidents, not against attackers."""
+    return b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import stat
 import sys
+import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -17,15 +20,16 @@ from opendata_buffer import outcomes
 from opendata_buffer.errors import (
     InvalidInput,
     ObjectNotFound,
+    PermanentStorageError,
     StorageError,
     TransientStorageError,
     UnsafeStore,
 )
 from opendata_buffer.formats.keys import check_key
-from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.runtime import Runtime, SystemRuntime, remaining
 from opendata_buffer.stores.base import (
-    Absent,
     Blob,
+    Condition,
     DeleteFailure,
     IfVersion,
     Listing,
@@ -37,31 +41,270 @@ from opendata_buffer.stores.base import (
     check_size,
     cut,
 )
-from opendata_buffer.stores.local_files import (
-    MISSING,
-    FileLock,
-    LockTimeout,
-    make_directories,
-    read_into,
-    read_range,
-    stamp_later,
-    stat_file,
-    storage_error,
-    sync_directory,
-    unlink_quietly,
-    version_of,
-    write_all,
-    write_pieces,
-)
+
+_TIMEOUT_S = 30.0
+_STRIPES = 64
+_thread_locks: list[threading.Lock] = []
+
+
+def _reset_locks() -> None:
+    # A child forked while another thread held a lock would wait for a thread it does not have.
+    global _stamp_lock
+    _thread_locks[:] = [threading.Lock() for _ in range(_STRIPES)]
+    _stamp_lock = threading.Lock()
+
+
+_stamp_lock = threading.Lock()
+_reset_locks()
+os.register_at_fork(after_in_child=_reset_locks)
+
+
+class LockTimeout(TransientStorageError):
+    """Another thread or process kept the lock until the deadline."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"another process holds the lock {path!r}: it may be stopped (find it with lsof or "
+            "fuser)"
+        )
+
+
+class FileLock:
+    """``flock`` on a file that stays, as a context manager; also holds a small number.
+
+    The kernel frees the lock when its holder dies. Threads of one process are kept apart by a lock
+    of their own, because on NFS ``flock`` belongs to the process. The file is never deleted: a
+    process that locks a deleted file and one that locks its successor would both hold the lock.
+    Without ``create`` a missing file is no error and no lock.
+
+    Raises:
+        LockTimeout: On entering: the lock was not free for 30 seconds, or for half of the time
+            until the caller's deadline.
+        OSError: On entering: the file cannot be opened, or its file system has no locks.
+    """
+
+    def __init__(self, path: str, runtime: Runtime, *, create: bool = True) -> None:
+        self._path = path
+        self._runtime = runtime
+        left = remaining()
+        # Half of what is left: the caller must have time to report why it failed.
+        self._timeout_s = _TIMEOUT_S if left is None else min(_TIMEOUT_S, max(left / 2, 0.0))
+        self._flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        number = zlib.crc32(path.encode("utf-8", "surrogateescape"))
+        self._thread_lock = _thread_locks[number % _STRIPES]
+        self._fd: int | None = None
+
+    def __enter__(self) -> FileLock:
+        deadline = self._runtime.monotonic() + self._timeout_s
+        try:
+            fd = os.open(self._path, self._flags, 0o666)
+        except (FileNotFoundError, NotADirectoryError):
+            if self._flags & os.O_CREAT:
+                raise
+            return self
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, fd)
+            if not self._thread_lock.acquire(timeout=self._timeout_s):
+                raise LockTimeout(self._path)
+            undo.callback(self._thread_lock.release)
+            self._lock_file(fd, deadline)
+            undo.pop_all()
+        self._fd = fd
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd is None:
+            return
+        fd, self._fd = self._fd, None
+        with contextlib.ExitStack() as held:
+            held.callback(self._thread_lock.release)
+            held.callback(os.close, fd)
+            # Unlocked before close(): a child forked meanwhile has the descriptor, too, and would
+            # keep the lock until it ends.
+            fcntl.flock(fd, fcntl.LOCK_UN)
+
+    def _lock_file(self, fd: int, deadline: float) -> None:
+        # Polled and not blocked in the kernel: the holder may be stopped, and the wait must end.
+        pause_s = 0.001
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if self._runtime.monotonic() >= deadline:
+                    raise LockTimeout(self._path) from None
+            self._runtime.sleep(pause_s * (0.5 + self._runtime.random()))
+            pause_s = min(pause_s * 2, 0.02)
+
+    def load(self) -> int:
+        """The number last stored under this lock; 0 when there is none."""
+        if self._fd is None:
+            return 0
+        raw = os.pread(self._fd, 24, 0).strip()
+        return int(raw) if raw.isdigit() else 0
+
+    def store(self, number: int) -> None:
+        """Keep a number of up to 24 digits for the next holder. Not fsynced."""
+        if self._fd is not None:
+            os.pwrite(self._fd, b"%024d" % number, 0)
+
+
+_CHUNK = 64 * 1024 * 1024
+_PIECES = 512  # of one call; systems take 1,024 at most
+MISSING = {errno.ENOENT, errno.ENOTDIR}
+"""Errors that mean: no such file."""
+
+_BAD_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL}
+_TRANSIENT = {
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+}
+
+_LONGEST_STEP_NS = 10**9
+_last_stamp_ns = 0
+
+
+def version_of(status: os.stat_result) -> str:
+    """The version of a file, of one ``fstat`` of it."""
+    return f"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"
+
+
+def stat_file(path: str) -> os.stat_result | None:
+    """The status of a regular file; None when there is none of this name."""
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status if stat.S_ISREG(status.st_mode) else None
+
+
+def stamp_later(fd: int, path: str, previous_ns: int) -> int:
+    """Give an open new file a modification time later than ``previous_ns``; returns it. The stamps
+    of the kernel advance in steps of milliseconds, and inodes are used again: two versions written
+    within one step could be equal."""
+    global _last_stamp_ns
+    with _stamp_lock:
+        kernel_ns = os.fstat(fd).st_mtime_ns
+        # Of two files of one step the second is the later one. A last stamp much ahead of the
+        # kernel's is from before its clock was set back, and no longer followed.
+        within_step = _last_stamp_ns - kernel_ns < _LONGEST_STEP_NS
+        _last_stamp_ns = max(kernel_ns, _last_stamp_ns + 1) if within_step else kernel_ns
+        stamp_ns = max(_last_stamp_ns, previous_ns + 1)
+    os.utime(fd, ns=(stamp_ns, stamp_ns))
+    kept_ns = os.fstat(fd).st_mtime_ns
+    if kept_ns != stamp_ns:
+        raise PermanentStorageError(
+            f"the file system of {path!r} keeps modification times only coarsely (asked for "
+            f"{stamp_ns} ns, kept {kept_ns} ns), so versions could repeat: use another file "
+            "system (ext4, XFS, Btrfs, APFS, tmpfs) or an s3:// URL"
+        )
+    return stamp_ns
+
+
+def read_range(fd: int, start: int, end: int) -> bytes:
+    """Bytes ``start`` to ``end`` of an open file; fewer when it ends before."""
+    parts = []
+    while start < end:
+        part = os.pread(fd, min(end - start, _CHUNK), start)
+        if not part:
+            break
+        parts.append(part)
+        start += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_into(fd: int, memory: memoryview) -> bool:
+    """Fill the memory with the first bytes of an open file; false when it ends before."""
+    while memory:
+        count = os.readv(fd, [memory[:_CHUNK]])
+        if not count:
+            return False
+        memory = memory[count:]
+    return True
+
+
+def write_pieces(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
+    """Write them one behind the other, without joining them first."""
+    for start in range(0, len(pieces), _PIECES):
+        group = pieces[start : start + _PIECES]
+        written = os.writev(fd, group)
+        if written < sum(memoryview(each).nbytes for each in group):
+            rest = memoryview(b"".join(group))[written:]
+            while rest:
+                rest = rest[os.write(fd, rest[:_CHUNK]) :]
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in a directory survive a power cut."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # the object was deleted meanwhile, and its directory with it
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # cannot sync directories at all
+            raise
+    finally:
+        os.close(fd)
+
+
+def make_directories(path: str) -> None:
+    """Like ``os.makedirs``, but a power cut does not lose a directory made here."""
+    for attempt in range(8):
+        try:
+            os.mkdir(path)
+            break
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            # A delete may prune the parent again; but below a dangling link or in /proc a
+            # parent "exists" and mkdir fails for ever.
+            if attempt == 7:
+                raise
+            make_directories(os.path.dirname(path))
+    sync_directory(os.path.dirname(path))
+
+
+def unlink_quietly(path: str) -> None:
+    """Remove a file if that is possible."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def storage_error(verb: str, path: str, error: OSError) -> StorageError | InvalidInput:
+    """The error of this library for one of the operating system."""
+    what = f"cannot {verb} {path!r}: {error.strerror or error}"
+    if error.errno in _BAD_NAME:
+        return InvalidInput(f"{what}. Use a shorter or simpler name.")
+    if error.errno in _TRANSIENT:
+        return TransientStorageError(f"{what}. Try again.")
+    fix = ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        fix = " Free some space."
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        fix = f" Give this user the right to {verb} there."
+    elif error.errno == errno.EXDEV:
+        fix = (
+            " A store lies on one file system, or its renames are not atomic: link or mount the "
+            "store's whole directory and not a part of it."
+        )
+    elif error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY):
+        fix = " A directory cannot hold one object named like the directory of another."
+    return PermanentStorageError(f"{what}.{fix}")
+
 
 _DAY_NS = 24 * 3600 * 10**9
 
 
 class TemporaryFiles:
-    """Files that are written and have no name in the store yet.
-
-    They lie on the file system of the store, or renames would not be atomic.
-    """
+    """Files of one directory, which are written and have no name in the store yet. It is on the
+    file system of the store, or renames would not be atomic."""
 
     def __init__(self, directory: str, runtime: Runtime) -> None:
         self._directory = directory
@@ -81,33 +324,23 @@ class TemporaryFiles:
         path = f"{self._directory}/{self._runtime.ulid()}"
         return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666), path
 
-    @contextmanager
+    @contextlib.contextmanager
     def written(self, pieces: Sequence[bytes | memoryview]) -> Iterator[tuple[int, str]]:
         """A file of these bytes, durable, as its descriptor and its path; removed at the end
         unless it was renamed."""
         fd, path = self.open()
-        try:
-            try:
-                if len(pieces) == 1:
-                    write_all(fd, pieces[0])
-                else:
-                    write_pieces(fd, pieces)
-                # Before the file has its name: after a power cut a name may be there whose file
-                # was never written out, as an empty one. fdatasync() would save nothing: of a new
-                # file the length and the blocks are needed to read it back.
-                os.fsync(fd)
-                yield fd, path
-            finally:
-                os.close(fd)
-        finally:
-            unlink_quietly(path)
+        with contextlib.ExitStack() as undo:
+            undo.callback(unlink_quietly, path)
+            undo.callback(os.close, fd)
+            write_pieces(fd, pieces)
+            # Before the file has its name: after a power cut a name may be there whose file was
+            # never written out, as an empty one.
+            os.fsync(fd)
+            yield fd, path
 
     def now_ms(self) -> int:
-        """The time by the file system's clock, milliseconds since the Unix epoch.
-
-        That clock stamps the files, and on NFS it is the server's: ages must be differences of
-        one clock (failure F6). Where nothing can be written, it is the runtime's.
-        """
+        """Milliseconds since the Unix epoch by the clock that stamps the files, which on NFS is the
+        server's (failure F6). Where nothing can be written, by the runtime's."""
         try:
             fd, path = self.open()
         except OSError:
@@ -139,17 +372,25 @@ _LONGEST_NAME = 255
 class LocalPaths:
     """The files of objects, locks and writes below one root.
 
-    The root of the file system is refused, and a Databricks mount, which has neither locks nor
-    atomic renames.
+    Raises:
+        InvalidInput: The root is that of the file system, or a Databricks mount.
     """
 
     def __init__(self, root: os.PathLike[str] | str) -> None:
         self.root = os.path.abspath(root)
-        _refuse_unsafe_roots(self.root)
-        self.temporary = f"{self.root}/{RESERVED}/tmp"
-        """The directory of files that have no name in the store yet."""
-        self.check = f"{self.root}/{RESERVED}/check"
-        """Locked once, to see whether the file system has locks."""
+        if self.root.strip("/") == "":
+            raise InvalidInput(
+                f"store {self.root!r} is the root of the file system: use a directory"
+            )
+        for path in (self.root, os.path.realpath(root)):
+            top = path.split("/")[1]
+            if top == "dbfs" or (top == "Volumes" and sys.platform != "darwin"):
+                raise InvalidInput(
+                    f"store {self.root!r} is a Databricks mount, which has no file locks and no "
+                    "atomic rename: two writers would overwrite each other. Use the s3:// URL of "
+                    "the volume's external location instead."
+                )
+        self.reserved = f"{self.root}/{RESERVED}"
 
     def object(self, key: str) -> str:
         """The file of an object; refused if no file can have this name, or the store's own has."""
@@ -175,19 +416,6 @@ class LocalPaths:
         return f"{directory}/{RESERVED}/{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
-def _refuse_unsafe_roots(root: str) -> None:
-    if root.strip("/") == "":
-        raise InvalidInput(f"store {root!r} is the root of the file system: use a directory")
-    for path in (root, os.path.realpath(root)):
-        top = path.split("/")[1]
-        if top == "dbfs" or (top == "Volumes" and sys.platform != "darwin"):
-            raise InvalidInput(
-                f"store {root!r} is a Databricks mount, which has no file locks and no atomic "
-                "rename: two writers would overwrite each other. Use the s3:// URL of the "
-                "volume's external location instead."
-            )
-
-
 def directory_of(prefix: str) -> str | None:
     """The directory below which all keys with a prefix lie; None when no key starts so."""
     directory, _, _ = prefix.rpartition("/")
@@ -201,62 +429,37 @@ def directory_of(prefix: str) -> str | None:
 def files_below(
     root: str, directory: str, prefix: str, start_after: str = ""
 ) -> Iterator[ObjectInfo]:
-    """The files below a directory whose key fits, in the order of their keys.
-
-    ``directory`` is relative to the root: :func:`directory_of` the prefix.
-    """
+    """The files below a directory of the root whose key fits, in the order of their keys."""
+    above = f"{directory}/" if directory else ""
     try:
         with os.scandir(f"{root}/{directory}") as entries:
-            # By the key alone: pairs compare their first parts twice.
-            names = sorted(_names(directory, entries), key=itemgetter(0))
+            names = {}
+            for entry in entries:
+                if entry.name != RESERVED and _is_text(entry.name):
+                    # A slash puts a directory where the keys below it belong: a-b is before a/b.
+                    end = "/" if entry.is_dir(follow_symlinks=False) else ""
+                    names[f"{above}{entry.name}{end}"] = entry
     except OSError as error:
         if error.errno in MISSING:
             return  # pruned meanwhile, or nothing written yet
         raise
-    for name, entry in names:
+    for name, entry in sorted(names.items(), key=itemgetter(0)):
         if name.endswith("/"):
             wanted = name.startswith(prefix) or prefix.startswith(name)
             if wanted and (name > start_after or start_after.startswith(name)):
                 yield from files_below(root, name[:-1], prefix, start_after)
         elif name.startswith(prefix) and name > start_after:
-            info = _info(entry, name)
-            if info is not None:
-                yield info
-
-
-def _names(
-    directory: str, entries: Iterable[os.DirEntry[str]]
-) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Keys of a directory's files, and of its directories with a slash at the end.
-
-    The slash puts a directory where the keys below it belong: ``a-b`` comes before ``a/b``.
-    """
-    above = f"{directory}/" if directory else ""
-    for entry in entries:
-        name = entry.name
-        if name != RESERVED and _is_text(name):
-            end = "/" if entry.is_dir(follow_symlinks=False) else ""
-            yield f"{above}{name}{end}", entry
-
-
-def _info(entry: os.DirEntry[str], key: str) -> ObjectInfo | None:
-    try:
-        status = entry.stat()
-    except OSError:
-        return None  # deleted since it was listed
-    if not stat.S_ISREG(status.st_mode):
-        return None
-    return ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000)
+            try:
+                status = entry.stat()
+            except OSError:
+                continue  # deleted since it was listed
+            if stat.S_ISREG(status.st_mode):
+                yield ObjectInfo(name, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
 def _is_text(name: str) -> bool:
-    if name.isascii():
-        return True
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False  # bytes that are not UTF-8: no key of ours
-    return True
+    """Whether it is UTF-8, as every key is."""
+    return name.isascii() or name == name.encode(errors="ignore").decode()
 
 
 class LocalStore:
@@ -264,15 +467,12 @@ class LocalStore:
 
     An object is written to a temporary file, fsynced, and renamed over its name, so kill -9 at
     any moment leaves the old or the new bytes. Conditional writes rename under an exclusive lock
-    on a file of their key's own, beside the object: stores with another root that hold the same
-    file lock the same one. The kernel frees the lock of a process that dies; one that is suspended
-    while it holds it stops the others until it continues or dies. Readers take no lock: the
-    version is read from the same open file as the bytes, and is made of its modification time,
-    inode and size; every conditional write makes the time strictly later, so a version never
-    comes back (failure F11).
+    on a file beside the object, so that stores with another root lock the same one. A process that
+    is suspended while it holds the lock stops the others until it continues or dies. Readers take
+    no lock. A version is made of modification time, inode and size of the file whose bytes are
+    read; every conditional write makes the time strictly later, so none comes back (failure F11).
 
-    The directory is made by the first write. ``.opendata-buffer`` in it and below is the store's
-    own.
+    The first write makes the directory. ``.opendata-buffer`` in it and below is the store's own.
 
     Args:
         root: Absolute path of the directory.
@@ -285,7 +485,7 @@ class LocalStore:
     def __init__(self, root: Path | str, *, runtime: Runtime | None = None) -> None:
         self._paths = LocalPaths(root)
         self._runtime = runtime if runtime is not None else SystemRuntime()
-        self._temporary = TemporaryFiles(self._paths.temporary, self._runtime)
+        self._temporary = TemporaryFiles(f"{self._paths.reserved}/tmp", self._runtime)
         self._checked = False
 
     @property
@@ -331,7 +531,7 @@ class LocalStore:
             if not read_into(fd, allocate(status.st_size)):
                 raise self._was_cut(key)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, os.stat_result]]:
         """A regular file, open for reading."""
         path = self._paths.object(key)
@@ -369,12 +569,10 @@ class LocalStore:
                 with FileLock(self._paths.lock(key), self._runtime, create=False) as lock:
                     self._rename(fd, temporary, path, lock)
                 _sync_name(path)
-        except LockTimeout:
-            raise TransientStorageError(_stuck_lock(self._paths.lock(key))) from None
         except OSError as error:
             raise storage_error("write", path, error) from error
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: Condition) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
         path = self._paths.object(key)
         begun, version = False, ""
@@ -398,8 +596,6 @@ class LocalStore:
                     version = self._rename(fd, temporary, path, lock)
                 _sync_name(path)
             return outcomes.Applied(version)
-        except LockTimeout:
-            raise TransientStorageError(_stuck_lock(self._paths.lock(key))) from None
         except OSError as error:
             mapped = storage_error("write", path, error)
             if version:
@@ -419,11 +615,10 @@ class LocalStore:
         check_key("near", near)
         if self._checked:
             return
-        path = self._paths.check
         try:
             self._temporary.prepare()
             try:
-                with FileLock(path, self._runtime):
+                with FileLock(f"{self._paths.reserved}/check", self._runtime):
                     pass
             except OSError as error:
                 if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
@@ -433,14 +628,8 @@ class LocalStore:
                         "local disk or an s3:// URL."
                     ) from error
                 raise
-            fd, temporary = self._temporary.open()
-            try:
+            with self._temporary.written(()) as (fd, temporary):
                 stamp_later(fd, temporary, os.fstat(fd).st_mtime_ns)
-            finally:
-                os.close(fd)
-                os.unlink(temporary)
-        except LockTimeout:
-            raise TransientStorageError(_stuck_lock(path)) from None
         except OSError as error:
             raise storage_error("write", self._paths.root, error) from error
         self._checked = True
@@ -468,19 +657,15 @@ class LocalStore:
                 self._delete(self._paths.object(key), self._paths.lock(key))
             except (InvalidInput, StorageError) as error:
                 failures.append(DeleteFailure(key, str(error)))
-            except LockTimeout:
-                failures.append(DeleteFailure(key, _stuck_lock(self._paths.lock(key))))
             except OSError as error:
                 failures.append(DeleteFailure(key, str(storage_error("delete", key, error))))
         return tuple(failures)
 
     def _rename(self, fd: int, temporary: str, path: str, lock: FileLock) -> str:
-        """Give a written file its name; returns its version. Under the key's lock, if it has one.
-
-        The stamp is not fsynced: after a power cut no process remembers the version, and the
-        kernel's own stamp, which may be back, was never a version.
-        """
+        """Give a written file its name, under its key's lock if it has one; returns its version."""
         previous = stat_file(path)
+        # The stamp is not fsynced: after a power cut no process remembers the version, and the
+        # kernel's own stamp, which may be back, was never a version.
         # The lock file remembers the time too: after a delete the file does not.
         previous_ns = max(previous.st_mtime_ns if previous else 0, lock.load())
         lock.store(stamp_later(fd, temporary, previous_ns))
@@ -504,9 +689,7 @@ class LocalStore:
         with FileLock(lock_path, self._runtime, create=False):
             try:
                 os.unlink(path)
-            except FileNotFoundError:
-                return
-            except (NotADirectoryError, IsADirectoryError):
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 return  # no object of this name
         parent = os.path.dirname(path)
         while parent != self._paths.root:
@@ -518,18 +701,13 @@ class LocalStore:
 
 
 def _sync_name(path: str) -> None:
-    """Make a new name durable.
-
-    A rename is atomic for readers of the directory, but durable only after an fsync of it, and
-    POSIX promises no order between two of them. So a batch's name is durable before a manifest is
-    written that names it, and the manifest's before a record is reported as durable.
-    """
+    """Make a new name durable: after a power cut a rename is there only if its directory was
+    fsynced. So a batch's name is durable before a manifest is written that names it, and the
+    manifest's before a record is reported as durable."""
     sync_directory(os.path.dirname(path))
 
 
-def _refusal(
-    path: str, condition: Absent | IfVersion
-) -> outcomes.Vanished | outcomes.Conflict | None:
+def _refusal(path: str, condition: Condition) -> outcomes.Vanished | outcomes.Conflict | None:
     """Why a conditional write cannot be, by the file as it is now."""
     found = stat_file(path)
     if isinstance(condition, IfVersion):
@@ -537,9 +715,3 @@ def _refusal(
             return outcomes.Vanished()
         return None if version_of(found) == condition.version else outcomes.Conflict()
     return None if found is None else outcomes.Conflict()
-
-
-def _stuck_lock(path: str) -> str:
-    return (
-        f"another process holds the lock {path!r}: it may be stopped (find it with lsof or fuser)"
-    )

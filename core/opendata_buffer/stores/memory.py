@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput, ObjectNotFound
 from opendata_buffer.formats.keys import check_key
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import (
-    Absent,
     Blob,
+    Condition,
     DeleteFailure,
     IfVersion,
     Listing,
@@ -32,29 +31,21 @@ _registry: dict[str, MemoryStore] = {}
 _registry_lock = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class _Object:
-    data: bytes
-    version: str
-    last_modified_ms: int
-
-
 class MemoryStore:
     """A dictionary with a lock.
 
-    ``MemoryStore()`` is private to its creator. ``MemoryStore.named(name)`` is what
-    ``memory://name`` opens: one store for the whole process, and the only kind that pickles,
-    by its name, within the process.
+    ``MemoryStore.named(name)`` is what ``memory://name`` opens: one store for the whole process,
+    and the only kind that pickles, by its name, within the process.
 
     Args:
         name: Shown in :attr:`url` and in errors.
-        now_ms: The store's clock, milliseconds since the epoch; stamps ``last_modified_ms``.
+        now_ms: The store's clock, milliseconds since the Unix epoch.
     """
 
     def __init__(self, name: str = "", *, now_ms: Callable[[], int] | None = None) -> None:
         self._name = name
         self._now_ms = now_ms if now_ms is not None else SystemRuntime().now_ms
-        self._objects: dict[str, _Object] = {}
+        self._objects: dict[str, Blob] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -108,7 +99,7 @@ class MemoryStore:
         with self._lock:
             self._write(key, data)
 
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+    def put_if(self, key: str, data: bytes, condition: Condition) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
         check_key("key", key)
         with self._lock:
@@ -150,7 +141,7 @@ class MemoryStore:
 
     def _write(self, key: str, data: bytes | memoryview) -> str:
         version = str(next(_versions))
-        self._objects[key] = _Object(bytes(data), version, self._now_ms())
+        self._objects[key] = Blob(bytes(data), version, self._now_ms())
         return version
 
 

@@ -18,6 +18,8 @@ from opendata_buffer.stores.clients import (
     GCS_ENVIRONMENT,
     environment_of,
 )
+from opendata_buffer.stores.local import LocalStore
+from opendata_buffer.stores.memory import MemoryStore
 
 _SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfss", "memory")
 # A name with a colon in it is a path unless it looks like a URL or starts like one of ours.
@@ -28,7 +30,13 @@ _USAGE = (
 )
 
 _CALLED = {"memory": "store", "az": "container", "abfss": "container"}
-
+_ENVIRONMENTS = {
+    "s3": AWS_ENVIRONMENT,
+    "s3a": AWS_ENVIRONMENT,
+    "gs": GCS_ENVIRONMENT,
+    "az": AZURE_ENVIRONMENT,
+    "abfss": AZURE_ENVIRONMENT,
+}
 _cache: dict[tuple[str, StoreOptions], tuple[Hashable, Store]] = {}
 
 
@@ -36,14 +44,13 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
     """The store a URL names; the same object for the same URL and options in one process.
 
     Opening reads and writes nothing: a missing directory, bucket or credential is reported by
-    the first operation. After a change of the cloud's environment variables it is another object,
-    with connections of its own; those opened before go on as they were.
+    the first operation. After a change of the cloud's environment variables it is another object;
+    those opened before go on as they were.
 
     Args:
         url: ``s3://bucket[/root]`` (``s3a://`` is the same), ``gs://bucket[/root]``,
             ``az://container[/root]``, ``abfss://container@account.dfs.core.windows.net[/root]``,
-            ``file:///dir`` or a path (relative and ``~`` paths are made absolute now), or
-            ``memory://name``.
+            ``file:///dir``, a path (made absolute now), or ``memory://name``.
         options: How to reach a cloud. Default: the values of :class:`StoreOptions`.
 
     Raises:
@@ -69,12 +76,9 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
 
 def _environment(url: str) -> Hashable:
     """What else the meaning of a URL depends on."""
-    if url.lower().startswith(("s3:", "s3a:")):
-        return environment_of(*AWS_ENVIRONMENT)
-    if url.lower().startswith("gs:"):
-        return environment_of(*GCS_ENVIRONMENT)
-    if url.lower().startswith(("az:", "abfss:")):
-        return environment_of(*AZURE_ENVIRONMENT)
+    scheme, colon, _ = url.partition(":")
+    if colon and scheme.lower() in _ENVIRONMENTS:
+        return environment_of(*_ENVIRONMENTS[scheme.lower()])
     if "://" in url or os.path.isabs(url):
         return None
     try:
@@ -112,8 +116,6 @@ def _open(url: str, options: StoreOptions) -> Store:
     if scheme == "memory":
         if path:
             raise InvalidInput(f"store {url!r} has a path: use memory://name")
-        from opendata_buffer.stores.memory import MemoryStore
-
         return MemoryStore.named(host)
     # boto3 takes 100 ms to import, the others as much: only a process that uses a cloud loads it.
     if scheme == "gs":
@@ -128,7 +130,7 @@ def _open(url: str, options: StoreOptions) -> Store:
 
 
 def _open_azure(url: str, scheme: str, host: str, root: str, options: StoreOptions) -> Store:
-    from opendata_buffer.stores.azure import AzureStore, blob_host
+    from opendata_buffer.stores.azure import AzureStore, blob_host  # as the other clouds
 
     container, at, account = host.partition("@")
     if scheme == "az":
@@ -158,8 +160,6 @@ def _open_file(url: str) -> Store:
 
 
 def _open_directory(path: str) -> Store:
-    from opendata_buffer.stores.local import LocalStore
-
     try:
         expanded = Path(path).expanduser()
     except RuntimeError as error:

@@ -1,13 +1,14 @@
 """Whether a store honours conditional writes, tried by a few real ones (failure F12).
 
 First one after the other, then several at once: some stores honour each condition that is asked
-alone, and let two concurrent writers both win, because they look first and write then.
+alone, and let two concurrent writers both win, because they compare first and write then.
 """
 
 from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from opendata_buffer import outcomes
@@ -18,8 +19,8 @@ from opendata_buffer.retry import full_jitter
 from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import (
     ABSENT,
-    Absent,
     Blob,
+    Condition,
     ConditionalPut,
     Delete,
     DeleteFailure,
@@ -39,7 +40,7 @@ SAFE: set[str] = set()
 RACES = 3
 """Objects that writers race for, twice each."""
 _RACERS = 6
-"""Writers of one race: the more, the likelier two of them are between look and write at once."""
+"""Writers of one race: the more, the likelier that two compare before either of them writes."""
 
 _SUFFIX_BYTES = len(".probe-") + 26
 _CLEAN_UP_S = 2.0
@@ -47,8 +48,7 @@ _PROBE = b"probe"
 _WRONG = IfVersion('"00000000000000000000000000000000"')
 
 
-class _Probed(Get, ConditionalPut, Delete, Protocol):
-    """What the probe needs of a store."""
+class _Probed(Get, ConditionalPut, Delete, Protocol): ...
 
 
 def probe_conditional_writes(
@@ -63,15 +63,8 @@ def probe_conditional_writes(
 ) -> None:
     """Put objects named ``near`` + ``.probe-<ULID>`` in ways of which most must fail.
 
-    Args:
-        store: The store.
-        near: Where the probe objects may lie.
-        runtime: Backoff, the objects' names, threads.
-        name: What to call the store in an error.
-        room: Bytes of a key that the store's root takes.
-        races: How many objects writers race for; 0 where races are known to have one winner.
-        deadline_ms: How long lost answers are tried again. Removing the probe objects may
-            take two seconds more.
+    ``name`` is the store's, for errors, ``room`` the bytes of a key that its root takes. Writers
+    race for ``races`` objects. Removing them may take two seconds more than ``deadline_ms``.
     """
     # Cut, so that the longest manifest path still leaves room for the suffix.
     stem = near.encode()[: MAX_KEY_BYTES - _SUFFIX_BYTES - room].decode(errors="ignore")
@@ -103,18 +96,15 @@ def probe_conditional_writes(
                 left = store.delete_many(made)
     # Logged after success only: otherwise the error says that the store cannot be reached.
     if left:
-        log.warning(
-            "%d probe objects may be left behind, the first is %r: %s",
-            len(left),
-            left[0].key,
-            left[0].reason,
-        )
+        first = left[0]
+        message = "%d probe objects may be left behind, the first is %r: %s"
+        log.warning(message, len(left), first.key, first.reason)
 
 
 def _try_each(store: _Probed, key: str, name: str, made: list[str]) -> None:
     """Try each condition alone; ``made`` takes the key once an object may exist."""
 
-    def put(step: str, condition: Absent | IfVersion, *right: type[PutOutcome]) -> PutOutcome:
+    def put(step: str, condition: Condition, *right: type[PutOutcome]) -> PutOutcome:
         outcome = store.put_if(key, _PROBE, condition)
         if key not in made:
             made.append(key)  # a put that raised wrote nothing
@@ -151,22 +141,13 @@ def _try_each(store: _Probed, key: str, name: str, made: list[str]) -> None:
 
 def _race(store: _Probed, key: str, name: str, runtime: Runtime) -> None:
     """Let writers create an object together, and then replace it together."""
-    condition: Absent | IfVersion = ABSENT
+    condition: Condition = ABSENT
     for what in ("created", "replaced"):
-        gate = _Gate(runtime, _RACERS)
-
         # No two write the same bytes: S3's version is their hash, and a write of the same bytes
         # leaves it valid for the next writer.
-        def write(
-            number: int,
-            what: str = what,
-            gate: _Gate = gate,
-            condition: Absent | IfVersion = condition,
-        ) -> PutOutcome:
-            gate.pass_together()
-            return store.put_if(key, f"{what} by {number}".encode(), condition)
-
-        results = in_parallel(runtime, write, range(_RACERS))
+        datas = [f"{what} by {number}".encode() for number in range(_RACERS)]
+        put_together = partial(_put_together, store, key, condition, _Gate(runtime, _RACERS))
+        results = in_parallel(runtime, put_together, datas)
         won = [each for each in results if isinstance(each, outcomes.Applied)]
         if len(won) > 1:
             raise UnsafeStore(
@@ -179,6 +160,13 @@ def _race(store: _Probed, key: str, name: str, runtime: Runtime) -> None:
         if not won:
             return  # responses were lost, or all were refused for their rate: it shows nothing
         condition = IfVersion(won[0].value)
+
+
+def _put_together(
+    store: _Probed, key: str, condition: Condition, gate: _Gate, data: bytes
+) -> PutOutcome:
+    gate.pass_together()
+    return store.put_if(key, data, condition)
 
 
 class _Gate:

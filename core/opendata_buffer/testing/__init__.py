@@ -3,7 +3,3 @@
 :class:`~opendata_buffer.testing.runtime.ManualRuntime` is a clock that a test moves,
 :class:`~opendata_buffer.testing.faults.FaultyStore` a store that fails and is slow.
 """
-
-from __future__ import annotations
-
-__all__: list[str] = []

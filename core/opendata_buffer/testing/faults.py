@@ -4,9 +4,8 @@
 
     store = FaultyStore(MemoryStore(), runtime, FaultPlan(cas_lost_after=0.1, cas_ms=60), seed=7)
 
-Every promise of the store protocols still holds: what was applied stays applied, a condition is
-checked atomically, and only outcomes that may happen on S3 happen. Code that loses data over
-such a store loses data over S3.
+Every promise of the store protocols still holds, and only what may happen on S3 happens: code that
+loses data over such a store loses data over S3.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ from opendata_buffer.stores.base import (
     PutOutcome,
     Store,
 )
-
-__all__ = ["FaultPlan", "FaultyStore"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +56,7 @@ class FaultPlan:
             ``TransientStorageError``, conditional puts are ``Unknown``. Half of the writes and
             deletes are carried out.
         hang_ms: Default 3,600,000: longer than any deadline of the library.
-        wrong_dates: Share of listings that tell a wrong time as the store's.
+        wrong_dates: Share of listings with a wrong time for the store's.
         date_error_ms: How far that time is ahead of the right one; negative: behind.
         get_ms: What a read takes, milliseconds.
         put_ms: What an unconditional put takes; half of it before the effect, half after.

@@ -1,4 +1,4 @@
-"""A runtime whose clock only moves when it is told to."""
+"""A runtime whose clock moves only when a test moves it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from weakref import WeakSet
 
 from opendata_buffer.runtime import Condition, SystemRuntime, Task, ulid_of
 
-__all__ = ["ManualRuntime"]
-
 
 class ManualRuntime:
     """Manual clock, seeded randomness, real threads.
 
     ``sleep`` does not block: it moves the clock. Waiting with a timeout blocks until notified
     or until :meth:`advance` has moved the clock past the timeout, so a background thread that
-    waits for its next turn takes it exactly when the test says so.
+    waits for its next cycle begins it exactly when the test moves the clock so far.
 
     Args:
         now_ms: Wall clock at the beginning. Default 2026-01-01T00:00:00Z.
@@ -84,7 +82,7 @@ class ManualRuntime:
         return ulid_of(timestamp_ms, noise)
 
     def advance(self, seconds: float) -> None:
-        """Move both clocks on, and wake whoever waited for that."""
+        """Move both clocks on, and wake the threads that waited for that."""
         with self._lock:
             self._elapsed_s += max(0.0, seconds)
             conditions = list(self._conditions)

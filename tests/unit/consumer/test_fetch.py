@@ -18,14 +18,7 @@ from opendata_buffer.consumer.fetch import (
     FetchHandle,
     RawBatch,
 )
-from opendata_buffer.consumer.read_ahead import fetch_many
-from opendata_buffer.errors import (
-    BatchMissing,
-    BatchUnreadable,
-    ForeignLocation,
-    InvalidInput,
-    PoisonBatch,
-)
+from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocation, InvalidInput
 from opendata_buffer.formats.arrow import ReadBuffer
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.entries import Metadata
@@ -202,40 +195,6 @@ def test_a_handle_on_a_private_store_says_why_it_cannot_travel() -> None:
         pickle.dumps(_handle(MemoryStore()))
 
 
-def test_a_descriptor_pickles_small() -> None:
-    descriptor = BatchDescriptor(7, LOCATION, META, 4096)
-    sent = pickle.dumps(descriptor)
-    assert pickle.loads(sent) == descriptor
-    assert len(sent) < 400
-
-
-def test_a_handle_fetches_many() -> None:
-    store = MemoryStore()
-    descriptors = []
-    runtime = ManualRuntime()
-    for sequence in range(50):
-        location = f"ingest/{runtime.ulid()}.batch"
-        store.put(location, encode_batch([b"%d" % sequence]))
-        descriptors.append(BatchDescriptor(sequence, location))
-    results = fetch_many(_handle(store).fetch, descriptors, concurrency=8)
-    assert [batch.entries for batch in results] == [[b"%d" % each] for each in range(50)]
-    store.delete_many([descriptors[10].location])
-    with pytest.raises(PoisonBatch, match="batch 10"):
-        list(fetch_many(_handle(store).fetch, descriptors, concurrency=8))
-
-
-def test_the_concurrency_of_a_handle_begins_with_what_its_store_declares() -> None:
-    class Declares(MemoryStore):
-        is_near = True
-
-    assert _handle(Declares()).adaptive_concurrency().near is True
-    assert _handle(MemoryStore()).adaptive_concurrency().near is None
-    handle = _handle(Declares())
-    assert handle.adaptive_concurrency() is not handle.adaptive_concurrency(), (
-        "each reader learns for itself"
-    )
-
-
 @pytest.mark.parametrize(
     ("size", "waited", "worked", "near"),
     [
@@ -299,14 +258,6 @@ def test_waits_that_grow_with_the_threads_ask_for_no_more_of_them() -> None:
     for _ in range(200):
         adaptive.fetched(0, 0.060, 0.001)  # the store has become slower
     assert adaptive.threads == 61
-
-
-def test_a_store_that_says_that_it_is_near_stays_near_however_long_a_busy_machine_takes() -> None:
-    adaptive = AdaptiveConcurrency(declared=True)
-    for _ in range(10):
-        adaptive.fetched(8_000_000, waited=5.0, worked=0.010)
-    assert adaptive.near is True
-    assert adaptive.largest == 8_000_000
 
 
 def test_decoding_is_work_that_fetches_need_not_hide() -> None:

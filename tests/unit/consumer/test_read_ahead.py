@@ -17,7 +17,6 @@ from opendata_buffer.consumer.fetch import (
     ConsumedBatch,
     FetchHandle,
     PooledBatch,
-    RawBatch,
 )
 from opendata_buffer.consumer.read_ahead import fetch_many, read_ahead
 from opendata_buffer.errors import BatchMissing, InvalidInput
@@ -73,6 +72,14 @@ class Far(AdaptiveConcurrency):
         pass
 
 
+def _taking(results: Iterator[Any]) -> tuple[threading.Thread, list[Any]]:
+    """A thread that takes the results, and those that it has taken."""
+    taken: list[Any] = []
+    reader = threading.Thread(target=lambda: taken.extend(results))
+    reader.start()
+    return reader, taken
+
+
 def _fetch_threads() -> int:
     return sum(thread.name == "opendata-buffer-fetch" for thread in threading.enumerate())
 
@@ -85,16 +92,14 @@ def _no_thread_leak() -> Iterator[None]:
 
 def test_results_come_in_order_whatever_ends_first() -> None:
     fetches = Fetches()
-    results = fetch_many(
-        lambda each: (each.sequence, fetches(each)), _descriptors(4), concurrency=4, adaptive=Far()
+    reader, taken = _taking(
+        fetch_many(
+            lambda each: (each.sequence, fetches(each)),
+            _descriptors(4),
+            concurrency=4,
+            adaptive=Far(),
+        )
     )
-    taken: list[bytes] = []
-
-    def take() -> None:
-        taken.extend(sequence for sequence, _ in results)
-
-    reader = threading.Thread(target=take)
-    reader.start()
     fetches.await_begun(4)
     for count, sequence in enumerate((3, 1, 2), start=1):
         fetches.allow(sequence)
@@ -102,14 +107,12 @@ def test_results_come_in_order_whatever_ends_first() -> None:
     assert taken == []
     fetches.allow(0)
     reader.join(30)
-    assert taken == [0, 1, 2, 3]
+    assert [sequence for sequence, _ in taken] == [0, 1, 2, 3]
 
 
 def test_no_more_than_so_many_at_once() -> None:
     fetches = Fetches()
-    results = fetch_many(fetches, _descriptors(5), concurrency=2, adaptive=Far())
-    reader = threading.Thread(target=lambda: list(results))
-    reader.start()
+    reader, _ = _taking(fetch_many(fetches, _descriptors(5), concurrency=2, adaptive=Far()))
     fetches.await_begun(2)
     assert sorted(fetches.begun) == [0, 1]
     fetches.allow(0)
@@ -118,22 +121,6 @@ def test_no_more_than_so_many_at_once() -> None:
     fetches.allow(*range(5))
     reader.join(30)
     assert sorted(fetches.begun) == list(range(5))
-
-
-def test_bytes_in_flight_count_what_nobody_took_yet() -> None:
-    fetches = Fetches()
-    fetches.allow(*range(6))
-    results = fetch_many(
-        fetches, _descriptors(6, size=10), concurrency=6, max_in_flight_bytes=30, adaptive=Far()
-    )
-    assert len(next(results)) == 10
-    # One was taken, three may be open: the first four were begun, the fifth is not.
-    fetches.await_ended(4)
-    assert sorted(fetches.begun) == [0, 1, 2, 3]
-    next(results)
-    fetches.await_ended(5)
-    assert sorted(fetches.begun) == [0, 1, 2, 3, 4]
-    results.close()
 
 
 def test_a_batch_beyond_the_limit_is_fetched_alone() -> None:
@@ -151,20 +138,18 @@ def test_a_batch_beyond_the_limit_is_fetched_alone() -> None:
 
 @pytest.mark.parametrize("known", [None, 10], ids=["none has ended", "an earlier read tells"])
 def test_unknown_sizes_count_as_the_largest_so_far_and_begin_with_one(known: int | None) -> None:
-    adaptive = Far()
+    fetches, adaptive = Fetches(), Far()
     adaptive.largest = known
-    fetches = Fetches()
-    results = fetch_many(
-        fetches,
-        _descriptors(9, None),
-        concurrency=9,
-        max_in_flight_bytes=30,
-        size_of=lambda _: 10,
-        adaptive=adaptive,
+    reader, taken = _taking(
+        fetch_many(
+            fetches,
+            _descriptors(9, None),
+            concurrency=9,
+            max_in_flight_bytes=30,
+            size_of=lambda _: 10,
+            adaptive=adaptive,
+        )
     )
-    taken: list[bytes] = []
-    reader = threading.Thread(target=lambda: taken.extend(results))
-    reader.start()
     fetches.await_begun(3 if known else 1)
     assert sorted(fetches.begun) == list(range(3 if known else 1)), "three of ten bytes fit"
     fetches.allow(0)
@@ -185,12 +170,9 @@ class Clock(SystemRuntime):
 
 
 def test_on_a_slow_store_more_than_sixteen_fetches_are_under_way_without_an_option() -> None:
-    fetches = Fetches()
-    adaptive = Far()
+    fetches, adaptive = Fetches(), Far()
     AdaptiveConcurrency.fetched(adaptive, 0, 0.060, 0.001)
-    results = fetch_many(fetches, _descriptors(100), adaptive=adaptive)
-    reader = threading.Thread(target=lambda: list(results))
-    reader.start()
+    reader, _ = _taking(fetch_many(fetches, _descriptors(100), adaptive=adaptive))
     fetches.await_begun(61)
     assert sorted(fetches.begun) == list(range(61))
     fetches.allow(*range(100))
@@ -198,8 +180,11 @@ def test_on_a_slow_store_more_than_sixteen_fetches_are_under_way_without_an_opti
     assert len(fetches.begun) == 100
 
 
-def test_without_latency_a_read_ahead_is_no_slower_and_holds_no_more_than_one_batch() -> None:
-    """By default, too: decoding used to count as waiting, and sixteen threads decoded at once."""
+@pytest.mark.parametrize("declared", [False, True])
+def test_of_a_near_store_the_caller_fetches_one_batch_at_a_time(
+    declared: bool,
+) -> None:
+    """Decoding is no wait; nor is a busy machine, where the store declares that it is near."""
 
     class Decoding(Clock):
         worked = 0.0
@@ -207,20 +192,23 @@ def test_without_latency_a_read_ahead_is_no_slower_and_holds_no_more_than_one_ba
         def cpu_time(self) -> float:
             return self.worked
 
-    clock = Decoding()
-    threads: set[int] = set()
+    class Store(MemoryStore):
+        is_near = declared
+
+    clock, handle = Decoding(), Handle(Store())
     held: list[int] = []
 
-    def fetch(descriptor: BatchDescriptor) -> bytes:
-        threads.add(threading.get_ident())
+    def fetch(descriptor: BatchDescriptor) -> PooledBatch:
+        assert threading.current_thread() is threading.main_thread()
         held.append(descriptor.sequence)
-        clock.now += 0.055
+        clock.now += 5.0 if declared else 0.055
         clock.worked += 0.050  # a large batch: 50 ms of decoding, 5 ms of reading
-        return b""
+        return PooledBatch(encode_batch([b"a"]), descriptor.sequence, descriptor.location, ())
 
-    for number, _ in enumerate(fetch_many(fetch, _descriptors(50, None), runtime=clock), start=1):
+    handle.fetch_pooled = fetch  # type: ignore[method-assign]
+    results = fetch_many(handle.fetch, _descriptors(50, None), runtime=clock)
+    for number, _ in enumerate(results, start=1):
         assert len(held) == number, "nothing is fetched ahead"
-    assert threads == {threading.get_ident()}
     assert len(held) == 50
 
 
@@ -283,15 +271,6 @@ def test_an_error_comes_at_its_place_and_begins_nothing_more() -> None:
     assert begun == [0, 1, 2]
     with pytest.raises(StopIteration):
         next(results)
-
-
-def test_closing_early_ends_the_threads() -> None:
-    results = fetch_many(
-        lambda each: each.sequence, _descriptors(100), concurrency=4, adaptive=Far()
-    )
-    assert next(results) == 0
-    results.close()
-    assert _fetch_threads() == 0
 
 
 def test_threads_that_started_end_when_one_does_not_start() -> None:
@@ -383,14 +362,7 @@ def test_a_size_that_is_none_is_an_error_and_no_thread_waits_for_it() -> None:
 
     def take() -> None:
         try:
-            list(
-                fetch_many(
-                    lambda _: b"x",
-                    _descriptors(3),
-                    size_of=lambda _: None,
-                    adaptive=AdaptiveConcurrency(),
-                )
-            )  # type: ignore[arg-type,return-value]
+            list(fetch_many(lambda _: b"x", _descriptors(3), size_of=lambda _: None))  # type: ignore[arg-type,return-value]
         except TypeError as error:
             raised.append(error)
 
@@ -412,6 +384,8 @@ def test_one_descriptor_needs_no_thread() -> None:
     assert list(results) == [None]
     assert threads == [threading.current_thread().name]
     assert list(fetch_many(lambda each: each, [])) == []
+    apart = read_ahead(lambda each: each.sequence, _descriptors(1), lambda each, read: (each, read))
+    assert list(apart) == [(_descriptors(1)[0], 0)]
 
 
 class Handle(FetchHandle):
@@ -433,11 +407,11 @@ class Handle(FetchHandle):
         self.fetches(descriptor)
         return PooledBatch(self._stored, descriptor.sequence, descriptor.location, ())
 
-    def decode(self, raw: RawBatch | PooledBatch) -> ConsumedBatch:
+    def decode(self, raw: PooledBatch) -> ConsumedBatch:
         self.decoded.append((raw.sequence, threading.current_thread()))
         return super().decode(raw)
 
-    def decode_arrow(self, raw: RawBatch | PooledBatch) -> ArrowBatch:
+    def decode_arrow(self, raw: PooledBatch) -> ArrowBatch:
         self.decoded.append((raw.sequence, threading.current_thread()))
         return super().decode_arrow(raw)
 
@@ -467,23 +441,6 @@ def test_what_is_in_flight_of_a_handle_is_stored_batches_and_each_is_decoded_whe
     assert list(results) == []
 
 
-def test_a_batch_that_cannot_be_decoded_is_an_error_at_its_place() -> None:
-    class Second(Handle):
-        def decode(self, raw: RawBatch | PooledBatch) -> ConsumedBatch:
-            if raw.sequence == 1:
-                raise BatchMissing(1, "x1", "unreadable")
-            return super().decode(raw)
-
-    handle = Second()
-    handle.fetches.allow(*range(4))
-    results = fetch_many(handle.fetch, _descriptors(4), concurrency=2, adaptive=Far())
-    assert next(results).sequence == 0
-    with pytest.raises(BatchMissing, match="batch 1"):
-        next(results)
-    with pytest.raises(StopIteration):
-        next(results)
-
-
 def test_a_function_of_the_caller_is_one_step_and_so_is_a_fetch_whose_result_has_a_given_size() -> (
     None
 ):
@@ -496,36 +453,6 @@ def test_a_function_of_the_caller_is_one_step_and_so_is_a_fetch_whose_result_has
     one, two = Handle(), Handle()
     of(one, lambda descriptor: one.fetch(descriptor))
     of(two, two.fetch, size_of=lambda each: each.nbytes)
-
-
-def test_a_store_that_says_that_it_is_near_is_read_by_the_caller_however_busy_the_machine_is() -> (
-    None
-):
-    """Waits for a processor passed for a store that is far: 16 threads held 16 batches more."""
-
-    class Declares(MemoryStore):
-        is_near = True
-
-    clock, handle = Clock(), Handle(Declares())
-    held: list[int] = []
-
-    def get(descriptor: BatchDescriptor) -> PooledBatch:
-        assert threading.current_thread() is threading.main_thread()
-        held.append(descriptor.sequence)
-        clock.now += 5.0
-        return PooledBatch(encode_batch([b"a"]), descriptor.sequence, descriptor.location, ())
-
-    handle.fetch_pooled = get  # type: ignore[method-assign]
-    for number, _ in enumerate(fetch_many(handle.fetch, _descriptors(20), runtime=clock), start=1):
-        assert len(held) == number, "nothing is fetched ahead"
-    assert len(held) == 20
-
-
-def test_one_item_is_read_and_decoded_by_the_caller() -> None:
-    found = read_ahead(
-        lambda each: each.sequence, _descriptors(1), lambda each, read: (each.size, read)
-    )
-    assert list(found) == [(1, 0)]
 
 
 @pytest.mark.parametrize("settings", [{"concurrency": 0}, {"max_in_flight_bytes": 0}])

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
-from opendata_buffer.errors import CorruptManifest, InvalidInput
+from opendata_buffer.errors import CorruptManifest
 from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats.entries import (
-    LEAST_SIZE,
     Metadata,
     NewEntry,
     QueueEntry,
     decode_entry,
     encode_entry,
-    entry_starts,
-    find_location,
     salvage_entries,
-    whole_locations,
 )
 from opendata_buffer.formats.keys import location_timestamp_ms
 
@@ -38,24 +32,12 @@ def encoded(sequence: int, entry: NewEntry) -> bytes:
     return b"".join(pieces)
 
 
-def test_literal_bytes() -> None:
-    assert encoded(513, NewEntry("p/a", VALUE.metadata)) == ENTRY
-    assert decode_entry(ENTRY, 0, 513, len(ENTRY)) == (VALUE, len(ENTRY))
-
-
 def test_an_entry_is_read_where_it_starts_and_no_further() -> None:
+    assert encoded(513, NewEntry("p/a", VALUE.metadata)) == ENTRY
     raw = b"before" + ENTRY + b"behind"
     assert decode_entry(raw, 6, 513, len(raw)) == (VALUE, 6 + len(ENTRY))
     with pytest.raises(CorruptManifest, match="entry 513 at byte 6 claims 37 bytes of the 36 left"):
         decode_entry(raw, 6, 513, len(raw) - 7)
-
-
-def test_the_least_entry() -> None:
-    raw = b"\x0e\x00\x00\x00" + bytes(14)
-    assert len(raw) == LEAST_SIZE
-    assert decode_entry(raw, 0, 0, len(raw)) == (QueueEntry(0, "", ()), LEAST_SIZE)
-    with pytest.raises(InvalidInput, match="0 bytes of UTF-8: use 1 to 65535"):
-        encoded(0, NewEntry(""))
 
 
 @pytest.mark.parametrize("payload", [b"meta", bytearray(b"meta"), memoryview(b"meta")])
@@ -74,13 +56,6 @@ def test_f15_a_changed_byte_changes_the_values_or_is_refused(at: int) -> None:
             continue
         assert value != VALUE
         assert end == len(ENTRY)
-
-
-def test_values_pickle_compare_and_do_not_change() -> None:
-    assert pickle.loads(pickle.dumps(VALUE)) == VALUE
-    assert hash(VALUE) == hash(QueueEntry(513, "p/a", VALUE.metadata))
-    with pytest.raises(AttributeError):
-        VALUE.sequence = 1  # type: ignore[misc]
 
 
 def test_entries_in_front_of_a_damage_are_salvaged() -> None:
@@ -108,46 +83,3 @@ def test_bytes_after_the_last_metadata_item_are_refused() -> None:
     longer = b"\x28" + ENTRY[1:] + b"new"
     with pytest.raises(CorruptManifest, match="513 has 3 bytes after its 1 metadata items"):
         decode_entry(longer, 0, 513, len(longer))
-
-
-def test_an_empty_location_is_read_and_never_written() -> None:
-    empty = b"\x0e\x00\x00\x00" + bytes(8 + 2 + 4)
-    assert decode_entry(empty, 0, 0, len(empty)) == (QueueEntry(0, ""), len(empty))
-    with pytest.raises(InvalidInput, match="has 0 bytes of UTF-8"):
-        encode_entry(0, NewEntry(""), [])
-
-
-THREE = b"".join(encoded(n, NewEntry(location)) for n, location in ((4, "p/a"), (5, "é"), (6, "b")))
-
-
-def test_where_entries_start_is_known_from_their_headers_and_goes_on_from_there() -> None:
-    starts, end = entry_starts(THREE, (), 4, 3, len(THREE))
-    assert end == len(THREE)
-    for sequence, start in enumerate(starts, 4):
-        assert decode_entry(THREE, start, sequence, end)[0].sequence == sequence
-    assert entry_starts(THREE, starts[:1], 4, 3, len(THREE)) == (starts, end)
-    assert entry_starts(THREE, (), 4, 1, len(THREE)) == (starts[:1], starts[1])
-
-
-def test_f28_headers_that_do_not_follow_each_other_are_refused() -> None:
-    with pytest.raises(CorruptManifest, match="has sequence 4, expected 7"):
-        entry_starts(THREE, (), 7, 1, len(THREE))
-    with pytest.raises(CorruptManifest, match=r"claims \d+ bytes of the"):
-        entry_starts(THREE, (), 4, 3, len(THREE) - 1)
-
-
-def test_locations_are_read_up_to_the_first_that_is_none() -> None:
-    starts, end = entry_starts(THREE, (), 4, 3, len(THREE))
-    assert whole_locations(THREE, starts, end) == ["p/a", "é", "b"]
-    assert whole_locations(THREE, (), end) == []
-    damaged = THREE.replace("é".encode(), b"\xff\xff")
-    assert whole_locations(damaged, starts, end) == ["p/a"]
-
-
-def test_a_location_is_found_by_its_bytes_and_its_length() -> None:
-    starts, end = entry_starts(THREE, (), 4, 3, len(THREE))
-    assert find_location(THREE, "é", 0, end) == starts[1]
-    assert find_location(THREE, "é", starts[1], end) == starts[1]
-    assert find_location(THREE, "é", starts[1] + 1, end) is None
-    assert find_location(THREE, "p/", 0, end) is None
-    assert find_location(THREE, "x" * 65_536, 0, end) is None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import pytest
 import ulid as ulids
@@ -56,32 +57,17 @@ def test_f24_characters_that_stores_escape_are_legal_and_stay_raw() -> None:
         ("..", "segment"),
         ("a/../b", "segment"),
         ("a/./b", "segment"),
-        ("a\x00b", "control"),
         ("a\nb", "control"),
-        ("a\x7fb", "control"),
         ("a\x85b", "control"),
         ("a\ud800b", "Unicode"),
         ("é" * 513, "1026 bytes"),
+        (7, "some_setting is 7"),
     ],
 )
-def test_keys_no_store_can_hold_are_refused(key: str, why: str) -> None:
+def test_keys_no_store_can_hold_are_refused(key: Any, why: str) -> None:
     with pytest.raises(InvalidInput, match=why) as caught:
         check_key("some_setting", key)
     assert "some_setting" in str(caught.value)
-
-
-def test_a_key_of_another_type_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="manifest_path is 7"):
-        check_key("manifest_path", 7)  # type: ignore[arg-type]
-
-
-def test_a_prefix_leaves_room_for_the_longest_batch_name() -> None:
-    longest = Transaction("a" * 200, 2**63 - 1)
-    prefix = "p" * 744
-    check_key("data_path_prefix", prefix, MAX_PREFIX_BYTES)
-    check_key("location", batch_key(prefix, ULID, longest))
-    with pytest.raises(InvalidInput, match="745 bytes, at most 744"):
-        check_key("data_path_prefix", "p" * 745, MAX_PREFIX_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -107,11 +93,9 @@ def test_ulid_timestamps(ulid: str, timestamp_ms: int) -> None:
     [
         "",
         ULID[:-1],
-        ULID + "0",
         ULID.lower(),
         "8" + ULID[1:],
         ULID[:-1] + "U",
-        ULID[:-1] + "I",
         ULID[:-1] + "\u0660",
         ULID + "\n",
     ],
@@ -125,25 +109,33 @@ def test_what_is_no_ulid(text: str) -> None:
         batch_key("p", text)
 
 
-def test_batch_keys_round_trip() -> None:
-    assert batch_key("ingest", ULID) == f"ingest/{ULID}.batch"
-    txn = Transaction("my-query", 7)
-    key = batch_key("ingest", ULID, txn)
-    assert key == f"ingest/app=my-query/batch=7/{ULID}.batch"
-    assert parse_location(key, "ingest") == BatchLocation(ULID, 1_724_233_027_197, txn)
-
-
-def test_a_message_round_trips_alone_and_with_its_transaction() -> None:
-    key = batch_key("ingest", ULID, message=MESSAGE)
-    assert key == f"ingest/message={MESSAGE}/{ULID}.batch"
-    assert parse_location(key, "ingest") == BatchLocation(ULID, 1_724_233_027_197, message=MESSAGE)
-    txn = Transaction("my-query", 7)
-    both = batch_key("ingest", ULID, txn, MESSAGE)
-    assert both == f"ingest/app=my-query/batch=7/message={MESSAGE}/{ULID}.batch"
-    assert parse_location(both, "ingest") == BatchLocation(ULID, 1_724_233_027_197, txn, MESSAGE)
-    for each in (key, both):
-        assert is_confined(each, "ingest")
-        assert location_timestamp_ms(each) == 1_724_233_027_197
+@pytest.mark.parametrize(
+    ("txn", "message", "name"),
+    [
+        (None, None, f"{ULID}.batch"),
+        (Transaction("my-query", 7), None, f"app=my-query/batch=7/{ULID}.batch"),
+        (Transaction("..", 0), None, f"app=../batch=0/{ULID}.batch"),
+        (
+            Transaction("x" * 200, 2**63 - 1),
+            None,
+            f"app={'x' * 200}/batch={2**63 - 1}/{ULID}.batch",
+        ),
+        (None, MESSAGE, f"message={MESSAGE}/{ULID}.batch"),
+        (
+            Transaction("my-query", 7),
+            MESSAGE,
+            f"app=my-query/batch=7/message={MESSAGE}/{ULID}.batch",
+        ),
+    ],
+)
+def test_batch_keys_round_trip(
+    txn: Transaction | None, message: uuid.UUID | None, name: str
+) -> None:
+    key = batch_key("ingest", ULID, txn, message)
+    assert key == f"ingest/{name}"
+    assert parse_location(key, "ingest") == BatchLocation(ULID, 1_724_233_027_197, txn, message)
+    assert is_confined(key, "ingest")
+    assert location_timestamp_ms(key) == 1_724_233_027_197
 
 
 @pytest.mark.parametrize("version", [3, 4, 5])
@@ -154,20 +146,16 @@ def test_a_message_of_another_version_is_refused(version: int) -> None:
     assert parse_location(f"ingest/message={other}/{ULID}.batch", "ingest") is None
 
 
-def test_a_message_fits_the_longest_prefix_and_with_a_transaction_says_what_to_shorten() -> None:
-    prefix = "é" * 372
+def test_the_longest_prefix_leaves_room_for_a_message_or_a_transaction_but_not_both() -> None:
+    longest, prefix = Transaction("a" * 200, 2**63 - 1), "é" * 372
+    check_key("data_path_prefix", prefix, MAX_PREFIX_BYTES)
+    with pytest.raises(InvalidInput, match="745 bytes, at most 744"):
+        check_key("data_path_prefix", "p" * 745, MAX_PREFIX_BYTES)
+    check_key("location", batch_key(prefix, ULID, longest))
     check_key("location", batch_key(prefix, ULID, message=MESSAGE))
-    longest = Transaction("a" * 200, 2**63 - 1)
     with pytest.raises(InvalidInput, match=r"1053 bytes, at most 1024.* by 29 bytes.*app id 'aaa"):
         batch_key(prefix, ULID, longest, MESSAGE)
     check_key("location", batch_key("p" * (744 - 29), ULID, longest, MESSAGE))
-
-
-@given(st.integers(0, 2**128 - 1), st.none() | st.builds(Transaction, st.just("a.b"), st.just(3)))
-def test_every_version_1_uuid_round_trips(number: int, txn: Transaction | None) -> None:
-    message = uuid.UUID(int=number, version=1)
-    found = parse_location(batch_key("p/q", ULID, txn, message), "p/q")
-    assert found == BatchLocation(ULID, ulid_timestamp_ms(ULID), txn, message)
 
 
 @given(st.text(max_size=60), st.integers(0, 3))
@@ -188,107 +176,45 @@ def test_a_name_of_the_go_producer_carries_the_ulid_of_its_run() -> None:
     assert location_timestamp_ms("ingest/events/00000000000000fe") is None
 
 
-@pytest.mark.parametrize("batch", [0, 7, 2**63 - 1])
-@pytest.mark.parametrize("app", ["a", "..", "A-Z_0.9", "x" * 200])
-def test_every_transaction_round_trips(app: str, batch: int) -> None:
-    txn = Transaction(app, batch)
-    found = parse_location(batch_key("p/q", ULID, txn), "p/q")
-    assert found is not None
-    assert found.txn == txn
-
-
 @pytest.mark.parametrize(
     ("app", "batch"),
-    [("", 0), ("a/b", 0), ("a%b", 0), ("é", 0), ("a\n", 0), ("x" * 201, 0), ("a", -1)],
+    [
+        *((app, 0) for app in ("", "a/b", "a%b", "é", "a\n", "x" * 201)),
+        *(("a", batch) for batch in (-1, 2**63, True, 1.0, "1")),
+    ],
 )
-def test_unsafe_transactions_are_refused(app: str, batch: int) -> None:
+def test_unsafe_transactions_are_refused(app: str, batch: Any) -> None:
     with pytest.raises(InvalidInput, match="transaction"):
         Transaction(app, batch)
-
-
-@pytest.mark.parametrize("batch", [2**63, True, 1.0, "1"])
-def test_transaction_numbers_are_u63(batch: object) -> None:
-    with pytest.raises(InvalidInput, match="transaction batch"):
-        Transaction("a", batch)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "location",
     [
         f"{ULID}.batch",
-        f"other/{ULID}.batch",
         f"ingestion/{ULID}.batch",
         f"ingest/x/{ULID}.batch",
         f"ingest/{ULID}.parquet",
-        f"ingest/{ULID}.batch.tmp",
         f"ingest/{ULID}.batch\n",
         f"ingest/app=a/{ULID}.batch",
         f"ingest/app=a/batch=07/{ULID}.batch",
-        f"ingest/app=a/batch=-1/{ULID}.batch",
         f"ingest/app=a/batch=1/x/{ULID}.batch",
         f"ingest/app=a/batch={2**63}/{ULID}.batch",
-        f"ingest/app=/batch=1/{ULID}.batch",
-        f"ingest/{ULID}",
-        f"ingest/message={MESSAGE}",
         f"ingest/message={MESSAGE}/x/{ULID}.batch",
         f"ingest/message={MESSAGE.hex}/{ULID}.batch",
         f"ingest/message={str(MESSAGE).upper()}/{ULID}.batch",
-        f"ingest/message={{{MESSAGE}}}/{ULID}.batch",
-        f"ingest/message=urn:uuid:{MESSAGE}/{ULID}.batch",
         f"ingest/message={MESSAGE}/{ULID}/000000000000002a",
         f"ingest/message={MESSAGE}/app=a/batch=1/{ULID}.batch",
         f"ingest/message={MESSAGE}/message={MESSAGE}/{ULID}.batch",
-        f"ingest/app=a/message={MESSAGE}/{ULID}.batch",
         f"ingest/{ULID}/000000000000002",
-        f"ingest/{ULID}/00000000000000002",
-        f"ingest/{ULID}/000000000000002A",
         f"ingest/{ULID}/000000000000002a.batch",
         f"ingest/{ULID.lower()}/000000000000002a",
         f"ingest/x/{ULID}/000000000000002a",
-        "ingest/manifest",
         "",
     ],
 )
 def test_other_names_are_not_parsed(location: str) -> None:
     assert parse_location(location, "ingest") is None
-
-
-@pytest.mark.parametrize(
-    "location",
-    [
-        f"ingest/{ULID}.batch",
-        f"ingest/app=q/batch=1/{ULID}.batch",
-        f"ingest/a/b c/{ULID}.batch",
-        f"ingest/{ULID}/000000000000002a",
-        f"ingest/{ULID.lower()}.batch",
-        "ingest/any/name",
-    ],
-)
-def test_locations_below_the_prefix_are_confined(location: str) -> None:
-    assert is_confined(location, "ingest")
-
-
-@pytest.mark.parametrize(
-    "location",
-    [
-        "",
-        "ingest",
-        "ingest/",
-        "secrets/key",
-        f"/ingest/{ULID}.batch",
-        f"ingest/../secrets/{ULID}.batch",
-        f"ingest/./{ULID}.batch",
-        f"ingest//{ULID}.batch",
-        f"ingest2/{ULID}.batch",
-        f"ingest/a\x00/{ULID}.batch",
-        f"ingest/a\r\n/{ULID}.batch",
-        f"ingest/{ULID}.batch/",
-        f"s3://other/ingest/{ULID}.batch",
-        "ingest/" + "a" * 65_535 + f"/{ULID}.batch",
-    ],
-)
-def test_f23_locations_outside_the_prefix_are_not_confined(location: str) -> None:
-    assert not is_confined(location, "ingest")
 
 
 def test_a_later_ulid_differs_in_its_time_only() -> None:

@@ -13,7 +13,7 @@ import zstandard
 from opendata_buffer.errors import CorruptBatch
 from opendata_buffer.formats import zstd
 from opendata_buffer.formats.arrow import decode_arrow
-from opendata_buffer.formats.batch import decode_batch, join_records
+from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.zstd import (
     MOST_FRAMES,
     compress,
@@ -87,15 +87,6 @@ def test_f22_every_frame_is_decoded_and_every_cut_inside_one_is_refused(parts: l
     for size in set(range(len(frames))) - between:
         with pytest.raises(CorruptBatch):
             decompress(memoryview(frames)[:size], CAP)
-
-
-@pytest.mark.parametrize("records", [[b"x" * 30] * 5, [b"%d" % n for n in range(3000)]])
-def test_f22_batches_of_several_frames_decode_fully(records: list[bytes]) -> None:
-    block = join_records(records)
-    frames = compress(block[:50], 3) + no_size(block[50:77]) + compress(block[77:], 3)
-    data = frames + b"\x01" + struct.pack("<IH", len(records), 1)
-    assert decode_batch(data) == records
-    assert decode_arrow(data).to_pylist() == records
 
 
 def test_f21_a_declared_size_beyond_the_cap_is_refused_unexpanded() -> None:

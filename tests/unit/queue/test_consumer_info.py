@@ -17,12 +17,7 @@ from opendata_buffer.queue.consumer_info import (
     read_consumer_info,
     write_consumer_info,
 )
-from opendata_buffer.stores.base import (
-    Absent,
-    Blob,
-    IfVersion,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 

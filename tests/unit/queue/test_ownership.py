@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer import outcomes
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
@@ -43,15 +42,10 @@ from opendata_buffer.queue.ownership import (
 )
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.rollback_checks import Watermark
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Absent,
-    Blob,
-    IfVersion,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import ABSENT, Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.unit.scripted import ScriptedStore, not_applied_answer_lost
 
 
 def read_key(store: MemoryStore, key: str) -> bytes:
@@ -77,34 +71,27 @@ def _owned(store: MemoryStore, prefix: str, manifest: str) -> bool:
 
 def test_each_queue_gets_a_marker_with_an_id_of_its_own() -> None:
     store = MemoryStore()
+    assert _owned(store, "ingest", "ingest/manifest") is False
+    assert store.list("").objects == ()
     first = _claim(store, "ingest", "ingest/manifest")
-    assert read_key(store, "ingest/_owner.json") == (
+    second = _claim(store, "other", "queues/b")
+    assert read_key(store, owner_key("ingest")) == (
         b'{"version": 1, "manifest": "manifest", "id": "%s"}\n' % first.encode()
     )
-    second = _claim(store, "other", "queues/b")
+    assert read_key(store, "other/_owner.json") == (
+        b'{"version": 1, "manifest": "../queues/b", "id": "%s"}\n' % second.encode()
+    )
     assert len({first, second, ""}) == 3
 
 
 def test_f4_a_queue_made_anew_has_another_id_and_the_first_stays_until_then() -> None:
     store = MemoryStore()
     first = _claim(store, "ingest", "ingest/manifest")
+    before = store.get(owner_key("ingest"))
     assert _claim(store, "ingest", "ingest/manifest") == first
+    assert store.get(owner_key("ingest")) == before, "nothing was written"
     store.delete_many(["ingest/_owner.json"])
     assert _claim(store, "ingest", "ingest/manifest") not in ("", first)
-
-
-def test_a_marker_without_an_id_is_accepted() -> None:
-    store = MemoryStore()
-    store.put("ingest/_owner.json", b'{"version": 1, "manifest": "manifest"}\n')
-    assert _claim(store, "ingest", "ingest/manifest") == ""
-
-
-def test_claiming_again_writes_nothing() -> None:
-    store = MemoryStore()
-    _claim(store, "ingest", "ingest/manifest")
-    before = store.get(owner_key("ingest"))
-    _claim(store, "ingest", "ingest/manifest")
-    assert store.get(owner_key("ingest")) == before
 
 
 def test_f7_a_prefix_of_another_queue_is_refused_naming_both_manifests() -> None:
@@ -116,35 +103,13 @@ def test_f7_a_prefix_of_another_queue_is_refused_naming_both_manifests() -> None
         assert (caught.value.owner, caught.value.manifest_path) == ("a/manifest", "b/manifest")
 
 
-def test_an_unclaimed_prefix_belongs_to_nobody() -> None:
-    store = MemoryStore()
-    assert _owned(store, "ingest", "ingest/manifest") is False
-    assert store.list("").objects == ()
-
-
-class _LosesAnswers(MemoryStore):
-    def __init__(self, applied: bool) -> None:
-        super().__init__()
-        self.applied = applied
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        if self.applied:
-            super().put_if(key, data, condition)
-        return outcomes.Unknown("connection reset")
-
-
-def test_f2_a_lost_answer_is_settled_by_reading() -> None:
-    store = _LosesAnswers(applied=True)
-    _claim(store, "ingest", "ingest/manifest")
-    assert _owned(store, "ingest", "ingest/manifest")
-
-
 def test_f2_a_claim_that_never_lands_is_a_transient_error() -> None:
+    store = ScriptedStore(*[not_applied_answer_lost] * 10_000)
     with pytest.raises(
         TransientStorageError,
         match=r"written within 60 s: answers were lost: connection reset\. Try",
     ):
-        claim_queue(_LosesAnswers(applied=False), INGEST, runtime=ManualRuntime())
+        claim_queue(store, INGEST, runtime=ManualRuntime())
 
 
 def test_of_two_claims_at_once_the_first_stays() -> None:
@@ -186,16 +151,6 @@ def test_f7_f12_a_claim_for_use_probes_the_store_then_claims_the_prefix() -> Non
     assert unsafe.list("").objects == ()
 
 
-def test_the_marker_names_the_manifest_relative_to_itself() -> None:
-    assert owner_key("ingest") == "ingest/_owner.json"
-    assert PrefixOwner("ingest/manifest", "01J5").to_json("ingest") == (
-        b'{"version": 1, "manifest": "manifest", "id": "01J5"}\n'
-    )
-    assert PrefixOwner("queues/b", "01J5").to_json("other") == (
-        b'{"version": 1, "manifest": "../queues/b", "id": "01J5"}\n'
-    )
-
-
 @pytest.mark.parametrize("key", ["ingest", "tenant#1/100%/ä", "a/b/c"])
 @pytest.mark.parametrize(
     "watermark",
@@ -211,29 +166,15 @@ def test_the_owner_is_the_same_from_another_root() -> None:
     # s3://bucket with prefix root/ingest, and s3://bucket/root with prefix ingest.
     data = PrefixOwner("root/ingest/manifest", "01J5").to_json("root/ingest")
     assert PrefixOwner.from_json(data, "ingest") == PrefixOwner("ingest/manifest", "01J5")
+    beyond = PrefixOwner.from_json(b'{"version": 1, "manifest": "../../m"}', "ingest")
+    assert beyond.manifest_path == "../m", "beyond the store's root it is no queue's manifest"
 
 
-def test_a_manifest_beyond_the_stores_root_is_nobodys() -> None:
-    found = PrefixOwner.from_json(b'{"version": 1, "manifest": "../../m"}', "ingest")
-    assert found.manifest_path == "../m"
-
-
-def test_fields_of_later_versions_are_kept() -> None:
-    later = b'{"version": 1, "manifest": "manifest", "id": "01J5", "colour": "red"}'
-    found = PrefixOwner.from_json(later, "ingest")
-    assert found.others == {"colour": "red"}
-    assert PrefixOwner.from_json(found.to_json("ingest"), "ingest") == found
-
-
-def test_half_a_watermark_is_none_and_the_owner_counts() -> None:
+def test_half_a_watermark_is_none_and_one_that_makes_no_sense_is_refused() -> None:
     for half in (b'"next_sequence": 7', b'"epoch": 1', b'"acked": 3, "acked_location": "a"'):
         data = b'{"version": 1, "manifest": "manifest", %s}' % half
-        found = PrefixOwner.from_json(data, "ingest")
-        assert (found.manifest_path, found.watermark) == ("ingest/manifest", None)
-
-
-def test_a_watermark_that_makes_no_sense_is_not_passed_over() -> None:
-    """Without it a manifest that was lost would be taken for a new one."""
+        assert PrefixOwner.from_json(data, "ingest") == PrefixOwner("ingest/manifest", "")
+    # Passed over, it would make a manifest that was lost look like a new one.
     data = b'{"version": 1, "manifest": "manifest", "next_sequence": "7", "epoch": 1}'
     with pytest.raises(CorruptData, match="'next_sequence' is '7', and not a whole number"):
         PrefixOwner.from_json(data, "ingest")
@@ -243,25 +184,34 @@ def claim(store: MemoryStore, prefix: str) -> None:
     claim_for_writing(store, QueueConfig(store="memory://unused", data_path_prefix=prefix))
 
 
-def test_f7_a_queue_inside_another_ones_prefix_is_not_made() -> None:
+@pytest.mark.parametrize(
+    ("there", "prefix", "says"),
+    [
+        ("lake/orders/_owner.json", "lake/orders/eu", "lies inside .* 'lake/orders'"),
+        ("lake/orders/_owner.json", "lake/orders/eu/west", "lies inside .* 'lake/orders'"),
+        ("lake/orders/eu/_owner.json", "lake", "'lake' lies around .* 'lake/orders/eu'"),
+        (f"lake/orders/{TOPIC_KEY}", "lake/orders", "a topic at 'lake/orders'"),
+        (f"lake/orders/{TOPIC_KEY}", "lake", "'lake' lies around the topic at 'lake/orders'"),
+        *(
+            (TOPIC_KEY, prefix, rf"topic at the root .* '{prefix}' is none of its")
+            for prefix in ("ingest", "p-0", "p-00000/a", "a/p-00000")
+        ),
+    ],
+)
+def test_f7_a_queue_inside_or_around_another_queue_or_topic_is_not_made(
+    there: str, prefix: str, says: str
+) -> None:
     store = MemoryStore()
-    claim(store, "lake/orders")
-    before = {each.key for each in store.list("").objects}
-    for inner in ("lake/orders/eu", "lake/orders/eu/west"):
-        with pytest.raises(InvalidInput, match=rf"'{inner}' lies inside .* 'lake/orders'"):
-            claim(store, inner)
-    assert {each.key for each in store.list("").objects} == before
-
-
-def test_f7_a_queue_around_another_ones_prefix_is_not_made() -> None:
-    store = MemoryStore()
-    claim(store, "lake/orders/eu")
-    with pytest.raises(InvalidInput, match=r"'lake' lies around .* 'lake/orders/eu'"):
-        claim(store, "lake")
+    store.put(there, b"{}")
+    with pytest.raises(InvalidInput, match=says):
+        claim(store, prefix)
+    assert [each.key for each in store.list("").objects] == [there]
 
 
 def test_queues_beside_each_other_are_made_and_used_again() -> None:
     store = MemoryStore()
+    for folder in ("p-0", "p-00000"):  # these are no partitions of a topic
+        store.put(f"{folder}/x", b"")
     for _ in range(2):
         for prefix in ("a", "ab", "b/a", "b/ab"):
             claim(store, prefix)
@@ -274,14 +224,6 @@ def test_partitions_of_a_topic_are_queues_also_as_seen_from_further_up() -> None
         for prefix in ("p-00000", "p-00001"):
             claim(store, f"{root}{prefix}")
         assert store.get(f"{root}p-00001/_owner.json")
-
-
-@pytest.mark.parametrize("prefix", ["ingest", "p-0", "p-00000/a", "a/p-00000"])
-def test_a_queue_beside_the_partitions_of_a_topic_is_not_made(prefix: str) -> None:
-    store = MemoryStore()
-    store.put(TOPIC_KEY, b"{}")
-    with pytest.raises(InvalidInput, match=rf"topic at the root .* '{prefix}' is none of its"):
-        claim(store, prefix)
 
 
 def test_an_abbreviation_of_a_partition_s_name_makes_no_queue_beside_it() -> None:
@@ -307,22 +249,6 @@ def test_f4_beside_the_partitions_of_a_topic_whose_description_is_gone_no_queue_
         claim(store, f"{root}ingest")
     assert {each.key for each in store.list("").objects} == before
     claim(store, f"{root}p-00001-05mv")  # that one belongs there
-
-
-def test_a_folder_that_only_begins_like_a_partition_keeps_no_queue_away() -> None:
-    store = MemoryStore()
-    store.put("p-0/x", b"")
-    store.put("p-00000/x", b"")
-    claim(store, "ingest")
-
-
-def test_a_queue_at_or_around_a_topic_is_not_made() -> None:
-    store = MemoryStore()
-    store.put(f"lake/orders/{TOPIC_KEY}", b"{}")
-    with pytest.raises(InvalidInput, match="a topic at 'lake/orders'"):
-        claim(store, "lake/orders")
-    with pytest.raises(InvalidInput, match="'lake' lies around the topic at 'lake/orders'"):
-        claim(store, "lake")
 
 
 def test_who_may_not_read_outside_of_the_prefix_still_gets_a_queue() -> None:
@@ -446,29 +372,19 @@ def test_f4_a_manifest_that_is_lost_after_the_claim_is_not_created_anew() -> Non
         queue.read()
 
 
-def test_starting_over_takes_a_word_and_gives_the_queue_a_new_id() -> None:
+def test_starting_over_takes_an_option_and_gives_the_queue_a_new_id() -> None:
     store = MemoryStore()
+    store.put(OWNER_KEY, b'{"version": 1, "manifest": "manifest", "id": "01J5", "colour": "red"}\n')
     produce(store, b"a", b"b")
-    old = marker(store)["id"]
     lose(store)
     produce(store, b"c", recreate=True)
-    assert marker(store)["id"] not in ("", old)
-    assert marker(store)["next_sequence"] == 1
-    # What is sound is not started over, whatever was asked for.
     new = marker(store)["id"]
+    assert new not in ("", "01J5")
+    assert (marker(store)["next_sequence"], marker(store)["colour"]) == (1, "red")
+    # A sound queue is not started over, whatever the option says.
     produce(store, b"d", recreate=True)
     assert marker(store)["id"] == new
     assert consume(store) == [b"c", b"d"]
-
-
-def test_starting_over_keeps_the_fields_of_later_versions() -> None:
-    store = MemoryStore()
-    store.put(OWNER_KEY, b'{"version": 1, "manifest": "manifest", "id": "01J5", "colour": "red"}\n')
-    produce(store, b"a")
-    lose(store)
-    produce(store, b"b", recreate=True)
-    assert marker(store)["id"] != "01J5"
-    assert marker(store)["colour"] == "red"
 
 
 def test_of_two_that_start_over_the_first_ones_id_stays() -> None:

@@ -22,12 +22,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import (
-    ABSENT,
-    Absent,
-    IfVersion,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import ABSENT, Absent, IfVersion, PutOutcome
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import (
     DeafStore,
@@ -53,6 +48,14 @@ def make(store: ScriptedStore, **settings: int) -> Queue:
     return Queue(store, config, runtime=ManualRuntime(), role="producer")
 
 
+def started(*script: Step, **settings: int) -> tuple[ScriptedStore, Queue]:
+    """A queue with entry 0, whose later writes follow the script."""
+    store = ScriptedStore(applied, *script)
+    queue = make(store, **settings)
+    queue.append([entry(0)])
+    return store, queue
+
+
 def stored(store: ScriptedStore) -> Manifest:
     blob = store.get(KEY)
     return Manifest.parse(blob.data)
@@ -62,46 +65,52 @@ def locations(store: ScriptedStore) -> list[str]:
     return [e.location for e in stored(store).entries()]
 
 
-def append_as_other(n: int) -> Callable[[ScriptedStore], None]:
-    """Another process appends entry ``n``."""
+def as_other(change: Callable[[Manifest], Manifest]) -> Callable[[ScriptedStore], None]:
+    """Another process changes the manifest."""
 
     def write(store: ScriptedStore) -> None:
         blob = store.get(KEY)
-        raw = Manifest.parse(blob.data).append([entry(n)]).raw
+        raw = change(Manifest.parse(blob.data)).raw
         assert isinstance(store.really_put_if(KEY, raw, IfVersion(blob.version)), outcomes.Applied)
 
     return write
 
 
-def dequeue_all(store: ScriptedStore) -> None:
-    blob = store.get(KEY)
-    manifest = Manifest.parse(blob.data)
-    raw = manifest.drop_through(manifest.next_sequence - 1).raw
-    assert isinstance(store.really_put_if(KEY, raw, IfVersion(blob.version)), outcomes.Applied)
+def append_as_other(n: int) -> Callable[[ScriptedStore], None]:
+    return as_other(lambda manifest: manifest.append([entry(n)]))
+
+
+dequeue_all = as_other(lambda manifest: manifest.drop_through(manifest.next_sequence - 1))
+
+
+class InFlight:
+    """A write without an answer, which is applied when the test lets it."""
+
+    def __call__(
+        self, store: ScriptedStore, key: str, data: bytes, condition: Absent | IfVersion
+    ) -> PutOutcome:
+        self.write = (key, data, condition)
+        return outcomes.Unknown("read timed out")
+
+    def land(self, store: ScriptedStore) -> None:
+        assert isinstance(store.really_put_if(*self.write), outcomes.Applied)
 
 
 def test_append_creates_the_manifest_and_numbers_the_group() -> None:
     store = ScriptedStore()
     queue = make(store)
     assert queue.append([entry(0), entry(1)]) == 0
+    reads = store.gets
     assert queue.append([entry(2)]) == 2
+    assert store.gets == reads, "the second append is made from memory"
     assert [e.sequence for e in stored(store).entries()] == [0, 1, 2]
     assert stored(store).epoch == 0
-
-
-def test_no_read_between_two_appends() -> None:
-    store = ScriptedStore()
-    queue = make(store)
-    queue.append([entry(0)])
-    reads = store.gets
-    queue.append([entry(1)])
-    assert store.gets == reads
+    assert not queue.seal(), "only an empty queue is"
+    assert queue.append([entry(3)]) == 3
 
 
 def test_a_lost_race_is_run_again_on_what_the_winner_wrote() -> None:
-    store = ScriptedStore(applied, before(applied, append_as_other(7)))
-    queue = make(store)
-    queue.append([entry(0)])
+    store, queue = started(before(applied, append_as_other(7)))
     assert queue.append([entry(1)]) == 2
     assert locations(store) == [entry(0).location, entry(7).location, entry(1).location]
     assert queue.conflicts == 1
@@ -111,44 +120,32 @@ def test_a_lost_race_is_run_again_on_what_the_winner_wrote() -> None:
 def test_f1_f2_an_append_whose_answer_was_lost_is_found_not_repeated(
     step: Callable[..., PutOutcome],
 ) -> None:
-    store = ScriptedStore(applied, step)
-    queue = make(store)
-    queue.append([entry(0)])
+    store, queue = started(step)
     assert queue.append([entry(1), entry(2)]) == 1
     assert locations(store) == [entry(n).location for n in range(3)]
 
 
 def test_f1_found_also_behind_others_who_wrote_since() -> None:
-    store = ScriptedStore(applied, then(applied_answer_lost, append_as_other(7)))
-    queue = make(store)
-    queue.append([entry(0)])
+    store, queue = started(then(applied_answer_lost, append_as_other(7)))
     assert queue.append([entry(1)]) == 1
     assert locations(store) == [entry(0).location, entry(1).location, entry(7).location]
 
 
 def test_f2_an_append_that_was_not_applied_is_tried_again() -> None:
-    store = ScriptedStore(applied, not_applied_answer_lost)
-    queue = make(store)
-    queue.append([entry(0)])
+    store, queue = started(not_applied_answer_lost)
     assert queue.append([entry(1)]) == 1
     assert locations(store) == [entry(0).location, entry(1).location]
 
 
 def test_f2_a_group_of_which_a_part_was_dequeued_counts_as_landed() -> None:
-    def dequeue_first_two(store: ScriptedStore) -> None:
-        blob = store.get(KEY)
-        raw = Manifest.parse(blob.data).drop_through(1).raw
-        store.really_put_if(KEY, raw, IfVersion(blob.version))
-
-    store = ScriptedStore(then(applied_answer_lost, dequeue_first_two))
+    dequeue_two = as_other(lambda manifest: manifest.drop_through(1))
+    store = ScriptedStore(then(applied_answer_lost, dequeue_two))
     assert make(store).append([entry(0), entry(1), entry(2)]) == 0
     assert locations(store) == [entry(2).location]
 
 
 def test_f2_an_append_dequeued_before_it_was_found_is_unknown_and_says_what_is_known() -> None:
-    store = ScriptedStore(applied, then(applied_answer_lost, dequeue_all))
-    queue = make(store)
-    queue.append([entry(0)])
+    store, queue = started(then(applied_answer_lost, dequeue_all))
     with pytest.raises(CommitStateUnknown) as caught:
         queue.append([entry(1)])
     assert caught.value.sequence == 1
@@ -159,45 +156,21 @@ def test_f2_an_append_dequeued_before_it_was_found_is_unknown_and_says_what_is_k
 
 def test_f2_a_write_that_lands_late_is_found_by_the_retry() -> None:
     """The answer is lost, the manifest still unchanged when read, then the write lands."""
-    late: list[tuple[bytes, IfVersion]] = []
-
-    def in_flight(
-        store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
-    ) -> PutOutcome:
-        assert isinstance(when, IfVersion)
-        late.append((data, when))
-        return outcomes.Unknown("read timed out")
-
-    def land(store: ScriptedStore) -> None:
-        data, when = late.pop()
-        assert isinstance(store.really_put_if(KEY, data, when), outcomes.Applied)
-
-    store = ScriptedStore(applied, in_flight, before(applied, land))
-    queue = make(store)
-    queue.append([entry(0)])
+    late = InFlight()
+    store, queue = started(late, before(applied, late.land))
     assert queue.append([entry(1)]) == 1
     assert locations(store) == [entry(0).location, entry(1).location]
 
 
-def test_f2_a_write_that_lands_after_the_look_and_is_dequeued_is_unknown() -> None:
-    """A look that finds the version of the lost write unchanged does not end the doubt."""
-    late: list[tuple[bytes, IfVersion]] = []
-
-    def in_flight(
-        store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion
-    ) -> PutOutcome:
-        assert isinstance(when, IfVersion)
-        late.append((data, when))
-        return outcomes.Unknown("read timed out")
+def test_f2_a_write_that_lands_after_the_read_and_is_dequeued_is_unknown() -> None:
+    """A read that finds the version of the lost write unchanged does not end the doubt."""
+    late = InFlight()
 
     def land_and_dequeue(store: ScriptedStore) -> None:
-        data, when = late.pop()
-        assert isinstance(store.really_put_if(KEY, data, when), outcomes.Applied)
+        late.land(store)
         dequeue_all(store)
 
-    store = ScriptedStore(applied, in_flight, before(applied, land_and_dequeue))
-    queue = make(store)
-    queue.append([entry(0)])
+    store, queue = started(late, before(applied, land_and_dequeue))
     with pytest.raises(CommitStateUnknown, match="dequeued since"):
         queue.append([entry(1)])
     assert stored(store).next_sequence == 2
@@ -205,9 +178,7 @@ def test_f2_a_write_that_lands_after_the_look_and_is_dequeued_is_unknown() -> No
 
 @pytest.mark.parametrize("later", [not_applied_answer_lost, lambda *_: outcomes.Conflict()])
 def test_answers_lost_until_the_deadline_are_unknown(later: Callable[..., PutOutcome]) -> None:
-    store = ScriptedStore(applied, not_applied_answer_lost, *[later] * 10_000)
-    queue = make(store, cas_deadline_ms=1_000)
-    queue.append([entry(0)])
+    _, queue = started(not_applied_answer_lost, *[later] * 10_000, cas_deadline_ms=1_000)
     with pytest.raises(CommitStateUnknown, match="may or may not have landed") as caught:
         queue.append([entry(1)])
     assert "Nothing was written" not in str(caught.value)
@@ -215,9 +186,7 @@ def test_answers_lost_until_the_deadline_are_unknown(later: Callable[..., PutOut
 
 def test_answers_lost_until_the_deadline_are_no_conflict_with_others() -> None:
     # Of a change that may be repeated nothing is unknown; but nobody raced it, and it may be there.
-    store = ScriptedStore(applied, *[not_applied_answer_lost] * 10_000)
-    queue = make(store, cas_deadline_ms=1_000)
-    queue.append([entry(0)])
+    _, queue = started(*[not_applied_answer_lost] * 10_000, cas_deadline_ms=1_000)
     with pytest.raises(TransientStorageError, match=r"answers were lost: .*reset") as caught:
         queue.claim_epoch(None)
     assert "may have been written; try again" in str(caught.value)
@@ -253,9 +222,7 @@ def test_f1_a_conflict_at_the_deadline_that_cannot_be_looked_up_is_unknown() -> 
 
 
 def test_a_guard_stops_an_append_with_a_value_decided_on_what_storage_holds() -> None:
-    store = ScriptedStore()
-    queue = make(store)
-    queue.append([entry(0)])
+    store, queue = started()
 
     def full(before: Manifest) -> str | None:
         return "full" if before.entry_count else None
@@ -307,19 +274,6 @@ def test_a_store_that_never_answers_is_given_up_at_the_deadline(call: str) -> No
     assert runtime.monotonic() - started <= 25.0
 
 
-def test_a_doubt_ends_when_somebody_else_moved_the_manifest() -> None:
-    def conflict(*_: object) -> PutOutcome:
-        return outcomes.Conflict()
-
-    store = ScriptedStore(
-        applied, then(not_applied_answer_lost, append_as_other(7)), *[conflict] * 10_000
-    )
-    queue = make(store, cas_deadline_ms=1_000)
-    queue.append([entry(0)])
-    with pytest.raises(Conflict, match="Nothing was written"):
-        queue.append([entry(1)])
-
-
 def test_f14_attempts_back_off_with_jitter_and_end_at_the_deadline() -> None:
     def conflict(*_: object) -> PutOutcome:
         return outcomes.Conflict()
@@ -338,9 +292,7 @@ def test_f14_attempts_back_off_with_jitter_and_end_at_the_deadline() -> None:
 
 
 def test_f4_a_vanished_manifest_is_never_recreated() -> None:
-    store = ScriptedStore()
-    queue = make(store)
-    queue.append([entry(0)])
+    store, queue = started()
     store.delete_many([KEY])
     with pytest.raises(QueueReset, match="not recreated"):
         queue.append([entry(1)])
@@ -351,9 +303,7 @@ def test_f4_a_vanished_manifest_is_never_recreated() -> None:
 
 def test_f4_f10_an_epoch_that_went_backwards_is_refused() -> None:
     # As many entries as before, but an old owner would own the queue again.
-    store = ScriptedStore()
-    queue = make(store)
-    queue.append([entry(0)])
+    store, queue = started()
     queue.claim_epoch(None)
     store.put(KEY, Manifest.empty().append([entry(0)]).raw)
     with pytest.raises(QueueReset, match="epoch 1 -> 0"):
@@ -375,20 +325,11 @@ def test_f35_a_manifest_that_grew_too_large_pushes_back() -> None:
     queue.append([entry(0), entry(1)])
     with pytest.raises(QueueFull) as caught:
         queue.append([entry(2)])
-    assert caught.value.lag == 2
-    assert caught.value.limit == 150
+    assert (caught.value.lag, caught.value.limit) == (2, 150)
     assert "2 batches wait for the consumer" in str(caught.value)
     assert len(locations(store)) == 2
-
-
-def test_f35_a_queue_is_full_by_what_storage_holds_and_not_by_what_is_remembered() -> None:
-    store = ScriptedStore()
-    queue = make(store, max_manifest_bytes=150)
-    queue.append([entry(0), entry(1)])
-    with pytest.raises(QueueFull):
-        queue.append([entry(2)])
     dequeue_all(store)
-    assert queue.append([entry(2)]) == 2
+    assert queue.append([entry(2)]) == 2, "the remembered manifest is still full"
 
 
 def test_an_empty_group_is_refused() -> None:
@@ -396,16 +337,11 @@ def test_an_empty_group_is_refused() -> None:
         make(ScriptedStore()).append([])
 
 
-def test_claim_creates_the_queue_and_each_claim_takes_the_next_epoch() -> None:
+def test_each_claim_takes_the_next_epoch_and_one_with_a_lost_answer_another() -> None:
     store = ScriptedStore()
-    assert make(store).claim_epoch(None).epoch == 1
-    assert make(store).claim_epoch(None).epoch == 2
-
-
-def test_claim_with_a_lost_answer_bumps_once_more() -> None:
-    store = ScriptedStore(applied_answer_lost)
-    assert make(store).claim_epoch(None).epoch == 2
-    assert stored(store).epoch == 2
+    assert make(store).claim_epoch(None).epoch == 1, "the claim creates the queue"
+    store.script = [applied_answer_lost]
+    assert make(store).claim_epoch(None).epoch == stored(store).epoch == 3
 
 
 def test_claim_drops_what_is_acknowledged_in_the_same_write() -> None:
@@ -455,9 +391,7 @@ def test_dequeue_is_one_write_whatever_the_distance_and_repeatable() -> None:
 
 
 def test_a_change_that_breaks_the_format_is_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = ScriptedStore()
-    queue = make(store)
-    queue.append([entry(0)])
+    store, queue = started()
     # No change of this library does it; this is the last gate before storage.
     monkeypatch.setattr(Manifest, "with_epoch", lambda self, epoch: Manifest.empty())
     with pytest.raises(CorruptManifest, match="next_sequence falls from 1 to 0"):
@@ -478,9 +412,7 @@ def test_f8_dequeue_of_a_fenced_consumer_changes_nothing() -> None:
 
 
 def test_f27_dequeue_beyond_the_tail_is_refused() -> None:
-    store = ScriptedStore()
-    queue = make(store)
-    queue.append([entry(0)])
+    store, queue = started()
     epoch = queue.claim_epoch(None).epoch
     with pytest.raises(InvalidInput, match=r"through 1: .* ends at 0"):
         queue.dequeue(1, epoch)
@@ -489,19 +421,12 @@ def test_f27_dequeue_beyond_the_tail_is_refused() -> None:
 
 def test_the_manifest_is_created_only_if_absent() -> None:
     """Two processes create the queue at once: the second sees the first's entries."""
-    store = ScriptedStore(
-        before(
-            applied,
-            lambda s: (
-                None
-                if isinstance(
-                    s.really_put_if(KEY, Manifest.empty().append([entry(9)]).raw, ABSENT),
-                    outcomes.Applied,
-                )
-                else pytest.fail("not created")
-            ),
-        )
-    )
+
+    def create(store: ScriptedStore) -> None:
+        raw = Manifest.empty().append([entry(9)]).raw
+        assert isinstance(store.really_put_if(KEY, raw, ABSENT), outcomes.Applied)
+
+    store = ScriptedStore(before(applied, create))
     assert make(store).append([entry(0)]) == 1
     assert locations(store) == [entry(9).location, entry(0).location]
 
@@ -519,17 +444,8 @@ def test_an_empty_queue_is_sealed_and_takes_nothing_more() -> None:
     assert manifest.next_sequence == 0
 
 
-def test_a_queue_with_entries_is_not_sealed() -> None:
-    queue = make(ScriptedStore())
-    queue.append([entry(0)])
-    assert not queue.seal()
-    assert queue.append([entry(1)]) == 1
-
-
 def test_an_append_that_races_with_the_seal_is_either_in_the_queue_or_refused() -> None:
-    store = ScriptedStore()
-    queue = make(store)
-    queue.append([entry(0)])
+    store, queue = started()
     queue.dequeue(0, queue.claim_epoch(None).epoch)
     store.script = [before(applied_then_412, append_as_other(1))]
     assert not make(store).seal()  # the append was first

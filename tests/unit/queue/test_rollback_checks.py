@@ -7,14 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import CorruptManifest, DataLoss, InvalidInput, QueueReset
+from opendata_buffer.errors import CorruptManifest, QueueReset
 from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest
 from opendata_buffer.queue.rollback_checks import (
     Watermark,
     check_follows,
     check_reached,
-    check_resume,
     parse_manifest,
     queue_hint,
     vanished,
@@ -93,31 +92,6 @@ def test_f4_who_loses_a_manifest_in_use_is_told_how_to_get_it_back() -> None:
     assert REBUILD in str(error)
 
 
-def resume(now: Manifest | None, last_acked: int, *, allow_data_loss: bool = False) -> None:
-    check_resume(now, last_acked, CONFIG, URL, allow_data_loss=allow_data_loss)
-
-
-def test_reading_goes_on_behind_what_is_queued_or_has_just_left() -> None:
-    queued = at(5, 1).append([NewEntry("orders/a"), NewEntry("orders/b")])
-    for last_acked in (4, 5, 6):
-        resume(queued, last_acked)
-
-
-def test_f4_f27_reading_does_not_go_on_behind_what_the_queue_never_had() -> None:
-    with pytest.raises(QueueReset, match="'orders/manifest' does not exist in s3://bucket/root"):
-        resume(None, 3)
-    with pytest.raises(QueueReset, match=r"after sequence 5: .* ends at 4\. .* without a position"):
-        resume(at(5, 1), 5)
-    with pytest.raises(InvalidInput, match="last_acked_sequence is -1"):
-        resume(at(5, 1), -1)
-
-
-def test_what_somebody_else_dequeued_is_missed_unless_that_is_allowed() -> None:
-    with pytest.raises(DataLoss, match=r"sequence 1 is needed .* starts at 5: 4 batches"):
-        resume(at(5, 1), 0)
-    resume(at(5, 1), 0, allow_data_loss=True)
-
-
 def test_what_is_the_default_is_left_out() -> None:
     url = "s3://bucket"
     assert queue_hint(url, QueueConfig(store=url)) == url
@@ -133,7 +107,7 @@ COMMAND = "'opendata-buffer manifest rebuild s3://bucket --data-path-prefix p-1'
 
 
 @pytest.mark.parametrize(
-    "look",
+    "read",
     [
         Manifest.entries,
         Manifest.locations,
@@ -144,14 +118,14 @@ COMMAND = "'opendata-buffer manifest rebuild s3://bucket --data-path-prefix p-1'
     ],
 )
 def test_damage_behind_the_first_entry_names_the_manifest_and_the_command(
-    look: Callable[[Manifest], object],
+    read: Callable[[Manifest], object],
 ) -> None:
     size = (SOUND.size - FOOTER_SIZE) // 3
     damaged = bytearray(SOUND.raw)
     damaged[size + 4] ^= 0xFF  # the second entry's sequence
     manifest = parse_manifest(bytes(damaged), "s3://bucket", PARTITION)
     with pytest.raises(CorruptManifest) as caught:
-        look(manifest)
+        read(manifest)
     text = str(caught.value)
     assert text.startswith("'p-1/manifest' in s3://bucket: manifest entry at byte")
     assert COMMAND in text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import sys
@@ -25,8 +24,8 @@ def connect(name: str, options: StoreOptions) -> Client:
     return Client(name)
 
 
-def client_of(name: str, **options: int) -> ProcessClient[Client]:
-    return ProcessClient(connect, name, StoreOptions(**options), ("TEST_CLIENTS_",))  # type: ignore[arg-type]
+def client_of(name: str, **options: Any) -> ProcessClient[Client]:
+    return ProcessClient(connect, ("TEST_CLIENTS_",), name, StoreOptions(**options))
 
 
 def test_stores_of_the_same_name_and_options_share_a_client() -> None:
@@ -66,16 +65,14 @@ def test_a_forked_child_makes_its_own() -> None:
     assert client.get() is parents
 
 
-def test_a_module_that_is_there_is_loaded() -> None:
-    assert load("json", scheme="x", extra="y") is json
-
-
-def test_a_missing_one_names_the_command() -> None:
-    with pytest.raises(
-        InvalidInput,
-        match=r"stores of gs:// need no_such_cloud, .*pip install 'opendata-buffer\[gcs\]'",
-    ):
-        load("no_such_cloud.auth", scheme="gs", extra="gcs")
+@pytest.mark.parametrize(
+    ("module", "scheme", "extra"),
+    [("google.no_such", "gs", "gcs"), ("azure.no_such", "az", "azure")],
+)
+def test_a_missing_module_names_the_command(module: str, scheme: str, extra: str) -> None:
+    message = rf"{scheme}:// need {module}, .*pip install 'opendata-buffer\[{extra}\]'"
+    with pytest.raises(InvalidInput, match=message):
+        load(module)
 
 
 class Holder:
@@ -104,7 +101,7 @@ def as_dbutils(holder: Holder) -> Any:
 
 
 def found(name: str = "buffer") -> Any:
-    return service_credential(name, scheme="az", has="get_token").of
+    return service_credential(name, "az").of
 
 
 def test_a_notebook_has_it_in_dbutils(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,4 +159,4 @@ def test_what_refuses_is_named_with_what_to_check(monkeypatch: pytest.MonkeyPatc
 def test_one_for_another_cloud_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     on_executors(monkeypatch, Holder())
     with pytest.raises(InvalidInput, match="is for another cloud than s3://"):
-        service_credential("buffer", scheme="s3", has="get_credentials")
+        service_credential("buffer", "s3")

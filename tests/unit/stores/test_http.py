@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 import time
+from collections.abc import Callable
 from http.client import BadStatusLine
 from typing import Any
 
@@ -22,26 +23,13 @@ from opendata_buffer.errors import (
     UnsafeStore,
 )
 from opendata_buffer.runtime import SystemRuntime, deadline, remaining
-from opendata_buffer.stores.base import (
-    Absent,
-    Blob,
-    DeleteFailure,
-    IfVersion,
-    NotModified,
-    ObjectInfo,
-    PutOutcome,
-)
+from opendata_buffer.stores.base import Blob, Condition, DeleteFailure, NotModified, ObjectInfo
 from opendata_buffer.stores.http import (
+    Answer,
     CloudStore,
     DeadlinePassed,
     Page,
-    as_base64,
-    check_md5,
-    md5,
-    not_modified,
-    read_part,
-    repeat_transient,
-    strong_etag,
+    Read,
     verify_write,
     with_retry_after,
     within_deadline,
@@ -97,200 +85,30 @@ def test_a_call_is_not_begun_when_no_time_is_left(runtime: ManualRuntime) -> Non
     assert called == []
 
 
-def test_what_succeeds_is_done_once(runtime: ManualRuntime) -> None:
-    calls: list[int] = []
-    assert repeat_transient(runtime, StoreOptions(), lambda: calls.append(1) or 5) == 5
-    assert calls == [1]
-    assert runtime.monotonic() == 0
-
-
-def test_the_last_attempts_error_is_raised(runtime: ManualRuntime) -> None:
-    errors = [TransientStorageError(str(number)) for number in range(9)]
-
-    def fail() -> None:
-        raise errors.pop(0)
-
-    with pytest.raises(TransientStorageError, match=r"^3$"):
-        repeat_transient(runtime, StoreOptions(max_attempts=4), fail)
-    assert len(errors) == 5
-    assert runtime.monotonic() > 0, "it backs off"
-
-
-def test_what_is_not_transient_is_raised_at_once(runtime: ManualRuntime) -> None:
-    calls: list[int] = []
-
-    def fail() -> None:
-        calls.append(1)
-        raise PermanentStorageError("no")
-
-    with pytest.raises(PermanentStorageError):
-        repeat_transient(runtime, StoreOptions(), fail)
-    assert calls == [1]
-
-
-def test_no_attempt_begins_after_the_callers_deadline(runtime: ManualRuntime) -> None:
-    calls: list[int] = []
-
-    def fail() -> None:
-        calls.append(1)
-        runtime.advance(1)
-        raise TransientStorageError("slow")
-
-    with deadline(runtime, 0.5), pytest.raises(TransientStorageError, match="slow"):
-        repeat_transient(runtime, StoreOptions(), fail)
-    assert calls == [1]
-
-
-def told(seconds: str) -> TransientStorageError:
-    error = with_retry_after(TransientStorageError("503"), {"retry-after": seconds})
-    assert isinstance(error, TransientStorageError)
-    return error
-
-
-def test_an_answer_may_ask_for_a_pause_in_seconds() -> None:
-    assert told("17").retry_after_s == 17
-    for other in ("", "-1", "1e9", "soon", "9" * 5_000, "Thu, 01 Jan 2026 00:00:10 GMT"):
-        assert told(other).retry_after_s is None
-    assert not hasattr(
-        with_retry_after(PermanentStorageError("403"), {"retry-after": "1"}), "retry_after_s"
-    )
-
-
-@pytest.mark.parametrize(("asked", "waits"), [("7", 7), ("999999999", 30)])
-def test_it_waits_as_long_as_it_is_asked_to_but_no_longer_than_an_attempt_may_take(
-    runtime: ManualRuntime, asked: str, waits: int
-) -> None:
-    failures = [told(asked)] * 3
-
-    def busy() -> str:
-        if failures:
-            raise failures.pop()
-        return "done"
-
-    assert repeat_transient(runtime, StoreOptions(), busy) == "done"
-    assert [waits <= each <= waits + 1 for each in runtime.slept] == [True] * 3
-
-
-def test_no_pause_outlives_the_callers_deadline(runtime: ManualRuntime) -> None:
-    def busy() -> None:
-        raise told("5")
-
-    with deadline(runtime, 3), pytest.raises(TransientStorageError, match="503"):
-        repeat_transient(runtime, StoreOptions(), busy)
-    assert runtime.monotonic() < 3
-
-
-def test_checksums_are_those_that_services_count() -> None:
-    assert as_base64(md5(b"--bytes\r\n")) == "kbOD4tDT/fY7NayaDqnr8g=="
-    assert md5(memoryview(b"abc")) == md5(b"abc")
-
-
-def test_bytes_that_are_not_those_that_were_sent_are_read_again() -> None:
-    check_md5(b"abc", md5(b"abc"), "'m'")
-    check_md5(b"abc", None, "'m'")
-    for told in (md5(b"abd"), b""):
-        with pytest.raises(TransientStorageError, match=r"cannot read 'm' in bucket 'b': .*Try ag"):
-            check_md5(b"abc", told, "'m' in bucket 'b'")
-
-
-def test_what_holds_the_written_bytes_has_their_version() -> None:
-    store = MemoryStore()
-    store.put("k", b"bytes")
-    found = store.get("k")
-    assert isinstance(found, Blob)
-    assert verify_write(store, "k", b"bytes") == outcomes.Applied(found.version)
-
-
-@pytest.mark.parametrize("others", [b"other", b"longer than it", None])
-def test_other_bytes_or_none_tell_nothing(others: bytes | None) -> None:
-    store = MemoryStore()
-    if others is not None:
-        store.put("k", others)
-    outcome = verify_write(store, "k", b"bytes")
-    assert isinstance(outcome, outcomes.Unknown)
-    assert "'k'" in outcome.reason
-    assert "has changed since" in outcome.reason
-
-
-@pytest.mark.parametrize("kind", [PermanentStorageError, TransientStorageError, UnsafeStore])
-def test_a_look_that_fails_tells_nothing_and_says_why(kind: type[OpenDataBufferError]) -> None:
-    class Failing(MemoryStore):
-        def get(self, *_: Any, **__: Any) -> Blob:
-            raise kind("403 denied")
-
-    outcome = verify_write(Failing(), "k", b"bytes")
-    assert isinstance(outcome, outcomes.Unknown)
-    assert "403 denied" in outcome.reason
-
-
-@pytest.mark.parametrize("etag", [None, "", 'W/"abc"'])
-def test_a_missing_or_weak_etag_is_none(etag: str | None) -> None:
-    assert strong_etag(etag) is None
-
-
-def test_a_strong_etag_is_kept_with_its_quotes() -> None:
-    assert strong_etag('"abc"') == '"abc"'
-
-
-def test_not_modified_answers_only_a_question_about_a_version() -> None:
-    assert not_modified("k", "s3://b", '"7"') == NotModified()
-    with pytest.raises(TransientStorageError, match="'k' in s3://b: it was answered as not modif"):
-        not_modified("k", "s3://b", None)
-
-
-def test_a_range_has_no_more_bytes_than_it_has() -> None:
-    body = io.BytesIO(b"123456")
-    with pytest.raises(TransientStorageError, match="5 bytes of 'k': the answer has 6"):
-        read_part("k", body.read, 6, (10, 15), None, whole=False)
-    assert read_part("k", body.read, 6, (10, 16), None, whole=False) == b"123456"
-
-
-@pytest.mark.parametrize("told", [True, False])
-@pytest.mark.parametrize(
-    ("whole", "byte_range", "max_bytes", "most"),
-    [(True, (1, 3), None, 1_000), (False, (0, 3), None, 4), (False, None, 4, 5)],
-)
-def test_no_more_is_read_than_tells_that_it_is_too_much(
-    told: bool,
-    whole: bool,
-    byte_range: tuple[int, int] | None,
-    max_bytes: int | None,
-    most: int,
-) -> None:
-    body = io.BytesIO(b"x" * 1_000)
-    size = 1_000 if told else None
-    try:
-        found = read_part("k", body.read, size, byte_range, max_bytes, whole=whole)
-        assert found == b"xx", "of the whole object"
-    except (CorruptData, TransientStorageError):
-        assert not whole
-    assert body.tell() == (0 if told and not whole else most)
-
-
 class Service(CloudStore):
-    """A store whose pages and deletions are scripted."""
+    """A store whose reads, pages and deletions are scripted."""
 
+    _SCHEME = "x"
     _KEYS = "scripted keys"
     _BULK = 2
 
-    def __init__(self, *pages: Page, root: str = "", error: Exception | None = None) -> None:
-        super().__init__("bucket", root, StoreOptions(max_attempts=3), ManualRuntime())
+    def __init__(
+        self, *pages: Page, root: str = "", read: Callable[[], object] | None = None
+    ) -> None:
+        self.time = ManualRuntime()
+        super().__init__("bucket", root, StoreOptions(max_attempts=4), runtime=self.time)
         self.pages = list(pages)
+        self.read = read if read is not None else lambda: None
         self.asked: list[tuple[str, str, str | None, int | None]] = []
         self.deleted: list[list[str]] = []
-        self.error = error
 
-    @property
-    def url(self) -> str:
-        return "x://bucket"
+    def _prepare(self) -> None: ...
 
-    def get(self, key: str, **_: object) -> Blob | NotModified:
-        def once() -> Blob:
-            if self.error is not None:
-                raise self.error
-            return Blob(b"", self._full(key), 0)
-
-        return self._repeated(once, "read", key)
+    def _get(self, read: Read) -> Blob | NotModified:
+        if read.if_changed is None and read.byte_range is not None:
+            return self._not_modified(read)
+        self.read()
+        return Blob(b"", read.name, 0)
 
     def _endpoint(self) -> str:
         return "https://h"
@@ -298,12 +116,13 @@ class Service(CloudStore):
     def _client_errors(self) -> tuple[type[BaseException], ...]:
         return (OSError,)
 
-    def _error(self, error: BaseException, verb: str, key: str) -> StorageError:
-        return PermanentStorageError(f"{verb} {key}: {error}")
+    def _error(self, error: BaseException, verb: str, name: str) -> StorageError:
+        return PermanentStorageError(f"{verb} {name}: {error}")
 
-    def _put_if(
-        self, key: str, full: str, data: bytes, condition: Absent | IfVersion
-    ) -> PutOutcome:
+    def _put(self, name: str, data: bytes) -> str | None:
+        raise NotImplementedError
+
+    def _put_if(self, name: str, data: bytes, condition: Condition) -> Answer:
         raise NotImplementedError
 
     def _page(self, prefix: str, start_after: str, token: str | None, wanted: int | None) -> Page:
@@ -315,6 +134,137 @@ class Service(CloudStore):
         if "b" in keys:
             raise PermanentStorageError("no")
         return []
+
+
+def failing(*errors: Exception) -> tuple[Service, list[Exception]]:
+    """A store whose reads fail with these errors, one after the other; and those that are left."""
+    left = list(errors)
+
+    def read() -> None:
+        if left:
+            raise left.pop(0)
+
+    return Service(read=read), left
+
+
+def test_the_last_attempts_error_is_raised() -> None:
+    store, left = failing(*[TransientStorageError(str(number)) for number in range(9)])
+    with pytest.raises(TransientStorageError, match=r"^3$"):
+        store.get("k")
+    assert len(left) == 5
+    assert store.time.monotonic() > 0, "it backs off"
+
+
+def test_a_permanent_error_is_raised_at_once() -> None:
+    store, left = failing(PermanentStorageError("no"), PermanentStorageError("again"))
+    with pytest.raises(PermanentStorageError, match="no"):
+        store.get("k")
+    assert len(left) == 1
+
+
+def refused(seconds: str) -> TransientStorageError:
+    error = with_retry_after(TransientStorageError("503"), {"retry-after": seconds})
+    assert isinstance(error, TransientStorageError)
+    return error
+
+
+def test_a_response_may_ask_for_a_pause_in_seconds() -> None:
+    assert refused("17").retry_after_s == 17
+    for other in ("", "-1", "1e9", "soon", "9" * 5_000, "Thu, 01 Jan 2026 00:00:10 GMT"):
+        assert refused(other).retry_after_s is None
+    assert not hasattr(
+        with_retry_after(PermanentStorageError("403"), {"retry-after": "1"}), "retry_after_s"
+    )
+
+
+@pytest.mark.parametrize(("asked", "waits"), [("7", 7), ("999999999", 30)])
+def test_it_waits_as_long_as_it_is_asked_to_but_no_longer_than_an_attempt_may_take(
+    asked: str, waits: int
+) -> None:
+    store, _ = failing(*[refused(asked)] * 3)
+    store.get("k")
+    assert [waits <= each <= waits + 1 for each in store.time.slept] == [True] * 3
+
+
+def test_no_pause_outlives_the_callers_deadline() -> None:
+    store, left = failing(*[refused("5")] * 3)
+    with deadline(store.time, 3), pytest.raises(TransientStorageError, match="503"):
+        store.get("k")
+    assert store.time.monotonic() < 3
+    assert len(left) == 2
+
+
+def test_an_object_of_the_written_bytes_has_their_version() -> None:
+    store = MemoryStore()
+    store.put("k", b"bytes")
+    found = store.get("k")
+    assert isinstance(found, Blob)
+    assert verify_write(store, "k", b"bytes") == outcomes.Applied(found.version)
+
+
+@pytest.mark.parametrize("others", [b"other", b"longer than it", None])
+def test_other_bytes_or_none_show_nothing(others: bytes | None) -> None:
+    store = MemoryStore()
+    if others is not None:
+        store.put("k", others)
+    outcome = verify_write(store, "k", b"bytes")
+    assert isinstance(outcome, outcomes.Unknown)
+    assert "'k'" in outcome.reason
+    assert "has changed since" in outcome.reason
+
+
+@pytest.mark.parametrize("kind", [PermanentStorageError, TransientStorageError, UnsafeStore])
+def test_a_read_that_fails_shows_nothing_and_is_named(kind: type[OpenDataBufferError]) -> None:
+    class Failing(MemoryStore):
+        def get(self, *_: Any, **__: Any) -> Blob:
+            raise kind("403 denied")
+
+    outcome = verify_write(Failing(), "k", b"bytes")
+    assert isinstance(outcome, outcomes.Unknown)
+    assert "403 denied" in outcome.reason
+
+
+def test_not_modified_answers_only_a_read_that_names_a_version() -> None:
+    with pytest.raises(TransientStorageError, match="'k' in x://bucket: it was answered as not mo"):
+        Service().get("k", byte_range=(0, 1))
+
+
+def part_of(
+    body: io.BytesIO,
+    size: int | None,
+    byte_range: tuple[int, int] | None,
+    max_bytes: int | None = None,
+    whole: bool = False,
+) -> bytes:
+    return Read("k", "k", None, byte_range, max_bytes).part_of(body.read, size, whole=whole)
+
+
+def test_a_range_has_no_more_bytes_than_it_has() -> None:
+    body = io.BytesIO(b"123456")
+    with pytest.raises(TransientStorageError, match="5 bytes of 'k': the answer has 6"):
+        part_of(body, 6, (10, 15))
+    assert part_of(body, 6, (10, 16)) == b"123456"
+
+
+@pytest.mark.parametrize("has_size", [True, False])
+@pytest.mark.parametrize(
+    ("whole", "byte_range", "max_bytes", "most"),
+    [(True, (1, 3), None, 1_000), (False, (0, 3), None, 4), (False, None, 4, 5)],
+)
+def test_no_more_is_read_than_shows_that_it_is_too_much(
+    has_size: bool,
+    whole: bool,
+    byte_range: tuple[int, int] | None,
+    max_bytes: int | None,
+    most: int,
+) -> None:
+    body = io.BytesIO(b"x" * 1_000)
+    try:
+        found = part_of(body, 1_000 if has_size else None, byte_range, max_bytes, whole)
+        assert found == b"xx", "of the whole object"
+    except (CorruptData, TransientStorageError):
+        assert not whole
+    assert body.tell() == (0 if has_size and not whole else most)
 
 
 def test_the_root_is_before_every_key() -> None:
@@ -343,15 +293,6 @@ def test_keys_are_deleted_in_groups_and_those_that_failed_are_returned() -> None
     ]
 
 
-def test_what_does_not_end_in_time_is_an_error_that_says_what_was_asked() -> None:
-    store = Service()
-    with (
-        deadline(store._runtime, 0),
-        pytest.raises(TransientStorageError, match=r"cannot read 'k' in bucket 'bucket': no answ"),
-    ):
-        store.get("k")
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -362,12 +303,12 @@ def test_what_does_not_end_in_time_is_an_error_that_says_what_was_asked() -> Non
         ValueError("Invalid timestamp at http://me:hunter2@host"),
     ],
 )
-def test_a_malformed_response_is_an_error_that_says_what_was_asked(error: Exception) -> None:
+def test_a_malformed_response_is_an_error_that_names_the_request(error: Exception) -> None:
+    store, _ = failing(*[error] * 4)
     with pytest.raises(TransientStorageError) as caught:
-        Service(error=error).get("k")
+        store.get("k")
     text = str(caught.value)
-    assert text.startswith("cannot read 'k' in bucket 'bucket': the answer makes no sense")
-    assert type(error).__name__ in text
+    assert text.startswith(f"cannot read 'k' in bucket 'bucket': {type(error).__name__}: ")
     assert "hunter2" not in text
     assert caught.value.__cause__ is error
 
@@ -381,8 +322,9 @@ def test_a_malformed_response_is_an_error_that_says_what_was_asked(error: Except
     ],
 )
 def test_other_errors_are_the_clients_or_passed_on(error: Exception, kind: type[Exception]) -> None:
+    store, _ = failing(error)
     with pytest.raises(kind) as caught:
-        Service(error=error).get("k")
+        store.get("k")
     assert (caught.value is error) is (kind is type(error))
 
 

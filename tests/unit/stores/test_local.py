@@ -5,8 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import stat
+import subprocess
+import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +25,10 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
+from opendata_buffer.runtime import SystemRuntime, deadline
+from opendata_buffer.stores import local
 from opendata_buffer.stores.base import ABSENT, Blob, GetInto, IfVersion, PutPieces
-from opendata_buffer.stores.local import (
-    RESERVED,
-    LocalPaths,
-    LocalStore,
-    TemporaryFiles,
-    directory_of,
-    files_below,
-)
-from opendata_buffer.stores.local_files import FileLock
+from opendata_buffer.stores.local import RESERVED, FileLock, LocalPaths, LocalStore, LockTimeout
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -50,6 +48,18 @@ def fail_with(code: int) -> Any:
         raise OSError(code, os.strerror(code))
 
     return fail
+
+
+def create(store: LocalStore, key: str, data: bytes) -> str:
+    outcome = store.put_if(key, data, ABSENT)
+    assert isinstance(outcome, outcomes.Applied)
+    return outcome.value
+
+
+def read(store: LocalStore, key: str) -> Blob:
+    found = store.get(key)
+    assert isinstance(found, Blob)
+    return found
 
 
 def leftovers(root: Path) -> list[str]:
@@ -110,76 +120,51 @@ def test_one_name_cannot_be_object_and_directory(store: LocalStore, root: Path) 
 
 
 @pytest.mark.parametrize("way", ["put", "put_if"])
-def test_bytes_are_durable_before_they_get_their_name_and_the_name_after(
+def test_bytes_are_durable_before_they_get_their_name_and_the_lock_is_held_for_the_rename_alone(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """Or a power cut could leave the name with nothing behind it, or the old object."""
-    store.put("in/other", b"")
-    steps: list[str] = []
-    fsync, replace = os.fsync, os.replace
-
-    def synced(fd: int) -> None:
-        steps.append("directory" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
-        fsync(fd)
-
-    def renamed(old: str, new: str) -> None:
-        steps.append("rename")
-        replace(old, new)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", renamed)
-    if way == "put":
-        store.put("in/m", b"1")
-    else:
-        store.put_if("in/m", b"1", ABSENT)
-    assert steps[-3:] == ["file", "rename", "directory"]
-
-
-def test_a_conditional_put_holds_its_lock_for_the_rename_alone(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
     """A process that is suspended with the lock stops all the others: not while a disk works."""
-    first = store.put_if("m", b"1", ABSENT)
-    assert isinstance(first, outcomes.Applied)
+    first = create(store, "in/m", b"1")
     steps: list[str] = []
 
     def step(name: str, act: Any) -> Any:
         def run(*args: Any) -> Any:
-            steps.append(name)
+            is_directory = name == "fsync" and stat.S_ISDIR(os.fstat(args[0]).st_mode)
+            steps.append("fsync directory" if is_directory else name)
             return act(*args)
 
         return run
 
-    monkeypatch.setattr(os, "write", step("write", os.write))
+    monkeypatch.setattr(os, "writev", step("write", os.writev))
     monkeypatch.setattr(os, "fsync", step("fsync", os.fsync))
     monkeypatch.setattr(os, "replace", step("rename", os.replace))
     monkeypatch.setattr(FileLock, "__enter__", step("lock", FileLock.__enter__))
     monkeypatch.setattr(FileLock, "__exit__", step("unlock", FileLock.__exit__))
-    assert isinstance(store.put_if("m", b"2", IfVersion(first.value)), outcomes.Applied)
-    assert steps == ["write", "fsync", "lock", "rename", "unlock", "fsync"]
-    # Who has lost its race already leaves lock and disk alone.
-    assert isinstance(store.put_if("m", b"3", IfVersion(first.value)), outcomes.Conflict)
+    if way == "put":
+        store.put("in/m", b"2")
+    else:
+        assert isinstance(store.put_if("in/m", b"2", IfVersion(first)), outcomes.Applied)
+    assert steps == ["write", "fsync", "lock", "rename", "unlock", "fsync directory"]
+    # A writer that has lost its race already uses neither lock nor disk.
+    assert isinstance(store.put_if("in/m", b"3", IfVersion(first)), outcomes.Conflict)
     assert len(steps) == 6
 
 
-def test_who_loses_its_race_while_it_writes_leaves_nothing_behind(
+def test_a_writer_that_loses_its_race_while_it_writes_leaves_nothing_behind(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = store.put_if("m", b"1", ABSENT)
-    assert isinstance(first, outcomes.Applied)
+    first = create(store, "m", b"1")
     faster = LocalStore(root)
     fsync = os.fsync
 
     def synced(fd: int) -> None:
         monkeypatch.setattr(os, "fsync", fsync)
-        assert isinstance(faster.put_if("m", b"2", IfVersion(first.value)), outcomes.Applied)
+        assert isinstance(faster.put_if("m", b"2", IfVersion(first)), outcomes.Applied)
         fsync(fd)
 
     monkeypatch.setattr(os, "fsync", synced)
-    assert isinstance(store.put_if("m", b"3", IfVersion(first.value)), outcomes.Conflict)
-    blob = store.get("m")
-    assert isinstance(blob, Blob)
-    assert blob.data == b"2"
+    assert isinstance(store.put_if("m", b"3", IfVersion(first)), outcomes.Conflict)
+    assert read(store, "m").data == b"2"
     assert leftovers(root) == []
 
 
@@ -216,57 +201,50 @@ def test_a_version_does_not_return_when_the_object_does_and_the_clock_went_back(
 def test_readers_need_no_lock(store: LocalStore, root: Path, runtime: ManualRuntime) -> None:
     store.put_if("m", b"1", ABSENT)
     with FileLock(LocalPaths(root).lock("m"), runtime):
-        blob = store.get("m")
-        assert isinstance(blob, Blob)
-        assert blob.data == b"1"
+        assert read(store, "m").data == b"1"
 
 
-def test_who_never_got_the_lock_surely_wrote_nothing(
+def test_a_writer_that_never_got_the_lock_wrote_nothing(
     store: LocalStore, root: Path, runtime: ManualRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = store.put_if("m", b"1", ABSENT)
-    assert isinstance(first, outcomes.Applied)
-    monkeypatch.setattr(FileLock, "_lock_file", lambda *_: _raise_timeout())
+    first = create(store, "m", b"1")
+
+    def time_out(*_: object) -> None:
+        raise LockTimeout("lock")
+
+    monkeypatch.setattr(FileLock, "_lock_file", time_out)
     with pytest.raises(TransientStorageError, match="another process holds the lock"):
-        store.put_if("m", b"2", IfVersion(first.value))
+        store.put_if("m", b"2", IfVersion(first))
     with pytest.raises(TransientStorageError, match="another process holds the lock"):
         store.put("m", b"2")
     (failure,) = store.delete_many(["m"])
     assert "another process holds the lock" in failure.reason
 
 
-def _raise_timeout() -> None:
-    from opendata_buffer.stores.local_files import LockTimeout
-
-    raise LockTimeout("lock")
-
-
 def test_a_full_disk_names_path_and_fix_and_leaves_the_old_bytes(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = store.put_if("m", b"old", ABSENT)
-    assert isinstance(outcome, outcomes.Applied)
+    outcome = create(store, "m", b"old")
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", fail_with(errno.ENOSPC))
+        patch.setattr(os, "writev", fail_with(errno.ENOSPC))
         with pytest.raises(PermanentStorageError, match=r"cannot write '.*/m': .*Free some space"):
-            store.put_if("m", b"new", IfVersion(outcome.value))
+            store.put_if("m", b"new", IfVersion(outcome))
         with pytest.raises(PermanentStorageError, match="Free some space"):
             store.put("in/new", b"new")
     assert leftovers(root) == []
     blob = store.get("m")
     assert isinstance(blob, Blob)
-    assert (blob.data, blob.version) == (b"old", outcome.value)
+    assert (blob.data, blob.version) == (b"old", outcome)
 
 
-def test_too_many_open_files_are_told_as_surely_nothing_written(
+def test_with_too_many_open_files_nothing_is_written(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = store.put_if("m", b"old", ABSENT)
-    assert isinstance(first, outcomes.Applied)
+    first = create(store, "m", b"old")
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", fail_with(errno.EMFILE))
         with pytest.raises(TransientStorageError, match="Too many open files"):
-            store.put_if("m", b"new", IfVersion(first.value))
+            store.put_if("m", b"new", IfVersion(first))
         with pytest.raises(TransientStorageError):
             store.get("m")
 
@@ -274,8 +252,7 @@ def test_too_many_open_files_are_told_as_surely_nothing_written(
 def test_f2_a_failure_after_the_rename_is_an_unknown_outcome(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = store.put_if("m", b"old", ABSENT)
-    assert isinstance(outcome, outcomes.Applied)
+    outcome = create(store, "m", b"old")
     real = os.fsync
 
     def fails_on_directories(fd: int) -> None:
@@ -285,18 +262,15 @@ def test_f2_a_failure_after_the_rename_is_an_unknown_outcome(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fails_on_directories)
-        assert isinstance(store.put_if("m", b"new", IfVersion(outcome.value)), outcomes.Unknown)
-    blob = store.get("m")
-    assert isinstance(blob, Blob)
-    assert blob.data == b"new"
+        assert isinstance(store.put_if("m", b"new", IfVersion(outcome)), outcomes.Unknown)
+    assert read(store, "m").data == b"new"
 
 
 @pytest.mark.parametrize("name", ["flock", "close"])
 def test_f2_a_lock_that_cannot_be_given_back_after_the_rename_is_an_unknown_outcome(
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    first = store.put_if("m", b"old", ABSENT)
-    assert isinstance(first, outcomes.Applied)
+    first = create(store, "m", b"old")
     lock_inode = os.stat(LocalPaths(root).lock("m")).st_ino
     module: Any = fcntl if name == "flock" else os
     real = getattr(module, name)
@@ -309,7 +283,7 @@ def test_f2_a_lock_that_cannot_be_given_back_after_the_rename_is_an_unknown_outc
 
     with monkeypatch.context() as patch:
         patch.setattr(module, name, fails_on_the_lock)
-        outcome = store.put_if("m", b"new", IfVersion(first.value))
+        outcome = store.put_if("m", b"new", IfVersion(first))
     assert isinstance(outcome, outcomes.Unknown)
     assert "was replaced" in outcome.reason
     blob = store.get("m")
@@ -332,9 +306,7 @@ def test_f2_a_rename_whose_answer_was_lost_is_an_unknown_outcome(
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lost)
         assert isinstance(store.put_if("m", b"new", ABSENT), outcomes.Unknown)
-    blob = store.get("m")
-    assert isinstance(blob, Blob)
-    assert blob.data == b"new"
+    assert read(store, "m").data == b"new"
 
 
 def test_empty_directories_are_pruned_but_the_root_stays(store: LocalStore, root: Path) -> None:
@@ -387,8 +359,6 @@ def test_check_runs_once_and_leaves_nothing(
 def test_f12_a_file_system_without_locks_is_refused(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import fcntl
-
     monkeypatch.setattr(fcntl, "flock", fail_with(errno.ENOLCK))
     with pytest.raises(UnsafeStore, match=r"has no file locks.*s3:// URL"):
         store.check_conditional_writes("in/manifest")
@@ -402,12 +372,6 @@ def test_f12_a_file_system_with_coarse_times_is_refused(
         store.check_conditional_writes("in/manifest")
 
 
-def test_no_permission_names_the_path(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "mkdir", fail_with(errno.EACCES))
-    with pytest.raises(PermanentStorageError, match="right to write"):
-        store.put("a", b"")
-
-
 # put_pieces and get_into: only a store of files has them.
 
 
@@ -418,9 +382,7 @@ def test_an_object_is_written_from_its_pieces(tmp_path: Path, count: int) -> Non
     assert not isinstance(MemoryStore(), PutPieces)
     pieces = [memoryview(b"%d" % n) if n % 2 else b"%d" % n for n in range(count)]
     store.put_pieces("a/b", pieces)
-    blob = store.get("a/b")
-    assert isinstance(blob, Blob)
-    assert blob.data == b"".join(pieces)
+    assert read(store, "a/b").data == b"".join(pieces)
 
 
 def test_an_object_is_read_to_memory_of_the_callers(tmp_path: Path) -> None:
@@ -486,30 +448,19 @@ def test_the_lock_of_the_longest_name_is_a_file_name() -> None:
     assert len(os.path.basename(LocalPaths("/data").lock("é" * 127))) <= 255
 
 
-@pytest.mark.parametrize("root", ["/", "//", "/dbfs/mnt/queue", "/Volumes/main/queue"])
+@pytest.mark.parametrize("root", ["/", "//", "/dbfs/mnt/queue", "/Volumes/main/queue", "/link"])
 def test_a_root_without_locks_is_refused(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(os.path, "realpath", lambda path: path.replace("/link", "/dbfs/mnt/queue"))
     with pytest.raises(InvalidInput, match=r"root of the file system|Databricks mount"):
         LocalPaths(root)
-
-
-def test_on_a_mac_volumes_are_disks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
-    assert LocalPaths("/Volumes/disk").root == "/Volumes/disk"
-
-
-def test_a_link_into_a_databricks_mount_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os.path, "realpath", lambda _: "/dbfs/mnt/queue")
-    with pytest.raises(InvalidInput, match="Databricks mount"):
-        LocalPaths(tmp_path / "link")
+    assert LocalPaths("/Volumes/disk").root == "/Volumes/disk", "on a Mac volumes are disks"
 
 
 def keys_below(root: Path, prefix: str, start_after: str = "") -> list[str]:
-    directory = directory_of(prefix)
-    assert directory is not None
-    return [info.key for info in files_below(str(root), directory, prefix, start_after)]
+    listing = LocalStore(root).list(prefix, start_after=start_after)
+    return [info.key for info in listing.objects]
 
 
 def fill(root: Path, *keys: str) -> list[str]:
@@ -518,12 +469,6 @@ def fill(root: Path, *keys: str) -> list[str]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(key.encode())
     return sorted(keys)
-
-
-def test_files_come_in_the_order_of_their_keys_also_across_directories(tmp_path: Path) -> None:
-    keys = fill(tmp_path, "a/b", "a-b", "a0", "a/c/d", "a/c-d", "b")
-    assert keys == ["a-b", "a/b", "a/c-d", "a/c/d", "a0", "b"]
-    assert keys_below(tmp_path, "") == keys
 
 
 @pytest.mark.parametrize("start_after", ["", "a", "a-b", "a/", "a/c", "a/c/d", "a/d", "a0", "z"])
@@ -550,90 +495,266 @@ def test_a_directory_that_is_missing_or_a_file_holds_nothing(tmp_path: Path) -> 
     fill(tmp_path, "in/a")
     assert keys_below(tmp_path, "out/") == []
     assert keys_below(tmp_path, "in/a/") == []
-    assert keys_below(tmp_path, "/") == []
 
 
 def test_a_directory_that_cannot_be_read_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: str) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(PermissionError):
-        keys_below(tmp_path, "in/")
+    monkeypatch.setattr(os, "scandir", fail_with(errno.EACCES))
+    with pytest.raises(PermanentStorageError, match=r"cannot list '.*/root/in': Permission"):
+        store.list("in/")
+    monkeypatch.setattr(FileLock, "__enter__", fail_with(errno.EACCES))
+    (failure,) = store.delete_many(["a"])
+    assert "cannot delete 'a': Permission denied" in failure.reason
 
 
 @pytest.mark.parametrize(
-    "prefix", ["/in/", "a//b", "../a", "a/../b", "./a", f"{RESERVED}/", f"in/{RESERVED}/x"]
+    "prefix",
+    ["/", "/in/", "a//b", "../a", "a/../b", "./a", f"in/{RESERVED}/x", "in/a\0", "in/\udcff"],
 )
-def test_no_key_starts_outside_of_the_store(prefix: str) -> None:
-    assert directory_of(prefix) is None
+def test_no_key_starts_outside_of_the_store(tmp_path: Path, prefix: str) -> None:
+    fill(tmp_path, "in/a", "a/b")
+    assert keys_below(tmp_path, prefix) == []
 
 
-@pytest.mark.parametrize("prefix", ["in/a\0", "in/\udcff"])
-def test_no_key_starts_with_what_is_no_text(prefix: str) -> None:
-    assert directory_of(prefix) is None
-
-
-@pytest.fixture
-def files(tmp_path: Path, runtime: ManualRuntime) -> TemporaryFiles:
-    made = TemporaryFiles(str(tmp_path / "tmp"), runtime)
-    made.prepare()
-    return made
-
-
-@pytest.mark.parametrize("pieces", [[b"all"], [b"a", b"ll"], [b""], []])
-def test_a_file_holds_its_pieces_and_is_durable_when_it_is_given_out(
-    files: TemporaryFiles, monkeypatch: pytest.MonkeyPatch, pieces: list[bytes]
+def test_files_that_killed_writers_left_are_removed_after_a_day_and_once(
+    store: LocalStore, root: Path
 ) -> None:
-    synced: list[int] = []
-    fsync = os.fsync
-
-    def sync(fd: int) -> None:
-        synced.append(fd)
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", sync)
-    with files.written(pieces) as (fd, path):
-        assert Path(path).read_bytes() == b"".join(pieces)
-        assert synced == [fd]
-
-
-def test_what_killed_writers_left_is_swept_after_a_day_and_once(
-    files: TemporaryFiles, tmp_path: Path, runtime: ManualRuntime
-) -> None:
-    old, new = tmp_path / "tmp" / "old", tmp_path / "tmp" / "new"
+    store.put("a", b"")
+    temporary = root / RESERVED / "tmp"
+    old, new = temporary / "old", temporary / "new"
     for path in (old, new):
         path.write_bytes(b"half")
     two_days_ago = os.stat(new).st_mtime - 2 * 24 * 3600
     os.utime(old, (two_days_ago, two_days_ago))
-    files.prepare()
-    assert sorted(os.listdir(tmp_path / "tmp")) == ["new", "old"]
-    TemporaryFiles(str(tmp_path / "tmp"), runtime).prepare()
-    assert os.listdir(tmp_path / "tmp") == ["new"]
+    store.put("a", b"")
+    assert sorted(leftovers(root)) == ["new", "old"]
+    LocalStore(root).put("a", b"")
+    assert leftovers(root) == ["new"]
 
 
-def test_a_directory_that_somebody_removed_is_made_again(
-    files: TemporaryFiles, tmp_path: Path
-) -> None:
-    os.rmdir(tmp_path / "tmp")
-    files.prepare()
-    with files.written([b"1"]) as (_, path):
-        assert Path(path).read_bytes() == b"1"
+def test_a_directory_that_somebody_removed_is_made_again(store: LocalStore, root: Path) -> None:
+    store.put("a", b"1")
+    os.rmdir(root / RESERVED / "tmp")
+    store.put("a", b"2")
+    assert (root / "a").read_bytes() == b"2"
 
 
 def test_f6_the_time_is_that_of_the_file_system(
-    files: TemporaryFiles, tmp_path: Path, runtime: ManualRuntime
+    store: LocalStore, root: Path, runtime: ManualRuntime
 ) -> None:
+    assert store.list("").now_ms == runtime.now_ms(), "there is no directory"
     runtime.set_wall_clock(0)  # this process believes it is 1970
-    path = tmp_path / "other"
-    path.write_bytes(b"")
-    assert abs(files.now_ms() - path.stat().st_mtime_ns // 1_000_000) < 60_000
-    assert os.listdir(tmp_path / "tmp") == []
+    store.put("a", b"")
+    listing = store.list("")
+    assert abs(listing.now_ms - listing.objects[0].last_modified_ms) < 60_000
+    assert leftovers(root) == []
 
 
-def test_without_a_directory_the_time_is_the_runtimes(
-    tmp_path: Path, runtime: ManualRuntime
+def opened(path: Path) -> int:
+    return os.open(path, os.O_CREAT | os.O_RDWR)
+
+
+def test_stamps_of_one_process_never_repeat(tmp_path: Path) -> None:
+    fd = opened(tmp_path / "a")
+    stamps = [local.stamp_later(fd, "a", 0) for _ in range(1_000)]
+    os.close(fd)
+    assert sorted(set(stamps)) == stamps
+
+
+def test_a_stamp_is_later_than_the_last_even_when_the_clock_went_back(tmp_path: Path) -> None:
+    fd = opened(tmp_path / "a")
+    future_ns = 4_102_444_800_000_000_000  # 2100-01-01
+    assert local.stamp_later(fd, "a", future_ns) == future_ns + 1
+    assert os.fstat(fd).st_mtime_ns == future_ns + 1
+    os.close(fd)
+    # One file of the far future does not carry all others there.
+    fd = opened(tmp_path / "b")
+    assert local.stamp_later(fd, "b", 0) < future_ns
+    os.close(fd)
+
+
+def test_a_clock_that_was_set_back_is_followed(tmp_path: Path) -> None:
+    fd = opened(tmp_path / "a")
+    os.utime(fd, ns=(4_102_444_800_000_000_000,) * 2)  # as if the kernel's clock said 2100
+    local.stamp_later(fd, "a", 0)
+    os.close(fd)
+    fd = opened(tmp_path / "b")
+    now_ns = os.fstat(fd).st_mtime_ns
+    assert 0 <= local.stamp_later(fd, "b", 0) - now_ns < 10**9
+    os.close(fd)
+
+
+@pytest.mark.parametrize("most", [None, 4])
+def test_pieces_are_written_one_behind_the_other_also_when_a_call_ends_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None
 ) -> None:
-    assert TemporaryFiles(str(tmp_path / "nothing"), runtime).now_ms() == runtime.now_ms()
+    monkeypatch.setattr(local, "_PIECES", 3)
+    monkeypatch.setattr(local, "_CHUNK", 5)
+    calls = []
+    writev = os.writev
+
+    def cut(fd: int, group: Sequence[bytes | memoryview]) -> int:
+        calls.append(len(group))
+        return writev(fd, group) if most is None else os.write(fd, b"".join(group)[:most])
+
+    monkeypatch.setattr(os, "writev", cut)
+    fd = opened(tmp_path / "a")
+    pieces = [b"01", memoryview(b"234"), b"", b"5", b"678", b"9ab", b"c"]
+    local.write_pieces(fd, pieces)
+    assert local.read_range(fd, 0, 99) == b"0123456789abc"
+    assert local.read_range(fd, 2, 9) == b"2345678"
+    assert local.read_range(fd, 4, 4) == b""
+    assert calls == [3, 3, 1]
+    os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "fix"),
+    [
+        (errno.ENOSPC, PermanentStorageError, "Free some space"),
+        (errno.EXDEV, PermanentStorageError, "mount the store's whole directory"),
+        (errno.EDQUOT, PermanentStorageError, "Free some space"),
+        (errno.EACCES, PermanentStorageError, "right to write"),
+        (errno.EROFS, PermanentStorageError, "right to write"),
+        (errno.EISDIR, PermanentStorageError, "directory of another"),
+        (errno.EIO, PermanentStorageError, "Input/output error"),
+        (errno.EMFILE, TransientStorageError, "Try again"),
+        (errno.ESTALE, TransientStorageError, "Try again"),
+        (errno.ENAMETOOLONG, InvalidInput, "shorter"),
+    ],
+)
+def test_errors_name_path_cause_and_fix(code: int, kind: type, fix: str) -> None:
+    error = local.storage_error("write", "/data/x", OSError(code, os.strerror(code)))
+    assert type(error) is kind
+    assert str(error).startswith(f"cannot write '/data/x': {os.strerror(code)}")
+    assert fix in str(error)
+
+
+HOLD = """
+import sys
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.local import FileLock
+with FileLock(sys.argv[1], SystemRuntime()):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "lock")
+
+
+def holder(path: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_within_a_deadline_there_is_time_left_to_name_the_lock(
+    path: str, runtime: ManualRuntime
+) -> None:
+    process = holder(path)
+    with deadline(runtime, 8.0), pytest.raises(LockTimeout), FileLock(path, runtime):
+        pass
+    assert 4.0 <= runtime.monotonic() < 5.0
+    process.communicate("")
+
+
+def test_another_process_keeps_it_out_until_it_leaves(path: str, runtime: ManualRuntime) -> None:
+    process = holder(path)
+    with pytest.raises(LockTimeout), FileLock(path, runtime):
+        pass
+    assert runtime.monotonic() >= 30
+    process.communicate("")
+    with FileLock(path, runtime):
+        pass
+
+
+def test_kill_9_of_the_holder_frees_it(path: str, runtime: ManualRuntime) -> None:
+    process = holder(path)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with FileLock(path, runtime):
+        pass
+    assert runtime.slept == []
+
+
+def test_threads_keep_each_other_out(path: str) -> None:
+    inside = 0
+    most = 0
+    runtime = SystemRuntime()
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(20):
+            with FileLock(path, runtime):
+                inside += 1
+                most = max(most, inside)
+                runtime.sleep(0)
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (inside, most) == (0, 1)
+
+
+def test_a_thread_that_holds_it_times_out_another(path: str, runtime: ManualRuntime) -> None:
+    with (
+        FileLock(path, runtime),
+        deadline(runtime, 0.02),
+        pytest.raises(LockTimeout),
+        FileLock(path, runtime),
+    ):
+        pass
+
+
+def test_without_create_a_missing_file_is_no_lock(path: str, runtime: ManualRuntime) -> None:
+    with FileLock(path, runtime, create=False) as lock:
+        assert lock.load() == 0
+        lock.store(7)
+    assert not os.path.exists(path)
+
+
+def test_it_remembers_a_number(path: str, runtime: ManualRuntime) -> None:
+    with FileLock(path, runtime) as lock:
+        assert lock.load() == 0
+        lock.store(1_767_225_600_123_456_789)
+    with FileLock(path, runtime) as lock:
+        assert lock.load() == 1_767_225_600_123_456_789
+        lock.store(3)
+    with FileLock(path, runtime, create=False) as lock:
+        assert lock.load() == 3
+
+
+@pytest.mark.parametrize("raw", [b"", b"junk", b"-5", b"\xff" * 24])
+def test_junk_in_the_file_is_no_number(path: str, runtime: ManualRuntime, raw: bytes) -> None:
+    Path(path).write_bytes(raw)
+    with FileLock(path, runtime) as lock:
+        assert lock.load() == 0
+
+
+def test_a_forked_child_does_not_keep_the_lock(path: str, runtime: ManualRuntime) -> None:
+    read_end, write_end = os.pipe()
+    with FileLock(path, runtime):
+        child = os.fork()
+        if child == 0:
+            os.close(write_end)
+            os.read(read_end, 1)  # lives until then, with a copy of the open lock file
+            os._exit(0)
+    with FileLock(path, runtime):
+        pass
+    assert runtime.slept == []
+    os.close(write_end)
+    os.close(read_end)
+    os.waitpid(child, 0)

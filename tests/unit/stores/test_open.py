@@ -8,10 +8,7 @@ import pytest
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.stores.local import LocalStore
-from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.open import open_store
-from opendata_buffer.stores.s3 import S3Store
 
 
 @pytest.mark.parametrize(
@@ -41,14 +38,6 @@ from opendata_buffer.stores.s3 import S3Store
 )
 def test_a_url_opens_the_store_it_names(url: str, expected: str) -> None:
     assert open_store(url).url == expected
-
-
-@pytest.mark.parametrize(
-    ("url", "kind"),
-    [("/data/queue", LocalStore), ("s3://bucket", S3Store), ("memory://name", MemoryStore)],
-)
-def test_kinds(url: str, kind: type) -> None:
-    assert isinstance(open_store(url), kind)
 
 
 def test_a_relative_path_means_the_directory_of_now(

@@ -10,17 +10,14 @@ if TYPE_CHECKING:
 import gc
 import pickle
 import re
-import sys
 import weakref
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from urllib.parse import parse_qs
 
 import botocore.session
 import pytest
-from botocore import UNSIGNED
 
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import ObjectNotFound, PermanentStorageError
@@ -29,12 +26,13 @@ from opendata_buffer.stores.clients import AWS_ENVIRONMENT, ProcessClient
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.stores.s3 import S3Store, connect
 from tests.http_scripts import Reply, ScriptedServer
+from tests.unit.stores.cloud_responses import notebook_credential
 
 HERE = StoreOptions(endpoint_url="http://127.0.0.1:9")
 
 
 def clients_of(options: StoreOptions) -> ProcessClient[S3Client]:
-    return ProcessClient(connect, "", options, AWS_ENVIRONMENT)
+    return ProcessClient(connect, AWS_ENVIRONMENT, options)
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", None])
@@ -56,13 +54,6 @@ def test_the_timeouts_are_those_of_the_options() -> None:
     assert (config.connect_timeout, config.read_timeout) == (1.234, 5.678)
     assert config.max_pool_connections == 9
     assert config.tcp_keepalive
-
-
-def test_a_changed_environment_makes_new_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    assert clients_of(StoreOptions()).get().meta.endpoint_url == "http://127.0.0.1:1"
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:2")
-    assert clients_of(StoreOptions()).get().meta.endpoint_url == "http://127.0.0.1:2"
 
 
 def test_rotated_credentials_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,11 +96,6 @@ def test_profile_and_its_region_come_from_the_shared_files(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     assert clients_of(StoreOptions(profile="team")).get().meta.region_name == "eu-north-1"
-
-
-def test_anonymous_clients_sign_nothing() -> None:
-    client = clients_of(StoreOptions(endpoint_url="http://127.0.0.1:9", anonymous=True)).get()
-    assert client.meta.config.signature_version is UNSIGNED
 
 
 ROLE = "arn:aws:iam::123456789012:role/buffer"
@@ -242,16 +228,9 @@ def test_without_any_credentials_no_role_is_assumed(
 def test_a_service_credential_signs_and_only_its_name_is_pickled(
     bucket: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-
-    def provider(name: str) -> botocore.session.Session:
-        asked.append(name)
-        session = botocore.session.Session()
-        session.set_credentials("vended", "secret-of-vended", "token")
-        return session
-
-    dbutils = SimpleNamespace(credentials=SimpleNamespace(getServiceCredentialsProvider=provider))
-    monkeypatch.setattr(sys.modules["__main__"], "dbutils", dbutils, raising=False)
+    session = botocore.session.Session()
+    session.set_credentials("vended", "secret-of-vended", "token")
+    asked = notebook_credential(monkeypatch, session)
     store = store_at(bucket, service_credential="team", region="eu-west-1")
     asks(store)
     raw = pickle.dumps(store)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
     CorruptData,
     ObjectNotFound,
-    PermanentStorageError,
     TransientStorageError,
 )
 from opendata_buffer.runtime import SystemRuntime, deadline
@@ -118,15 +116,6 @@ def test_f36_a_body_that_breaks_off_or_is_garbled_is_read_again(
     assert boto.asked == 0
 
 
-def test_a_refusal_is_told_as_boto3_tells_it(s3_server: S3Server, store: S3Store) -> None:
-    s3_server.inject(Fault(403, code="AccessDenied"), method="GET", times=2)
-    with pytest.raises(PermanentStorageError, match=r"Without s3:ListBucket, S3 gives this answer"):
-        store.get("a")
-    s3_server.inject(Fault(404, code="NoSuchBucket"), method="GET", times=2)
-    with pytest.raises(PermanentStorageError, match="Create bucket 'bucket'"):
-        store.get("a")
-
-
 def test_a_call_whose_deadline_has_passed_sends_nothing(
     s3_server: S3Server, store: S3Store
 ) -> None:
@@ -179,36 +168,6 @@ def test_a_copy_in_another_process_begins_with_boto3(s3_server: S3Server) -> Non
         assert other._direct._route is None
         assert data_of(other.get("a")) == data_of(other.get("a")) == DATA
         assert other._direct._route is not None
-
-
-def test_credentials_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a role that ends are asked for again by the signer, on a read past boto3."""
-    soon = (datetime.now(UTC) + timedelta(minutes=5)).isoformat()
-    later = (datetime.now(UTC) + timedelta(hours=5)).isoformat()
-    found = Reply(200, b"x", {"ETag": '"1"'})
-    server = ScriptedServer(found)
-    with server.running() as url:
-        store = S3Store("bucket", options=StoreOptions(endpoint_url=url))
-        store.get("warm")
-        from botocore.credentials import RefreshableCredentials
-
-        route = store._direct._route
-        assert route is not None
-        granted = [("AKIASECOND", soon), ("AKIATHIRD", later)]
-
-        def renew() -> dict[str, str]:
-            key, until = granted.pop(0)
-            return {"access_key": key, "secret_key": "s", "token": "t", "expiry_time": until}
-
-        credentials = RefreshableCredentials.create_from_metadata(
-            renew(), refresh_using=renew, method="test"
-        )
-        monkeypatch.setattr(route.signer, "_credentials", credentials)
-        store.get("a")
-        store.get("b")
-    signed = [each.headers["authorization"].split("/")[0] for each in server.asked]
-    assert [each.rsplit("=")[-1] for each in signed[1:]] == ["AKIATHIRD", "AKIATHIRD"]
-    assert [each.headers.get("x-amz-security-token") for each in server.asked[1:]] == ["t", "t"]
 
 
 def test_an_answer_without_a_checksum_or_a_length_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

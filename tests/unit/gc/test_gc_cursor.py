@@ -1,4 +1,4 @@
-"""Where the collector goes on: saved, shared, and never a reason to fail."""
+"""The collector's cursor: saved, shared, and never a reason to fail."""
 
 from __future__ import annotations
 
@@ -22,36 +22,28 @@ def saved(store: Any) -> GcCursor:
     return GcCursor(store, CONFIG, ManualRuntime())
 
 
-def test_a_place_that_was_never_saved_is_the_beginning() -> None:
-    assert saved(MemoryStore()).load() == ""
-
-
-def test_what_one_collector_saves_the_next_one_loads() -> None:
-    store = MemoryStore()
-    saved(store).save("p/b")
-    assert saved(store).load() == "p/b"
-    assert json.loads(store.get(KEY).data) == {"version": 1, "after": "p/b"}
-
-
 def test_the_last_to_save_wins() -> None:
     store = MemoryStore()
     one, two = saved(store), saved(store)
+    assert one.load() == ""
     one.save("p/b")
+    assert two.load() == "p/b"
     two.save("p/c")
     one.save("p/d")
     assert saved(store).load() == "p/d"
+    assert json.loads(store.get(KEY).data) == {"version": 1, "after": "p/d"}
 
 
 def test_a_small_queue_never_writes_one() -> None:
     store = MemoryStore()
-    place = saved(store)
-    place.load()
-    place.save("")
+    cursor = saved(store)
+    cursor.load()
+    cursor.save("")
     assert store.list("").objects == ()
 
 
 @pytest.mark.parametrize("after", ["q/z", "p/\udc80", "p/" + "k" * 1024])
-def test_a_place_that_is_no_key_of_the_prefix_is_the_beginning(after: str) -> None:
+def test_a_cursor_that_is_no_key_of_the_prefix_is_the_beginning(after: str) -> None:
     store = MemoryStore()
     store.put(KEY, json.dumps({"version": 1, "after": after}).encode())
     assert saved(store).load() == ""
@@ -60,34 +52,34 @@ def test_a_place_that_is_no_key_of_the_prefix_is_the_beginning(after: str) -> No
 @pytest.mark.parametrize(
     "raw", [b"", b"[]", b"\xff", b'{"version": 2, "after": "p/b"}', b"[" * 50_000]
 )
-def test_an_unreadable_place_is_the_beginning_and_the_next_one_is_saved(
+def test_an_unreadable_cursor_is_the_beginning_and_the_next_one_is_saved(
     raw: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = MemoryStore()
     store.put(KEY, raw)
-    place = saved(store)
-    assert place.load() == ""
-    place.save("p/a")
+    cursor = saved(store)
+    assert cursor.load() == ""
+    cursor.save("p/a")
     assert saved(store).load() == "p/a"
     said = "first object: 'p/_gc.json': the garbage collector's place is not readable: "
     assert said in caplog.text
 
 
-def test_a_place_that_is_deleted_under_a_collector_is_saved_again() -> None:
+def test_a_cursor_that_is_deleted_under_a_collector_is_saved_again() -> None:
     store = MemoryStore()
-    place = saved(store)
-    place.save("p/a")
+    cursor = saved(store)
+    cursor.save("p/a")
     store.delete_many([KEY])
-    place.save("p/b")  # finds it gone
-    place.save("p/c")
+    cursor.save("p/b")  # finds it gone
+    cursor.save("p/c")
     assert saved(store).load() == "p/c"
     store.delete_many([KEY])
-    assert place.load() == ""
-    place.save("p/c")
+    assert cursor.load() == ""
+    cursor.save("p/c")
     assert saved(store).load() == "p/c"
 
 
-def test_a_place_that_cannot_be_saved_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cursor_that_cannot_be_saved_ends_no_cycle(caplog: pytest.LogCaptureFixture) -> None:
     class ReadOnly(MemoryStore):
         def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
             raise PermanentStorageError("403")

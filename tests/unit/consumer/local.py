@@ -1,0 +1,79 @@
+"""A queue whose producer is reduced to what a consumer sees of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.cursors import Position
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.entries import Metadata, NewEntry
+from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+
+
+class CountingStore(MemoryStore):
+    """Counts manifest writes, and fails what it is told to fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = 0
+        self.fail_next: list[Exception] = []
+
+    def get(self, key: str, **options: Any) -> Any:
+        if self.fail_next:
+            raise self.fail_next.pop(0)
+        return super().get(key, **options)
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        self.writes += key == "ingest/manifest"
+        return super().put_if(key, data, condition)
+
+
+class LocalQueue:
+    def __init__(self) -> None:
+        self.runtime = ManualRuntime()
+        self.store = CountingStore()
+        self._open: list[Consumer] = []
+
+    def consumer(self, last_acked: Position | int | str | None = None, **settings: Any) -> Consumer:
+        arguments = {name: settings.pop(name) for name in ("allow_data_loss",) if name in settings}
+        settings.setdefault("gc", GarbageCollectorConfig(enabled=False))
+        config = ConsumerConfig(store="memory://consumer", cas_deadline_ms=1, **settings)
+        made = Consumer(config, last_acked, store=self.store, runtime=self.runtime, **arguments)
+        self._open.append(made)
+        return made
+
+    def produce(self, *records: bytes) -> list[str]:
+        """Queue a batch per record."""
+        locations = [batch_key("ingest", self.runtime.ulid()) for _ in records]
+        for location, record in zip(locations, records, strict=True):
+            self.store.put(location, encode_batch([record]))
+        self.enqueue(*locations)
+        return locations
+
+    def enqueue(self, *locations: str) -> None:
+        meta = (Metadata(0, self.runtime.now_ms(), b"m"),)
+        self.write(self.manifest().append([NewEntry(each, meta) for each in locations]))
+
+    def manifest(self) -> Manifest:
+        if not any(info.key == "ingest/manifest" for info in self.store.list("").objects):
+            return Manifest.empty()
+        got = MemoryStore.get(self.store, "ingest/manifest")
+        assert isinstance(got, Blob)
+        return Manifest.parse(got.data)
+
+    def write(self, manifest: Manifest) -> None:
+        self.store.put("ingest/manifest", manifest.raw)
+
+    def queued(self) -> list[int]:
+        return [entry.sequence for entry in self.manifest().entries()]
+
+    def close(self) -> None:
+        for consumer in self._open:
+            if consumer._gc is not None:
+                consumer._gc.stop()
