@@ -116,15 +116,15 @@ def serve(root: Path, pipe: Pipe) -> None:
     runtime = SystemRuntime()
     network = WebSocketNetwork(runtime)
     host = LeaderElection(_slow(root), ProducerConfig(store=str(root)), runtime, network)
-    while host.service is None:
+    while host.broker is None:
         time.sleep(0.01)
     pipe.send("serving")
     while pipe.recv() != "end":
-        assert host.service is not None
+        assert host.broker is not None
         used = resource.getrusage(resource.RUSAGE_SELF)
         pipe.send(
             {
-                **host.service.stats(),
+                **host.broker.stats(),
                 "at": time.monotonic(),
                 "cpu_s": time.process_time(),
                 "rss_mb": used.ru_maxrss / 1024,

@@ -76,12 +76,8 @@ class TopicCommitter(UploadCommitter):
         for upload in group.uploads:
             assert upload.partition is not None
             uploads[upload.partition].append(upload)
-        attempt = Attempt(
-            txn,
-            topic.producer,
-            {name: each[-1].clock + 1 for name, each in uploads.items()},
-            group.query,
-        )
+        intents = {name: each[-1].clock + 1 for name, each in uploads.items()}
+        attempt = Attempt(txn, topic.producer, intents)
         since = self._append_pending(group, attempt, uploads)
         if not self._coordinator.decide(attempt):
             return self._drop_repeat(group, txn)

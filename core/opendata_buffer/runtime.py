@@ -63,7 +63,7 @@ def locked(
     Locks are taken in no order, because a locked method takes no other lock, and calls no store, no
     caller's function and no other locked method of its object: it returns values, and its caller
     acts on them unlocked. Three locks are held while a store or a connection answers: of a
-    :class:`.Consumer`, which admits its callers one by one, of a broker's :class:`.Service` and of
+    :class:`.Consumer`, which admits its callers one by one, of a broker's :class:`.Broker` and of
     a client's :class:`.Discovery`. What they call has at most one lock of its own, and calls
     nothing back.
 
@@ -197,13 +197,20 @@ def remaining() -> float | None:
 
 
 def wait_for(
-    runtime: Runtime, condition: Condition, is_met: Callable[[], bool], seconds: float | None
+    runtime: Runtime,
+    condition: Condition,
+    is_met: Callable[[], object],
+    seconds: float | None = None,
+    *,
+    until: float | None = None,
 ) -> bool:
-    """Wait, with the lock held, until ``is_met()``; False when that took longer than ``seconds``.
+    """Wait, with the lock held, until ``is_met()``; False where that took too long.
 
-    ``is_met`` is asked after each notification. None waits without a limit.
+    ``is_met`` is asked after each notification. Without a limit it waits for ever: in ``seconds``,
+    or ``until`` a time of the monotonic clock.
     """
-    until = None if seconds is None else runtime.monotonic() + seconds
+    if seconds is not None:
+        until = runtime.monotonic() + seconds
     while not is_met():
         left = None if until is None else until - runtime.monotonic()
         if left is not None and left <= 0:

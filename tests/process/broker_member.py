@@ -55,15 +55,14 @@ def produce(store: str, name: str, over: threading.Event) -> None:
     number = 0
     with Producer(ProducerConfig(store=store, flush_interval_ms=20)) as producer:
         while not over.wait(0.1):
-            record = f"{name}:{number:06}"
+            produce_one(producer, f"{name}:{number:06}")
             number += 1
-            watch(producer, record)
 
 
-def watch(producer: Producer, record: str) -> None:
+def produce_one(producer: Producer, record: str) -> None:
     watcher = producer.produce([record.encode()]).watcher
 
-    def settled() -> None:
+    def report() -> None:
         try:
             watcher.result()
         except CommitStateUnknown:
@@ -73,7 +72,7 @@ def watch(producer: Producer, record: str) -> None:
         else:
             say("durable", f"{time.monotonic():.3f}", record)
 
-    watcher.add_done_callback(settled)
+    watcher.add_done_callback(report)
 
 
 def sink(store: str, batch: int, over: threading.Event) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer import Producer, ProducerConfig
+from tests.unit.broker.local import eventually
 from tests.unit.cli import shell
 
 COMMAND = [sys.executable, "-m", "opendata_buffer"]
@@ -49,13 +48,6 @@ def status(store: Path) -> dict[str, Any]:
     return found
 
 
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.05)
-
-
 def fill(store: Path) -> None:
     with Producer(ProducerConfig(store=str(store), broker="off")) as producer:
         for number in range(BATCHES):
@@ -79,12 +71,12 @@ def test_workers_go_on_when_their_broker_is_killed_and_every_batch_is_done(
         start("work", str(store), "--broker", "auto", "--parallel", "2", "--", "sh", "-c", shell)
         for _ in range(2)
     ]
-    until(lambda: len(list(out.iterdir())) >= 5)
+    eventually(lambda: len(list(out.iterdir())) >= 5)
     first.kill()
     assert line_of(second).startswith("serving ")
     # A batch that the first one gave away in the instant of its death, so that no worker heard of
     # it, is handed out again when its claim lapses: a minute after the second one took over.
-    until(lambda: status(store)["queue_length"] == 0, 150)
+    eventually(lambda: status(store)["queue_length"] == 0, 150)
     found = status(store)
     assert (found["broker"]["term"], found["broker"]["alive"]) == (2, True)
     assert (found["claims"]["held"], found["claims"]["done"]) == (0, 0)
@@ -98,28 +90,6 @@ def test_workers_go_on_when_their_broker_is_killed_and_every_batch_is_done(
     runs = [path.name.partition(".")[0] for path in out.iterdir()]
     assert sorted(runs, key=int) == [str(number) for number in range(BATCHES)]
     assert all(path.read_text() == f"{path.name.partition('.')[0]}\n" for path in out.iterdir())
-    said = [process.stderr.read() for process in workers if process.stderr is not None]
-    done = sum(int(each.split("ended by a signal: ")[1].split()[0]) for each in said)
+    printed = [process.stderr.read() for process in workers if process.stderr is not None]
+    done = sum(int(each.split("ended by a signal: ")[1].split()[0]) for each in printed)
     assert done == BATCHES
-
-
-def test_a_worker_that_ends_gives_its_batch_back_at_once(
-    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
-) -> None:
-    store, pid = tmp_path / "queue", tmp_path / "pid"
-    with Producer(ProducerConfig(store=str(store))) as producer:
-        producer.produce([b"a"])
-    broker = start("broker", str(store))
-    line_of(broker)
-    worker = start("work", str(store), "--", "sh", "-c", f"echo $$ > {pid}; sleep 300")
-    until(lambda: pid.exists() and pid.read_text())
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 143
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid.read_text()), 0)
-    other = start("work", str(store), "--", "sh", "-c", f"cat > {tmp_path / 'done'}")
-    # Long before --claim-timeout-ms, a minute.
-    until(lambda: (tmp_path / "done").exists() and (tmp_path / "done").read_text())
-    until(lambda: status(store)["queue_length"] == 0)
-    other.send_signal(signal.SIGINT)
-    assert other.wait(60) == 130

@@ -9,14 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
+from opendata_buffer.broker.client import ChannelClosed
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.broker.protocol import VALID_MS, append_body
 from opendata_buffer.broker.secure_channel import ClientEnd
 from opendata_buffer.broker.server import MAX_CLIENTS
@@ -25,6 +27,7 @@ from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
+from tests.unit.broker.local import eventually
 
 NIGHT = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16")) >= 100
 CLIENTS = MAX_CLIENTS if NIGHT else 300
@@ -51,11 +54,17 @@ def broker(store: str) -> Iterator[tuple[DiscoveryRecord, int]]:
     ) as process:
         try:
             lease = Lease(open_store(store), ProducerConfig(store=store), SystemRuntime())
-            end = time.monotonic() + 60
-            while (announced := lease.read()) is None:
-                assert time.monotonic() < end, "no broker came"
-                time.sleep(0.05)
-            yield announced, process.pid
+
+            def serving() -> DiscoveryRecord | None:
+                announced = lease.read()
+                if announced is not None:
+                    # Its port opens after the record is written.
+                    with suppress(ChannelClosed):
+                        WebSocketNetwork(SystemRuntime()).connect(announced).close()
+                        return announced
+                return None
+
+            yield eventually(serving), process.pid
         finally:
             process.kill()
 
@@ -82,15 +91,15 @@ class Client:
             open_timeout=60,
         )
         end = ClientEnd(announced.secret, announced.term, os.urandom(32))
-        await socket.send(end.prove(_bytes(await socket.recv())))
-        end.finish(_bytes(await socket.recv()))
+        await socket.send(end.prove(await socket.recv(decode=False)))
+        end.finish(await socket.recv(decode=False))
         client = cls(socket, end)
         await client.ask({"op": "ping"})
         return client
 
     async def ask(self, body: dict[str, Any]) -> dict[str, Any]:
         await self.socket.send(self.end.seal(body))
-        answer = self.end.open(_bytes(await asyncio.wait_for(self.socket.recv(), 60)))
+        answer = self.end.open(await asyncio.wait_for(self.socket.recv(decode=False), 60))
         self.clock = answer["clock"]
         return answer
 
@@ -102,11 +111,6 @@ class Client:
             if answer["op"] == "done":
                 return int(answer["sequence"])
             assert answer["op"] == "refused", answer
-
-
-def _bytes(message: str | bytes) -> bytes:
-    assert isinstance(message, bytes)
-    return message
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="measures memory in /proc")
@@ -141,7 +145,7 @@ async def everybody(announced: DiscoveryRecord, pid: int, home: Path) -> None:
     clients = list(await asyncio.gather(*(one() for _ in range(CLIENTS - 1 - odd))))
     connecting_s = time.monotonic() - began
 
-    # Clients like the others, that ask and never read what they are told.
+    # Clients like the others, that ask and never read the answers.
     unread = list(await asyncio.gather(*(one() for _ in range(odd))))
     for client in unread:
         client.socket.transport.pause_reading()

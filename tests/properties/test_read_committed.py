@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from opendata_buffer.consumer.isolation import ReadCommitted, TransactionFilter
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.messages.message_ids import (
+from opendata_buffer.messages import (
     ACK_TXN,
     CONTINUE_TXN,
     FINAL,
     OUTSIDE_TXN,
     build_uuid,
+    undecided,
 )
-from opendata_buffer.messages.sequencer import undecided
 from opendata_buffer.testing.runtime import ManualRuntime
 
 _names = ManualRuntime(1_767_225_600_000)

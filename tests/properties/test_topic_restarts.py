@@ -16,7 +16,7 @@ import pytest
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.messages.message_ids import (
+from opendata_buffer.messages import (
     ACK_TXN,
     CONTINUE_TXN,
     FINAL,

@@ -1,8 +1,9 @@
-"""A simulated topic with publishers that are killed or frozen, readers that restart, and operators.
+"""A simulated topic with publishers and queries that are killed or frozen, readers and operators.
 
 Each transaction has a number, which is part of its records. The outcome that its publisher returned
 is noted at once, so at the end every transaction is checked: a committed one is there whole and
-once, one that was rolled back is not there, and an unknown one is one of both.
+once, one that was rolled back is not there, and an unknown one is one of both. Queries repeat their
+micro-batches until they are committed, with Spark's sink, so all of those are there once.
 """
 
 from __future__ import annotations
@@ -11,9 +12,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from random import Random
 from typing import Any, TypeVar
 
+from buffer_sink.messages import Group, TopicWrite, UploadedBatch
+from buffer_sink.options import SinkOptions
+from buffer_sink.topic_commit import TopicCommitter
 from opendata_buffer.admin.transactions import TransactionScope, abort, list_open
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.consumer.isolation import ReadCommitted
@@ -28,10 +34,13 @@ from opendata_buffer.errors import (
     StorageError,
     Superseded,
 )
-from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.batch import decode_batch, encode_batch
+from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.formats.keys import Transaction, later_ulid, parse_location
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.messages import parse_uuid
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import Blob
+from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from opendata_buffer.topic.publisher import AckIntents, Publisher
@@ -50,6 +59,9 @@ CONFIG = ProducerConfig(
     cas_deadline_ms=20_000,
 )
 TROUBLE = (StorageError, Conflict, CommitStateUnknown, FlushFailed, Drained)
+QUERIES = ("one", "two")
+BATCHES = 5
+"""Of each query."""
 
 
 def faults(dice: Random) -> FaultPlan:
@@ -67,30 +79,29 @@ def faults(dice: Random) -> FaultPlan:
     )
 
 
+def rows_of(batch: int) -> int:
+    """Of a query's micro-batch; the same in every attempt."""
+    return 1 + batch * 2 % 7
+
+
 @dataclass(slots=True)
 class Written:
-    """One transaction.
-
-    Attributes:
-        records: By partition, in order.
-        fate: The outcome that its publisher returned; None before.
-    """
+    """One transaction."""
 
     records: dict[str, list[bytes]] = field(default_factory=lambda: defaultdict(list))
+    """By partition, in order."""
     fate: str | None = None
+    """The outcome that its publisher returned; None before."""
 
 
 @dataclass(slots=True)
 class Single:
-    """What was published outside of a transaction, by one publisher to one partition.
-
-    Attributes:
-        records: In order, each a message of its own.
-        durable: Those whose handles were durable.
-    """
+    """What was published outside of a transaction, by one publisher to one partition."""
 
     records: list[bytes] = field(default_factory=list)
+    """In order, each a message of its own."""
     durable: set[bytes] = field(default_factory=set)
+    """Those whose handles were durable."""
 
 
 class Processes(Dice):
@@ -153,24 +164,22 @@ class PublishingWorld(Processes):
         self.saved: dict[str, list[str]] = defaultdict(list)
         """Intents that publishers without a name have saved, by writer."""
         self.delivered: dict[str, list[bytes]] = defaultdict(list)
+        self.attempts: dict[Transaction, set[bytes]] = defaultdict(set)
+        """The producers whose batches of a transaction were delivered."""
         self.singles: dict[tuple[str, str], Single] = defaultdict(Single)
+        self.committed = dict.fromkeys(QUERIES, 0)
+        """Per query, the batch that Spark's checkpoint says is next."""
         self.deeds: Counter[str] = Counter()
 
-    def create(self) -> Topic:
-        return Topic.create(QueueConfig(store=URL), 4, store=self.memory, runtime=self.director)
+    def create(self, partitions: int = 4) -> Topic:
+        config = QueueConfig(store=URL)
+        return Topic.create(config, partitions, store=self.memory, runtime=self.director)
 
-    def names(self) -> list[str]:
+    def manifests(self) -> dict[str, Manifest]:
         """Of all partitions that were ever written."""
-        found = {each.key.split("/")[0] for each in self.memory.list("p-").objects}
-        return sorted(name for name in found if self.manifest(name) is not None)
-
-    def manifest(self, name: str) -> Manifest | None:
-        keys = [each.key for each in self.memory.list(f"{name}/manifest").objects]
-        if f"{name}/manifest" not in keys:
-            return None
-        got = self.memory.get(f"{name}/manifest")
-        assert isinstance(got, Blob)
-        return Manifest.parse(got.data)
+        keys = [each.key for each in self.memory.list("p-").objects]
+        got: dict[str, Any] = {key: self.memory.get(key) for key in keys if "/manifest" in key}
+        return {key.split("/")[0]: Manifest.parse(each.data) for key, each in got.items()}
 
     def change(self, topic: Topic) -> None:
         """An operator adds partitions, or takes one away, in haste now and then."""
@@ -260,25 +269,49 @@ class PublishingWorld(Processes):
     def run_publisher(self, process: SimRuntime, store: Any, name: str | None, writer: str) -> None:
         """The life of one publisher process; it ends by a kill, by being fenced, or well."""
         try:
-            self._live_as_publisher(process, store, name, writer)
+            publisher = self.open_publisher(process, store, name)
+            for intents in map(AckIntents.from_json, self.saved[writer]):
+                self.patiently(process, partial(publisher.apply, intents))
+            for _ in range(3):
+                self.publish(publisher, process, writer, roll_back=self.chance(0.2))
+            publisher.close(30.0)
+        except TROUBLE as error:  # as a service that starts anew
+            self.simulation.log(f"{process.name}: {error}")
         except (Superseded, Closed) as error:
             self.deeds[type(error).__name__] += 1
 
-    def _live_as_publisher(
-        self, process: SimRuntime, store: Any, name: str | None, writer: str
-    ) -> None:
-        publisher = self.open_publisher(process, store, name)
-        for text in self.saved[writer]:
-            intents = AckIntents.from_json(text)
-            self.patiently(process, lambda intents=intents: publisher.apply(intents))  # type: ignore[misc]
-        for _ in range(3):
-            try:
-                self.publish(publisher, process, writer, roll_back=self.chance(0.2))
-            except TROUBLE as error:
-                self.simulation.log(f"{process.name}: {error}")
-                return  # as a service that starts anew
-        with suppress(*TROUBLE):
-            publisher.close(30.0)
+    # Queries.
+
+    def run_query(self, process: SimRuntime, store: Any, app: str) -> None:
+        """The life of one driver, from where the checkpoint is; it does not know of others."""
+        config = QueueConfig(store=URL, cas_deadline_ms=2_000 + self.draw(20_000))
+        committer = TopicCommitter(store, SinkOptions(queue=config), process)
+        batch = self.committed[app]
+        try:
+            while batch < BATCHES:
+                committer.append(self._micro_batch(app, batch, process, store))
+                batch += 1
+                self.committed[app] = max(batch, self.committed[app])
+            # One without rows ends what runs that were given up have left.
+            committer.append(self._micro_batch(app, batch, process, store))
+        except (*TROUBLE, Superseded) as error:
+            self.simulation.log(f"{process.name}: {error!r:.150}")
+            self.deeds[f"query: {type(error).__name__}"] += 1
+
+    def _micro_batch(self, app: str, batch: int, process: SimRuntime, store: Any) -> Group:
+        """A micro-batch has the same rows in every attempt; where they go may differ."""
+        topic = Topic.open(QueueConfig(store=URL), store=store, runtime=process)
+        write = TopicWrite.planned(topic.description, process)
+        txn, planned, uploads = Transaction(app, batch), Moment.now(process), []
+        for row in range(rows_of(batch) if batch < BATCHES else 0):
+            name = write.active[(row * 7 + batch) % len(write.active)]
+            clock = write.clock(0, row)
+            key = write.location(name, later_ulid(process.ulid(), 6 * 3_600_000), txn, clock)
+            data = encode_batch([f"{app}/{batch}/{row}".encode()])
+            store.put(key, data)
+            metadata = (Metadata(0, process.now_ms(), b""),)
+            uploads.append(UploadedBatch(key, 1, len(data), metadata, name, clock))
+        return Group(planned, tuple(uploads), txn, app, write)
 
     # Readers.
 
@@ -331,18 +364,20 @@ class PublishingWorld(Processes):
             if sequence < begin:
                 continue
             for each in rule.offer(sequence, location, replay):
-                blob = self.memory.get(locations[each - first])
-                assert isinstance(blob, Blob)
+                blob: Any = self.memory.get(locations[each - first])
                 found += decode_batch(blob.data)
+                self._note_attempt(locations[each - first], name)
         return found
 
-    # The operator.
+    def _note_attempt(self, location: str, name: str) -> None:
+        named: Any = parse_location(location, name)
+        if named.txn is not None:
+            attempts = self.attempts[named.txn]
+            attempts.add(parse_uuid(named.message).producer)
+            if len(attempts) > 1:
+                self.simulation.fail(f"two attempts at {named.txn} are visible")
 
-    def scope(self, process: SimRuntime, store: Any) -> TransactionScope:
-        config = QueueConfig(store=URL)
-        return TransactionScope(
-            config, store, process, Topic.open(config, store=store, runtime=process)
-        )
+    # The operator.
 
     def end_some(self, process: SimRuntime, store: Any, *, everything: bool) -> None:
         """End undecided transactions; those without a name only where no intents were saved."""
@@ -350,8 +385,10 @@ class PublishingWorld(Processes):
             AckIntents.from_json(each).producer.hex() for of in self.saved.values() for each in of
         }
 
-        def look() -> None:
-            scope = self.scope(process, store)
+        def abort_all() -> None:
+            config = QueueConfig(store=URL)
+            topic = Topic.open(config, store=store, runtime=process)
+            scope = TransactionScope(config, store, process, topic)
             for each in list_open(scope):
                 if each.producer in saved or (each.app is None and not everything):
                     continue
@@ -359,16 +396,26 @@ class PublishingWorld(Processes):
                     abort(scope, each.producer, force=True)
                     self.deeds["aborted"] += 1
 
-        self.patiently(process, look)
+        self.patiently(process, abort_all)
 
     # The count.
 
-    def check(self) -> None:
-        """Each transaction is there whole and once, or not at all."""
-        for name in self.names():
-            manifest = self.manifest(name)
-            if manifest is None or manifest.entry_count:
+    def check_empty(self) -> None:
+        """What is decided has left all queues."""
+        for name, manifest in self.manifests().items():
+            if manifest.entry_count:
                 self.simulation.fail(f"{name} is not empty: something was never decided")
+
+    def check(self) -> None:
+        """Nothing is there twice; transactions are there whole or not at all; batches are there."""
+        counts = Counter(chain(*self.delivered.values()))
+        if twice := [record for record, count in counts.items() if count > 1]:
+            self.simulation.fail(f"delivered more than once: {twice[:5]}")
+        for app, committed in self.committed.items():
+            for batch in range(committed):
+                rows = [b"%s/%d/%d" % (app.encode(), batch, n) for n in range(rows_of(batch))]
+                if missing := [row for row in rows if row not in counts]:
+                    self.simulation.fail(f"committed and never delivered: {missing}")
         for number, written in enumerate(self.transactions):
             there = []
             for name, records in written.records.items():
@@ -392,10 +439,3 @@ class PublishingWorld(Processes):
                 self.simulation.fail(f"{writer} has in {name}: {found}, of {single.records}")
             if lost := single.durable.difference(found):
                 self.simulation.fail(f"{writer} has not in {name}, and it was durable: {lost}")
-
-    def shares(self) -> dict[str, int]:
-        """How many transactions ended how."""
-        found: dict[str, int] = defaultdict(int)
-        for each in self.transactions:
-            found[each.fate or "unknown"] += 1
-        return dict(found)

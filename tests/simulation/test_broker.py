@@ -17,28 +17,11 @@ from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from tests.simulation.recorder import Recorder
 from tests.support.network import SimNetwork
 from tests.support.simulation import SimRuntime, Simulation, SimulationFailed
+from tests.unit.broker.local import Direct
 
 CONFIG = ProducerConfig(store="memory://simulation", cas_deadline_ms=30_000)
 RUN_S = 40.0
 SHARE = 0.1
-
-
-class Alone:
-    """Appends without a broker: the local committer, one call at a time."""
-
-    def __init__(self, store: FaultyStore, runtime: SimRuntime) -> None:
-        self._queue = Queue(store, CONFIG, runtime=runtime, role="producer")
-        self.used = 0
-
-    attempts = property(lambda self: self._queue.attempts)
-    conflicts = property(lambda self: self._queue.conflicts)
-
-    def append(self, entries: list[NewEntry], *, begin_by: float) -> int:
-        self.used += 1
-        return self._queue.append(entries)
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass
@@ -84,12 +67,7 @@ class World:
         self.running.append(runtime)
 
         def main() -> None:
-            LeaderElection(
-                store,
-                CONFIG,
-                runtime,
-                self.network.of(runtime),
-            )
+            LeaderElection(store, CONFIG, runtime, self.network.of(runtime))
 
         runtime.spawn(main, name)
 
@@ -98,7 +76,7 @@ class World:
         self.clients_running.append(runtime)
 
         def main() -> None:
-            alone = Alone(store, runtime)
+            alone = Direct(store, CONFIG, runtime)
             network = self.network.of(runtime)
             committer = BrokeredCommitter(
                 store, CONFIG, runtime, None, network, lambda: alone, expects=True
@@ -192,15 +170,12 @@ class World:
                 self.director.sleep(self.random.uniform(0.5, 5))
                 self.torment(number)
                 number += 1
-            self.plan_calm()
+            self.calm = True
             for task in self.tasks:
                 task.join()
             self.check()
 
         self.simulation.run(main)
-
-    def plan_calm(self) -> None:
-        self.calm = True
 
     def check(self) -> None:
         found: dict[str, int] = {}
@@ -215,7 +190,7 @@ class World:
                 )
         for location in found:
             if location not in self.durable and location not in self.unknown:
-                self.simulation.fail(f"{location} is queued and nobody was told")
+                self.simulation.fail(f"{location} is queued and no client knows")
         for name, locations in self.order.items():
             sequences = [self.durable[each] for each in locations]
             if sequences != sorted(sequences):
@@ -223,14 +198,11 @@ class World:
 
 
 def simulate(world: World) -> World:
-    failure = ""
     try:
         world.run()
     except SimulationFailed as error:
-        failure = str(error)
-    if failure:
         history = "\n".join(world.simulation.history[-60:])
-        pytest.fail(f"{failure}\n\n{history}\n\nOPENDATA_BUFFER_SEED={world.seed}", pytrace=False)
+        pytest.fail(f"{error}\n\n{history}\n\nOPENDATA_BUFFER_SEED={world.seed}", pytrace=False)
     return world
 
 

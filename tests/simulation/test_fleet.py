@@ -28,11 +28,13 @@ class Robbed(Fleet):
 
     torments: tuple[str, ...] = ("deny",)
     asked: bool = False
+    robbed: bool = False
 
     def _handed_out(self, batch: ClaimedBatch, member: Member, now: float) -> None:
         super()._handed_out(batch, member, now)
-        if self.asked and self.lost_claims:
+        if self.asked and self.robbed:
             return
+        self.robbed = True
         claim = batch._claim
         claim.token += 1_000_000
         claim.asked = self.asked

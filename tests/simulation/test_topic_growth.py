@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.simulation.growth import JITTER, REQUEST_S, Growth, Measured, table
+from tests.simulation.growth import JITTER, REQUEST_S, Growth, Measured, row
 
 NIGHT = "OPENDATA_BUFFER_SEEDS" in os.environ
 
@@ -66,7 +66,7 @@ def test_with_as_many_producers_to_a_partition_all_grows_with_the_partitions() -
 def test_a_hundred_partitions_carry_ten_thousand_producers() -> None:
     alone, brokers = (measured(100, 10_000, brokers=each) for each in (False, True))
     one = measured(1, 100, brokers=False)
-    print(table([("alone", one), ("alone", alone), ("with brokers", brokers)]))
+    print(row("alone", one), row("alone", alone), row("with brokers", brokers), sep="\n")
     assert alone.durable > 90 * one.durable
     assert alone.p99 < 1.5 * one.p99
     assert brokers.durable >= 0.99 * brokers.offered

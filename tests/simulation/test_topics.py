@@ -7,9 +7,10 @@ a transaction is there whole or not at all; and a partition that has left holds 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -20,17 +21,13 @@ from opendata_buffer.errors import (
     Drained,
     Fenced,
     FlushFailed,
-    OpenDataBufferError,
 )
-from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.stores.base import Blob
 from opendata_buffer.testing.faults import FaultPlan
 from opendata_buffer.topic.consumer import TopicConsumer
 from opendata_buffer.topic.partitioner import modulo
 from opendata_buffer.topic.producer import TopicHandle, TopicProducer
-from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
-from tests.simulation.publishing import TROUBLE, URL, Processes, faults
+from tests.simulation.publishing import TROUBLE, URL, PublishingWorld, faults
 from tests.simulation.scenario import run
 from tests.support.simulation import SimRuntime
 
@@ -48,37 +45,15 @@ CALM = FaultPlan(get_ms=10, put_ms=10, cas_ms=10)
 KEYS = 6
 
 
-class Target:
-    """A system with transactions: records and the position of their partition change together."""
-
-    def __init__(self) -> None:
-        self.positions: dict[str, str] = {}
-        self.records: list[tuple[str, bytes]] = []
-
-    def write(
-        self, partition: str, expected: str | None, position: str, records: list[bytes]
-    ) -> bool:
-        if self.positions.get(partition) != expected:
-            return False  # another consumer has written since
-        self.positions[partition] = position
-        self.records += [(partition, record) for record in records]
-        return True
-
-
-class TopicWorld(Processes):
+class TopicWorld(PublishingWorld):
     """A topic, its producers, its consumer and its operator; every choice comes from the seed."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.plan = faults(self.simulation.random)
-        self.target = Target()
+        self.positions: dict[str, str] = {}
+        """Changed together with what was delivered, as in a system with transactions."""
         self.durable: list[bytes] = []
-        self.transactions: list[tuple[list[bytes], bool | None]] = []
-        """Records, and whether it was committed; None where that is unknown."""
-        self.refused = 0
-        """Records that came too late for a partition that had left."""
-        self.changes: Counter[str] = Counter()
-        self.kills = 0
         self.over = False
         self.producers_left = 0
 
@@ -96,7 +71,7 @@ class TopicWorld(Processes):
             process, lambda: TopicProducer(PRODUCING, store=store, runtime=process)
         )
         threads = [
-            process.spawn(lambda n=number: self.call(process, producer, n), "caller")  # type: ignore[misc]
+            process.spawn(partial(self.call, process, producer, number), "caller")
             for number in range(1 + self.draw(3))
         ]
         for thread in threads:
@@ -141,47 +116,14 @@ class TopicWorld(Processes):
             try:
                 handle.watcher.await_durable(60)
                 self.durable += records
-            except Drained:
-                self.refused += len(records)
             except (*TROUBLE, TimeoutError) as error:
                 self.simulation.log(f"{process.name}: {error}")
         pending.clear()
 
-    def publish(self, process: SimRuntime, store: Any) -> None:
-        """One life of a publisher with a name, of transactions over several partitions."""
-        publisher = self.patiently(process, lambda: self.publisher(process, store))
-        for number in range(3 + self.draw(10)):
-            records: list[bytes] = []
-            fate = None
-            try:
-                for part in range(1 + self.draw(5)):
-                    key = self.draw(KEYS)
-                    record = b"%s/t%d:%d" % (process.name.encode(), key, 10 * number + part)
-                    records.append(record)
-                    publisher.publish_uncommitted([record], keys=[b"key %d" % key])
-                    process.sleep(self.uniform(0, 3))
-                if self.chance(0.8):
-                    publisher.commit()
-                    fate = True
-                else:
-                    publisher.roll_back()
-                    fate = False
-            except OpenDataBufferError as error:
-                self.simulation.log(f"{process.name}: {error}")
-                return
-            finally:
-                # Also when it is killed here.
-                self.transactions.append((records, fate))
-
-    def publisher(self, process: SimRuntime, store: Any) -> Publisher:
-        return Publisher(
-            URL,
-            "billing",
-            config=PRODUCING,
-            store=store,
-            runtime=process,
-            entropy=self.simulation.random.randbytes,
-        )
+    def publish_all(self, process: SimRuntime, store: Any) -> None:
+        """Lives of a publisher with a name, one after the other."""
+        for _ in range(1 + self.draw(3)):
+            self.run_publisher(process, store, "billing", "billing")
 
     def supervise_producer(self, name: str, life: Callable[[SimRuntime, Any], None]) -> None:
         director = self.simulation.process(f"supervisor of {name}")
@@ -189,10 +131,9 @@ class TopicWorld(Processes):
         def lives() -> None:
             for _ in range(3):
                 process, store = self.node(name)
-                task = process.spawn(lambda p=process, s=store: life(p, s), "main")  # type: ignore[misc]
+                task = process.spawn(partial(life, process, store), "main")
                 task.join(self.uniform(10, 200))
                 if task.is_alive() and self.chance(0.7):
-                    self.kills += 1
                     self.simulation.kill(process)
                 else:
                     task.join()
@@ -207,11 +148,11 @@ class TopicWorld(Processes):
         """One life of a consumer, which ends when it is fenced or killed."""
         while not self.over:
             try:
-                seen = dict(self.target.positions)
+                seen = dict(self.positions)
                 consumer = TopicConsumer(CONSUMING, seen, store=store, runtime=process)
             except (*TROUBLE, Drained, DataLoss) as error:
                 # The one before still wrote and acknowledged when the positions had been read.
-                if isinstance(error, DataLoss) and seen == self.target.positions:
+                if isinstance(error, DataLoss) and seen == self.positions:
                     raise
                 self.simulation.log(f"{process.name}: {error}")
                 process.sleep(1)
@@ -230,10 +171,11 @@ class TopicWorld(Processes):
                 name = batch.partition
                 position = str(consumer.position_of(batch))
                 process.sleep(self.uniform(0, 0.2))
-                if not self.target.write(name, seen.get(name), position, batch.entries):
+                if self.positions.get(name) != seen.get(name):
                     self.simulation.log(f"{process.name}: another process has written {name}")
                     return False
-                seen[name] = position
+                seen[name] = self.positions[name] = position
+                self.delivered[name] += batch.entries
                 consumer.ack(batch)
             except Fenced as error:
                 self.simulation.log(f"{process.name}: {error}")
@@ -250,11 +192,10 @@ class TopicWorld(Processes):
         def lives() -> None:
             while not self.over:
                 process, store = self.node("consumer")
-                task = process.spawn(lambda p=process, s=store: self.consume(p, s), "main")  # type: ignore[misc]
+                task = process.spawn(partial(self.consume, process, store), "main")
                 task.join(self.uniform(5, 120))
                 if task.is_alive() and not self.over and self.plan is not CALM:
                     if self.chance(0.7):
-                        self.kills += 1
                         self.simulation.kill(process)
                     # Else the next one fences it.
                 else:
@@ -271,57 +212,47 @@ class TopicWorld(Processes):
             active = self.patiently(process, topic.read).active
             if self.chance(0.5) and len(active) < 8:
                 self.patiently(process, lambda: topic.expand(len(active) + 1 + self.draw(2)))  # noqa: B023
-                self.changes["expanded"] += 1
+                self.deeds["expanded"] += 1
             elif len(active) > 1:
                 name = active[self.draw(len(active))]
                 self.patiently(process, lambda: topic.drain(name))  # noqa: B023
-                self.changes["drained"] += 1
+                self.deeds["drained"] += 1
             if self.chance(0.2):
                 # In haste: producers may be refused, and nothing may be lost.
-                self.changes["left"] += len(
-                    self.patiently(process, lambda: topic.remove_drained(0))
-                )
+                self.deeds["left"] += len(self.patiently(process, lambda: topic.remove_drained(0)))
             elif self.chance(0.2):
                 for name in self.patiently(process, topic.read).draining:
                     # As one who is killed before it takes the partition out of the topic.
-                    self.changes["sealed"] += self.patiently(process, lambda: topic.seal(name))  # noqa: B023
+                    self.deeds["sealed"] += self.patiently(process, lambda: topic.seal(name))  # noqa: B023
 
     # The end.
 
     def check(self) -> None:
+        super().check()
         fail = self.simulation.fail
-        counts = Counter(record for _, record in self.target.records)
-        if twice := [record for record, count in counts.items() if count > 1]:
-            fail(f"delivered more than once: {twice[:5]}")
-        if lost := [record for record in self.durable if record not in counts]:
+        found = set(chain(*self.delivered.values()))
+        if lost := [record for record in self.durable if record not in found]:
             fail(f"durable and never delivered: {lost[:5]} of {len(lost)}")
-        for records, fate in self.transactions:
-            there = {record in counts for record in records}
-            if len(there) > 1 or (fate is not None and there != {fate}):
-                fail(f"a transaction was {fate}, and of {records} is there: {there}")
-        last: dict[tuple[str, bytes], int] = defaultdict(lambda: -1)
-        for partition, record in self.target.records:
-            writer, _, number = record.rpartition(b":")
-            if int(number) <= last[partition, writer]:
-                fail(f"{record!r} came behind {last[partition, writer]} in {partition}")
-            last[partition, writer] = int(number)
-        listed = Topic.open(URL, store=self.memory, runtime=self.simulation.process("check"))
-        for each in self.memory.list("p-").objects:
-            name, _, file = each.key.partition("/")
-            if file == "manifest" and name not in listed.description.names:
-                got = self.memory.get(each.key)
-                assert isinstance(got, Blob)
-                manifest = Manifest.parse(got.data)
-                if manifest.entry_count or not manifest.sealed:
-                    fail(f"{name} has left and is {manifest}")
+        for partition, records in self.delivered.items():
+            last: dict[bytes, int] = {}
+            for record in records:
+                writer, _, number = record.rpartition(b":")
+                if writer and int(number) <= last.get(writer, -1):
+                    fail(f"{record!r} came behind {last[writer]} in {partition}")
+                last[writer] = int(number) if writer else 0
+        topic = Topic.open(URL, store=self.memory, runtime=self.director)
+        for name, manifest in self.manifests().items():
+            has_left = name not in topic.description.names
+            if has_left and (manifest.entry_count or not manifest.sealed):
+                fail(f"{name} has left and is {manifest}")
 
 
 def live(world: TopicWorld) -> None:
-    director = world.simulation.process("director")
-    Topic.create(URL, 1 + world.draw(4), store=world.memory, runtime=director)
+    director = world.director
+    topic = world.create(1 + world.draw(4))
     for number in range(2):
         world.supervise_producer(f"producer{number}", world.produce)
-    world.supervise_producer("publisher", world.publish)
+    world.supervise_producer("publisher", world.publish_all)
     world.supervise_consumer()
     operator, way = world.node("operator")
     operating = operator.spawn(lambda: world.operate(operator, way), "main")
@@ -330,8 +261,7 @@ def live(world: TopicWorld) -> None:
         director.sleep(5)
     world.heal()
     ends, way = world.node("publisher")
-    ends.spawn(lambda: world.publisher(ends, way).close(), "main").join()
-    topic = Topic.open(URL, store=world.memory, runtime=director)
+    ends.spawn(lambda: world.open_publisher(ends, way, "billing").close(), "main").join()
     director.sleep(120)
     for _ in range(100):
         director.sleep(10)
@@ -344,9 +274,9 @@ def live(world: TopicWorld) -> None:
 
 
 def all_read(world: TopicWorld) -> bool:
-    found = {record for _, record in world.target.records}
-    committed = [record for records, fate in world.transactions if fate for record in records]
-    return found.issuperset(world.durable) and found.issuperset(committed)
+    found = set(chain(*world.delivered.values()))
+    committed = [each.records.values() for each in world.transactions if each.fate == "committed"]
+    return found.issuperset(chain(world.durable, *chain(*committed)))
 
 
 # Of a killed consumer a read-ahead is left, which the interpreter cannot end in the usual way.
@@ -356,5 +286,5 @@ def test_topics_that_grow_and_shrink_lose_nothing_and_repeat_nothing(seed: int) 
     run(world.simulation, lambda: live(world), "test_topics.py")
     assert len(world.durable) > 100, "hardly anything was produced"
     # How many there are is up to the seed: mostly 8 to 12, and 4 in a rare one.
-    assert world.changes["expanded"] + world.changes["drained"] >= 1, "the topic never changed"
-    assert len({partition for partition, _ in world.target.records}) >= 2
+    assert world.deeds["expanded"] + world.deeds["drained"] >= 1, "the topic never changed"
+    assert len(world.delivered) >= 2

@@ -9,7 +9,7 @@ from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import batch_key
-from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
+from opendata_buffer.messages import CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 
-from opendata_buffer.broker.broker import Service
+from opendata_buffer.broker.broker import Broker
 from opendata_buffer.broker.client import CONNECT_S, ChannelClosed, ChannelRefused, Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.secure_channel import NONCE_BYTES, BrokerEnd, ProtocolError
@@ -193,11 +193,11 @@ class SimPort:
         self._network = network
         self.process = process
         self.address = address
-        self._active: tuple[Service, DiscoveryRecord] | None = None
+        self._active: tuple[Broker, DiscoveryRecord] | None = None
         self._clients: list[SimChannel] = []
 
-    def open(self, service: Service, broker_record: DiscoveryRecord) -> None:
-        self._active = (service, broker_record)
+    def open(self, broker: Broker, broker_record: DiscoveryRecord) -> None:
+        self._active = (broker, broker_record)
 
     def shut(self) -> None:
         self._active = None
@@ -218,7 +218,7 @@ class SimPort:
         self._clients.append(channel)
         self.process.spawn(lambda: self._serve(channel, *active), f"{self.address} client")
 
-    def _serve(self, channel: SimChannel, service: Service, broker_record: DiscoveryRecord) -> None:
+    def _serve(self, channel: SimChannel, broker: Broker, broker_record: DiscoveryRecord) -> None:
         end = BrokerEnd(broker_record.secret, broker_record.term, secrets.token_bytes(NONCE_BYTES))
         order = self.process.condition()
 
@@ -229,7 +229,7 @@ class SimPort:
                 except ChannelClosed:
                     channel.close()
 
-        session = Session(service, end, send)
+        session = Session(broker, end, send)
         try:
             channel.send(end.hello())
             prove = channel.receive(2.0)

@@ -23,7 +23,7 @@ from opendata_buffer.errors import Conflict, CorruptManifest, ObjectNotFound, Tr
 from opendata_buffer.formats.entries import NewEntry, QueueEntry, salvage_entries
 from opendata_buffer.formats.keys import BatchLocation, Transaction, is_confined, parse_location
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
-from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, parse_uuid
+from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.ownership import OWNER_NAME, check_owner, claim_for_writing
 from opendata_buffer.queue.queue import Queue

@@ -18,8 +18,7 @@ from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import InvalidInput, ObjectNotFound
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, parse_uuid
-from opendata_buffer.messages.sequencer import undecided
+from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid, undecided
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Get, Store, read_sidecar

@@ -29,7 +29,7 @@ from opendata_buffer.formats.entries import NewEntry, QueueEntry
 from opendata_buffer.formats.keys import batch_key, location_timestamp_ms, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import GarbageCollector, GcReport
-from opendata_buffer.messages.sequencer import undecided
+from opendata_buffer.messages import undecided
 from opendata_buffer.quarantine import (
     QuarantineReport,
     quarantine,

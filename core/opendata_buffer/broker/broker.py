@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from opendata_buffer import metrics
 from opendata_buffer.broker.dispatcher import Dispatcher
-from opendata_buffer.broker.protocol import AppendRequest, clock_body, error_body
+from opendata_buffer.broker.protocol import (
+    AppendRequest,
+    PauseRequest,
+    Request,
+    clock_body,
+    error_body,
+)
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
 from opendata_buffer.formats.entries import NewEntry
@@ -24,7 +30,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.write_fairness import WriteFairness
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Condition, Moment, Runtime, Task
+from opendata_buffer.runtime import Moment, Runtime, Task
 from opendata_buffer.stores.base import Store
 
 
@@ -38,19 +44,11 @@ class Landed:
 def find_earlier_attempt(
     key: str, entries: Sequence[NewEntry], since: int
 ) -> Callable[[Manifest], Landed | None]:
-    """A guard for :meth:`.Queue.append` that finds an earlier attempt of the same append.
+    """A guard for :meth:`.Queue.append` that finds an earlier attempt, at ``since`` or later.
 
-    It looks in the manifest that the compare-and-swap replaces: an attempt that landed is there,
-    and one that lands later makes this one lose its race and look again.
-
-    Args:
-        key: The manifest's key, for the error.
-        entries: What is to be appended.
-        since: The earlier attempt can only have landed at this sequence or later.
-
-    Raises:
-        CommitStateUnknown: By the guard: the attempt is not in the manifest, but a consumer has
-            dequeued entries among which it may have been.
+    The guard reads the manifest that the compare-and-swap replaces: an attempt that landed is in
+    it, and one that lands later makes this one lose its race and read again. The guard raises
+    :class:`.CommitStateUnknown` where a consumer dequeued entries among which the attempt may be.
     """
 
     def guard(before: Manifest) -> Landed | None:
@@ -94,47 +92,6 @@ _Stop: TypeAlias = Landed | _Expired
 _Guard: TypeAlias = Callable[[Manifest], _Stop | None]
 
 
-class Client(Protocol):
-    """The sender of requests: a :class:`~opendata_buffer.broker.server.Session`."""
-
-    def remember(self, waiting: PendingAppend) -> None:
-        """An append waits from now on."""
-        ...
-
-    def answer(self, body: Body) -> None:
-        """Send the answer to one request; called by any thread."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class PendingAppend:
-    """An append that waits for the next write."""
-
-    client: Client
-    request: AppendRequest
-    heard: Moment
-
-    def is_late(self, now: Moment) -> bool:
-        """Whether no write of it may begin any more."""
-        # A clock that runs backwards tells no age: the client sends the request again.
-        return not self.heard.precedes(now) or self.heard.age_ms(now) > self.request.valid_ms
-
-
-class PauseRequest(NamedTuple):
-    """A client asks for a pause, to write the manifest itself.
-
-    Attributes:
-        client: Who asks.
-        number: Of the request.
-        writes: For how many of the broker's reads and writes: one more after each lost race of
-            the client, which may be slower than the broker.
-    """
-
-    client: Client
-    number: int
-    writes: int
-
-
 FRESH_S = 0.2
 """A manifest that was written so recently is not read again to see what is new in it."""
 
@@ -142,15 +99,9 @@ FRESH_S = 0.2
 class SharedQueue(Queue):
     """The queue of a broker: one thread appends for producers, another one acknowledges.
 
-    With a queue each, every acknowledgement would be a race: the thread that acknowledges reads
-    first, and would lose against the one that has the manifest in memory. With one queue each
-    call waits for the others, and both write from memory.
-
-    Args:
-        store: Where it lives.
-        config: The queue.
-        runtime: Clock and threads.
-        claim: Of the prefix.
+    With a queue each, the thread that acknowledges would read first, and lose every race against
+    the one that writes from memory. Here each call waits for those before it, and both write from
+    memory.
     """
 
     # No other process writes it as often as this process: what it remembers is seldom out of date.
@@ -165,8 +116,26 @@ class SharedQueue(Queue):
         claim: QueueClaim | None = None,
     ) -> None:
         super().__init__(store, config, runtime=runtime, role="broker", claim=claim)
-        self._lock = _FifoLock(runtime)
+        self._condition = runtime.condition()
+        self._calls: deque[object] = deque()
         self._written_at = float("-inf")
+
+    @contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """One call at a time, in the order of the calls. With a lock instead, a thread that comes
+        back at once may get it again and again."""
+        call = object()
+        with self._condition:
+            self._calls.append(call)
+        try:
+            with self._condition:
+                while self._calls[0] is not call:
+                    self._condition.wait()
+            yield
+        finally:
+            with self._condition:
+                self._calls.remove(call)
+                self._condition.notify_all()
 
     def append(
         self,
@@ -177,7 +146,7 @@ class SharedQueue(Queue):
         makes_room: bool = False,
     ) -> int | T:
         """See :meth:`Queue.append`."""
-        with self._lock:
+        with self._in_order():
             found = super().append(
                 entries, guard=guard, read_first=read_first, makes_room=makes_room
             )
@@ -188,69 +157,32 @@ class SharedQueue(Queue):
         self, last_acked_sequence: int | None, *, allow_data_loss: bool = False
     ) -> Manifest:
         """See :meth:`Queue.claim_epoch`."""
-        with self._lock:
+        with self._in_order():
             return super().claim_epoch(last_acked_sequence, allow_data_loss=allow_data_loss)
 
     def dequeue(self, through_sequence: int, epoch: int) -> Manifest:
         """See :meth:`Queue.dequeue`."""
-        with self._lock:
+        with self._in_order():
             return super().dequeue(through_sequence, epoch)
 
     def read(self) -> Manifest | None:
         """See :meth:`Queue.read`; what this process wrote just now is not read again."""
         if self._runtime.monotonic() - self._written_at < FRESH_S:
             return self.last_seen
-        with self._lock:
+        with self._in_order():
             return super().read()
 
     def close(self) -> None:
         """See :meth:`Queue.close`."""
-        with self._lock:
+        with self._in_order():
             super().close()
 
 
-class _FifoLock:
-    """A lock that goes to the thread that waits longest.
+class Broker:
+    """The broker of one queue, which only its dispatcher shares with it.
 
-    With any other lock a thread that comes back at once may get it again and again.
-    """
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._condition = runtime.condition()
-        self._waiting: deque[object] = deque()
-
-    def __enter__(self) -> None:
-        me = object()
-        with self._condition:
-            self._waiting.append(me)
-            try:
-                while self._waiting[0] is not me:
-                    self._condition.wait()
-            except BaseException:
-                self._waiting.remove(me)
-                self._condition.notify_all()
-                raise
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        with self._condition:
-            self._waiting.popleft()
-            self._condition.notify_all()
-
-
-class Service:
-    """The broker of one queue.
-
-    Args:
-        queue: What it writes; shared with its dispatcher and used by nothing else.
-        runtime: Clocks and threads.
-        data_path_prefix: Locations must lie below it.
-        on_conflict: Called after a write that lost a race: is another broker at work?
-        dispatcher: Hands batches to workers; None when this broker does not.
+    Entries must lie below ``data_path_prefix``. ``on_conflict`` is called after a write that lost a
+    race: another broker may be at work. Without a ``dispatcher`` it hands out no batches.
     """
 
     def __init__(
@@ -262,37 +194,37 @@ class Service:
         dispatcher: Dispatcher | None = None,
     ) -> None:
         self._queue = queue
-        self._runtime = runtime
+        self.runtime = runtime
         self.data_path_prefix = data_path_prefix
         self._on_conflict = on_conflict
         self.dispatcher = dispatcher
         self._condition = runtime.condition()
-        self._waiting: list[PendingAppend] = []
-        self._entries = 0
+        self._waiting: list[AppendRequest] = []
+        self.entries_waiting = 0
+        """Entries that wait for the next write."""
         self._bytes = 0
-        self._next = 0
+        self.next_sequence = 0
+        """The queue's end, as far as the broker knows; the real one is not below it."""
         self._leaving = False
         self._fairness = WriteFairness(runtime.random)
         self._pause_requests: list[PauseRequest] = []
         self._task: Task | None = None
         self.sessions = 0
+        """Connections that have shaken hands."""
         self.commits = 0
         self.appended = 0
         self.pauses = 0
         self._since = runtime.monotonic()
 
     def start(self) -> None:
-        """Read the queue's end and begin to serve.
-
-        Raises:
-            OpenDataBufferError: The manifest cannot be read.
-        """
+        """Read the queue's end and begin to serve; raises what reading the manifest raises."""
         manifest = self._queue.read()
-        self._next = 0 if manifest is None else manifest.next_sequence
-        self._since = self._runtime.monotonic()
-        metrics.broker_clients.watch(self, Service.clients_now, self._queue.labels)
-        metrics.broker_waiting_entries.watch(self, Service.waiting_now, self._queue.labels)
-        self._task = self._runtime.spawn(self._run, "opendata-buffer-broker")
+        self.next_sequence = 0 if manifest is None else manifest.next_sequence
+        self._since = self.runtime.monotonic()
+        labels = self._queue.labels
+        metrics.broker_clients.watch(self, lambda broker: broker.sessions, labels)
+        metrics.broker_waiting_entries.watch(self, lambda broker: broker.entries_waiting, labels)
+        self._task = self.runtime.spawn(self._run, "opendata-buffer-broker")
 
     def stop(self, timeout: float | None = None) -> None:
         """Refuse what waits and everything that comes; end after the write under way."""
@@ -306,43 +238,28 @@ class Service:
         if self._task is not None:
             self._task.join(timeout)
 
-    def lock(self) -> Condition:
-        """A new lock for a session."""
-        return self._runtime.condition()
-
-    def now(self) -> float:
-        """Monotonic seconds."""
-        return self._runtime.monotonic()
-
     def clock(self) -> list[float]:
         """The clock that every message carries."""
-        return clock_body(Moment.now(self._runtime))
+        return clock_body(Moment.now(self.runtime))
 
-    @property
-    def next_sequence(self) -> int:
-        """The queue's end, as far as the broker knows; the real one is not below it."""
-        return self._next
-
-    def submit(self, client: Client, request: AppendRequest, message_bytes: int) -> None:
-        """Append in the next write; the client gets the answer."""
+    def submit(self, request: AppendRequest, message_bytes: int) -> None:
+        """Append in the next write, and answer."""
         size = len(request.entries)
-        waiting = PendingAppend(client, request, request.heard)
-        client.remember(waiting)
         with self._condition:
             if self._leaving:
                 why = "moved"
             elif (
-                self._entries + size > MAX_WAITING_ENTRIES
+                self.entries_waiting + size > MAX_WAITING_ENTRIES
                 or self._bytes + message_bytes > MAX_WAITING_BYTES
             ):
                 why = "busy"
             else:
-                self._waiting.append(waiting)
-                self._entries += size
+                self._waiting.append(request)
+                self.entries_waiting += size
                 self._bytes += message_bytes
                 self._condition.notify_all()
                 return
-        self._refuse(waiting, why)
+        request.respond("refused", why=why)
 
     def ask_pause(self, request: PauseRequest) -> None:
         """Let a client write the manifest itself, once the write under way has landed."""
@@ -351,28 +268,20 @@ class Service:
                 self._pause_requests.append(request)
                 self._condition.notify_all()
                 return
-        request.client.answer({"op": "refused", "n": request.number, "why": "moved"})
-
-    def clients_now(self) -> float:
-        """Connections that have shaken hands."""
-        return self.sessions
-
-    def waiting_now(self) -> float:
-        """Entries that wait for the next write."""
-        return self._entries
+        request.respond("refused", why="moved")
 
     def stats(self) -> Body:
         """Counters for ``status`` and metrics."""
         return {
             "clients": self.sessions,
-            "waiting": self._entries,
+            "waiting": self.entries_waiting,
             "commits": self.commits,
             "appended": self.appended,
             "conflicts": self._queue.conflicts,
             "attempts": self._queue.attempts,
-            "next": self._next,
+            "next": self.next_sequence,
             "pauses": self.pauses,
-            "serving_s": self._runtime.monotonic() - self._since,
+            "serving_s": self.runtime.monotonic() - self._since,
         }
 
     def _run(self) -> None:
@@ -385,26 +294,25 @@ class Service:
             self._pause_for(asking)
             with self._condition:
                 group, self._waiting = self._waiting, []
-                self._entries = self._bytes = 0
+                self.entries_waiting = self._bytes = 0
                 leaving = self._leaving
                 asking = self._pause_requests if leaving else []
             if leaving:
-                for each in group:
-                    self._refuse(each, "moved")
-                for request in asking:
-                    request.client.answer({"op": "refused", "n": request.number, "why": "moved"})
+                refused: list[Request] = [*group, *asking]
+                for each in refused:
+                    each.respond("refused", why="moved")
                 return
             if not group:
                 continue
             conflicts = self._queue.conflicts
-            read_first = self._fairness.begins(self._runtime.monotonic())
+            read_first = self._fairness.begins(self.runtime.monotonic())
             try:
                 self._commit(group, read_first)
             except Exception as error:
                 # A thread that dies would leave every client waiting until it gives up.
                 log.exception("group commit failed")
                 self._fail(group, error)
-            now = self._runtime.monotonic()
+            now = self.runtime.monotonic()
             if self._queue.conflicts > conflicts:
                 self._fairness.lost(now)
                 self._on_conflict()
@@ -416,21 +324,21 @@ class Service:
         if not asking:
             return
         self.pauses += 1
-        now = self._runtime.monotonic()
+        now = self.runtime.monotonic()
         until = now + self._fairness.let_in(sum(each.writes for each in asking), now)
         for each in asking:
-            each.client.answer({"op": "given", "n": each.number})
+            each.respond("given")
         self._pause_until(until)
 
     def _pause_until(self, until: float) -> None:
         with self._condition:
-            while not self._leaving and (left := until - self._runtime.monotonic()) > 0:
+            while not self._leaving and (left := until - self.runtime.monotonic()) > 0:
                 self._condition.wait(left)
 
-    def _commit(self, group: Sequence[PendingAppend], read_first: bool) -> None:
+    def _commit(self, group: Sequence[AppendRequest], read_first: bool) -> None:
         fresh = []
         for each in group:
-            if each.request.since is None:
+            if each.since is None:
                 fresh.append(each)
             else:
                 # In a write of its own: the guard answers for the write as a whole.
@@ -439,13 +347,13 @@ class Service:
         if fresh:
             self._append(fresh, read_first)
 
-    def _append(self, group: Sequence[PendingAppend], read_first: bool) -> None:
+    def _append(self, group: Sequence[AppendRequest], read_first: bool) -> None:
         """Append requests in one write, in order; answer each."""
         while group:
             group = self._without_late(group)
             if not group:
                 return
-            entries = [entry for each in group for entry in each.request.entries]
+            entries = [entry for each in group for entry in each.entries]
             try:
                 outcome: int | _Stop = self._queue.append(
                     entries, guard=self._guard(group, entries), read_first=read_first
@@ -470,68 +378,59 @@ class Service:
             first = outcome.sequence if isinstance(outcome, Landed) else outcome
             for each in group:
                 self._done(each, first)
-                first += len(each.request.entries)
+                first += len(each.entries)
             if self.dispatcher is not None:
                 self.dispatcher.appended()
             return
 
-    def _guard(self, group: Sequence[PendingAppend], entries: Sequence[NewEntry]) -> _Guard:
-        since = group[0].request.since
+    def _guard(self, group: Sequence[AppendRequest], entries: Sequence[NewEntry]) -> _Guard:
+        since = group[0].since
         search = None if since is None else find_earlier_attempt(self._queue.key, entries, since)
 
         def guard(before: Manifest) -> _Stop | None:
             # On each attempt: while the last one was on its way, a client may have waited long
             # enough to ask another broker.
-            now = Moment.now(self._runtime)
+            now = Moment.now(self.runtime)
             if any(each.is_late(now) for each in group):
                 return _Expired()
             return None if search is None else search(before)
 
         return guard
 
-    def _without_late(self, group: Sequence[PendingAppend]) -> list[PendingAppend]:
-        now = Moment.now(self._runtime)
+    def _without_late(self, group: Sequence[AppendRequest]) -> list[AppendRequest]:
+        now = Moment.now(self.runtime)
         kept = []
         for each in group:
             if each.is_late(now):
-                self._refuse(each, "expired")
+                each.respond("refused", why="expired")
             else:
                 kept.append(each)
         return kept
 
     def _may_be_found(self, error: CommitStateUnknown) -> bool:
-        """Whether a later look can tell: nothing was dequeued where the append may be.
-
-        The requests became too old while storage did not answer. Their clients ask again, and the
-        next attempt looks first.
-        """
+        """Whether the next attempt can find out: nothing was dequeued where the append may be. The
+        requests became too old while storage did not answer, and their clients ask again."""
         seen = self._queue.last_seen
         first = 0 if seen is None else seen.first_sequence
         return error.sequence is not None and first <= error.sequence
 
-    def _done(self, each: PendingAppend, sequence: int) -> None:
-        size = len(each.request.entries)
-        self._next = max(self._next, sequence + size)
+    def _done(self, each: AppendRequest, sequence: int) -> None:
+        size = len(each.entries)
+        self.next_sequence = max(self.next_sequence, sequence + size)
         self.appended += size
-        each.client.answer(
-            {"op": "done", "n": each.request.number, "sequence": sequence, "next": self._next}
-        )
+        each.respond("done", sequence=sequence, next=self.next_sequence)
 
-    def _refuse(self, each: PendingAppend, why: str) -> None:
-        each.client.answer({"op": "refused", "n": each.request.number, "why": why})
-
-    def _fail(self, group: Sequence[PendingAppend], error: BaseException) -> None:
+    def _fail(self, group: Sequence[AppendRequest], error: BaseException) -> None:
         if isinstance(error, CommitStateUnknown) and self._may_be_found(error):
             for each in group:
-                since = each.request.since if each.request.since is not None else error.sequence
-                each.client.answer({"op": "lost", "n": each.request.number, "since": since})
+                each.respond("lost", since=error.sequence if each.since is None else each.since)
             return
         for each in group:
             own = error
             if isinstance(error, CommitStateUnknown):
                 # Of the group's locations each client gets its own.
-                locations = tuple(entry.location for entry in each.request.entries)
+                locations = tuple(entry.location for entry in each.entries)
                 own = CommitStateUnknown(
                     error.key, error.sequence, locations, error.next_sequence, error.reason
                 )
-            each.client.answer({"op": "failed", "n": each.request.number, "error": error_body(own)})
+            each.respond("failed", error=error_body(own))

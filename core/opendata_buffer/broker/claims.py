@@ -1,9 +1,8 @@
 """Who works on which batch: the value of ``<prefix>/_claims.json`` and its rules. Pure.
 
 Batches are handed out oldest first, each to one worker at a time, and again when its worker
-releases it or falls silent. A batch that is done in the middle waits for those before it: the
-queue can only be dequeued from its front, so the **frontier** is the first batch that is not
-done.
+releases it or sends no heartbeat. A batch that is done in the middle waits for those before it: the
+queue can only be dequeued from its front, so the **frontier** is the first batch that is not done.
 
 ::
 
@@ -11,10 +10,8 @@ done.
        ^                  │ release (back-off), lapse (no heartbeat)
        └──────────────────┘ reject, or max_deliveries reached: to the quarantine, then done
 
-What is kept is what a successor must know: the frontier, what beyond it is done, who holds what
-and how often each batch was handed out. Not kept is when a claim lapses: a successor cannot
-compare its clock with its predecessor's, so it gives every worker the whole time anew, and the
-claim of a live worker is never given away.
+The object has what a successor must know. When a claim lapses is not in it: a successor cannot
+compare its clock with its predecessor's, so it gives every worker the whole time anew.
 """
 
 from __future__ import annotations
@@ -22,11 +19,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from opendata_buffer.formats.sidecar import Fields, Sidecar, is_number
 from opendata_buffer.runtime import Condition
-
-FILE_NAME = "_claims.json"
 
 CLAIMS = Sidecar(
     "the record of workers' claims",
@@ -35,19 +31,17 @@ CLAIMS = Sidecar(
 )
 
 MAX_OPEN = 50_000
-"""Batches beyond the frontier that are claimed, done or were handed out before. While there are
-as many, no further batch is handed out: one that is never finished must not let the object grow
-without end."""
+"""Batches beyond the frontier that are claimed, done or were handed out before. While there are as
+many, no further batch is handed out: the object must not grow without end."""
 
 MAX_NAME_BYTES = 202
-"""Of a worker's name as it is kept, in JSON with its quotes. With longer ones, which may take
-twelve bytes a character, ``MAX_OPEN`` claims would make an object that nobody reads any more: no
-successor could take it over, and the queue would stand still."""
+"""Of a worker's name as it is stored, in JSON with its quotes. With longer names, of up to twelve
+bytes a character, ``MAX_OPEN`` claims would be too large to be read by a successor."""
 
 
 def claims_key(data_path_prefix: str) -> str:
     """The key of the claims of a queue."""
-    return f"{data_path_prefix}/{FILE_NAME}"
+    return f"{data_path_prefix}/_claims.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +50,7 @@ class ClaimHolder:
 
     Attributes:
         worker: The beginning of its name, for people.
-        token: Drawn for this claim alone; what the worker shows to finish it.
+        token: Drawn for this claim alone; the worker names the claim by it.
         timeout_ms: Without a heartbeat for so long, the batch is handed to another worker.
     """
 
@@ -88,22 +82,15 @@ class Claims:
     queue: str = ""
 
     def adopted(self, epoch: int, queue: str, first_sequence: int) -> Claims:
-        """As a new dispatcher takes them over; the queue begins at this sequence.
-
-        Claims of a queue that was deleted and made again say nothing of the new one's batches:
-        with the old frontier all of them would count as done.
-        """
+        """As a new dispatcher takes them over; the queue begins at this sequence. None are kept of
+        a queue that was deleted: the new one's batches would be below the old frontier."""
         if self.queue and self.queue != queue:
             return Claims(epoch, first_sequence, tokens=self.tokens, queue=queue)
         return replace(self, epoch=epoch, queue=queue).dequeued_to(first_sequence)
 
     def free(self, end: int, resting: Iterable[int] = ()) -> list[int]:
-        """Batches that can be handed out, oldest first.
-
-        Args:
-            end: The queue's next sequence.
-            resting: Released batches whose back-off is not over.
-        """
+        """Batches before ``end`` that can be handed out, oldest first. Those in ``resting`` were
+        released, and their back-off is not over."""
         taken = {*self.held, *self.done, *resting}
         # What is held was handed out.
         room = MAX_OPEN - len(self.deliveries) - len(self.done)
@@ -190,11 +177,7 @@ def encode(claims: Claims) -> bytes:
 
 
 def decode(data: bytes) -> Claims:
-    """The claims of an object's bytes.
-
-    Raises:
-        CorruptData: They are no claims of this version.
-    """
+    """The claims of an object's bytes. Raises CorruptData where they are none of this version."""
     fields = CLAIMS.decode(data)
     held, done = _held(fields), frozenset(_done(fields))
     if len(held) + len(done) > 2 * MAX_OPEN:
@@ -259,9 +242,8 @@ def _ranges(numbers: Iterable[int]) -> list[list[int]]:
 
 
 LATE_S = 0.5
-"""A dispatcher that looks at a claim so long after its end was suspended, or storage held it up.
-It may have missed heartbeats, so it gives the worker the whole time anew, once, as a successor
-would."""
+"""A dispatcher that checks a claim so long after its end may have missed heartbeats, because it
+was suspended or storage held it up. It gives the worker the whole time anew, once."""
 
 MOST_TOKENS = 100_000
 """Of one heartbeat."""
@@ -270,12 +252,8 @@ MOST_TOKENS = 100_000
 class Heartbeats:
     """When claims lapse, by the heartbeats of their workers. Times are monotonic seconds.
 
-    Heartbeats come from any thread; all else is called by the dispatcher's.
-
-    Args:
-        condition: The dispatcher's lock.
-        steady_since: Since when this broker has been at work without a long pause. Heartbeats of
-            a pause may have been missed.
+    Any thread calls :meth:`hear`, the dispatcher's thread all else. ``steady_since`` tells since
+    when this broker has run without a long pause: heartbeats of a pause may have been missed.
     """
 
     def __init__(self, condition: Condition, steady_since: Callable[[], float]) -> None:
@@ -284,7 +262,7 @@ class Heartbeats:
         self._alive: dict[int, float] = {}
         self._renewed: dict[int, int] = {}
         self.lapses: dict[int, float] = {}
-        """When the claim of each batch is looked at next."""
+        """When the claim of each batch is checked next."""
 
     def hear(self, tokens: Iterable[int], now: float) -> None:
         """The worker that holds these lives. With the lock held."""
@@ -292,8 +270,9 @@ class Heartbeats:
             self._alive.pop(token, None)  # behind the others: the first ones were not heard longest
             self._alive[token] = now
         # forget() is called only while workers ask for batches.
-        while len(self._alive) > 2 * MOST_TOKENS:
-            del self._alive[next(iter(self._alive))]
+        excess = max(0, len(self._alive) - 2 * MOST_TOKENS)
+        for token in list(islice(self._alive, excess)):
+            del self._alive[token]
 
     def begin(self, held: Mapping[int, ClaimHolder], now: float) -> None:
         """Give each worker the whole time: its last heartbeat is not known."""

@@ -18,10 +18,10 @@ from opendata_buffer.broker.protocol import (
 from opendata_buffer.broker.secure_channel import ClientEnd, ProtocolError
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats.entries import NewEntry
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Runtime, wait_for
 
 RENEW_S = 0.5
-"""An append is renewed when the broker was heard so long after the clock it holds by."""
+"""An append is renewed when a message of the broker came so long after the clock it holds by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No answer: it may be in the queue.
-
-    Attributes:
-        since: If it is, then at this sequence or later.
-        safe_at: From when on this broker begins no write of it, monotonic seconds.
-    """
+    """No answer: it may be in the queue, at ``since`` or later. From ``safe_at`` on, monotonic
+    seconds, this broker begins no write of it."""
 
     since: int
     safe_at: float
@@ -65,14 +61,13 @@ _ANSWERS = {"done", "refused", "lost", "failed", "claimed", "finished", "beaten"
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """One request that waits for its answer.
+    """One request that waits for its answer. Times are monotonic seconds.
 
     Attributes:
         lost: Its answer where none will come.
-        heard_at: When the broker was heard whose clock the request holds by.
-        valid_s: For how long from then on the broker may begin to write it.
+        heard_at: When the broker's clock came by which the request holds, for ``valid_s`` seconds.
         begin_by: No write of it begins after this.
-        posted: Nobody waits for its answer.
+        posted: No thread waits for its answer.
         answer: Once there is one; an error is raised.
     """
 
@@ -87,12 +82,8 @@ class PendingRequest:
 class PendingRequests:
     """The unanswered requests of one connection, by their numbers. Pure.
 
-    The caller holds a lock and says what time it is, in monotonic seconds of this process. The
-    broker's clock goes back to it as it came.
-
-    Attributes:
-        clock: The broker's, as it was last heard; every append carries it.
-        heard_at: When that was.
+    The caller holds a lock and passes the time in monotonic seconds. ``clock`` is the broker's, as
+    it last came at ``heard_at``; every append takes it back to the broker.
     """
 
     def __init__(self) -> None:
@@ -118,12 +109,7 @@ class PendingRequests:
         return self._open(PendingRequest(Lost(self._next, self.heard_at), posted=posted))
 
     def begin_append(self, since: int | None, begin_by: float) -> tuple[int, PendingRequest]:
-        """An append: its number, and where its answer will be.
-
-        Args:
-            since: Where an earlier attempt may have landed, or None when there was none.
-            begin_by: No write of it begins after this.
-        """
+        """An append: its number, and where its answer will be. See :meth:`Connection.append`."""
         valid_s = min(VALID_MS / 1000, begin_by - self.heard_at)
         lost = Lost(self._next if since is None else since, self.heard_at + valid_s)
         return self._open(PendingRequest(lost, self.heard_at, valid_s, begin_by))
@@ -133,14 +119,8 @@ class PendingRequests:
         del self._pending[number]
 
     def hear(self, body: Reply, now: float) -> bool:
-        """Take a message of the broker.
-
-        Returns:
-            Whether a caller may go on now.
-
-        Raises:
-            ProtocolError: A broker sends no such message.
-        """
+        """Take a message of the broker; True when a caller may go on now. Raises ProtocolError
+        where a broker sends no such message."""
         # The clock first: an answer that is waited for lets the next append begin at once.
         self.clock, self.heard_at = body.get("clock"), now
         if isinstance(following := body.get("next"), int):
@@ -171,13 +151,11 @@ class PendingRequests:
         return True
 
     def renew(self) -> list[int]:
-        """Let appends that wait for a slow write hold by the clock that was just heard.
+        """Let appends that wait for a slow write hold by the clock that just came.
 
-        Otherwise an append that came during a write of more than two seconds would be refused,
-        sent again as the next write begins, and never be written.
-
-        Returns:
-            The numbers of the appends to renew at the broker.
+        Otherwise an append that came during a write of more than two seconds would be refused, sent
+        again as the next write begins, and never be written. Returns the numbers of these appends,
+        for the broker.
         """
         renewed = []
         for number, call in self._pending.items():
@@ -204,12 +182,12 @@ class PendingRequests:
 log = logging.getLogger(__name__)
 
 CONNECT_S = 3.0
-"""For a connection and its handshake. A suspended broker accepts, and never says hello. One that
+"""For a connection and its handshake. A suspended broker accepts and sends no hello; one that
 shakes hands with hundreds at once, on a busy machine, needs more than a second for the last."""
 
 SILENCE_S = 0.75
 """Without any message for so long, while an answer is due, the broker is sent a ping; without an
-answer for as long again, it is taken for dead."""
+answer for as long again, the connection ends."""
 
 
 class ChannelClosed(Exception):
@@ -239,22 +217,12 @@ class Channel(Protocol):
         ...
 
 
-Dial = Callable[[DiscoveryRecord, float], Channel]
-"""Opens a channel within some seconds; raises :class:`ChannelClosed`."""
-
-
 class Connection:
     """A connection that has shaken hands. Thread-safe; one thread of its own reads.
 
-    Args:
-        channel: Open, and nothing received from it yet.
-        announcement: Whose channel it is.
-        runtime: Clock and threads.
-        nonce: Random bytes, for this connection alone.
-
-    Raises:
-        ChannelClosed: The other side ended it, or sent nothing.
-        ProtocolError: The other side is not the announced broker.
+    Nothing was received from ``channel`` yet; ``nonce`` are random bytes for this connection alone.
+    Raises ChannelClosed where the other side ends it or sends nothing, ProtocolError where it is
+    not the announced broker.
     """
 
     def __init__(
@@ -294,13 +262,8 @@ class Connection:
     def append(self, entries: Sequence[NewEntry], *, since: int | None, begin_by: float) -> Answer:
         """Have entries appended, contiguous and in order, all or none. Blocks for the answer.
 
-        Args:
-            entries: At least one.
-            since: Where an earlier attempt may have landed, or None when there was none.
-            begin_by: No write of it begins after this, monotonic seconds.
-
-        Raises:
-            OpenDataBufferError: What the queue raised; see :meth:`.Queue.append`.
+        An earlier attempt may have landed at ``since`` or later. No write begins after
+        ``begin_by``, monotonic seconds. Raises what :meth:`.Queue.append` raised at the broker.
         """
         if len(entries) > MAX_ENTRIES:
             return Refused("large")
@@ -317,15 +280,8 @@ class Connection:
         return answer if isinstance(answer, Appended | Refused | Lost) else Refused("unknown")
 
     def ask(self, body: Mapping[str, Any], timeout: float | None = None) -> Reply | Refused | Lost:
-        """Ask for anything else. Blocks for the answer.
-
-        Args:
-            body: The question.
-            timeout: Seconds; a later answer is :class:`Lost`.
-
-        Raises:
-            OpenDataBufferError: What the broker answers with.
-        """
+        """Ask for anything else. Blocks for the answer, and raises it where it is an error; one
+        that does not come within ``timeout`` seconds is :class:`Lost`."""
         with self._condition:
             self._await_room(None)
             if self._over:
@@ -339,15 +295,8 @@ class Connection:
         self._transmit(dict(body))
 
     def post(self, body: Mapping[str, Any], until: float | None) -> bool:
-        """Send a request and do not wait for its answer; only for room, where many are unanswered.
-
-        Args:
-            body: The question.
-            until: How long to wait for room, monotonic seconds.
-
-        Returns:
-            Whether it was sent, as far as is known.
-        """
+        """Send a request whose answer no thread waits for; False when it was not sent. Where too
+        many are unanswered it waits for room until that time, monotonic seconds."""
         with self._condition:
             self._await_room(until)
             if self._over or self._pending.is_full:
@@ -356,16 +305,10 @@ class Connection:
         return self._transmit({**body, "n": number})
 
     def await_posted(self, until: float | None) -> None:
-        """Wait until all that was posted is answered, or the connection has ended.
-
-        A connection that is closed while answers come in may take along what was sent on it.
-        """
+        """Wait until all that was posted is answered, or the connection has ended. Closed while
+        answers come in, it may discard what was sent on it."""
         with self._condition:
-            while not self._over and any(each.posted for each in self._pending):
-                left = None if until is None else until - self._runtime.monotonic()
-                if left is not None and left <= 0:
-                    return
-                self._condition.wait(left)
+            self._wait_for(lambda: not any(each.posted for each in self._pending), until)
 
     def stats(self, timeout: float) -> dict[str, Any] | None:
         """The broker's counters; None without an answer within ``timeout`` seconds."""
@@ -373,11 +316,7 @@ class Connection:
         self._stats = None
         self._transmit({"op": "stats"})
         with self._condition:
-            while self._stats is None and not self._over:
-                left = deadline - self._runtime.monotonic()
-                if left <= 0:
-                    break
-                self._condition.wait(left)
+            self._wait_for(lambda: self._stats is not None, deadline)
             return self._stats
 
     def close(self) -> None:
@@ -386,10 +325,8 @@ class Connection:
             self._finish()
 
     def abandon(self) -> None:
-        """It is used no more: the thread that reads ends it within a second.
-
-        Takes no lock and closes nothing, because finalizers run in the middle of other calls.
-        """
+        """It is used no more: the thread that reads ends it within a second. Takes no lock and
+        closes nothing, because finalizers run in the middle of other calls."""
         self._abandoned = True
 
     def _complete(
@@ -405,12 +342,11 @@ class Connection:
             with self._condition:
                 if not sent:
                     call.answer = Refused("unsent")
-                while call.answer is None:
-                    left = None if until is None else until - self._runtime.monotonic()
-                    if left is not None and left <= 0:
-                        call.answer = call.lost
-                    else:
-                        self._condition.wait(left)
+                wait_for(
+                    self._runtime, self._condition, lambda: call.answer is not None, until=until
+                )
+                if call.answer is None:
+                    call.answer = call.lost
         finally:
             # Also after an interrupt: a request that is left here would take up room for ever.
             with self._condition:
@@ -421,12 +357,11 @@ class Connection:
         return call.answer
 
     def _await_room(self, until: float | None) -> None:
-        """With the lock."""
-        while self._pending.is_full and not self._over:
-            left = None if until is None else until - self._runtime.monotonic()
-            if left is not None and left <= 0:
-                return
-            self._condition.wait(left)
+        self._wait_for(lambda: not self._pending.is_full, until)
+
+    def _wait_for(self, is_true: Callable[[], bool], until: float | None) -> None:
+        """With the lock: until that is true, or the connection has ended."""
+        wait_for(self._runtime, self._condition, lambda: self._over or is_true(), until=until)
 
     def _receive_first(self) -> bytes:
         message = self._channel.receive(CONNECT_S)
@@ -435,13 +370,9 @@ class Connection:
         return message
 
     def _transmit(self, body: dict[str, Any], *, waits: bool = True) -> bool:
-        """Sign and send, without the lock: a suspended broker takes nothing, and the thread that
-        reads must notice that while another one waits here.
-
-        Returns:
-            False when the connection had ended before anything was sent; without ``waits``, also
-            while another thread sends.
-        """
+        """Sign and send, without the lock: while a suspended broker blocks this thread, the thread
+        that reads must notice that. False when nothing was sent, because the connection had ended
+        or, without ``waits``, because another thread sends."""
         with self._condition:
             while self._sending and not self._over:
                 if not waits:

@@ -1,12 +1,10 @@
 """Appends through the queue's broker, or alone while there is none.
 
-A :class:`~opendata_buffer.producer.group_commit.Committer` like the local one: its answers mean
-the same. It finds the broker, and settles appends that the broker did not answer:
-
-1. Wait until the broker cannot begin a write of the append any more
-   (:mod:`opendata_buffer.broker.protocol` says how that is known).
-2. Ask the broker that is announced now, or append directly. Both first look for the append in
-   the manifest that their own compare-and-swap replaces.
+A :class:`~opendata_buffer.producer.group_commit.Committer` like the local one. Of an append without
+an answer it waits until the broker cannot begin a write any more
+(:mod:`opendata_buffer.broker.protocol` says how that is known). Then it asks the broker that is
+announced now, or appends directly: both first search for the append in the manifest that their own
+compare-and-swap replaces.
 """
 
 from __future__ import annotations
@@ -40,40 +38,34 @@ from opendata_buffer.stores.base import Store
 log = logging.getLogger(__name__)
 
 FIND_S = 1.0
-"""How long an append waits while a broker is looked for; then it is made alone."""
+"""How long an append waits while a broker is searched for; then it is made alone."""
 
-LOOK_S = 0.5
-"""Between two looks for a broker after one was lost."""
+SEARCH_S = 0.5
+"""Between two attempts to find a broker after one was lost."""
 
 MOVED_S = 0.1
-"""After a broker said that it leaves."""
+"""After a broker that is leaving refused an append."""
 
 STOP_S = 5.0
 """How long the last caller waits for this process's broker to say that it leaves."""
 
 PATIENCE_S = 10.0
-"""After a broker was lost its successor is looked for so often; later every so many seconds."""
+"""For so long after a broker was lost its successor is searched for so often; later every so many
+seconds."""
 
 
 @dataclass(slots=True)
 class _UnknownAttempt:
-    """An earlier attempt of an append that may have landed.
-
-    Attributes:
-        since: At this sequence or later, if it has.
-        safe_at: From when on no write of that attempt begins, monotonic seconds.
-    """
+    """An earlier attempt of an append that may have landed, at ``since`` or later. From ``safe_at``
+    on, monotonic seconds, no write of it begins."""
 
     since: int
     safe_at: float
 
 
 class BrokeredCommitter:
-    """Appends to one queue for all producers of a process. Thread-safe.
-
-    Made by :func:`open_brokered_committer`; it works from the first :meth:`join` to the last
-    :meth:`close`.
-    """
+    """Appends to one queue for all producers of a process, from the first :meth:`join` to the last
+    :meth:`close`. Thread-safe. Made by :func:`open_brokered_committer`."""
 
     def __init__(
         self,
@@ -100,7 +92,7 @@ class BrokeredCommitter:
         self._alone: Committer
         self._election: LeaderElection | None = None
         self._discovery = Discovery(store, config, runtime, network.connect, waits_s=FIND_S)
-        self._look_at: float | None = 0.0
+        self._search_at: float | None = 0.0
         # Whether a broker is sure to come, as in a process that serves by itself.
         self._expects = expects or config.broker == "host"
         self._hopeful_until = runtime.monotonic() + PATIENCE_S if self._expects else 0.0
@@ -171,19 +163,21 @@ class BrokeredCommitter:
                 case Appended(sequence):
                     return sequence
                 case Lost():
-                    # What is looked for begins where the first attempt may have landed.
+                    # The search begins where the first attempt may have landed.
                     doubt = _UnknownAttempt(
                         answer.since if since is None else since, answer.safe_at
                     )
                     if connection.is_over:
                         self._forget(connection, fell_silent=True)
-                    self._await(doubt.safe_at)
+                    left = doubt.safe_at - self._runtime.monotonic()
+                    if left > 0:
+                        self._runtime.sleep(left)
                 case _ if answer.why in ("expired", "late"):
                     pass  # Its answer carried its clock; the next request holds by that.
                 case _ if answer.why == "large":
                     return self._append_alone(entries, begin_by, doubt)
                 case _ if answer.why == "busy":
-                    self._runtime.sleep(LOOK_S)
+                    self._runtime.sleep(SEARCH_S)
                 case _:
                     self._forget(connection)
                     if answer.why == "moved":
@@ -239,18 +233,16 @@ class BrokeredCommitter:
         begin_by: float,
         doubt: _UnknownAttempt,
     ) -> None:
-        """After an error of a later attempt: return when it is to be tried again, or raise.
-
-        "Nothing was appended" is true of that attempt alone. Passed on, it would make the
-        producer append again what the first attempt may have appended.
-        """
+        """Wait after an error of a later attempt that is to be repeated, or raise. "Nothing was
+        appended" is true of that attempt alone: passed on, it would make the producer append a
+        second time."""
         if isinstance(error, CommitStateUnknown):
             raise error
         again = isinstance(error, Conflict | QueueFull | TransientStorageError)
-        if not again or self._runtime.monotonic() + LOOK_S >= begin_by:
+        if not again or self._runtime.monotonic() + SEARCH_S >= begin_by:
             raise self._unknown(entries, doubt, str(error).rstrip(".")) from error
-        log.warning("an append with an unknown outcome is looked for again: %s", error)
-        self._runtime.sleep(LOOK_S)
+        log.warning("an append with an unknown outcome is searched for again: %s", error)
+        self._runtime.sleep(SEARCH_S)
 
     def _unknown(
         self, entries: Sequence[NewEntry], doubt: _UnknownAttempt, reason: str
@@ -261,7 +253,7 @@ class BrokeredCommitter:
     def _find(self) -> Connection | None:
         """The connection to use; None to append alone."""
         before = self._discovery.connection
-        found = self._discovery.find(self._is_time, self._plan_next_look)
+        found = self._discovery.find(self._is_time, self._plan_next_search)
         if found is not None and before is None:
             log.info("appending through %s", found.broker_record)
         return found
@@ -270,30 +262,25 @@ class BrokeredCommitter:
         if self._alone.conflicts > self._conflicts:
             # Another process appends, too: there may be a broker by now.
             self._conflicts = self._alone.conflicts
-            if self._look_at is None:
-                self._look_at = 0.0
-        return self._look_at is not None and self._runtime.monotonic() >= self._look_at
+            if self._search_at is None:
+                self._search_at = 0.0
+        return self._search_at is not None and self._runtime.monotonic() >= self._search_at
 
-    def _plan_next_look(self) -> None:
+    def _plan_next_search(self) -> None:
         now = self._runtime.monotonic()
         if now < self._hopeful_until:
-            self._look_at = now + LOOK_S
+            self._search_at = now + SEARCH_S
         elif self._discovery.announced or self._expects or self._conflicts:
-            self._look_at = now + PATIENCE_S
+            self._search_at = now + PATIENCE_S
         else:
-            # No broker ever served this queue: a lone process looks once, and then only after a
+            # No broker ever served this queue: a lone process searches once, and then only after a
             # lost race.
-            self._look_at = None
+            self._search_at = None
 
     def _forget(self, connection: Connection, *, fell_silent: bool = False) -> None:
         self._discovery.forget(connection, fell_silent=fell_silent)
         now = self._runtime.monotonic()
-        self._look_at, self._hopeful_until = now, now + PATIENCE_S
-
-    def _await(self, moment: float) -> None:
-        left = moment - self._runtime.monotonic()
-        if left > 0:
-            self._runtime.sleep(left)
+        self._search_at, self._hopeful_until = now, now + PATIENCE_S
 
 
 def open_brokered_committer(
@@ -306,18 +293,8 @@ def open_brokered_committer(
 ) -> Committer:
     """An :data:`.OpenCommitter` that finds the queue's broker, and with ``host`` becomes one.
 
-    Where no broker is announced the committer appends alone. All producers of the process share
-    it; the first caller's settings count for all.
-
-    Args:
-        store: Where the queue lives.
-        config: The queue, and whether this process serves as a broker.
-        runtime: Clock and threads.
-        claim: The first caller's claim of the prefix.
-        network: How brokers are reached; WebSockets by default.
-
-    Returns:
-        The committer, with one more caller, who must close it.
+    Where no broker is announced the committer appends alone. All producers of the process share it,
+    the first one's settings count for all, and each of them closes it once.
     """
     process = os.getpid() if isinstance(runtime, SystemRuntime) else id(runtime)
     # As in shared_committer: another queue once it was started over.

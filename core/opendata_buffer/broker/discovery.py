@@ -1,8 +1,8 @@
 """Finds a queue's broker and keeps the connection to it, for appends and for workers.
 
-A look runs in a thread of its own. A broker with many clients at once, on a busy machine, takes
-longer to shake hands than an append should wait: that append is made alone, and the next one has
-the connection.
+The search runs in a thread of its own. A broker with many clients at once, on a busy machine,
+takes longer to shake hands than an append should wait: that append is made alone, and the next
+one uses the connection.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, StorageError
 from opendata_buffer.queue.cas import CasStore
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Runtime, wait_for
 
 log = logging.getLogger(__name__)
 
@@ -25,13 +25,8 @@ log = logging.getLogger(__name__)
 class Discovery:
     """One connection to the broker of a queue, for all threads of a process. Thread-safe.
 
-    Args:
-        store: Where the queue lives.
-        config: The queue.
-        runtime: Clock and threads.
-        connect: Opens a connection to a broker.
-        waits_s: How long :meth:`find` waits for a look, at most: nothing while the announced broker
-            was not reached when last tried. None: until the look is over.
+    :meth:`find` waits ``waits_s`` seconds at most, and not at all while the announced broker was
+    not reached when last tried. With None it waits until the search is over.
     """
 
     def __init__(
@@ -54,17 +49,12 @@ class Discovery:
         self._connection: Connection | None = None
         self._silent: DiscoveryRecord | None = None
         self._beat: int | None = None
-        self._looking: object | None = None
-        self._closed = False
+        self._searching: object | None = None
+        self.is_closed = False
         self.announced = False
-        """Whether the last look found a broker announced, or could not tell."""
+        """Whether the last search found a broker announced, or could not tell."""
         self.reason = ""
-        """Why the last look found none."""
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed: nothing is found any more."""
-        return self._closed
+        """Why the last search found none."""
 
     @property
     def connection(self) -> Connection | None:
@@ -74,85 +64,74 @@ class Discovery:
 
     def find(
         self,
-        may_look: Callable[[], bool] = lambda: True,
-        looked: Callable[[], None] = lambda: None,
+        may_search: Callable[[], bool] = lambda: True,
+        searched: Callable[[], None] = lambda: None,
     ) -> Connection | None:
-        """The connection to use, or None. One thread looks, the others wait for what it finds.
+        """The connection to use, or None. One thread searches, the others wait for what it finds.
 
-        Args:
-            may_look: Asked where there is no connection: whether to look for a broker now.
-            looked: Called after a look, before any other thread asks whether it may.
+        Where there is no connection, ``may_search`` decides whether to search for a broker now.
+        ``searched`` is called after a search, before any other thread asks whether it may.
         """
-        look = object()
+        search = object()
         try:
             with self._condition:
-                if not self._await_look():
+                if not self._await_search():
                     return None
-                if self.connection is not None or not may_look():
+                if self.connection is not None or not may_search():
                     return self.connection
-                self._looking = look
+                self._searching = search
                 self._wait_until = None
                 if self._waits_s is not None:
                     patience_s = 0.0 if self._unreached else self._waits_s
                     self._wait_until = self._runtime.monotonic() + patience_s
-            self._begin(look, looked)
+            search_for_all = partial(self._search_for_all, search, searched)
+            try:
+                self._runtime.spawn(search_for_all, "opendata-buffer-broker-finder")
+            except RuntimeError:
+                # No thread is left, or the interpreter ends and starts none.
+                search_for_all()
         except BaseException:
-            # Ctrl-C: whether a thread looks is not known, and the others would wait for ever.
+            # Ctrl-C: whether a thread searches is not known, and the others would wait for ever.
             with self._condition:
-                if self._looking is look:
-                    self._looking, self._lease = None, self._new_lease()
+                if self._searching is search:
+                    self._searching, self._lease = None, self._new_lease()
                     self._condition.notify_all()
             raise
         with self._condition:
-            return self.connection if self._await_look() else None
+            return self.connection if self._await_search() else None
 
-    def _await_look(self) -> bool:
-        """With the lock: whether no look is under way any more, after waiting for it."""
-        while self._looking and not self._closed:
-            left = None
-            if self._wait_until is not None:
-                left = self._wait_until - self._runtime.monotonic()
-                if left <= 0:
-                    return False
-            self._condition.wait(left)
-        return not self._closed
+    def _await_search(self) -> bool:
+        """With the lock: whether no search is under way any more, after waiting for it."""
+        has_ended = wait_for(
+            self._runtime,
+            self._condition,
+            lambda: self.is_closed or not self._searching,
+            until=self._wait_until,
+        )
+        return has_ended and not self.is_closed
 
-    def _begin(self, look: object, looked: Callable[[], None]) -> None:
-        try:
-            self._runtime.spawn(
-                lambda: self._look_for_all(look, looked), "opendata-buffer-broker-finder"
-            )
-        except RuntimeError:
-            # No thread is left, or the interpreter ends and starts none.
-            self._look_for_all(look, looked)
-
-    def _look_for_all(self, look: object, looked: Callable[[], None]) -> None:
+    def _search_for_all(self, search: object, searched: Callable[[], None]) -> None:
         with self._condition:
-            if self._looking is not look:
+            if self._searching is not search:
                 return  # Given up before it began.
             lease = self._lease
         connection = None
         try:
-            connection = self._look(lease)
+            connection = self._search(lease)
         finally:
             with self._condition:
-                is_awaited = self._looking is look
-                if connection is not None and (self._closed or not is_awaited):
+                is_awaited = self._searching is search
+                if connection is not None and (self.is_closed or not is_awaited):
                     connection.close()
                     connection = None
                 if is_awaited:
-                    self._looking, self._connection = None, connection
-                    looked()
+                    self._searching, self._connection = None, connection
+                    searched()
                     self._condition.notify_all()
 
     def forget(self, connection: Connection, *, fell_silent: bool = False) -> None:
-        """Use it no more.
-
-        Args:
-            connection: What :meth:`find` gave.
-            fell_silent: Its broker may be dead or suspended. It is asked again once it has renewed
-                its record: a suspended process still accepts connections.
-        """
+        """Use a connection no more. A broker that ``fell_silent`` may be suspended, and would still
+        accept connections: it is asked again once it has renewed its record."""
         connection.close()
         with self._condition:
             if self._connection is connection:
@@ -161,14 +140,14 @@ class Discovery:
                     self._silent, self._beat = connection.broker_record, None
 
     def close(self) -> Connection | None:
-        """Look no more; gives the connection there was, to be closed. Free to repeat."""
+        """Search no more; gives the connection there was, to be closed. Free to repeat."""
         with self._condition:
-            self._closed = True
+            self.is_closed = True
             connection, self._connection = self._connection, None
             self._condition.notify_all()
         return connection
 
-    def _look(self, lease: Lease) -> Connection | None:
+    def _search(self, lease: Lease) -> Connection | None:
         self.announced, self.reason = True, ""
         try:
             found = lease.read()
@@ -193,5 +172,5 @@ class Discovery:
         if self._silent is None or not self._silent.same_broker(found):
             return False
         if self._beat is None:
-            self._beat = found.beat  # As of the first look after it was lost.
+            self._beat = found.beat  # As of the first search after it was lost.
         return found.beat == self._beat

@@ -1,29 +1,23 @@
 """``<prefix>/_broker.json``: which broker serves a queue and how to reach it.
 
 The record is a hint and no permission. A broker whose record was replaced may still append, and a
-client that finds none appends alone: the manifest's compare-and-swap keeps both right. The record
-brings all clients to one broker.
-
-Whether that broker lives is told without comparing clocks of two machines: a watcher looks whether
-``beat`` changes within a time on its own clock.
+client that finds none appends alone: the manifest's compare-and-swap keeps both right. Whether a
+broker lives shows without comparing two machines' clocks: ``beat`` changes within a time on the
+watcher's clock.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import (
-    QueueConfig,
-)
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.runtime import Runtime
 
-FILE_NAME = "_broker.json"
 SECRET_BYTES = 32
 
 DISCOVERY_RECORD = Sidecar(
@@ -35,7 +29,7 @@ DISCOVERY_RECORD = Sidecar(
 
 def discovery_record_key(data_path_prefix: str) -> str:
     """The key of a queue's discovery record."""
-    return f"{data_path_prefix}/{FILE_NAME}"
+    return f"{data_path_prefix}/_broker.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +40,19 @@ class DiscoveryRecord:
         term: Rises with each broker; the larger one is right.
         id: Of the broker, a ULID drawn at its start.
         address: ``host:port`` for clients; empty once the broker has left.
-        secret: Known to whoever can read the queue's bucket; a new one for each term.
+        secret: Known to every process that can read the queue's bucket; a new one for each term.
         certificate: SHA-256 of the certificate its port shows, in hex; empty without TLS. Clients
             trust this one and no other, so it needs no authority's signature.
         beat: Counts the broker's renewals of the record.
-        seen_ms: When it last renewed it, by its own clock, milliseconds since the Unix epoch.
-            For people to read; no program compares it with its own clock.
+        seen_ms: When it last renewed it, by its own clock, milliseconds since the Unix epoch. For
+            people to read; no program compares it with its own clock.
     """
 
     term: int
     id: str
     address: str
-    secret: bytes
-    certificate: str = ""
+    secret: bytes = field(repr=False)  # records are logged and appear in errors
+    certificate: str = field(default="", repr=False)
     beat: int = 0
     seen_ms: int = 0
 
@@ -67,30 +61,14 @@ class DiscoveryRecord:
         """Whether it is to be asked at all; it may be dead all the same."""
         return bool(self.address)
 
-    def __repr__(self) -> str:
-        # Without the secret: records are logged and appear in errors.
-        return (
-            f"DiscoveryRecord(term={self.term}, id={self.id!r}, address={self.address!r}, "
-            f"tls={bool(self.certificate)}, beat={self.beat}, seen_ms={self.seen_ms})"
-        )
-
     def same_broker(self, other: DiscoveryRecord | None) -> bool:
         """Whether both are of one broker in one term."""
         return other is not None and (self.term, self.id) == (other.term, other.id)
 
-    def beaten(self, now_ms: int) -> DiscoveryRecord:
-        """As the broker renews it."""
-        return replace(self, beat=self.beat + 1, seen_ms=now_ms)
-
-    def left(self, now_ms: int) -> DiscoveryRecord:
-        """Of a broker that serves no more."""
-        return replace(self, address="", secret=b"", beat=self.beat + 1, seen_ms=now_ms)
-
 
 def encode(broker_record: DiscoveryRecord) -> bytes:
     """The object's bytes."""
-    document = {
-        "version": DISCOVERY_RECORD.version,
+    fields = {
         "term": broker_record.term,
         "id": broker_record.id,
         "address": broker_record.address,
@@ -99,15 +77,11 @@ def encode(broker_record: DiscoveryRecord) -> bytes:
         "beat": broker_record.beat,
         "seen_ms": broker_record.seen_ms,
     }
-    return json.dumps(document).encode() + b"\n"
+    return DISCOVERY_RECORD.encode(fields)
 
 
 def decode(data: bytes) -> DiscoveryRecord:
-    """The record in an object's bytes.
-
-    Raises:
-        CorruptData: They are no record of this version.
-    """
+    """The record in an object's bytes. Raises CorruptData where they are none of this version."""
     fields = DISCOVERY_RECORD.decode(data)
     address, secret = fields.text("address"), fields.text("secret")
     try:
@@ -127,40 +101,23 @@ def decode(data: bytes) -> DiscoveryRecord:
     )
 
 
-_Decide: TypeAlias = Callable[[DiscoveryRecord | None], DiscoveryRecord | None]
-
-
 class Lease:
-    """Reads and changes a queue's discovery record by compare-and-swap. Not thread-safe.
-
-    Args:
-        store: Where the queue lives.
-        config: The queue.
-        runtime: Clock and jitter.
-        deadline_ms: How long a read or a change may take, milliseconds.
-    """
+    """Reads and changes a queue's discovery record by compare-and-swap, each within ``deadline_ms``
+    milliseconds. Not thread-safe."""
 
     def __init__(
         self, store: CasStore, config: QueueConfig, runtime: Runtime, *, deadline_ms: int = 5_000
     ) -> None:
         self._runtime = runtime
         self._store = store
-        self._key = discovery_record_key(config.data_path_prefix)
+        self.key = discovery_record_key(config.data_path_prefix)
         self._settings = replace(config, cas_deadline_ms=min(deadline_ms, config.cas_deadline_ms))
         self._register = self._made()
 
-    @property
-    def key(self) -> str:
-        """The record's key."""
-        return self._key
-
     def read(self) -> DiscoveryRecord | None:
-        """The record; None where no broker ever served, or the object was deleted.
-
-        Raises:
-            StorageError: The store did not answer.
-            CorruptData: The object is no discovery record.
-        """
+        """The record; None where no broker ever served, or the object was deleted. Raises
+        StorageError without an answer of the store, CorruptData where the object is no discovery
+        record."""
         found = self._register.read()
         if not isinstance(found, outcomes.Vanished):
             return found
@@ -169,11 +126,8 @@ class Lease:
         return None
 
     def take(self, mine: DiscoveryRecord, over: DiscoveryRecord | None) -> DiscoveryRecord | None:
-        """Replace the record ``over`` by one with the next term.
-
-        Returns:
-            The record as it was written; None when another broker was faster.
-        """
+        """Replace the record ``over`` by one with the next term, and return it as it was written;
+        None when another broker was faster."""
         wanted = replace(mine, term=1 if over is None else over.term + 1)
 
         def decide(before: DiscoveryRecord | None) -> DiscoveryRecord | None:
@@ -186,19 +140,25 @@ class Lease:
 
     def beat(self, mine: DiscoveryRecord) -> DiscoveryRecord | None:
         """Raise ``beat``; None when another broker's record is there, or none."""
-        return self._replace_own(mine, mine.beaten(self._runtime.now_ms()))
+        return self._renew(mine)
 
     def leave(self, mine: DiscoveryRecord) -> None:
         """Take the address out of the record, unless it is another broker's by now."""
-        self._replace_own(mine, mine.left(self._runtime.now_ms()))
+        self._renew(mine, address="", secret=b"")
 
-    def _replace_own(self, mine: DiscoveryRecord, after: DiscoveryRecord) -> DiscoveryRecord | None:
+    def _renew(self, mine: DiscoveryRecord, **changes: Any) -> DiscoveryRecord | None:
+        after = replace(mine, beat=mine.beat + 1, seen_ms=self._runtime.now_ms(), **changes)
+
         def decide(before: DiscoveryRecord | None) -> DiscoveryRecord | None:
             return after if mine.same_broker(before) else before
 
         return self._change(decide, mine)
 
-    def _change(self, decide: _Decide, mine: DiscoveryRecord) -> DiscoveryRecord | None:
+    def _change(
+        self,
+        decide: Callable[[DiscoveryRecord | None], DiscoveryRecord | None],
+        mine: DiscoveryRecord,
+    ) -> DiscoveryRecord | None:
         outcome = self._register.update(decide)
         if not isinstance(outcome, outcomes.Applied):
             self._register = self._made()
@@ -209,7 +169,7 @@ class Lease:
     def _made(self) -> CasObject[DiscoveryRecord]:
         return CasObject(
             self._store,
-            self._key,
+            self.key,
             decode=decode,
             encode=encode,
             runtime=self._runtime,
@@ -217,22 +177,3 @@ class Lease:
             max_bytes=DISCOVERY_RECORD.max_bytes,
             unreadable=DISCOVERY_RECORD.unreadable,
         )
-
-
-@dataclass(slots=True)
-class Watch:
-    """For how long a record has not changed, by the watcher's own clock. Pure.
-
-    Attributes:
-        seen: The record as last seen.
-        since: When it was first seen so, monotonic seconds.
-    """
-
-    seen: DiscoveryRecord | None = None
-    since: float = 0.0
-
-    def look(self, now: DiscoveryRecord | None, at: float) -> float:
-        """Note the record; returns for how many seconds it has not changed."""
-        if now != self.seen:
-            self.seen, self.since = now, at
-        return at - self.since

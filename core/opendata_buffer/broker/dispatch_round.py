@@ -1,22 +1,23 @@
 """One round of a dispatcher: what one group commit changes, and the answers once it has landed.
 
-A round begins with the claims as they are stored. Silent workers lose theirs, finished batches are
-taken out, free ones are given to the workers that wait; all of it is in one new value of the
-claims, which is then written at once. No answer is sent before, and nothing that outlives the
-round is changed but the copies in the quarantine, which may be repeated.
+A round begins with the claims as they are stored. Claims without heartbeats lapse, finished batches
+leave, free ones go to the workers that wait; all of it is in one new value of the claims, which is
+then written at once. No answer is sent before, and nothing that outlives the round is changed but
+the copies in the quarantine, which may be repeated.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from opendata_buffer.broker.claims import Claims, Heartbeats
 from opendata_buffer.broker.protocol import (
     ClaimRequest,
     FinishRequest,
-    Responder,
+    Request,
     error_body,
     metadata_body,
 )
@@ -35,13 +36,7 @@ MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES // 2
 
 
 class ReadyBatches:
-    """The queue's batches that wait or are being worked on. Not thread-safe.
-
-    Args:
-        store: Where the queue lives.
-        config: The consumer's settings.
-        runtime: Clock.
-    """
+    """The queue's batches that wait or are being worked on. Not thread-safe."""
 
     def __init__(self, store: Store, config: ConsumerConfig, runtime: Runtime) -> None:
         self._store = store
@@ -51,8 +46,8 @@ class ReadyBatches:
         self._stuck: set[int] = set()
         self.end = 0
         """Batches before this sequence are known."""
-        self.looked_at = float("-inf")
-        """When it was last looked for more, monotonic seconds."""
+        self.read_at = float("-inf")
+        """When the queue was last read for more, monotonic seconds."""
         self.rests: dict[int, float] = {}
         """Until when a released batch rests, monotonic seconds."""
 
@@ -60,9 +55,9 @@ class ReadyBatches:
         """Forget everything: the queue begins at this sequence."""
         self._known, self.rests, self.end = {}, {}, first
 
-    def look_for(self, count: int, consumer: Consumer, now: float) -> bool:
-        """Look for more batches; False when there are none."""
-        self.looked_at = now
+    def read_more(self, count: int, consumer: Consumer, now: float) -> bool:
+        """Read which batches follow; False when there are none."""
+        self.read_at = now
         found = consumer.next_descriptors(count)
         for each in found:
             self._known[each.sequence] = each
@@ -90,11 +85,8 @@ class ReadyBatches:
         }
 
     def quarantine(self, sequence: int, reason: str) -> bool:
-        """Copy a batch to the quarantine; False when it is too large for that.
-
-        It then stays in the queue and is not handed out: finished, it would be deleted, and an
-        error would be the answer to each request for a batch.
-        """
+        """Copy a batch to the quarantine; False when it is too large for that. It then stays in the
+        queue and is not handed out: finished, it would be deleted."""
         try:
             quarantine(
                 self._store,
@@ -126,22 +118,15 @@ class ReadyBatches:
 
 
 class DispatchRound:
-    """What changes in one round. Times are monotonic seconds.
-
-    Args:
-        claims: As they are stored.
-        shelf: The queue's batches.
-        heartbeats: Of the workers.
-        ended_before: How the last claims ended, by token.
-        now: When the round began.
+    """What changes in one round that began at ``now``. Times are monotonic seconds.
 
     Attributes:
-        claims: As they shall be.
-        said: Whom to answer what, once that is stored.
-        lapses: Of each batch whose claim changed, when it is looked at next; None for never.
+        claims: As they are to be stored.
+        responses: Answers to send once that is stored.
+        lapses: Of each batch whose claim changed, when it is checked next; None for never.
         rests: Until when released batches rest.
         ended: How claims ended in this round, by token.
-        lapsed: Claims that were lost by silence.
+        lapsed: How many claims lapsed.
     """
 
     def __init__(
@@ -157,7 +142,7 @@ class DispatchRound:
         self._ended_before = ended_before
         self._now = now
         self.claims = claims
-        self.responses: list[tuple[Responder, dict[str, Any]]] = []
+        self.responses: list[Callable[[], None]] = []
         self.lapses: dict[int, float | None] = {}
         self.rests: dict[int, float] = {}
         self.ended: dict[int, str] = {}
@@ -177,43 +162,36 @@ class DispatchRound:
                 self.lapsed += 1
 
     def finish(self, request: FinishRequest) -> None:
-        """End a claim as its worker says, if it is the worker's still."""
+        """End a claim as its worker asks, if the worker still holds it."""
         sequence, token = request.sequence, request.token
-        finished = {"op": "finished", "n": request.number}
         if request.how == (self.ended.get(token) or self._ended_before.get(token)):
             # The worker did not get the answer, and asks again.
-            self.responses.append((request.answer, finished))
+            self._respond(request, "finished")
             return
         if not self.claims.holds(sequence, token):
-            error = error_body(ClaimLost(sequence))
-            self.responses.append(
-                (request.answer, {"op": "failed", "n": request.number, "error": error})
-            )
+            self._respond(request, "failed", error=error_body(ClaimLost(sequence)))
             return
         if request.how == "release":
             self.claims = self.claims.release(sequence)
             self.rests[sequence] = self._now + request.rest_ms / 1000
-        elif request.how == "done" or self._ready.quarantine(sequence, request.reason):
+        elif request.how == "done":
             self.claims = self.claims.finish(sequence)
         else:
             self.claims = self.claims.release(sequence)
+            self._quarantine(sequence, request.reason)
         self.lapses[sequence] = None
         self.ended[token] = request.how
         self._heartbeats.drop(token)
-        self.responses.append((request.answer, finished))
+        self._respond(request, "finished")
 
     def hand_out(
-        self, claiming: Sequence[ClaimRequest], look: Callable[[int], object] | None
+        self, claiming: Sequence[ClaimRequest], read_more: Callable[[int], object] | None
     ) -> list[ClaimRequest]:
-        """Give free batches to the workers that wait longest.
+        """Give free batches to the workers that wait longest; returns the requests that go on
+        waiting.
 
-        Args:
-            claiming: Their requests, the oldest first.
-            look: Looks for so many more batches, where too few are known; None when that is not
-                to be done now.
-
-        Returns:
-            The requests that go on waiting.
+        ``claiming`` are their requests, the oldest first. ``read_more`` reads so many more batches
+        where too few are known; None when that is not to be done now.
         """
         ready = self._ready
         # Also when no worker waits: this forgets rests that are over.
@@ -221,8 +199,8 @@ class DispatchRound:
         resting.update(key for key, at in self.rests.items() if at > self._now)
         wanted = sum(each.most for each in claiming)
         free = self.claims.free(ready.end, resting) if wanted else []
-        if len(free) < wanted and look is not None:
-            look(wanted - len(free))
+        if len(free) < wanted and read_more is not None:
+            read_more(wanted - len(free))
             free = self.claims.free(ready.end, resting)
         left = []
         place = 0
@@ -235,30 +213,26 @@ class DispatchRound:
                 if given and size > MAX_ANSWER_BYTES:
                     break
                 place += 1
-                if self._has_no_delivery_left(sequence, request):
+                count = self.claims.deliveries.get(sequence, 0)
+                if 0 < request.max_deliveries <= count:
+                    self._quarantine(sequence, f"handed out {count} times and never finished")
                     continue
                 if ready.size_of(sequence) > MAX_ANSWER_BYTES:
                     reason = "its metadata is larger than what a broker and a worker exchange"
-                    if ready.quarantine(sequence, reason):
-                        self.claims = self.claims.finish(sequence)
+                    self._quarantine(sequence, reason)
                     continue
                 given.append(sequence)
             if given:
                 self._give(request, given)
             elif self._now >= request.until:
-                body = {"op": "claimed", "n": request.number, "batches": []}
-                self.responses.append((request.answer, body))
+                self._respond(request, "claimed", batches=[])
             else:
                 left.append(request)
         return left
 
-    def _has_no_delivery_left(self, sequence: int, request: ClaimRequest) -> bool:
-        count = self.claims.deliveries.get(sequence, 0)
-        if not 0 < request.max_deliveries <= count:
-            return False
-        if self._ready.quarantine(sequence, f"handed out {count} times and never finished"):
+    def _quarantine(self, sequence: int, reason: str) -> None:
+        if self._ready.quarantine(sequence, reason):
             self.claims = self.claims.finish(sequence)
-        return True
 
     def _give(self, request: ClaimRequest, given: Sequence[int]) -> None:
         self.claims = self.claims.claim(given, request.worker, request.timeout_ms)
@@ -273,5 +247,7 @@ class DispatchRound:
                     "deliveries": self.claims.deliveries[sequence],
                 }
             )
-        body = {"op": "claimed", "n": request.number, "batches": batches}
-        self.responses.append((request.answer, body))
+        self._respond(request, "claimed", batches=batches)
+
+    def _respond(self, request: Request, op: str, **body: Any) -> None:
+        self.responses.append(partial(request.respond, op, **body))

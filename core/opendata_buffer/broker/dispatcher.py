@@ -1,35 +1,33 @@
 """Hands the queue's batches to workers: the broker as the queue's consumer.
 
-Requests of all workers pile up while one compare-and-swap on the claims is on its way, and the
-next one takes them all; each is answered after it has landed. Heartbeats are kept in memory
-only. What is finished without a gap is acknowledged behind that, so a dispatcher that dies in
-between only acknowledges later.
-
-Another consumer of the queue, or another dispatcher, fences this one: it answers its workers so,
-and they look for the broker that is announced now.
+Requests of all workers pile up while one compare-and-swap on the claims is on its way; the next one
+takes them all, and each is answered after it has landed. Heartbeats are kept in memory only. What
+is finished without a gap is acknowledged after that, so a dispatcher that dies in between only
+acknowledges later. Another consumer of the queue, or another dispatcher, fences this one, and its
+workers turn to the broker that is announced now.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from opendata_buffer import metrics, outcomes
 from opendata_buffer.broker.claims import CLAIMS, Claims, Heartbeats, claims_key, decode, encode
 from opendata_buffer.broker.dispatch_round import DispatchRound, ReadyBatches
-from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest, error_body
+from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest, Request, error_body
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Fenced, OpenDataBufferError, TransientStorageError
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Runtime, Task
+from opendata_buffer.runtime import Runtime, Task, wait_for
 from opendata_buffer.stores.base import Store
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-"""Between two looks for batches that another process appended, while workers wait."""
+"""Between two reads for batches that another process appended, while workers wait."""
 
 ACK_S = 1.0
 """Between two acknowledgements while workers wait: each is a write for which they would wait."""
@@ -38,7 +36,7 @@ MAX_ENDED = 10_000
 """Claims of which it is remembered how they ended, for workers that ask again."""
 
 REPLACED_S = 3.0
-"""A broker whose record was replaced notices that within two seconds, and steps down."""
+"""A broker whose record was replaced reads that within two seconds, and steps down."""
 
 RETRY_S = 1.0
 """After storage did not answer."""
@@ -47,23 +45,14 @@ RETRY_S = 1.0
 class DispatcherTerm:
     """The time for which a dispatcher is the queue's consumer and owns the claims.
 
-    It begins when made, with the claims that its predecessor last wrote, and ends
-    when another consumer or dispatcher takes the queue. Not thread-safe.
-
-    Args:
-        store: Where the queue lives.
-        config: The consumer's settings.
-        runtime: Clock and threads.
-        queue: What the broker appends to; None for a queue of its own.
+    It begins when made, with the claims that its predecessor last wrote, and ends when another
+    consumer or dispatcher takes the queue. Raises Fenced where another dispatcher was faster, and
+    what taking over raises. Not thread-safe.
 
     Attributes:
         claims: As they are stored.
         consumer: The queue's.
         first: The first batch that is still queued.
-
-    Raises:
-        Fenced: Another dispatcher was faster.
-        OpenDataBufferError: The queue, or the claims, could not be taken over.
     """
 
     def __init__(
@@ -86,14 +75,9 @@ class DispatcherTerm:
             self.consumer.close()
             raise
 
-    @property
-    def epoch(self) -> int:
-        """Of the consumer, and of its claims."""
-        return self.consumer.epoch
-
     def _adopt(self) -> Claims:
         """Take the claims over from a dispatcher with a lower epoch, whatever it last wrote."""
-        queue, epoch = self.consumer.position_of(self.first).queue_id, self.epoch
+        queue, epoch = self.consumer.position_of(self.first).queue_id, self.consumer.epoch
 
         def decide(found: Claims | None) -> Claims:
             if found is None:
@@ -112,12 +96,8 @@ class DispatcherTerm:
         return outcome.value
 
     def write(self, after: Claims) -> None:
-        """Store changed claims; returns once they are.
-
-        Raises:
-            Fenced: Another dispatcher has them; nothing was written.
-            TransientStorageError: They may have been written or not.
-        """
+        """Store changed claims; returns once they are. Raises Fenced where another dispatcher has
+        them and nothing was written, TransientStorageError where that is not known."""
         before = self.claims
 
         def decide(found: Claims | None) -> Claims | None:
@@ -137,11 +117,7 @@ class DispatcherTerm:
 
 
 def stored_epoch(store: Store, config: ConsumerConfig, runtime: Runtime) -> int | None:
-    """Of the claims as they are now; None where there are none.
-
-    Raises:
-        CorruptData, StorageError: They cannot be read.
-    """
+    """Of the claims as they are now; None where there are none. Raises what reading them raises."""
     found = _register(store, config, runtime).read()
     return found.epoch if isinstance(found, Claims) else None
 
@@ -163,15 +139,12 @@ class Dispatcher:
     """The claims of one queue's workers.
 
     Args:
-        store: Where the queue lives.
-        config: The consumer's settings.
-        runtime: Clock and threads.
         queue: What the broker appends to; None for a queue of its own.
-        is_announced: Whether clients are sent to this broker and to no other; reads the store.
+        is_announced: Whether clients are sent to this broker and to no other; reads the store. Only
+            then are the claims taken over from another dispatcher.
         is_current: Whether that was so some seconds ago.
-        steady_since: Since when this broker has been at work without a long pause, monotonic
-            seconds. Heartbeats of a pause may have been missed.
-        may_take: Asked before the claims are taken over from another dispatcher; reads the store.
+        steady_since: Since when this broker has run without a long pause, monotonic seconds.
+            Heartbeats of a pause may have been missed.
     """
 
     def __init__(
@@ -180,19 +153,16 @@ class Dispatcher:
         config: ConsumerConfig,
         runtime: Runtime,
         queue: Queue | None = None,
-        is_announced: Callable[[], bool] = lambda: False,
+        is_announced: Callable[[], bool] = lambda: True,
         is_current: Callable[[], bool] = lambda: True,
         steady_since: Callable[[], float] = lambda: float("-inf"),
-        may_take: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store = store
         self._queue = queue
         self._is_announced = is_announced
         self._is_current = is_current
-        self._may_take = may_take
         self._config = config
         self._runtime = runtime
-        self._labels = {"queue": metrics.queue_label(store.url, config.manifest_path)}
         self._condition = runtime.condition()
         self._finishing: list[FinishRequest] = []
         self._claiming: list[ClaimRequest] = []
@@ -215,19 +185,17 @@ class Dispatcher:
                     self._claiming.append(request)
                 else:
                     self._finishing.append(request)
-                if self._task is None:
-                    # Not before a worker asks: taking claims fences any other consumer.
-                    metrics.claims_held.watch(self, Dispatcher.held_now, self._labels)
-                    self._task = self._runtime.spawn(self._run, "opendata-buffer-dispatcher")
+                # Not before a worker asks: taking claims fences any other consumer.
+                self._start()
                 self._condition.notify_all()
                 return
-        request.answer({"op": "refused", "n": request.number, "why": "moved"})
+        self._refuse([request])
 
     def beat(self, tokens: list[int]) -> bool:
         """A worker lives and works on these; False when it must turn to another broker.
 
-        A broker that does not reach the store may have been replaced. Heartbeats that it answered
-        would keep its workers from the next one, which would give their claims away.
+        A broker that does not reach the store may have been replaced. Answered heartbeats would
+        keep its workers from the next broker, where their claims would lapse.
         """
         if not self._is_current():
             return False
@@ -238,8 +206,14 @@ class Dispatcher:
                 # Take the claims over at once: a predecessor that was only suspended would find
                 # no heartbeats and give them away.
                 self._news = True
-                self._task = self._runtime.spawn(self._run, "opendata-buffer-dispatcher")
+                self._start()
         return True
+
+    def _start(self) -> None:
+        if self._task is None:
+            labels = {"queue": metrics.queue_label(self._store.url, self._config.manifest_path)}
+            metrics.claims_held.watch(self, Dispatcher.held_now, labels)
+            self._task = self._runtime.spawn(self._run, "opendata-buffer-dispatcher")
 
     def held_now(self) -> float | None:
         """Batches that workers hold; None while this broker hands out nothing."""
@@ -289,7 +263,7 @@ class Dispatcher:
         finally:
             with self._condition:
                 self._leaving = True
-                waiting: list[ClaimRequest | FinishRequest] = [*self._finishing, *self._claiming]
+                waiting: list[Request] = [*self._finishing, *self._claiming]
             self._refuse(waiting)
             self._end_term()
 
@@ -299,7 +273,7 @@ class Dispatcher:
             now = self._runtime.monotonic()
             times = [*self._heartbeats.lapses.values(), *self._ready.rests.values()]
             if self._claiming:
-                times.append(self._ready.looked_at + POLL_S)
+                times.append(self._ready.read_at + POLL_S)
                 times += [each.until for each in self._claiming]
             if times and min(times) <= now:
                 return
@@ -315,13 +289,13 @@ class Dispatcher:
         for request in finishing:
             this_round.finish(request)
 
-        def look(count: int) -> None:
-            ready.look_for(count, term.consumer, now)
+        def read_more(count: int) -> None:
+            ready.read_more(count, term.consumer, now)
 
-        due = news or now >= ready.looked_at + POLL_S
-        left = this_round.hand_out(claiming, look if due else None)
+        due = news or now >= ready.read_at + POLL_S
+        left = this_round.hand_out(claiming, read_more if due else None)
         term.write(this_round.claims)
-        # Landed: now it may be said, and acted on.
+        # It is stored: only now it is answered, and acted on.
         self._heartbeats.landed(this_round.lapses)
         ready.rests.update(this_round.rests)
         self._ended.update(this_round.ended)
@@ -329,8 +303,8 @@ class Dispatcher:
             del self._ended[next(iter(self._ended))]
         metrics.claims_lapsed.add(this_round.lapsed)
         self._heartbeats.forget(this_round.claims.held)
-        for answer, body in this_round.responses:
-            answer(body)
+        for respond in this_round.responses:
+            respond()
         return left
 
     def _ensure_term(self) -> DispatcherTerm:
@@ -339,7 +313,7 @@ class Dispatcher:
             raise self._fenced
         if self._term is not None:
             return self._term
-        if not self._may_take():
+        if not self._is_announced():
             # Taken and given up before the claims are written, the queue would seem to have another
             # consumer, and the announced broker would leave it to that one.
             raise TransientStorageError("another broker is announced by now: ask that one")
@@ -347,14 +321,14 @@ class Dispatcher:
         claims, ready = term.claims, self._ready
         # Where the claims were deleted, tokens are drawn again that named other claims before.
         self._ended = {token: how for token, how in self._ended.items() if token <= claims.tokens}
-        self._last_epoch = term.epoch
+        self._last_epoch = claims.epoch
         ready.begin(term.first)
         now = self._runtime.monotonic()
         self._heartbeats.begin(claims.held, now)
         self._term = term
         # What is held or done must be known, to be handed out again or acknowledged.
         needed = max([claims.frontier, *(key + 1 for key in claims.held)])
-        while ready.end < needed and ready.look_for(needed - ready.end, term.consumer, now):
+        while ready.end < needed and ready.read_more(needed - ready.end, term.consumer, now):
             pass
         log.info("handing out batches from %d on, epoch %d", claims.frontier, claims.epoch)
         return term
@@ -378,7 +352,7 @@ class Dispatcher:
             return
         self._ready.drop_before(frontier)
 
-    def _fail(self, requests: list[ClaimRequest | FinishRequest], error: BaseException) -> None:
+    def _fail(self, requests: list[Request], error: BaseException) -> None:
         """A round has not landed, or that is not known: begin anew from what storage holds."""
         self._end_term()
         if isinstance(error, Fenced):
@@ -397,21 +371,19 @@ class Dispatcher:
             log.error("the dispatcher begins anew", exc_info=error)
         body = error_body(error)
         for request in requests:
-            request.answer({"op": "failed", "n": request.number, "error": body})
+            request.respond("failed", error=body)
         if self._fenced is None:
             self._runtime.sleep(RETRY_S)
 
     def _was_fenced_by_a_replaced_broker(self) -> bool:
         """Whether this dispatcher was fenced by that of a broker that will step down.
 
-        A broker that was suspended takes the claims over on a heartbeat, before it finds that
-        another one is announced. It steps down then, and no broker would hand out batches.
+        A broker that was suspended takes the claims over on a heartbeat, before it reads that
+        another one is announced. It then steps down, and no broker would hand out batches.
         """
         until = self._runtime.monotonic() + REPLACED_S
         with self._condition:
-            while not self._leaving and (left := until - self._runtime.monotonic()) > 0:
-                self._condition.wait(left)
-            if self._leaving:
+            if wait_for(self._runtime, self._condition, lambda: self._leaving, until=until):
                 return False
         try:
             found = stored_epoch(self._store, self._config, self._runtime)
@@ -420,9 +392,9 @@ class Dispatcher:
             log.warning("what fenced the dispatcher is not known: %s", error)
             return False
 
-    def _refuse(self, requests: list[ClaimRequest | FinishRequest]) -> None:
+    def _refuse(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            request.answer({"op": "refused", "n": request.number, "why": "moved"})
+            request.respond("refused", why="moved")
 
     def _end_term(self) -> None:
         term, self._term = self._term, None

@@ -10,17 +10,11 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
 from dataclasses import fields, replace
 
-from opendata_buffer.broker.broker import Service, SharedQueue
+from opendata_buffer.broker.broker import Broker, SharedQueue
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
-from opendata_buffer.broker.discovery_record import (
-    SECRET_BYTES,
-    DiscoveryRecord,
-    Lease,
-    Watch,
-)
+from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.network import ListeningPort, Network
 from opendata_buffer.broker.secure_channel import ProtocolError
@@ -41,34 +35,26 @@ BEAT_S = 2.0
 """Between two renewals of the record."""
 
 SILENT_S = 2.5 * BEAT_S
-"""A broker that is not reached is dead when its record was not renewed for so long. One that
-other processes reach goes on renewing it, and is left alone."""
+"""A broker that is not reached is dead when its record was not renewed for so long. One that other
+processes reach goes on renewing it, and is left alone."""
 
 LATE_S = 1.5 * BEAT_S
 """A renewal so long after the last one shows that this broker was suspended, or did not reach the
 store: it may have missed heartbeats of workers."""
 
 STAND_BY_S = 1.0
-"""Between two looks at the broker that serves."""
+"""Between two reads of the record while another broker serves."""
 
 DOUBT_S = 0.5
-"""Between two looks whether another broker is announced, however many races are lost."""
+"""Between two reads that show whether another broker is announced, however many races are lost."""
 
 REFUSED_S = 0.2
 """Between the first refused connection and the second, which proves the process has ended."""
 
 
 class LeaderElection:
-    """Runs a broker in this process while no other process does.
-
-    Args:
-        store: Where the queue lives.
-        config: The queue.
-        runtime: Clocks, threads, names.
-        network: Opens this broker's port, and a connection to another broker to see whether it
-            lives.
-        entropy: Gives random bytes.
-    """
+    """Runs a broker in this process while no other process does. ``network`` opens its port, and
+    the connections that show whether another broker lives."""
 
     def __init__(
         self,
@@ -76,25 +62,27 @@ class LeaderElection:
         config: QueueConfig,
         runtime: Runtime,
         network: Network,
-        entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._store = store
         self._config = config
         self._runtime = runtime
         self._network = network
-        self._entropy = entropy
         self._lease = Lease(store, config, runtime)
-        self._watch = Watch()
+        # The record as last read, and since when it has not changed, by this process's clock.
+        self._seen: DiscoveryRecord | None = None
+        self._seen_since = 0.0
         self._condition = runtime.condition()
         self._doubted = False
         self._stopping = False
         self._port: ListeningPort | None = None
-        self._service: Service | None = None
+        self.broker: Broker | None = None
+        """The broker, while it serves."""
         self._mine: DiscoveryRecord | None = None
         self._is_open = False
         self._beaten_at = 0.0
         self._steady_at = 0.0
-        self._failure: OpenDataBufferError | None = None
+        self.failure: OpenDataBufferError | None = None
+        """Why it last did not serve: an address that cannot be used, a prefix of another queue."""
         self._id = runtime.ulid()
         self._task: Task = runtime.spawn(self._run, "opendata-buffer-broker-host")
 
@@ -106,18 +94,8 @@ class LeaderElection:
     @property
     def stands_by_for(self) -> DiscoveryRecord | None:
         """The record of the other broker that serves, as last read."""
-        seen = self._watch.seen
+        seen = self._seen
         return None if self._mine is not None or seen is None or not seen.serves else seen
-
-    @property
-    def failure(self) -> OpenDataBufferError | None:
-        """Why it last did not serve: an address that cannot be used, a prefix of another queue."""
-        return self._failure
-
-    @property
-    def service(self) -> Service | None:
-        """The service, while it serves."""
-        return self._service
 
     def stop(self, timeout: float | None = None) -> None:
         """Step down and take the address out of the record: the next broker need not wait."""
@@ -143,7 +121,7 @@ class LeaderElection:
                     # A port that is taken, a queue that needs an operator: it may be repaired while
                     # this process lives.
                     log.error("broker of %s does not serve: %s", self._store.url, error)
-                    self._failure = error
+                    self.failure = error
                     wait = SILENT_S
                 except Exception:
                     # No thread left, or a bug. If this thread ended, the process would never serve.
@@ -184,12 +162,12 @@ class LeaderElection:
 
     def _stand_by(self) -> float:
         announced = self._lease.read()
-        quiet = self._watch.look(announced, self._runtime.monotonic())
+        now = self._runtime.monotonic()
+        if announced != self._seen:
+            self._seen, self._seen_since = announced, now
         if announced is not None and announced.serves:
-            alive = self._is_alive(announced)
-            if alive is None and quiet < SILENT_S:
-                return STAND_BY_S
-            if alive:
+            is_alive = self._is_alive(announced)
+            if is_alive or (is_alive is None and now - self._seen_since < SILENT_S):
                 return STAND_BY_S
         return self._take_over(announced)
 
@@ -214,13 +192,13 @@ class LeaderElection:
             term=0,
             id=self._id,
             address=self._port.address,
-            secret=self._entropy(SECRET_BYTES),
+            secret=secrets.token_bytes(SECRET_BYTES),
             certificate=self._port.certificate,
             seen_ms=self._runtime.now_ms(),
         )
         claim = claim_for_writing(self._store, self._config, runtime=self._runtime)
         queue = SharedQueue(self._store, self._config, runtime=self._runtime, claim=claim)
-        service = Service(
+        broker = Broker(
             queue,
             self._runtime,
             self._config.data_path_prefix,
@@ -233,21 +211,20 @@ class LeaderElection:
                 self._is_announced,
                 lambda: not self._is_cut_off(),
                 self._steady_since,
-                self._is_announced,
             ),
         )
         try:
-            service.start()
+            broker.start()
             taken = self._lease.take(wanted, announced)
         except BaseException:
-            service.stop()
+            broker.stop()
             raise
         if taken is None:
-            service.stop()
+            broker.stop()
             return STAND_BY_S
-        self._service, self._mine = service, taken
+        self.broker, self._mine = broker, taken
         self._beaten_at = self._steady_at = self._runtime.monotonic()
-        self._port.open(service, taken)
+        self._port.open(broker, taken)
         self._is_open = True
         log.info("serving as the broker: %s", taken)
         return BEAT_S
@@ -260,16 +237,16 @@ class LeaderElection:
         return mine is not None and mine.same_broker(announced)
 
     def _doubt(self) -> None:
-        """Another writer was faster: look at once whether it is another broker."""
+        """Another writer was faster: read at once whether it is another broker."""
         with self._condition:
             self._doubted = True
             self._condition.notify_all()
 
     def _step_down(self) -> None:
-        service, self._service, self._mine, self._is_open = self._service, None, None, False
-        if service is not None:
+        broker, self.broker, self._mine, self._is_open = self.broker, None, None, False
+        if broker is not None:
             # What waits is refused: its clients know at once that it was not appended.
-            service.stop(timeout=5)
+            broker.stop(timeout=5)
         if self._port is not None:
             self._port.shut()
 

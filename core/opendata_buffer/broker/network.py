@@ -11,7 +11,7 @@ from typing import Protocol
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync import client as websockets_client
 
-from opendata_buffer.broker.broker import Service
+from opendata_buffer.broker.broker import Broker
 from opendata_buffer.broker.client import (
     CONNECT_S,
     Channel,
@@ -25,8 +25,6 @@ from opendata_buffer.broker.server import Listen, WebSocketPort, close_in_childr
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
-_ONE_MACHINE = ("file", "memory")
-
 
 class ListeningPort(Protocol):
     """Where clients connect to a broker."""
@@ -38,7 +36,7 @@ class ListeningPort(Protocol):
         """For the discovery record."""
         ...
 
-    def open(self, service: Service, broker_record: DiscoveryRecord) -> None:
+    def open(self, broker: Broker, broker_record: DiscoveryRecord) -> None:
         """Serve the clients of one term."""
         ...
 
@@ -55,38 +53,27 @@ class Network(Protocol):
     """Connections to brokers, and a port for a broker of this process."""
 
     def connect(self, broker_record: DiscoveryRecord) -> Connection:
-        """A connection to the announced broker.
-
-        Raises:
-            ChannelClosed: It is not reached.
-            ProtocolError: The process that answers is not the announced broker.
-        """
+        """A connection to the announced broker. Raises ChannelClosed where it is not reached,
+        ProtocolError where another process answers."""
         ...
 
     def listen(self) -> ListeningPort:
-        """A port of this process.
-
-        Raises:
-            InvalidInput: The address cannot be used.
-        """
+        """A port of this process. Raises InvalidInput where the address cannot be used."""
         ...
 
 
 class WebSocketNetwork:
-    """The real network.
-
-    Args:
-        runtime: Clock and threads.
-        listen: Where a broker of this process listens.
-    """
+    """The real network; ``listen`` is where a broker of this process listens."""
 
     def __init__(self, runtime: Runtime, listen: Listen | None = None) -> None:
         self._runtime = runtime
         self._listen = listen or Listen()
 
     def connect(self, broker_record: DiscoveryRecord) -> Connection:
-        """See :class:`Network`."""
-        return connect(broker_record, self._runtime)
+        """See :class:`Network`. It takes :data:`.CONNECT_S` at most."""
+        channel = dial(broker_record, CONNECT_S)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        return Connection(channel, broker_record, self._runtime, nonce)
 
     def listen(self) -> ListeningPort:
         """See :class:`Network`."""
@@ -94,33 +81,18 @@ class WebSocketNetwork:
 
 
 def listen_for(store: Store) -> Listen:
-    """Where a broker listens by default: whoever reaches the store reaches it.
+    """Where a broker listens by default: every process that reaches the store reaches it.
 
     A loopback address in the record of a queue that machines share would mean another process on
-    each of them: refused there, the broker would be taken for dead.
+    each of them: refused there, the broker would be replaced.
     """
-    on_one_machine = store.url.partition("://")[0] in _ONE_MACHINE
+    on_one_machine = store.url.startswith(("file://", "memory://"))
     return Listen() if on_one_machine else Listen(host="0.0.0.0")
 
 
-def connect(broker_record: DiscoveryRecord, runtime: Runtime) -> Connection:
-    """A connection to the announced broker.
-
-    Raises:
-        ChannelClosed: It cannot be reached within :data:`.CONNECT_S`, or sends nothing.
-        ProtocolError: The process that answers is not the announced broker.
-    """
-    channel = dial(broker_record, CONNECT_S)
-    return Connection(channel, broker_record, runtime, secrets.token_bytes(NONCE_BYTES))
-
-
 def dial(broker_record: DiscoveryRecord, timeout: float) -> Channel:
-    """A channel to the announced address, within ``timeout`` seconds.
-
-    Raises:
-        ChannelRefused: No process listens there.
-        ChannelClosed: It cannot be reached.
-    """
+    """A channel to the announced address, within ``timeout`` seconds. Raises ChannelRefused where
+    no process listens there, ChannelClosed where it is not reached."""
     scheme = "wss" if broker_record.certificate else "ws"
     stack = ExitStack()
     try:

@@ -5,19 +5,21 @@ client     ``append``: entries to append in one piece; ``renew``: it waits on; `
            write the manifest itself; ``claim``, ``finish`` and ``beat`` of a worker; ``ping``;
            ``stats``
 broker     ``done``: appended at a sequence; ``refused``: surely not appended, ask again;
-           ``lost``: storage gave no answer, look whether it is there; ``failed``: what the
+           ``lost``: storage gave no answer, search for it; ``failed``: what the
            queue raised; ``given``: a pause begins; ``claimed``, ``finished`` and ``beaten`` to a
            worker; ``pong``; ``stats``
 =========  =====================================================================================
 
-**Until when a broker may append.** A client that gets no answer turns to another broker, which
-looks whether the append has landed, and appends it if not. A broker that was only slow must not
-append it after that. So each message of a broker carries its clock, and a request carries the
-clock it heard last and for how long it holds: the broker does not begin a write for a request
-that is older than that by its own clock. The client has waited that long on its own clock
-before it asks anybody else. While it waits and hears the broker, it renews the request by the
-newest clock it heard, and counts from then itself. No two clocks are ever compared, they only have
-to run equally fast.
+Messages are input: what reads them raises ProtocolError where a field is missing, of another type
+or out of bounds.
+
+**Until when a broker may append.** A client that gets no answer asks another broker, which appends
+what has not landed. The first one, if it was only slow, must not append it after that. So each
+message of a broker carries its clock, and a request carries the last one that its client received,
+and for how long it holds: the broker does not begin a write for a request that is older than that
+by its own clock. The client waits as long on its own clock before it asks another broker. While it
+waits and receives messages, it renews the request by the newest clock, and counts from then itself.
+No two clocks are ever compared, they only have to run equally fast.
 """
 
 from __future__ import annotations
@@ -45,24 +47,53 @@ MAX_OPEN_REQUESTS = 64
 MAX_LOCATION_CHARS = 2_048
 
 
-@dataclass(frozen=True, slots=True)
-class AppendRequest:
-    """One append as a client asks for it.
+Responder: TypeAlias = Callable[[dict[str, Any]], None]
+"""Takes the answer to a request, as a message's body; called once, by any thread."""
 
-    Attributes:
-        number: Of the request on its connection; the answer carries it.
-        entries: What to append, contiguous and in order, all or none.
-        heard: The broker's own clock, as the client last heard it.
-        valid_ms: For how long after that a write may begin.
-        since: Where an earlier attempt may have landed: at this sequence or later. None when
-            there was none.
-    """
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What a client asks for, by its number on the client's connection."""
 
     number: int
+    answer: Responder
+
+    def respond(self, op: str, **body: Any) -> None:
+        """Answer it."""
+        self.answer({"op": op, "n": self.number, **body})
+
+
+@dataclass(slots=True, eq=False)
+class AppendRequest(Request):
+    """Entries to append, contiguous and in order, all or none.
+
+    Attributes:
+        heard: The broker's own clock, as the client last received it. Renewed while it waits.
+        valid_ms: For how long after that a write may begin.
+        since: An earlier attempt may have landed at this sequence or later; None for no attempt.
+    """
+
     entries: tuple[NewEntry, ...]
     heard: Moment
     valid_ms: int
     since: int | None = None
+
+    def is_late(self, now: Moment) -> bool:
+        """Whether no write of it may begin any more."""
+        # A clock that runs backwards tells no age: the client sends the request again.
+        return not self.heard.precedes(now) or self.heard.age_ms(now) > self.valid_ms
+
+
+@dataclass(slots=True, eq=False)
+class PauseRequest(Request):
+    """A client asks for a pause, to write the manifest itself.
+
+    Attributes:
+        writes: For how many of the broker's reads and writes: one more after each lost race of
+            the client, which may be slower than the broker.
+    """
+
+    writes: int
 
 
 def append_body(
@@ -91,12 +122,10 @@ def metadata_body(metadata: Sequence[Metadata]) -> list[list[Any]]:
     ]
 
 
-def parse_append(body: Mapping[str, Any], data_path_prefix: str) -> AppendRequest:
-    """An append out of a message.
-
-    Raises:
-        ProtocolError: A field is missing, of another type or out of bounds.
-    """
+def parse_append(
+    body: Mapping[str, Any], data_path_prefix: str, answer: Responder
+) -> AppendRequest:
+    """An append out of a message."""
     number, valid_ms = whole(body, "n"), whole(body, "valid_ms")
     since = None if body.get("since") is None else whole(body, "since")
     rows = body.get("entries")
@@ -104,6 +133,7 @@ def parse_append(body: Mapping[str, Any], data_path_prefix: str) -> AppendReques
         raise ProtocolError(f"an append has no list of 1 to {MAX_ENTRIES} entries")
     return AppendRequest(
         number,
+        answer,
         tuple(_entry(row, data_path_prefix) for row in rows),
         moment_of(body.get("clock")),
         min(valid_ms, VALID_MS),
@@ -134,11 +164,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def parse_metadata(rows: Sequence[Any]) -> tuple[Metadata, ...]:
-    """Ranges of metadata out of a message.
-
-    Raises:
-        ProtocolError: One of them is none.
-    """
+    """Ranges of metadata out of a message."""
     return tuple(_metadata(each) for each in rows)
 
 
@@ -155,11 +181,7 @@ def _metadata(row: Any) -> Metadata:
 
 
 def parse_renewal(body: Mapping[str, Any]) -> list[int]:
-    """The numbers of the requests that are to hold on.
-
-    Raises:
-        ProtocolError: They are none.
-    """
+    """The numbers of the requests that are to hold on."""
     numbers = body.get("n")
     if isinstance(numbers, list) and len(numbers) <= MAX_OPEN_REQUESTS:
         return [each for each in numbers if isinstance(each, int)]
@@ -172,11 +194,7 @@ def clock_body(now: Moment) -> list[float]:
 
 
 def moment_of(clock: Any) -> Moment:
-    """A broker's clock as it comes back to it.
-
-    Raises:
-        ProtocolError: It is none.
-    """
+    """A broker's clock as it comes back to it."""
     match clock:
         # Within bounds: an age is computed from it in the middle of a write for all clients.
         case [int() | float() as monotonic, int(wall_ms)] if (
@@ -200,11 +218,7 @@ def error_body(error: BaseException) -> dict[str, Any]:
 
 
 def error_of(body: Any) -> OpenDataBufferError:
-    """The error that a broker raised, for the caller of the client.
-
-    Raises:
-        ProtocolError: It is none that this release knows.
-    """
+    """The error that a broker raised, for the caller of the client."""
     match body:
         case {"name": str(name), "text": str(text), "values": dict(values)} if (
             name in errors.__all__
@@ -229,19 +243,12 @@ def _plain(value: object) -> bool:
 
 
 def whole(body: Mapping[str, Any], name: str) -> int:
-    """A field that is a whole number and not negative.
-
-    Raises:
-        ProtocolError: It is missing or none.
-    """
+    """A field that is a whole number and not negative."""
     value = body.get(name)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63:
         return value
     raise ProtocolError(f"a message has no whole number {name!r}")
 
-
-Responder: TypeAlias = Callable[[dict[str, Any]], None]
-"""Takes the answer to a request, as a message's body."""
 
 MAX_CLAIMED = 1_000
 MAX_WAIT_MS = 60_000
@@ -251,61 +258,47 @@ MAX_REASON_CHARS = 4_096
 
 
 @dataclass(slots=True, eq=False)
-class ClaimRequest:
+class ClaimRequest(Request):
     """A worker asks for batches.
 
     Attributes:
-        number: Of the request.
         most: Batches, at most.
         until: When to answer with none, monotonic seconds.
-        worker: Its name.
         timeout_ms: Without a heartbeat for so long, its batches go to another worker.
         max_deliveries: A batch that was handed out so often goes to the quarantine instead.
-        answer: Takes the answer.
-        waits: Whether the worker still waits for it.
+        waits: Whether the worker still waits for the answer.
     """
 
-    number: int
     most: int
     until: float
     worker: str
     timeout_ms: int
     max_deliveries: int
-    answer: Responder
     waits: Callable[[], bool] = lambda: True
 
 
 @dataclass(slots=True, eq=False)
-class FinishRequest:
+class FinishRequest(Request):
     """A worker has done a batch, releases it, or rejects it.
 
     Attributes:
-        number: Of the request.
         how: ``done``, ``release`` or ``reject``.
-        sequence: Which batch.
         token: Of the claim.
         reason: Of a rejection.
         rest_ms: Of a release: not to be handed out again before.
-        answer: Takes the answer.
     """
 
-    number: int
     how: str
     sequence: int
     token: int
     reason: str
     rest_ms: int
-    answer: Responder
 
 
 def parse_claim(
     body: Mapping[str, Any], now: float, answer: Responder, waits: Callable[[], bool] = lambda: True
 ) -> ClaimRequest:
-    """A claim out of a message.
-
-    Raises:
-        ProtocolError: A field is missing or out of bounds.
-    """
+    """A claim out of a message."""
     match body:
         case {"worker": str(worker)} if len(worker) <= MAX_NAME_CHARS:
             return ClaimRequest(
@@ -321,12 +314,8 @@ def parse_claim(
     raise ProtocolError("a claim does not name its worker")
 
 
-def parse_finish(body: Mapping[str, Any], now: float, answer: Responder) -> FinishRequest:
-    """The end of a claim out of a message.
-
-    Raises:
-        ProtocolError: A field is missing or out of bounds.
-    """
+def parse_finish(body: Mapping[str, Any], answer: Responder) -> FinishRequest:
+    """The end of a claim out of a message."""
     match body:
         case {"how": "done" | "release" | "reject" as how, "reason": str(reason)}:
             return FinishRequest(
@@ -342,11 +331,7 @@ def parse_finish(body: Mapping[str, Any], now: float, answer: Responder) -> Fini
 
 
 def parse_beat(body: Mapping[str, Any]) -> list[int]:
-    """The tokens of a heartbeat.
-
-    Raises:
-        ProtocolError: They are none.
-    """
+    """The tokens of a heartbeat."""
     match body.get("tokens"):
         case [*tokens] if all(type(each) is int for each in tokens):
             return tokens

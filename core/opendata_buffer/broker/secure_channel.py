@@ -7,13 +7,14 @@
     broker  welcome   {"proof": HMAC(secret, "broker", A, B)}
     then, both ways   16 bytes of HMAC(key, direction, count, body), body
 
-The secret never travels: each side shows that it knows it by answering the other's nonce, and
-the key of the messages is made from both nonces, so nothing recorded from one connection is good
-for another. ``count`` numbers the messages of one direction: one that is changed, left out,
-repeated or moved does not verify, and ends the connection with nothing done.
+The secret never travels: each side shows that it knows it by answering the other's nonce, and the
+key of the messages is made from both nonces, so nothing recorded from one connection is good for
+another. ``count`` numbers the messages of one direction: one that is changed, left out, repeated or
+moved does not verify. Whatever does not verify raises ProtocolError, and its connection is closed
+with nothing done.
 
-Bodies are JSON objects. Without TLS they can be read on the way; they hold locations of batches
-and metadata of producers, no records.
+Bodies are JSON objects. Without TLS they can be read on the way; they hold locations of batches and
+metadata of producers, no records.
 """
 
 from __future__ import annotations
@@ -40,11 +41,14 @@ class ProtocolError(OpenDataBufferError):
 
 
 class _End:
-    """What both ends share once the handshake is over."""
+    """What both ends share: the discovery record's secret and term, and the messages."""
 
-    def __init__(self, sends: bytes, receives: bytes) -> None:
+    _sends: bytes
+    _receives: bytes
+
+    def __init__(self, secret: bytes, term: int, nonce: bytes) -> None:
+        self._secret, self._term, self._nonce = secret, term, nonce
         self._key = b""
-        self._sends, self._receives = sends, receives
         self._sent = self._received = 0
 
     @property
@@ -53,11 +57,7 @@ class _End:
         return bool(self._key)
 
     def seal(self, body: Mapping[str, Any]) -> bytes:
-        """The next message to send.
-
-        Raises:
-            ProtocolError: It is larger than the other side accepts.
-        """
+        """The next message to send. Raises ProtocolError where it has more bytes than are read."""
         data = json.dumps(body, separators=(",", ":")).encode()
         if _TAG_BYTES + len(data) > MAX_MESSAGE_BYTES:
             raise ProtocolError(
@@ -69,11 +69,7 @@ class _End:
         return tag + data
 
     def open(self, message: bytes) -> dict[str, Any]:
-        """The body of the next message received.
-
-        Raises:
-            ProtocolError: It does not verify, or is no JSON object. Close the connection.
-        """
+        """The body of the next message received."""
         tag, data = message[:_TAG_BYTES], message[_TAG_BYTES:]
         if not hmac.compare_digest(tag, self._tag(self._receives, self._received, data)):
             raise ProtocolError(
@@ -89,28 +85,16 @@ class _End:
 
 
 class BrokerEnd(_End):
-    """The broker's end of one connection.
+    """The broker's end of one connection."""
 
-    Args:
-        secret: Of the announcement.
-        term: Of the announcement.
-        nonce: Random bytes, :data:`NONCE_BYTES` of them.
-    """
-
-    def __init__(self, secret: bytes, term: int, nonce: bytes) -> None:
-        super().__init__(b"broker", b"client")
-        self._secret, self._term, self._nonce = secret, term, nonce
+    _sends, _receives = b"broker", b"client"
 
     def hello(self) -> bytes:
         """The first message, the broker's."""
         return _line({"v": _VERSION, "term": self._term, "nonce": self._nonce.hex()})
 
     def welcome(self, prove: bytes) -> bytes:
-        """The answer to the client's message, which shows that it knows the secret.
-
-        Raises:
-            ProtocolError: It does not. Close the connection, and say nothing more.
-        """
+        """The answer to the client's message, which shows that it knows the secret."""
         message = _handshake(prove)
         theirs, shown = _bytes(message, "nonce"), _bytes(message, "proof")
         expected = proof(self._secret, b"client", self._nonce, theirs)
@@ -121,25 +105,13 @@ class BrokerEnd(_End):
 
 
 class ClientEnd(_End):
-    """The client's end of one connection.
+    """The client's end of one connection."""
 
-    Args:
-        secret: Of the announcement.
-        term: Of the announcement.
-        nonce: Random bytes, :data:`NONCE_BYTES` of them.
-    """
-
-    def __init__(self, secret: bytes, term: int, nonce: bytes) -> None:
-        super().__init__(b"client", b"broker")
-        self._secret, self._term, self._nonce = secret, term, nonce
-        self._theirs = b""
+    _sends, _receives = b"client", b"broker"
+    _theirs = b""
 
     def prove(self, hello: bytes) -> bytes:
-        """The answer to the broker's first message.
-
-        Raises:
-            ProtocolError: The other side is a broker of another term, or none.
-        """
+        """The answer to the broker's first message."""
         message = _handshake(hello)
         if message.get("term") != self._term:
             raise ProtocolError(
@@ -153,11 +125,7 @@ class ClientEnd(_End):
         return _line({"v": _VERSION, "nonce": self._nonce.hex(), "proof": shown.hex()})
 
     def finish(self, welcome: bytes) -> None:
-        """Check the broker's answer; messages can be sent after it.
-
-        Raises:
-            ProtocolError: The other side does not know the secret.
-        """
+        """Check the broker's answer; messages can be sent after it."""
         shown = _bytes(_object(welcome[:MAX_HANDSHAKE_BYTES]), "proof")
         expected = proof(self._secret, b"broker", self._theirs, self._nonce)
         if not hmac.compare_digest(shown, expected):

@@ -21,12 +21,13 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.server import ServerProtocol
 
-from opendata_buffer.broker.broker import Body, PauseRequest, PendingAppend, Service
+from opendata_buffer.broker.broker import Body, Broker
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.protocol import (
     MAX_OPEN_REQUESTS,
-    ClaimRequest,
-    FinishRequest,
+    AppendRequest,
+    PauseRequest,
     moment_of,
     parse_append,
     parse_beat,
@@ -49,89 +50,76 @@ from opendata_buffer.runtime import Moment, Runtime, Task
 class Session:
     """One client's connection, without the network: does what each message asks for.
 
-    Args:
-        service: The broker.
-        end: The broker's end of the channel.
-        send: Takes the body of an answer, from any thread; must not block. The transport seals
-            bodies in the order in which it sends them.
+    ``send`` takes the body of an answer from any thread, and must not block. The transport seals
+    bodies in the order in which it sends them.
     """
 
-    def __init__(self, service: Service, end: BrokerEnd, send: Callable[[Body], None]) -> None:
-        self._service = service
+    def __init__(self, broker: Broker, end: BrokerEnd, send: Callable[[Body], None]) -> None:
+        self._broker = broker
         self._end = end
         self._send = send
-        self._lock = service.lock()
+        self._lock = broker.runtime.condition()
         self._open = 0
-        self._pending: dict[int, PendingAppend] = {}
+        self._pending: dict[int, AppendRequest] = {}
         self._closed = False
 
     def welcome(self, prove: bytes) -> bytes:
-        """Answer the client's handshake; its messages may follow.
-
-        Raises:
-            ProtocolError: It does not know the secret.
-        """
+        """Answer the client's handshake; its messages may follow."""
         answer = self._end.welcome(prove)
-        self._service.sessions += 1
+        self._broker.sessions += 1
         return answer
 
     def received(self, message: bytes) -> None:
-        """Take the client's next message.
-
-        Raises:
-            ProtocolError: Close the connection; nothing of the message was done.
-        """
+        """Do what the client's next message asks for, or nothing where it raises ProtocolError."""
         body = self._end.open(message)
         match body.get("op"):
             case "append":
-                request = parse_append(body, self._service.data_path_prefix)
+                append = parse_append(body, self._broker.data_path_prefix, self._answer)
+                self._begin(append)
+                self._broker.submit(append, len(message))
+            case "claim":
+                now = self._broker.runtime.monotonic()
+                claim = parse_claim(body, now, self._answer, lambda: not self._closed)
                 self._begin()
-                self._service.submit(self, request, len(message))
-            case "claim" | "finish" | "beat" as op:
-                dispatcher = self._service.dispatcher
-                if dispatcher is None:
-                    raise ProtocolError("this broker hands out no batches")
-                if op == "beat":
-                    # A worker relies on its claims by answered heartbeats only, and notices by
-                    # missing answers that a broker is gone.
-                    if dispatcher.beat(parse_beat(body)):
-                        self._say({"op": "beaten", "n": whole(body, "n")})
-                    else:
-                        self._say({"op": "refused", "n": whole(body, "n"), "why": "moved"})
-                    return
-                now = self._service.now()
-                work: ClaimRequest | FinishRequest
-                if op == "claim":
-                    work = parse_claim(body, now, self.answer, lambda: not self._closed)
-                else:
-                    work = parse_finish(body, now, self.answer)
+                self._dispatcher.submit(claim)
+            case "finish":
+                finish = parse_finish(body, self._answer)
                 self._begin()
-                dispatcher.submit(work)
+                self._dispatcher.submit(finish)
+            case "beat":
+                # Answered: a worker relies on its claims by answered heartbeats only, and learns
+                # by missing answers that a broker is gone.
+                lives = self._dispatcher.beat(parse_beat(body))
+                answer = {"op": "beaten"} if lives else {"op": "refused", "why": "moved"}
+                self._say({**answer, "n": whole(body, "n")})
             case "pause":
                 self._begin()
                 writes = whole(body, "writes")
-                self._service.ask_pause(PauseRequest(self, whole(body, "n"), writes))
+                self._broker.ask_pause(PauseRequest(whole(body, "n"), self._answer, writes))
             case "renew":
                 self._renew(parse_renewal(body), moment_of(body.get("clock")))
             case "ping":
-                self._say({"op": "pong", "next": self._service.next_sequence})
+                self._say({"op": "pong", "next": self._broker.next_sequence})
             case "stats":
-                self._say({"op": "stats", **self._service.stats()})
+                self._say({"op": "stats", **self._broker.stats()})
             case other:
                 raise ProtocolError(f"a client asks for {str(other)[:50]!r}, which is not known")
 
-    def _begin(self) -> None:
+    @property
+    def _dispatcher(self) -> Dispatcher:
+        if self._broker.dispatcher is None:
+            raise ProtocolError("this broker hands out no batches")
+        return self._broker.dispatcher
+
+    def _begin(self, append: AppendRequest | None = None) -> None:
         with self._lock:
             if self._open >= MAX_OPEN_REQUESTS:
                 raise ProtocolError(
                     f"a client has {self._open} unanswered requests: more are not taken"
                 )
             self._open += 1
-
-    def remember(self, waiting: PendingAppend) -> None:
-        """An append of this session waits for the next write."""
-        with self._lock:
-            self._pending[waiting.request.number] = waiting
+            if append is not None:
+                self._pending[append.number] = append
 
     def _renew(self, numbers: Sequence[int], heard: Moment) -> None:
         """The client waits on: it heard this clock since."""
@@ -141,8 +129,7 @@ class Session:
                 if waiting is not None and waiting.heard.precedes(heard):
                     waiting.heard = heard
 
-    def answer(self, body: Body) -> None:
-        """Answer one request."""
+    def _answer(self, body: Body) -> None:
         with self._lock:
             self._open -= 1
             self._pending.pop(body["n"], None)
@@ -155,11 +142,11 @@ class Session:
                 return
             self._closed = True
         if self._end.ready:
-            self._service.sessions -= 1
+            self._broker.sessions -= 1
 
     def _say(self, body: Body) -> None:
         if not self._closed:
-            self._send({**body, "clock": self._service.clock()})
+            self._send({**body, "clock": self._broker.clock()})
 
 
 log = logging.getLogger(__name__)
@@ -170,8 +157,8 @@ HANDSHAKE_S = 2.0
 MAX_CLIENTS = 10_000
 
 MAX_STRANGERS = 1_000
-"""Connections beyond those of clients that have not shown that they know the secret. More are
-closed at once: connections alone must not use up the files that the process needs for its store."""
+"""Connections beyond those of clients whose handshake is not over. More are closed at once: the
+process needs files for its store."""
 
 PING_S, PONG_S = 20.0, 60.0
 """A silent client is sent a ping, and disconnected without an answer. Not soon: a client that has
@@ -182,20 +169,16 @@ QUEUED_ANSWERS = 1_024
 
 TRY_AGAIN_LATER = 1013
 
-_EVERY_INTERFACE = ("0.0.0.0", "::")
-
 
 @dataclass(frozen=True, slots=True)
 class Listen:
     """Where a broker listens, and how its clients reach it.
 
     Attributes:
-        host: Interface to listen on.
         port: 0 takes a free one.
         advertise: ``host:port`` for clients, where that differs from what is listened on. For
             ``0.0.0.0`` and ``::`` it is this machine's address towards other networks by default.
         certificate: Path of a PEM file for TLS, and ``key`` of its private key.
-        key: See ``certificate``.
     """
 
     host: str = "127.0.0.1"
@@ -206,20 +189,13 @@ class Listen:
 
 
 class WebSocketPort:
-    """A listening port; refuses clients until :meth:`open`.
-
-    Args:
-        listen: Where.
-        runtime: Threads.
-
-    Raises:
-        InvalidInput: The address or the certificate cannot be used.
-    """
+    """A listening port; refuses clients until :meth:`open`. Raises InvalidInput where the address
+    or the certificate cannot be used."""
 
     def __init__(self, listen: Listen, runtime: Runtime) -> None:
         self._listen = listen
         self._loop = asyncio.new_event_loop()
-        self._active: tuple[Service, DiscoveryRecord] | None = None
+        self._active: tuple[Broker, DiscoveryRecord] | None = None
         self._clients: set[ServerConnection] = set()
         self._open: set[ServerConnection] = set()
         self._refused: set[str] = set()
@@ -242,13 +218,13 @@ class WebSocketPort:
 
     @property
     def address(self) -> str:
-        """``host:port`` for the announcement."""
+        """``host:port`` for the discovery record."""
         if self._listen.advertise:
             return self._listen.advertise
         assert self._server is not None
         port = next(iter(self._server.sockets)).getsockname()[1]
         host = self._listen.host
-        if host in _EVERY_INTERFACE:
+        if host in ("0.0.0.0", "::"):
             host = own_address()
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -260,9 +236,9 @@ class WebSocketPort:
             sockets.append(client.transport.get_extra_info("socket"))
         return [each.fileno() for each in sockets]
 
-    def open(self, service: Service, broker_record: DiscoveryRecord) -> None:
+    def open(self, broker: Broker, broker_record: DiscoveryRecord) -> None:
         """Serve the clients of one term."""
-        self._loop.call_soon_threadsafe(self._set_active, (service, broker_record))
+        self._loop.call_soon_threadsafe(self._set_active, (broker, broker_record))
 
     def shut(self) -> None:
         """End the connections and serve no client; the port stays open."""
@@ -289,7 +265,7 @@ class WebSocketPort:
         self._thread.join(10)
         self._loop.close()
 
-    def _set_active(self, active: tuple[Service, DiscoveryRecord] | None) -> None:
+    def _set_active(self, active: tuple[Broker, DiscoveryRecord] | None) -> None:
         self._active = active
         self._refused.clear()
 
@@ -365,10 +341,10 @@ class WebSocketPort:
         if active is None or len(self._clients) >= self._most_clients:
             await client.close(TRY_AGAIN_LATER)
             return
-        service, broker_record = active
+        broker, broker_record = active
         self._clients.add(client)
         try:
-            await self._talk(client, service, broker_record)
+            await self._talk(client, broker, broker_record)
         except ProtocolError as error:
             self._log_once(client, error)
             client.transport.abort()
@@ -376,7 +352,7 @@ class WebSocketPort:
             self._clients.discard(client)
 
     async def _talk(
-        self, client: ServerConnection, service: Service, broker_record: DiscoveryRecord
+        self, client: ServerConnection, broker: Broker, broker_record: DiscoveryRecord
     ) -> None:
         end = BrokerEnd(broker_record.secret, broker_record.term, secrets.token_bytes(NONCE_BYTES))
         outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -392,7 +368,7 @@ class WebSocketPort:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(put, body)
 
-        session = Session(service, end, send)
+        session = Session(broker, end, send)
         writer = None
         try:
             await client.send(end.hello())
@@ -438,10 +414,9 @@ _socket_owners: WeakSet[SocketOwner] = WeakSet()
 def close_in_children(owner: SocketOwner) -> None:
     """A child that is forked from now on does not keep the sockets of ``owner``.
 
-    The kernel closes a connection, or a port, when its last holder does. A child that kept the
-    sockets of its parent would make a parent that was killed look alive: clients would wait for
-    an answer instead of seeing the connection end, and the port would accept connections that
-    no process serves.
+    The kernel closes a connection, or a port, when its last holder does. Kept by a child, the
+    sockets of a killed parent would seem alive: clients would wait for an answer, and the port
+    would accept connections that no process serves.
     """
     _socket_owners.add(owner)
 
@@ -477,11 +452,8 @@ def own_address() -> str:
 
 
 def _name_of_size() -> str | None:
-    """What the limit of a connection is called, by which it may be raised later.
-
-    It is documented as an argument only, and its name changed between versions: None where it has
-    neither of the known ones.
-    """
+    """The attribute that limits a connection's messages, to be raised later; None where it is not
+    known. It is documented as an argument only, and its name changed between versions."""
     protocol = ServerProtocol(max_size=1)
     names = ("max_message_size", "max_size")
     return next((name for name in names if getattr(protocol, name, None) == 1), None)

@@ -1,8 +1,8 @@
 """Claims batches, and finishes, releases or rejects them.
 
 Several workers share one queue: each batch is handed to one of them, oldest first, and to another
-one when it is released or its worker's heartbeats stop. Kafka calls that a share group, SQS a
-visibility timeout. A batch is done at least once; twice only after a claim lapsed.
+one when it is released or its worker's heartbeats stop (Kafka: share group, SQS: visibility
+timeout). A batch is done at least once; twice only after a claim lapsed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from weakref import WeakValueDictionary
 
 from opendata_buffer.broker.client import Connection, Lost, Refused
@@ -22,6 +21,7 @@ from opendata_buffer.broker.discovery import Discovery
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
 from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_metadata
+from opendata_buffer.concurrency import Closeable
 from opendata_buffer.config import WorkerConfig
 from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle, PooledBatch
@@ -46,10 +46,9 @@ class Claim:
     """What a worker knows of its claim of a batch. Pure.
 
     Attributes:
-        sequence: Of the batch.
         token: Drawn for this claim alone; names it to the broker.
-        beaten: When the last heartbeat was sent that a broker answered; before the first one,
-            when the claim was asked for.
+        beaten: When the last answered heartbeat was sent; before the first one, when the claim was
+            asked for.
         asked: An attempt to end it may have been stored: its answer was lost.
         over: It has ended, and that is known.
     """
@@ -65,13 +64,8 @@ class Claim:
         return self.beaten.precedes(now) and self.beaten.age_ms(now) < timeout_ms
 
     def end(self, how: str, *, reason: str = "", rest_ms: int = 0) -> dict[str, Any]:
-        """The request that ends it.
-
-        Args:
-            how: ``done``, ``release`` or ``reject``.
-            reason: Of a rejection.
-            rest_ms: Of a release: not to be handed out again before.
-        """
+        """The request that ends it by ``done``, ``release`` or ``reject``. A released batch is not
+        handed out again before ``rest_ms`` milliseconds."""
         return {
             "op": "finish",
             "n": 0,
@@ -83,53 +77,27 @@ class Claim:
         }
 
 
-LOOK_S = 0.25
-"""Between two looks for a broker."""
+SEARCH_S = 0.25
+"""Between two searches for a broker."""
 
 
 class DispatcherClient:
     """Sends a worker's requests to the announced broker, and to the next one when it is replaced.
-
-    Args:
-        discovery: Finds brokers, and connects.
-        runtime: Clock.
-        patience_s: Seconds without any broker after which asking is given up.
-        url: The store's, for errors.
-    """
+    It gives up after ``patience_s`` seconds without any broker."""
 
     def __init__(self, discovery: Discovery, runtime: Runtime, patience_s: float, url: str) -> None:
         self._discovery = discovery
         self._runtime = runtime
         self._patience_s = patience_s
         self._url = url
-        self._closed = False
-
-    @property
-    def connection(self) -> Connection | None:
-        """The one in use; None while there is none."""
-        return self._discovery.connection
-
-    def forget(self, connection: Connection) -> None:
-        """Its broker is the wrong one, or gone: the next call finds another."""
-        self._discovery.forget(connection)
-
-    def close(self) -> Connection | None:
-        """Send no more requests; returns the connection in use, to release claims on it."""
-        self._closed = True
-        return self._discovery.close()
 
     def ask(self, body: dict[str, Any], claim: Claim | None = None) -> dict[str, Any]:
-        """What the broker, or the next one, answers.
+        """What the broker, or the next one, answers. Blocks.
 
-        Args:
-            body: The request. It is repeated when its answer is lost: a claim whose answer was
-                lost lapses by itself.
-            claim: Which one it is to end; notes that an attempt may have been stored.
-
-        Raises:
-            Fenced: Another consumer took the queue.
-            TransientStorageError: No broker answered in time.
-            Closed: It was closed meanwhile.
+        The request is repeated when its answer is lost: a claim whose answer was lost lapses by
+        itself. Of a ``claim`` that it is to end it notes that an attempt may have been stored.
+        Raises Fenced where another consumer took the queue, TransientStorageError where no broker
+        answers in time, Closed where the worker was closed meanwhile.
         """
         limit_s = self._patience_s + body.get("wait_ms", 0) / 1000
         deadline = self._runtime.monotonic() + limit_s
@@ -153,7 +121,7 @@ class DispatcherClient:
                     if why in ("unsent", "moved"):
                         self._discovery.forget(connection)
                     if why != "unsent":
-                        self._runtime.sleep(LOOK_S)
+                        self._runtime.sleep(SEARCH_S)
                 case _:
                     return reply
             if self._runtime.monotonic() >= deadline:
@@ -162,18 +130,11 @@ class DispatcherClient:
                 )
 
     def find(self, deadline: float) -> Connection:
-        """A connection to the broker that is announced.
-
-        Args:
-            deadline: Until when it is looked for, monotonic seconds; once in any case.
-
-        Raises:
-            TransientStorageError: There was none.
-            Closed: It was closed meanwhile.
-        """
+        """A connection to the announced broker, which is searched for until ``deadline``, monotonic
+        seconds, and once in any case. Raises as :meth:`ask`."""
         while True:
             connection = self._discovery.find()
-            if self._closed:
+            if self._discovery.is_closed:
                 raise Closed("the worker was closed: claim() needs an open one")
             if connection is not None:
                 return connection
@@ -182,7 +143,7 @@ class DispatcherClient:
                     f"no broker of {self._url} hands out batches: {self._discovery.reason}. "
                     "Try again."
                 )
-            self._runtime.sleep(LOOK_S)
+            self._runtime.sleep(SEARCH_S)
 
 
 log = logging.getLogger(__name__)
@@ -254,7 +215,7 @@ class ClaimedBatch:
             self._claim.over = True
 
 
-class Worker:
+class Worker(Closeable):
     """One of the workers of a queue. Thread-safe, not fork-safe.
 
     It does not read transactions: on a partition of a topic it gets the batches of open and of
@@ -286,9 +247,10 @@ class Worker:
         network = network or WebSocketNetwork(self._runtime, listen_for(self._store))
         self._fetch = FetchHandle.of(config, store=self._store, runtime=self._runtime)
         self._pace = self._fetch.adaptive_concurrency()
-        discovery = Discovery(self._store, config, self._runtime, network.connect)
-        patience_s = config.cas_deadline_ms / 1000
-        self._client = DispatcherClient(discovery, self._runtime, patience_s, self._store.url)
+        self._discovery = Discovery(self._store, config, self._runtime, network.connect)
+        self._client = DispatcherClient(
+            self._discovery, self._runtime, config.cas_deadline_ms / 1000, self._store.url
+        )
         self.name = (
             config.name or f"{os.uname().nodename}-{os.getpid()}-{self._runtime.ulid()[-6:]}"
         )
@@ -354,7 +316,7 @@ class Worker:
             self._closed = True
             claims = list(self._claims.values())
             self._condition.notify_all()
-        connection = self._client.close()
+        connection = self._discovery.close()
         if connection is not None:
             until = None if timeout is None else self._runtime.monotonic() + timeout
             for claim in claims:
@@ -364,17 +326,6 @@ class Worker:
         if self._election is not None:
             self._election.stop(timeout)
         self._beating.join(timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     async def __aiter__(self) -> AsyncIterator[ClaimedBatch]:
         """Batch after batch, without blocking the loop; ``await asyncio.to_thread(batch.done)``."""
@@ -441,7 +392,7 @@ class Worker:
             return error
 
     def _release(self, batches: Sequence[ClaimedBatch]) -> None:
-        connection = self._client.connection
+        connection = self._discovery.connection
         until = self._runtime.monotonic() + self._config.cas_deadline_ms / 1000
         for batch in batches:
             claim = batch._claim
@@ -481,7 +432,7 @@ class Worker:
             with self._condition:
                 if self._closed:
                     return
-                self._condition.wait(LOOK_S if self._beat_soon else every)
+                self._condition.wait(SEARCH_S if self._beat_soon else every)
             self._beat_once()
 
     def _beat_once(self) -> None:
@@ -490,7 +441,7 @@ class Worker:
             dropped: list[Claim] = []
             for claim in self._claims.values():
                 (held if claim.token in self._batches else dropped).append(claim)
-            connection = self._client.connection
+            connection = self._discovery.connection
         if not held and not dropped:
             return
         now = Moment.now(self._runtime)
@@ -509,7 +460,7 @@ class Worker:
         if isinstance(answer, Refused):
             # The next beat finds the broker that is announced now. It comes at once: claims do
             # not wait for as long as between two of them.
-            self._client.forget(connection)
+            self._discovery.forget(connection)
             with self._condition:
                 self._beat_soon = not self._beat_soon
         elif isinstance(answer, dict):

@@ -24,17 +24,17 @@ from opendata_buffer.runtime import Runtime, remaining
 log = logging.getLogger(__name__)
 
 FIND_S = 1.0
-"""How long a change waits while a broker is looked for; then it goes on without a pause."""
+"""How long a change waits while a broker is searched for; then it goes on without a pause."""
 
 ASK_S = 5.0
 """How long it waits for a broker that lives, and writes or pauses for other clients. A broker
 that sends nothing is given up after 1.5 seconds."""
 
-LOOK_S = 1.0
-"""Between two looks for a broker after one was lost."""
+SEARCH_S = 1.0
+"""Between two searches for a broker after one was lost."""
 
 PATIENCE_S = 10.0
-"""Between two looks where none was found."""
+"""Between two searches where none was found."""
 
 
 class BrokerPause:
@@ -63,7 +63,7 @@ class BrokerPause:
         self._connect = (network or WebSocketNetwork(runtime)).connect
         self._pid = os.getpid()
         self._discovery = self._new_discovery()
-        self._look_at = float("-inf")
+        self._search_at = float("-inf")
 
     @property
     def is_connected(self) -> bool:
@@ -74,7 +74,7 @@ class BrokerPause:
     def ask(self, writes: int) -> bool:
         """See :class:`.WritePause`."""
         self._start_over_in_child()
-        connection = self._discovery.find(self._is_time, self._plan_next_look)
+        connection = self._discovery.find(self._is_time, self._plan_next_search)
         if connection is None:
             return False
         left = remaining()
@@ -85,7 +85,7 @@ class BrokerPause:
         if connection.is_over or not isinstance(answer, Lost):
             log.warning("the broker does not pause: going on without it (%s)", answer)
             self._discovery.forget(connection, fell_silent=isinstance(answer, Lost))
-            self._look_at = self._runtime.monotonic() + LOOK_S
+            self._search_at = self._runtime.monotonic() + SEARCH_S
         return False
 
     def close(self) -> None:
@@ -108,15 +108,15 @@ class BrokerPause:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._discovery = self._new_discovery()
-            self._look_at = float("-inf")
+            self._search_at = float("-inf")
 
     def _is_time(self) -> bool:
-        return self._runtime.monotonic() >= self._look_at
+        return self._runtime.monotonic() >= self._search_at
 
-    def _plan_next_look(self) -> None:
+    def _plan_next_search(self) -> None:
         # A connection that ends by itself has a successor within seconds.
         found = self._discovery.connection is not None
-        self._look_at = self._runtime.monotonic() + (LOOK_S if found else PATIENCE_S)
+        self._search_at = self._runtime.monotonic() + (SEARCH_S if found else PATIENCE_S)
 
 
 def _abandon(discovery: Discovery) -> None:

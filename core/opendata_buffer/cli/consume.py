@@ -39,8 +39,8 @@ from opendata_buffer.framing import FRAMINGS, Framing
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
-from opendata_buffer.topic.consumer import REFRESH_S, TopicArrowBatch, TopicConsumer
-from opendata_buffer.topic.topic import CachedTopic, Topic
+from opendata_buffer.topic.consumer import TopicArrowBatch, TopicConsumer
+from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
 
 PROGRAM = "opendata-buffer consume"
 

@@ -92,9 +92,9 @@ def status(
 
 def _connect(announced: DiscoveryRecord, runtime: Runtime) -> Connection:
     # Loading the network takes longer than all else, and most queues have no broker.
-    from opendata_buffer.broker.network import connect
+    from opendata_buffer.broker.network import WebSocketNetwork
 
-    return connect(announced, runtime)
+    return WebSocketNetwork(runtime).connect(announced)
 
 
 def _probe(

@@ -20,11 +20,10 @@ from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import PermanentStorageError
-from opendata_buffer.queue.ownership import check_owner
+from opendata_buffer.queue.ownership import check_owner, has_letters
 from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
-from opendata_buffer.topic.description import has_letters
 from opendata_buffer.topic.topic import Topic
 
 if TYPE_CHECKING:  # It imports Arrow, and a probe that runs every few seconds does not need it.

@@ -4,7 +4,7 @@ The names of batches have two kinds of identity, and each has its part of the ru
 
 - ``app=<id>/batch=<n>/`` alone: written in one append, and repeated by a writer that could not
   know whether it was applied. :class:`~.isolation.TransactionFilter` drops the repeat.
-- ``message=<uuid>/``: producer, clock and flags. :class:`~.messages.sequencer.Sequencer` holds
+- ``message=<uuid>/``: producer, clock and flags. :class:`~.messages.Sequencer` holds
   back what is undecided, drops duplicates and what was rolled back, and releases a transaction at
   its acknowledgement. An acknowledgement itself is never delivered.
 
@@ -28,8 +28,15 @@ from uuid import UUID
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import BatchLocation, Transaction, parse_location
 from opendata_buffer.formats.sidecar import is_number
-from opendata_buffer.messages.message_ids import ACK_TXN, CLOCK_MAX, FINAL, parse_uuid
-from opendata_buffer.messages.sequencer import Message, ProducerState, Sequencer
+from opendata_buffer.messages import (
+    ACK_TXN,
+    CLOCK_MAX,
+    FINAL,
+    Message,
+    ProducerState,
+    Sequencer,
+    parse_uuid,
+)
 
 HORIZON_DAYS = 30
 """Days without a batch after which an app is forgotten."""

@@ -21,7 +21,7 @@ from opendata_buffer.concurrency import Closeable
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.messages.message_ids import parse_uuid
+from opendata_buffer.messages import parse_uuid
 from opendata_buffer.producer.batching import (
     CLOSED,
     PIECE_HELD,

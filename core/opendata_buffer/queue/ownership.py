@@ -375,7 +375,7 @@ def missing_topic_hint(store: SmallObjects, root: str = "") -> str | None:
         return None  # A process that may not read outside of the prefix may still have a queue.
     for found in below.objects:
         name = found.key.removeprefix(f"{root}/").split("/")[0]
-        if not _has_letters(name) or exists(store, _topic_key(root)):
+        if not has_letters(name) or exists(store, _topic_key(root)):
             break
         return (
             f"there is partition {name!r} of a topic at {_root_text(root)}, and the topic's "
@@ -414,10 +414,11 @@ def _is_beside_partitions(store: Get, root: str, inner: str) -> bool:
         names = [str(each["name"]) for each in json.loads(found.data)["partitions"]]
     except (ValueError, RecursionError, TypeError, KeyError):
         return False  # Reading the topic raises the error about its description.
-    return inner not in names and any(_has_letters(name) for name in names)
+    return inner not in names and any(has_letters(name) for name in names)
 
 
-def _has_letters(name: str) -> bool:
+def has_letters(name: str) -> bool:
+    """Whether this is the whole name of a topic's partition, and cannot be an abbreviation."""
     found = PARTITION_NAME.fullmatch(name)
     return found is not None and found["letters"] is not None
 

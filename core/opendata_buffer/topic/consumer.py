@@ -13,11 +13,8 @@ from typing import Protocol, TypeVar
 
 from opendata_buffer.concurrency import Closeable, in_parallel
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.fetch import (
-    AdaptiveConcurrency,
-    ArrowBatch,
-    ConsumedBatch,
-)
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.fetch import AdaptiveConcurrency, ArrowBatch, ConsumedBatch
 from opendata_buffer.consumer.isolation import READ_COMMITTED
 from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.errors import Closed, DataLoss, Drained, InvalidInput, OpenDataBufferError
@@ -27,17 +24,15 @@ from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.partition_consumer import PartitionPosition, PartitionReader
-from opendata_buffer.topic.topic import CachedTopic, Topic
+from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
 
 log = logging.getLogger(__name__)
-
-REFRESH_S = 2.0
-"""Age of the list of partitions at which it is read again."""
 
 MAX_PREFETCH = 64
 """Most batches that are prefetched between two polls."""
 
 PRUNE_S = 3_600.0
+"""Seconds between two searches for writers that have long ended."""
 
 T = TypeVar("T")
 
@@ -47,10 +42,7 @@ def round_robin(
 ) -> list[tuple[str, T]]:
     """The first of each partition, then the second of each, and so on, with their partitions.
 
-    Args:
-        waiting: Items in order, by partition.
-        after: Begin with the partition behind this one.
-        limit: Most that are returned.
+    It begins with the partition behind ``after``, and returns ``limit`` items at most.
     """
     names = list(waiting)
     begin = names.index(after) + 1 if after is not None and after in waiting else 0
@@ -60,31 +52,9 @@ def round_robin(
     return list(islice((each for row in rows for each in row if each is not None), limit))
 
 
-class Delivered(Protocol):
-    """The part of a delivered batch that an acknowledgement needs."""
-
-    @property
-    def partition(self) -> str:
-        """Its partition."""
-        ...
-
-    @property
-    def sequence(self) -> int:
-        """Position in the partition's queue."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class TopicBatch:
-    """A decoded batch of one partition.
-
-    Attributes:
-        partition: Its partition.
-        entries: The records, in ingestion order.
-        sequence: Position in the partition's queue.
-        location: Key of the batch object.
-        metadata: Ranges of records with their ingestion time and payload.
-    """
+    """As :class:`.ConsumedBatch`, with the batch's partition."""
 
     partition: str
     entries: list[bytes]
@@ -95,13 +65,21 @@ class TopicBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicArrowBatch(ArrowBatch):
-    """A decoded batch of one partition whose records are one ``pa.binary()`` array.
-
-    Attributes:
-        partition: Its partition. All else is as in :class:`.ArrowBatch`, also ``to_table()``.
-    """
+    """As :class:`.ArrowBatch`, also ``to_table()``, with the batch's partition."""
 
     partition: str
+
+
+class Delivered(Protocol):
+    """The part of a delivered batch that an acknowledgement needs."""
+
+    @property
+    def partition(self) -> str:
+        """Its partition."""
+
+    @property
+    def sequence(self) -> int:
+        """Position in the partition's queue."""
 
 
 class TopicConsumer(Closeable):
@@ -118,8 +96,7 @@ class TopicConsumer(Closeable):
 
     Batches of a partition are delivered in order, and partitions round robin. Transactions are
     delivered when they are committed, each batch once. Without ``partitions`` it reads all,
-    follows added partitions, and removes drained ones from the topic. Not thread-safe: one thread
-    reads and acknowledges.
+    follows added partitions, and removes drained ones from the topic. Not thread-safe.
 
     Args:
         config: Settings of each partition's consumer.
@@ -160,15 +137,15 @@ class TopicConsumer(Closeable):
         self._closed = False
         self._interrupted = False
         topic = Topic.open(config, store=store, runtime=self._runtime)
-        self._open_reader = partial(
-            PartitionReader,
-            isolation=isolation,
+        open_consumer = partial(
+            Consumer,
             store=topic.store,
             runtime=self._runtime,
             allow_data_loss=allow_data_loss,
             program=program,
             open_pause=open_pause,
         )
+        self._open_reader = partial(PartitionReader, open_consumer, isolation, allow_data_loss)
         self._assigned = _assigned(partitions, topic.description)
         self._positions = {
             name: PartitionPosition.of(each) for name, each in (positions or {}).items()
@@ -205,24 +182,19 @@ class TopicConsumer(Closeable):
         return {name: position for name, position in found.items() if position is not None}
 
     def position_of(self, batch: Delivered) -> PartitionPosition:
-        """The position to save with a batch: behind it and all before it in its partition.
-
-        Raises:
-            InvalidInput: It was not delivered by this consumer, or is acknowledged already.
-        """
+        """The position to save with a delivered batch: behind it and all before it."""
         return self._reader(batch.partition).position_after(batch.sequence)
 
     def next_batch(self) -> TopicBatch | None:
         """The next batch, or None when nothing is ready.
 
-        A partition that fails does not block the others: the others' batches are delivered, the
-        error is raised, and raised again after the next poll while it lasts.
+        The error of a partition is raised behind the batches of the others, after each poll.
 
         Raises:
             PoisonBatch: A batch is missing, unreadable or foreign; :meth:`skip` it.
             Fenced: Another consumer owns one of the partitions.
             DataLoss, QueueReset, CorruptManifest: A partition does not continue where it was.
-            TransientStorageError, PermanentStorageError: The store did not answer.
+            StorageError: The store did not answer.
             Closed: The consumer was closed, or interrupted in a call before.
         """
         taken = self._next(arrow=False)
@@ -235,7 +207,7 @@ class TopicConsumer(Closeable):
     def next_arrow_batch(self) -> TopicArrowBatch | None:
         """As :meth:`next_batch`, with the records as an Arrow array, without an object for each.
 
-        Both may be called alternately; prefetched batches are fetched again then.
+        After a call of the other one, prefetched batches are fetched again.
         """
         taken = self._next(arrow=True)
         if taken is None:
@@ -250,10 +222,7 @@ class TopicConsumer(Closeable):
         """Acknowledge a batch: the next one of its partition, in the order of delivery.
 
         Every ``config.ack_interval`` entries the partition's manifest is written; what an open
-        transaction needs stays in it.
-
-        Args:
-            batch: Only its ``partition`` and ``sequence`` are used.
+        transaction needs stays in it. Only the batch's partition and sequence are used.
 
         Raises:
             InvalidInput: Another one is next. Nothing changed.
@@ -283,8 +252,7 @@ class TopicConsumer(Closeable):
         """Dequeue everything that is acknowledged, in all partitions at once.
 
         Raises:
-            Fenced, Conflict, QueueReset, CorruptManifest, StorageError: Of the first partition
-                whose manifest was not written; the others were.
+            OpenDataBufferError: Of the first partition that was not written; the others were.
             Closed: The consumer was closed, or interrupted in a call before.
         """
         self._check_open()
@@ -292,19 +260,14 @@ class TopicConsumer(Closeable):
         self._uninterrupted(lambda: in_parallel(self._runtime, PartitionReader.flush, readers))
 
     def close(self) -> None:
-        """Write out acknowledgements and end. May be repeated; closed also when it raises.
-
-        Raises:
-            Fenced, Conflict, QueueReset, CorruptManifest, StorageError: Of the first partition
-                whose manifest was not written.
-        """
+        """:meth:`flush`, and end. May be repeated; closed also when it raises."""
         if self._closed:
             return
         self._closed = True
         self._close_all()
 
     def _next(self, *, arrow: bool) -> tuple[str, ConsumedBatch | ArrowBatch] | None:
-        """The next batch in one of its forms, and its partition; None when nothing is ready."""
+        """The partition and the next batch in one of its forms; None when nothing is ready."""
         self._check_open()
         if arrow is not self._as_arrow:
             self._drop_prefetched()
@@ -314,9 +277,9 @@ class TopicConsumer(Closeable):
                 return self._take(self._fetched)
             if self._errors:
                 raise self._errors.popleft()
-            found = self._uninterrupted(self._poll)
+            has_new = self._uninterrupted(self._poll)
             self._prefetch()
-            if self._fetched is None and not self._errors and not found:
+            if self._fetched is None and not self._errors and not has_new:
                 return None
 
     def _prefetch(self) -> None:
@@ -325,13 +288,13 @@ class TopicConsumer(Closeable):
         batches = round_robin(waiting, self._last, MAX_PREFETCH)
         if not batches:
             return
-        readers, arrow = dict(self._readers), self._as_arrow
-        names = {id(descriptor): name for name, descriptor in batches}
+        arrow = self._as_arrow
+        readers = {id(descriptor): self._readers[name] for name, descriptor in batches}
         self._prefetched = deque(name for name, _ in batches)
         self._fetched = read_ahead(
-            lambda descriptor: readers[names[id(descriptor)]].read(descriptor),
+            lambda descriptor: readers[id(descriptor)].read(descriptor),
             [descriptor for _, descriptor in batches],
-            lambda each, stored: readers[names[id(each)]].decode(stored, arrow=arrow),
+            lambda each, stored: readers[id(each)].decode(stored, arrow=arrow),
             runtime=self._runtime,
             adaptive=self._pace,
         )
@@ -372,7 +335,7 @@ class TopicConsumer(Closeable):
             except OpenDataBufferError as error:
                 return error
 
-        found = False
+        has_new = False
         readers = list(self._readers.values())
         for reader, outcome in zip(readers, in_parallel(self._runtime, poll, readers), strict=True):
             if isinstance(outcome, Drained):
@@ -381,15 +344,15 @@ class TopicConsumer(Closeable):
             elif isinstance(outcome, OpenDataBufferError):
                 self._errors.append(outcome)
             else:
-                found = found or outcome
+                has_new = has_new or outcome
         with self._noting_error():
             self._remove_drained(description)
         now = self._runtime.monotonic()
         if now - self._pruned_at >= PRUNE_S:
             self._pruned_at = now
             for reader in self._readers.values():
-                reader.prune()
-        return found
+                reader.prune(self._runtime.now_ms())
+        return has_new
 
     @contextmanager
     def _noting_error(self) -> Iterator[None]:
@@ -409,7 +372,7 @@ class TopicConsumer(Closeable):
         def open_one(name: str) -> None:
             try:
                 config = Topic.config_of(name, self._config)
-                found[name] = self._open_reader(name, config, self._positions.get(name))
+                opened[name] = self._open_reader(name, config, self._positions.get(name))
             except DataLoss:
                 # A consumer may have been killed after it emptied the partition to seal it.
                 if not description.may_leave(name, now_ms) or not self._topic.seal(name):
@@ -418,12 +381,11 @@ class TopicConsumer(Closeable):
             except Drained:
                 self._sealed.add(name)
 
-        found: dict[str, PartitionReader] = {}
+        opened: dict[str, PartitionReader] = {}
         try:
             in_parallel(self._runtime, open_one, missing)
         finally:
-            everyone = self._readers | found
-            self._readers = {name: everyone[name] for name in sorted(everyone)}
+            self._readers = dict(sorted((self._readers | opened).items()))
 
     def _remove_drained(self, description: TopicDescription) -> None:
         """Remove draining partitions from the topic that are read to their end."""
@@ -475,9 +437,9 @@ class TopicConsumer(Closeable):
     def _check_open(self) -> None:
         if self._interrupted:
             raise Closed(
-                "this consumer of the topic was interrupted while it looked for batches or "
-                "acknowledged one: close it and make a new one, with the positions that were "
-                "saved. What was not acknowledged is delivered again."
+                "this consumer of the topic was interrupted while it polled or acknowledged a "
+                "batch: close it and make a new one, with the positions that were saved. What was "
+                "not acknowledged is delivered again."
             )
         if self._closed:
             raise Closed("the consumer of the topic is closed: make a new one, with its positions")

@@ -10,38 +10,30 @@
 A partition is an ordinary v1 queue, and its name is the queue's data prefix. Its number is never
 used again, so a position in a partition that has left the topic cannot be one in another.
 
-The four letters of the name determine its share of the keys under rendezvous hashing. That gives a
-key to the partition whose name's hash differs from the key's in the highest bits, so the names'
-hashes divide the keys as a binary tree does. Those of ``p-00000`` and ``p-00001`` are nearly
-equal, and the tree is unbalanced. So letters are chosen such that the name's hash has three zeros
-and then the ten bits of the partition's **slot**, the lowest bit first::
+Rendezvous hashing gives a key to the partition whose name's hash differs from the key's in the
+highest bits, so the names' hashes divide the keys as a binary tree does. The letters are chosen
+such that the tree is balanced: the hash has three zeros, the bits in which FNV-1a hardly
+distinguishes short keys, and then the ten bits of the partition's **slot**, the lowest bit first::
 
     slot    0               1               2               3               4
     hash    000 0000000000  000 1000000000  000 0100000000  000 1100000000  000 0010000000
 
-New partitions take the lowest free slots, which keeps the tree balanced: partitions have the same
-share of the keys if there is a power of two of them, and otherwise none has more than twice the
-share of another. A new partition takes half of the keys of one other. The three zeros are the bits
-in which FNV-1a hardly distinguishes short keys: those of all keys of one letter are equal.
+New partitions take the lowest free slots. Partitions have the same share of the keys if there is a
+power of two of them, and otherwise none has more than twice the share of another.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.formats.sidecar import Fields, Sidecar
 from opendata_buffer.queue.ownership import PARTITION_NAME, TOPIC_KEY
 from opendata_buffer.stores.base import Get
-from opendata_buffer.topic.partitioner import PRIME, fnv1a
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 DESCRIPTION = Sidecar(
     "the topic's description",
@@ -50,11 +42,10 @@ DESCRIPTION = Sidecar(
 )
 
 DRAIN_S = 60.0
-"""Seconds that a partition drains at least, so that producers, which notice within seconds, can
-finish their calls. Safety does not depend on it."""
+"""Least seconds that a partition drains, for producers to finish. Safety does not need it."""
 
 MAX_PARTITIONS = 1_000
-"""Most partitions of a topic: each is a manifest that readers look at with every trigger."""
+"""Most partitions of a topic: readers read the manifest of each with every trigger."""
 
 MAX_LEFT = 1_000
 """Most partitions that have left and are listed, because their objects are not deleted yet."""
@@ -72,13 +63,20 @@ have 810,000 possibilities for the 8,192 beginnings of a hash."""
 
 _SHORT = re.compile(r"(?:p-)?(?P<number>[0-9]{1,5})")
 
+OFFSET_BASIS = 0x811C9DC5
+PRIME = 0x01000193
+
+
+def fnv1a(data: bytes) -> int:
+    """The 32-bit FNV-1a hash of some bytes."""
+    value = OFFSET_BASIS
+    for byte in data:
+        value = ((value ^ byte) * PRIME) & 0xFFFFFFFF
+    return value
+
 
 def is_topic(store: Get) -> bool:
-    """Whether there is a topic at the store's root, by one small read.
-
-    Raises:
-        TransientStorageError, PermanentStorageError: The store did not answer.
-    """
+    """Whether there is a topic at the store's root, by one small read."""
     try:
         store.get(TOPIC_KEY, max_bytes=DESCRIPTION.max_bytes)
     except ObjectNotFound:
@@ -89,18 +87,15 @@ def is_topic(store: Get) -> bool:
 
 
 def name_of(number: int, slot: int) -> str:
-    """The name of a new partition; always the same for the same arguments.
-
-    The letters are the first that fit, in the order of :data:`_LETTERS`.
-    """
-    import numpy as np
+    """The name of a new partition, with the first letters that fit, in :data:`_LETTERS`' order."""
+    import numpy as np  # 50 ms, and only a topic that is made or grows needs it
 
     shift = np.uint32(32 - _ZEROS - _BITS)
     letters = np.frombuffer(_LETTERS.encode(), np.uint8)
     for first in _LETTERS:
         stem = f"p-{number:05}-{first}"
         # The hashes of the stem with any three letters behind it, in their order.
-        hashes: npt.NDArray[np.uint32] = np.array([fnv1a(stem.encode())], np.uint32)
+        hashes = np.array([fnv1a(stem.encode())], np.uint32)
         for _ in range(3):
             hashes = ((hashes[:, None] ^ letters) * np.uint32(PRIME)).ravel()
         found = np.flatnonzero(hashes >> shift == _reversed(slot))
@@ -116,29 +111,14 @@ def slot_of(name: str) -> int:
     return _reversed(bits & (SLOTS - 1))
 
 
-def free_slots(names: Iterable[str]) -> Iterator[int]:
-    """The slots of none of these partitions, the lowest first."""
-    taken = {slot_of(name) for name in names}
-    return (slot for slot in range(SLOTS) if slot not in taken)
-
-
 def _reversed(bits: int) -> int:
     return int(f"{bits:0{_BITS}b}"[::-1], 2)
 
 
 def number_of(name: str) -> int | None:
-    """The number in a partition's name; None if it is no such name.
-
-    Topics of versions that gave names no letters have partitions like ``p-00003``.
-    """
+    """The number in a partition's name; None if it is none. Old names have no letters."""
     found = PARTITION_NAME.fullmatch(name)
     return int(found["number"]) if found else None
-
-
-def has_letters(name: str) -> bool:
-    """Whether this is the whole name of a partition, and cannot be an abbreviation."""
-    found = PARTITION_NAME.fullmatch(name)
-    return found is not None and found["letters"] is not None
 
 
 def number_meant(given: str) -> int | None:
@@ -154,12 +134,10 @@ def is_abbreviated(given: str, name: str) -> bool:
 
 
 class State(StrEnum):
-    """Whether a partition is written."""
+    """Whether a partition is written. One that drains is read, and leaves once it is empty."""
 
     ACTIVE = "active"
-    """Written and read."""
     DRAINING = "draining"
-    """Read, and not written; it leaves the topic once it is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +182,7 @@ class TopicDescription:
 
     @classmethod
     def new(cls, topic_id: str, partitions: int) -> TopicDescription:
-        """A new topic with so many partitions.
-
-        Raises:
-            InvalidInput: Fewer than 1 or more than ``MAX_PARTITIONS``.
-        """
+        """A new topic with so many partitions. Raises as :meth:`expanded`."""
         return cls(topic_id, (), 0).expanded(partitions)
 
     @property
@@ -230,13 +204,13 @@ class TopicDescription:
         """The topic with this total of active partitions; a repeated call adds none.
 
         Raises:
-            InvalidInput: Fewer than there are, more than ``MAX_PARTITIONS``, or the numbers of
-                five digits are used up.
+            InvalidInput: Fewer than there are, too many, or all numbers of five digits are used.
         """
-        if not isinstance(partitions, int) or isinstance(partitions, bool) or partitions < 1:
-            raise InvalidInput(f"partitions is {partitions!r}: use a whole number of at least 1")
-        if partitions > MAX_PARTITIONS:  # before anything is made of the number
-            raise InvalidInput(f"partitions is {partitions}: use at most {MAX_PARTITIONS}")
+        if type(partitions) is not int or not 1 <= partitions <= MAX_PARTITIONS:
+            raise InvalidInput(
+                f"partitions is {partitions!r}: use a whole number of at least 1 and at most "
+                f"{MAX_PARTITIONS}"
+            )
         missing = partitions - len(self.active)
         if missing < 0:
             raise InvalidInput(
@@ -258,16 +232,13 @@ class TopicDescription:
                 f"{_MOST_NUMBERS} numbers away, and none is given twice. Create another topic."
             )
         # The slots of draining partitions, and with them their keys, are free.
-        numbers, slots = range(self.next_number, last), free_slots(self.active)
-        new = (Partition(name_of(each, next(slots))) for each in numbers)
+        taken = {slot_of(name) for name in self.active}
+        slots = (slot for slot in range(SLOTS) if slot not in taken)
+        new = [Partition(name_of(each, next(slots))) for each in range(self.next_number, last)]
         return replace(self, partitions=(*self.partitions, *new), next_number=last)
 
     def drained(self, name: str, now_ms: int = 0) -> TopicDescription:
-        """The topic with one partition draining; the same if it is draining or has left.
-
-        Args:
-            name: Of the partition, or an abbreviation of it.
-            now_ms: Since when it drains, milliseconds since the Unix epoch.
+        """The topic with one partition, by name or number, draining; the same if it has left.
 
         Raises:
             InvalidInput: The topic never had such a partition, or it is the last active one.
@@ -305,28 +276,20 @@ class TopicDescription:
 
     def may_leave(self, name: str, now_ms: int, after_s: float = DRAIN_S) -> bool:
         """Whether a partition has been draining for so long."""
-        return any(
-            each.name == name
-            and each.state is State.DRAINING
-            and each.since_ms <= now_ms - after_s * 1000
-            for each in self.partitions
-        )
+        latest_ms = now_ms - after_s * 1000
+        since_ms = {each.name: each.since_ms for each in self.partitions}
+        return name in self.draining and since_ms[name] <= latest_ms
 
     def resolved(self, given: str) -> str:
-        """The name of a partition, from its name or number.
-
-        Raises:
-            InvalidInput: There is no such partition.
-        """
-        for name in self.names:
-            if given == name or is_abbreviated(given, name):
-                return name
-        raise InvalidInput(f"partition is {given!r}: the topic has {_listed(self.names)}")
+        """The name of a partition, from its name or number. ``InvalidInput`` if there is none."""
+        found = _meant(given, self.names)
+        if found is None:
+            raise InvalidInput(f"partition is {given!r}: the topic has {_listed(self.names)}")
+        return found
 
     def left_name(self, given: str) -> str:
         """The name of a listed partition that has left; as given if there is none."""
-        meant = (name for name in self.left if given == name or is_abbreviated(given, name))
-        return next(meant, given)
+        return _meant(given, self.left) or given
 
     def has_left(self, given: str) -> bool:
         """Whether the topic had a partition of this name or number, and has it no more."""
@@ -348,11 +311,7 @@ class TopicDescription:
 
     @classmethod
     def from_json(cls, raw: bytes) -> TopicDescription:
-        """Read the object's bytes.
-
-        Raises:
-            CorruptData: They are no description of this version, or contradict themselves.
-        """
+        """Read the object's bytes. ``CorruptData`` if they are none, or contradict themselves."""
         fields = DESCRIPTION.decode(raw)
         topic_id, number = fields.text("id"), fields.number("next")
         partitions = tuple(map(_partition, fields.objects("partitions")))
@@ -376,6 +335,10 @@ class TopicDescription:
                 f"the topic's next partition is {self.next_number}, and it has {self.names[-1]!r}"
             )
         return ""
+
+
+def _meant(given: str, names: Iterable[str]) -> str | None:
+    return next((each for each in names if given == each or is_abbreviated(given, each)), None)
 
 
 def _partition(fields: Fields) -> Partition:

@@ -1,16 +1,15 @@
 """One partition of a topic as the topic's consumer reads it: position, progress and reader.
 
-Entries come in the order of the manifest. Batches are delivered in the order in which
-:class:`.ReadCommitted` releases them: those of a transaction at its acknowledgement. The manifest
-determines both orders, so a position is a place in the first one, and a number of batches that the
-next entry releases. A reader that resumes there goes on with exactly the next batch.
+Entries come in the order of the manifest, and batches are delivered in the order in which
+:class:`.ReadCommitted` releases them: those of a transaction at its acknowledgement. So a position
+is a sequence, and a number of the batches that the next entry releases.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,9 +20,6 @@ from opendata_buffer.consumer.cursors import BatchDescriptor, Position, warn_dat
 from opendata_buffer.consumer.fetch import ArrowBatch, ConsumedBatch, PooledBatch
 from opendata_buffer.consumer.isolation import ReadCommitted, Replay
 from opendata_buffer.errors import DataLoss, Drained, InvalidInput, PoisonBatch, QueueReset
-from opendata_buffer.queue.queue import OpenPause, broker_pause
-from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Store
 
 _MAX_SEQUENCE = 2**64 - 1
 
@@ -40,8 +36,7 @@ class PartitionPosition:
         sequence: Of the last entry of the manifest whose batches are all processed.
         delivered: How many of the batches that the next entry releases are processed, too: an
             acknowledgement releases those of a whole transaction.
-        transactions: Writers and open transactions at that point:
-            :meth:`.ReadCommitted.to_dict`.
+        transactions: Writers and open transactions there, as :meth:`.ReadCommitted.to_dict`.
     """
 
     queue_id: str
@@ -59,11 +54,7 @@ class PartitionPosition:
 
     @classmethod
     def parse(cls, text: str) -> PartitionPosition:
-        """Read what ``str`` printed.
-
-        Raises:
-            InvalidInput: It is no position.
-        """
+        """Read what ``str`` printed. ``InvalidInput`` if it is no position."""
         try:
             fields = json.loads(text)
         except (ValueError, RecursionError, TypeError):
@@ -82,11 +73,7 @@ class PartitionPosition:
 
     @classmethod
     def of(cls, given: PartitionPosition | str) -> PartitionPosition:
-        """A position from either of its forms.
-
-        Raises:
-            InvalidInput: It is none.
-        """
+        """A position from either of its forms. ``InvalidInput`` if it is none."""
         return given if isinstance(given, PartitionPosition) else cls.parse(given)
 
 
@@ -117,22 +104,8 @@ class PartitionProgress:
     """What of one partition is delivered, processed, and no longer needed. Not thread-safe; pure.
 
     It has two filters, one at the entry that is offered next and one at the last entry whose
-    batches are all processed. Positions are the state of the second one.
-
-    Args:
-        partition: The data prefix.
-        isolation: See :class:`.ReadCommitted`.
-        start: Sequence of the first entry, without a position.
-        position: Where to resume.
-
-    Attributes:
-        next_offer: Sequence of the entry to be offered next.
-        kept_from: The first sequence that must stay in the manifest for saved positions. Those
-            are saved with batches; markers and rolled back batches behind the last acknowledged
-            one must stay, because a reader that resumes could not tell their absence from a loss.
-
-    Raises:
-        InvalidInput: The position's transactions cannot be read, or no such isolation.
+    batches are all processed. Positions are the state of the second one. Without a position the
+    first entry is that of sequence ``start``.
     """
 
     def __init__(
@@ -149,10 +122,14 @@ class PartitionProgress:
             self._ahead = ReadCommitted.from_dict(dict(position.transactions), partition, isolation)
         self._behind = self._ahead.copy()
         self.next_offer = start if position is None else position.sequence + 1
+        """Sequence of the entry to be offered next."""
         self._next_processed = self.next_offer
         self._already = 0 if position is None else position.delivered
         self._offered: deque[_Offered] = deque()
         self.kept_from = self.first_needed
+        """The first sequence that must stay in the manifest for positions, which are saved with
+        batches. Markers and rolled back batches behind the last acknowledged one must stay: a
+        reader that resumes could not tell their absence from a loss."""
 
     @property
     def idle(self) -> bool:
@@ -165,9 +142,9 @@ class PartitionProgress:
         return self._behind.stable_end(self._next_processed)
 
     def offer(self, sequence: int, location: str, replay: Replay) -> list[int]:
-        """Take the next entry; returns the sequences to deliver now, in order.
+        """The sequences to deliver once this next entry is known, in order.
 
-        A gap before the entry is a loss. An entry before the position is ignored.
+        Entries that are missing before it are lost; an entry before the position is ignored.
         """
         if sequence < self.next_offer:
             return []
@@ -184,11 +161,7 @@ class PartitionProgress:
         return released[processed:]
 
     def ack(self, sequence: int, replay: Replay) -> None:
-        """Acknowledge the first delivered batch that is not processed.
-
-        Raises:
-            InvalidInput: It is another batch's sequence. Nothing changed.
-        """
+        """Acknowledge the first delivered batch that is not processed; refuse any other one."""
         refused = f"cannot ack sequence {sequence} of partition {self._partition}: "
         each = next((each for each in self._offered if not each.done), None)
         if each is None:
@@ -204,11 +177,7 @@ class PartitionProgress:
         self._advance(replay)
 
     def skip(self, sequence: int, replay: Replay) -> None:
-        """Skip a batch: it needs no acknowledgement any more.
-
-        Raises:
-            InvalidInput: It was not delivered, or is acknowledged already. Nothing changed.
-        """
+        """Skip a delivered batch: it needs no acknowledgement any more."""
         for each in self._offered:
             if sequence in each.released[each.processed :]:
                 each.skipped.add(sequence)
@@ -226,11 +195,7 @@ class PartitionProgress:
         return self._position(queue_id, self._next_processed - 1, processed, self._behind)
 
     def position_after(self, sequence: int, queue_id: str, replay: Replay) -> PartitionPosition:
-        """Where to resume once this batch, and all delivered before it, are processed.
-
-        Raises:
-            InvalidInput: It was not delivered, or is acknowledged already.
-        """
+        """Where to resume once this batch, and all delivered before it, are processed."""
         behind, last, found = self._behind.copy(), self._next_processed - 1, False
         for each in self._offered:
             if found and not each.done:
@@ -280,42 +245,23 @@ class PartitionProgress:
 
 
 class PartitionReader:
-    """Owns and reads one partition's queue. Not thread-safe.
+    """Owns and reads one partition's queue, behind a position or from its oldest batch on.
 
-    Args:
-        name: The partition.
-        config: Its settings, as :meth:`.Topic.config_of` gives them.
-        position: Where to resume; None: at the oldest queued batch.
-        isolation: See :class:`.ReadCommitted`.
-        store, runtime, allow_data_loss, program, open_pause: As for :class:`.Consumer`.
-
-    Attributes:
-        name: The partition.
-        ready: Batches to be delivered, in order.
-
-    Raises:
-        Drained: The partition was sealed.
-        QueueReset: The position is of another queue, or beyond this one's end.
-        DataLoss: Entries that the position needs are gone, and ``allow_data_loss`` is not set.
-        OpenDataBufferError: As :class:`.Consumer`.
+    Not thread-safe. Raises as :class:`.Consumer`, which ``open_consumer`` makes.
     """
 
     def __init__(
         self,
+        open_consumer: Callable[[ConsumerConfig, Position | None], Consumer],
+        isolation: str,
+        allow_data_loss: bool,
         name: str,
         config: ConsumerConfig,
         position: PartitionPosition | None,
-        isolation: str,
-        *,
-        store: Store,
-        runtime: Runtime,
-        allow_data_loss: bool,
-        program: str,
-        open_pause: OpenPause = broker_pause,
     ) -> None:
         self.name = name
         self.ready: deque[BatchDescriptor] = deque()
-        self._runtime = runtime
+        """Batches to be delivered, in order."""
         self._ack_interval = config.ack_interval
         self._dequeued: deque[BatchDescriptor] = deque()
         """Taken from the consumer and not yet offered."""
@@ -324,15 +270,7 @@ class PartitionReader:
             resumed = PartitionProgress(name, isolation, position=position)
             if resumed.first_needed:  # there is no position before sequence 0
                 start = Position(position.queue_id, resumed.first_needed - 1)
-        self._consumer = Consumer(
-            config,
-            start,
-            store=store,
-            runtime=runtime,
-            allow_data_loss=allow_data_loss,
-            program=program,
-            open_pause=open_pause,
-        )
+        self._consumer = open_consumer(config, start)
         self._handle = self._consumer.fetch_handle()
         try:
             if position is not None:
@@ -370,14 +308,7 @@ class PartitionReader:
         return self._progress.position_after(sequence, self._queue_id, self._replay)
 
     def poll(self) -> bool:
-        """Read the manifest, and put batches to be delivered into :attr:`ready`.
-
-        Returns whether there were new entries, delivered or not.
-
-        Raises:
-            Drained, Fenced, DataLoss, QueueReset, CorruptManifest, StorageError: Nothing new was
-                taken.
-        """
+        """Put new batches into :attr:`ready`. Whether there were entries, delivered or not."""
         # At least one, so that each poll finds out whether the consumer is fenced.
         room = max(1, POLL_ENTRIES - len(self.ready))
         self._dequeued.extend(self._consumer.next_descriptors(room))
@@ -405,13 +336,7 @@ class PartitionReader:
             raise error.of(self.name) from error
 
     def ack(self, sequence: int) -> None:
-        """Acknowledge the next delivered batch; the manifest is written every ``ack_interval``.
-
-        Raises:
-            InvalidInput: Another one is next. Nothing changed.
-            Fenced, Conflict, QueueReset, CorruptManifest, StorageError: It is noted, and the
-                manifest was due to be written and was not.
-        """
+        """Acknowledge the next delivered batch; the manifest is written every ``ack_interval``."""
         self._progress.ack(sequence, self._replay)
         self.flush(self._ack_interval)
 
@@ -438,9 +363,9 @@ class PartitionReader:
         if before - (0 if last is None else last + 1) >= least:
             self._consumer.ack_through(before - 1)
 
-    def prune(self) -> None:
+    def prune(self, now_ms: int) -> None:
         """Forget writers that have long ended."""
-        self._progress.prune(self._runtime.now_ms())
+        self._progress.prune(now_ms)
 
     def close(self) -> None:
         """Write acknowledgements out and end; a sealed partition has none."""

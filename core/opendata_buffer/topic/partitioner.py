@@ -6,9 +6,8 @@ long as the names do not change, so records of one key keep their order. Any fun
 :data:`Partitioner` can be used.
 
 When partitions are added, ``modulo`` moves nearly every key, and ``rendezvous`` only those that
-the new partitions take over. How evenly ``rendezvous`` spreads keys depends on the names: those of
-a topic's partitions are made for it. Both agree, key by key, with Gazette's ``ModuloMapping`` and
-``RendezvousMapping``.
+the new partitions take over; the names of a topic's partitions are made such that it spreads keys
+evenly. Both agree, key by key, with Gazette's ``ModuloMapping`` and ``RendezvousMapping``.
 """
 
 from __future__ import annotations
@@ -17,36 +16,35 @@ import random as system_random
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from opendata_buffer.errors import InvalidInput
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import pyarrow as pa
-
-    Indices: TypeAlias = npt.NDArray[np.int64]
-    Entries: TypeAlias = (
-        pa.Array | pa.ChunkedArray | pa.RecordBatch | Sequence[bytes | bytearray | memoryview]
-    )
+from opendata_buffer.topic.description import OFFSET_BASIS, PRIME, fnv1a
 
 __all__ = ["Keys", "Partitioner", "fnv1a", "modulo", "random", "rendezvous", "split"]
 
-Keys: TypeAlias = "pa.Array | pa.ChunkedArray | Sequence[bytes | str]"
+Indices: TypeAlias = npt.NDArray[np.int64]
+Entries: TypeAlias = (
+    pa.Array | pa.ChunkedArray | pa.RecordBatch | Sequence[bytes | bytearray | memoryview]
+)
+
+Keys: TypeAlias = pa.Array | pa.ChunkedArray | Sequence[bytes | str]
 """A column of binary or string type, or bytes and text; of text its UTF-8 bytes are hashed."""
 
-Partitioner: TypeAlias = "Callable[[Keys, Sequence[str]], Indices]"
+Partitioner: TypeAlias = Callable[[Keys, Sequence[str]], Indices]
 """From keys and the partitions' names to an index into the names for each key."""
-
-_OFFSET_BASIS = 0x811C9DC5
-PRIME = 0x01000193
 
 _TABLE_BITS = 16
 """A table of 2 ** 16 indices fits into the processor's cache, and takes a millisecond to make."""
 
 _CHUNK = 1 << 14
 """Keys hashed together: their hashes and one byte of each stay in the processor's cache."""
+
+_NONE = np.empty(0, np.int64)
 
 
 def modulo(keys: Keys, partitions: Sequence[str]) -> Indices:
@@ -55,11 +53,10 @@ def modulo(keys: Keys, partitions: Sequence[str]) -> Indices:
     Raises:
         InvalidInput: A key is null or no text or bytes, or there are no partitions.
     """
-    import numpy as np
-
     _check(partitions)
     count = np.uint32(len(partitions))
-    return _concatenate(np.remainder(hashes, count).astype(np.int64) for hashes in _hashes(keys))
+    parts = (np.remainder(hashes, count).astype(np.int64) for hashes in _hashes(keys))
+    return np.concatenate([_NONE, *parts])
 
 
 def rendezvous(keys: Keys, partitions: Sequence[str]) -> Indices:
@@ -75,9 +72,9 @@ def rendezvous(keys: Keys, partitions: Sequence[str]) -> Indices:
     names = tuple(fnv1a(name.encode()) for name in partitions)
     bits = _deciding_bits(names)
     if bits > _TABLE_BITS:
-        return _concatenate(_heaviest(hashes, names) for hashes in _hashes(keys))
+        return np.concatenate([_NONE, *(_heaviest(hashes, names) for hashes in _hashes(keys))])
     table, low = _table(names, bits), 32 - bits
-    return _concatenate(table[hashes >> low] for hashes in _hashes(keys))
+    return np.concatenate([_NONE, *(table[hashes >> low] for hashes in _hashes(keys))])
 
 
 def random(
@@ -85,34 +82,19 @@ def random(
 ) -> Indices:
     """A random partition for each key: an even spread, and no order of records.
 
-    Args:
-        keys: Only their number is used.
-        partitions: The partitions' names.
-        source: Numbers in [0, 1); one is drawn for a call. Default: the system's.
+    One number in [0, 1) is drawn from ``source`` for a call. Default: the system's.
 
     Raises:
         InvalidInput: There are no partitions.
     """
-    import numpy as np
-
     _check(partitions)
     seed = int((source or system_random.SystemRandom().random)() * (1 << 53))
     generator = np.random.default_rng(seed)
     return generator.integers(0, len(partitions), len(keys), dtype=np.int64)
 
 
-def fnv1a(data: bytes) -> int:
-    """The 32-bit FNV-1a hash of some bytes."""
-    value = _OFFSET_BASIS
-    for byte in data:
-        value = ((value ^ byte) * PRIME) & 0xFFFFFFFF
-    return value
-
-
 def _heaviest(hashes: npt.NDArray[np.uint32], names: Sequence[int]) -> Indices:
     """For each key's hash the name with the highest weight; of equal ones the first."""
-    import numpy as np
-
     best = hashes ^ np.uint32(names[0])
     index = np.zeros(len(hashes), np.int64)
     for position, name in enumerate(names[1:], 1):
@@ -125,19 +107,15 @@ def _heaviest(hashes: npt.NDArray[np.uint32], names: Sequence[int]) -> Indices:
 def _deciding_bits(names: Sequence[int]) -> int:
     """The number of highest bits in which all names differ; 33 when two are equal.
 
-    The lower bits never decide: of two weights the higher one has the bit where their names differ
-    first.
+    Of two weights the higher one has the bit where their names differ first.
     """
-    ordered = sorted(names)
-    shared = (32 - (a ^ b).bit_length() for a, b in pairwise(ordered))
+    shared = (32 - (a ^ b).bit_length() for a, b in pairwise(sorted(names)))
     return 1 + max(shared, default=0)
 
 
 @lru_cache(maxsize=16)
 def _table(names: tuple[int, ...], bits: int) -> Indices:
     """The name with the highest weight for each value of a hash's highest bits."""
-    import numpy as np
-
     low = 32 - bits
     return _heaviest(np.arange(1 << bits, dtype=np.uint32), [name >> low for name in names])
 
@@ -147,17 +125,8 @@ def _check(partitions: Sequence[str]) -> None:
         raise InvalidInput("there are no partitions to map keys to: create the topic with some")
 
 
-def _concatenate(parts: Iterator[Indices]) -> Indices:
-    import numpy as np
-
-    found = list(parts)
-    return np.concatenate(found) if found else np.empty(0, np.int64)
-
-
 def _hashes(keys: Keys) -> Iterator[npt.NDArray[np.uint32]]:
     """The hashes of all keys, in order, some thousand at a time."""
-    import pyarrow as pa
-
     if not isinstance(keys, pa.Array | pa.ChunkedArray):
         keys = _column(keys)
     chunks = keys.chunks if isinstance(keys, pa.ChunkedArray) else [keys]
@@ -180,8 +149,6 @@ def _hashes(keys: Keys) -> Iterator[npt.NDArray[np.uint32]]:
 
 
 def _column(keys: Sequence[bytes | str]) -> pa.Array:
-    import pyarrow as pa
-
     values = [key.encode() if isinstance(key, str) else key for key in keys]
     for position, value in enumerate(values):
         if not isinstance(value, bytes | bytearray | memoryview):
@@ -190,18 +157,13 @@ def _column(keys: Sequence[bytes | str]) -> pa.Array:
 
 
 def _hash_chunk(chunk: pa.LargeBinaryArray) -> npt.NDArray[np.uint32]:
-    """FNV-1a of many keys at once: step ``i`` hashes the ``i``-th byte of every key.
-
-    So the loop has as many steps as the longest key has bytes.
-    """
-    import numpy as np
-
+    """FNV-1a of many keys at once: step ``i`` hashes the ``i``-th byte of every key."""
     _, buffer, values = chunk.buffers()
     offsets = np.frombuffer(buffer, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
     data = np.frombuffer(values, np.uint8) if values is not None else np.empty(0, np.uint8)
     starts, lengths = offsets[:-1], np.diff(offsets)
     count, longest = len(lengths), int(lengths.max())
-    hashes = np.full(count, _OFFSET_BASIS, np.uint32)
+    hashes = np.full(count, OFFSET_BASIS, np.uint32)
     prime = np.uint32(PRIME)
     if int(lengths.min()) == longest:
         matrix = data[int(starts[0]) : int(starts[0]) + count * longest].reshape(count, longest)
@@ -227,16 +189,8 @@ def split(
 ) -> dict[str, Entries]:
     """The entries of each partition that gets some, in their order, by one sort and one copy.
 
-    Args:
-        entries: An Arrow array or record batch, or bytes-like objects. The parts are of the
-            same kind.
-        keys: One for each entry.
-        partitions: The partitions' names.
-        partitioner: From keys and names to an index into the names for each key.
-
-    Raises:
-        InvalidInput: There are not as many keys as entries; or the partitioner did not return one
-            index into the names for each key.
+    The parts are of the kind of the entries. ``InvalidInput`` if there are not as many keys as
+    entries, or the partitioner did not return one index into the names for each key.
     """
     if isinstance(keys, bytes | str):
         raise InvalidInput(f"keys is one {type(keys).__name__}: give a list of keys, [key]")
@@ -249,8 +203,6 @@ def split(
 
 
 def _checked(found: Any, count: int, partitions: int, partitioner: Partitioner) -> Any:
-    import numpy as np
-
     name = getattr(partitioner, "__name__", repr(partitioner))
     indices = np.asarray(found)
     if indices.shape != (count,) or not np.issubdtype(indices.dtype, np.integer):
@@ -269,9 +221,6 @@ def _checked(found: Any, count: int, partitions: int, partitioner: Partitioner) 
 
 
 def _parted(entries: Any, indices: Any, partitions: Sequence[str]) -> dict[str, Any]:
-    import numpy as np
-    import pyarrow as pa
-
     counts = np.bincount(indices, minlength=len(partitions))
     wanted: list[int] = np.flatnonzero(counts).tolist()
     if len(wanted) == 1:
@@ -295,8 +244,6 @@ def _parted(entries: Any, indices: Any, partitions: Sequence[str]) -> dict[str, 
 
 def _wide(entries: Any) -> Any:
     """One array, with 64-bit offsets: 32-bit ones end at 2 GiB, and the chunks may have more."""
-    import pyarrow as pa
-
     if not isinstance(entries, pa.ChunkedArray):
         return entries
     wide = {pa.binary(): pa.large_binary(), pa.string(): pa.large_string()}.get(entries.type)

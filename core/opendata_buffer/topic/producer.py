@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING
 
 from opendata_buffer.concurrency import Closeable, in_parallel
 from opendata_buffer.config import ProducerConfig
@@ -20,11 +20,8 @@ from opendata_buffer.runtime import Runtime, SystemRuntime, locked
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.description import TopicDescription
-from opendata_buffer.topic.partitioner import Keys, Partitioner, split
-from opendata_buffer.topic.topic import CachedTopic, Topic
-
-if TYPE_CHECKING:
-    from opendata_buffer.topic.partitioner import Entries
+from opendata_buffer.topic.partitioner import Entries, Keys, Partitioner, split
+from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +41,7 @@ class TopicWatcher:
         """None while a part is pending; where each part is once all are durable.
 
         Raises:
-            OpenDataBufferError: A part was given up, and all others have ended. :attr:`parts`
-                tells which part, and which are durable.
+            OpenDataBufferError: A part was given up, and all others have ended; see :attr:`parts`.
         """
         found: dict[str, Durable] = {}
         failure: Exception | None = None
@@ -63,10 +59,7 @@ class TopicWatcher:
         return found
 
     def await_durable(self, timeout: float | None = None) -> dict[str, Durable]:
-        """Block until all parts are stored and queued.
-
-        Args:
-            timeout: Seconds for all of them; None waits until the delivery timeout.
+        """Block until all parts are stored and queued; ``timeout`` seconds at most, for all.
 
         Raises:
             TimeoutError: Not yet; the producer goes on trying.
@@ -81,7 +74,7 @@ class TopicWatcher:
                 raise
             except Exception:
                 continue  # raised below, once all parts have ended
-        return self._ended()
+        return self.result() or {}
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once every part has ended, at once if they have already.
@@ -107,12 +100,7 @@ class TopicWatcher:
             await part
 
         await asyncio.gather(*map(ended, self.parts.values()), return_exceptions=True)
-        return self._ended()
-
-    def _ended(self) -> dict[str, Durable]:
-        result = self.result()
-        assert result is not None
-        return result
+        return self.result() or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +124,8 @@ class ProducerPool:
     """The open producers of a topic, by partition. Thread-safe.
 
     A producer is not closed while a call uses it: a partition that drains gets the calls that
-    have begun. Nor is a second producer of a partition opened before the first one is closed, for
-    a call with an older list of partitions: its records could overtake those of the first.
-
-    A closed pool raises ``Closed`` for every partition.
+    have begun. A call with an older list of partitions opens no second producer of a partition
+    before the first one is closed: its records could overtake those of the first.
     """
 
     def __init__(self, open_producer: Callable[[str], Producer], runtime: Runtime) -> None:
@@ -148,7 +134,7 @@ class ProducerPool:
         self._condition = runtime.condition()
         self._open: dict[str, Producer] = {}
         self._opening: set[str] = set()
-        self._used: dict[str, int] = {}
+        self._used: Counter[str] = Counter()
         """How many calls use a partition's producer."""
         self._leaving: set[str] = set()
         """Open ones that are closed once no call uses them."""
@@ -159,7 +145,7 @@ class ProducerPool:
 
     @contextmanager
     def using(self, names: Sequence[str]) -> Iterator[dict[str, Producer]]:
-        """The producers of some partitions, which are opened, and stay open inside the block."""
+        """The producers of some partitions, opened where they are not; they stay open inside."""
         self._acquire(names)
         try:
             opened = {name: self._open[name] for name in names if name in self._open}
@@ -170,7 +156,7 @@ class ProducerPool:
             self._release(names)
 
     def has(self, names: Sequence[str]) -> bool:
-        """Whether all of these are open: :meth:`using` them does not block."""
+        """Whether all of these are open, so that :meth:`using` them does not block."""
         return all(name in self._open for name in names)
 
     def open_all(self, names: Sequence[str]) -> None:
@@ -187,12 +173,7 @@ class ProducerPool:
             )
 
     def flush(self, timeout: float | None) -> None:
-        """See :meth:`.Producer.flush`, of all at once.
-
-        Raises:
-            FlushFailed: Something was lost, now or before, also in a partition that has left.
-            TimeoutError: Not all is durable after ``timeout`` seconds.
-        """
+        """See :meth:`.Producer.flush`, of all at once, with earlier losses of closed producers."""
         self._all(lambda producer: producer.flush(timeout))
 
     def close(self, timeout: float | None) -> None:
@@ -200,24 +181,21 @@ class ProducerPool:
         self._begin_closing()
         self._all(lambda producer: producer.close(timeout))
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes that all of them have accepted, and that are neither durable nor given up."""
-        return sum(producer.buffered_bytes for producer in self._everyone())
-
     def _all(self, call: Callable[[Producer], None]) -> None:
-        def outcome(producer: Producer) -> OpenDataBufferError | TimeoutError | None:
+        failed: list[FlushFailed] = []
+        others: list[Exception] = []
+
+        def call_one(producer: Producer) -> None:
             try:
                 call(producer)
+            except FlushFailed as error:
+                failed.append(error)
             except (OpenDataBufferError, TimeoutError) as error:
-                return error
-            return None
+                others.append(error)
 
-        everyone = self._everyone()
+        everyone = self.everyone()
         # All at once, however many: the timeout is for all of them together.
-        found = in_parallel(self._runtime, outcome, everyone, most=max(1, len(everyone)))
-        failed = [error for error in found if isinstance(error, FlushFailed)]
-        others = [e for e in found if e is not None and not isinstance(e, FlushFailed)]
+        in_parallel(self._runtime, call_one, everyone, most=max(1, len(everyone)))
         calls, cause = self._lost
         if failed or calls:
             total = calls + sum(error.failed_calls for error in failed)
@@ -252,18 +230,16 @@ class ProducerPool:
     @locked
     def _acquire(self, names: Sequence[str]) -> None:
         self._check_open()
-        for name in names:
-            self._used[name] = self._used.get(name, 0) + 1
+        self._used.update(names)
 
     @locked
     def _release(self, names: Sequence[str]) -> None:
-        for name in names:
-            self._used[name] -= 1
+        self._used.subtract(names)
         self._condition.notify_all()
 
     @locked
     def _begin_opening(self, name: str) -> Producer | None:
-        """The producer that another call has opened meanwhile; None: the caller opens it."""
+        """The producer that another call has opened meanwhile; if None, the caller opens it."""
         while name in self._opening or name in self._closing:
             self._condition.wait()
         self._check_open()  # a producer opened after close() would never be closed
@@ -291,8 +267,8 @@ class ProducerPool:
 
     @locked
     def _await_unused(self, name: str) -> Producer | None:
-        """The producer, once no call uses it, to be closed; None: it stays after all."""
-        while name in self._leaving and self._used.get(name, 0):
+        """The producer to be closed, once no call uses it; None if it stays after all."""
+        while name in self._leaving and self._used[name]:
             self._condition.wait()
         if name not in self._leaving:
             return None
@@ -315,7 +291,8 @@ class ProducerPool:
             self._condition.wait()
 
     @locked
-    def _everyone(self) -> list[Producer]:
+    def everyone(self) -> list[Producer]:
+        """All that are open, or about to be closed."""
         return [*self._open.values(), *self._closing.values()]
 
     def _check_open(self) -> None:
@@ -323,8 +300,8 @@ class ProducerPool:
             raise Closed("the producer of the topic is closed: make a new one")
 
 
-REFRESH_S = 2.0
-"""Age of the list of partitions at which it is read again."""
+def _accept(_: str, producer: Producer, call: ProduceRequest) -> WriteHandle:
+    return producer.accept(call)
 
 
 class TopicProducer(Closeable):
@@ -349,8 +326,7 @@ class TopicProducer(Closeable):
 
     Raises:
         InvalidInput: There is no topic; a setting or the URL is wrong.
-        CorruptData: The topic's description cannot be read.
-        StorageError: The store cannot be reached, or did not answer within ``cas_deadline_ms``.
+        CorruptData, StorageError: The topic's description cannot be read.
     """
 
     def __init__(
@@ -382,20 +358,12 @@ class TopicProducer(Closeable):
     ) -> WriteHandle:
         """Accept one record without metadata; for records that are produced one by one.
 
-        ::
-
-            for customer, record in orders:
-                handle = producer.send(record, key=customer)
-
         Args:
             record: Bytes. Another bytes-like object is copied and may be reused at once.
             key: Records of one key go to one partition, in the order in which they are sent.
                 Without one they go to the partitions round robin.
             partitioner: As for :meth:`produce`.
             partition: Its name or its number, whatever the key.
-
-        Returns:
-            As :meth:`.Producer.send`.
 
         Raises:
             OpenDataBufferError, KeyboardInterrupt: As :meth:`produce`.
@@ -421,34 +389,24 @@ class TopicProducer(Closeable):
                 divided and encoded without a Python object per entry. They may be reused at once.
             keys: One for each entry: an Arrow column of binary or string type, or bytes and text.
                 Without keys all entries of a call go to one partition, and calls go round robin.
-            partitioner: From keys and names to indices into the names: ``modulo`` (default, the
-                most even), ``rendezvous`` or ``random`` of
+            partitioner: ``modulo`` (default, the most even), ``rendezvous`` or ``random`` of
                 :mod:`opendata_buffer.topic.partitioner`, or a function of your own. Use the same
                 one for every call, in every process: the order per key depends on it.
-            partition: Put all entries into this partition, whatever their keys: its name or its
-                number.
+            partition: Name or number of one for all entries, whatever their keys.
             metadata: Payload that the consumer gets with the entries, in each partition.
 
         Returns:
             One handle, durable when all parts are.
 
         Raises:
-            InvalidInput: An entry or a key is null or of another type, there are not as many
-                keys as entries, a part exceeds ``max_batch_bytes``, ``partition`` is none that is
-                active, or the partitioner returned no indices. Nothing was accepted.
+            InvalidInput: Entries, keys, the partition or the partitioner's indices are wrong, or a
+                part exceeds ``max_batch_bytes``. Nothing was accepted.
             StorageError: A partition that is written for the first time could not be reached.
                 Nothing was accepted.
             Closed: The producer was closed, or made before this process was forked.
             KeyboardInterrupt: Parts of the call may have been accepted or not.
         """
-        return self.produce_by(
-            lambda _, producer, call: producer.accept(call),
-            entries,
-            keys=keys,
-            partitioner=partitioner,
-            partition=partition,
-            metadata=metadata,
-        )
+        return self.produce_by(_accept, entries, keys, partitioner, partition, metadata)
 
     async def produce_async(
         self,
@@ -459,20 +417,15 @@ class TopicProducer(Closeable):
         partition: str | None = None,
         metadata: bytes = b"",
     ) -> TopicHandle:
-        """As :meth:`produce`; waits for a full buffer, or for a partition that is written for the
-        first time, without blocking the event loop.
+        """As :meth:`produce`; waits without blocking the event loop.
 
         ::
 
             handle = await producer.produce_async(payloads, keys=customers)  # accepted
             await handle                                                     # durable
 
-        Calls that wait at the same time are accepted in any order: await one before the next
-        where order matters. Some partitions may have accepted their part of a call that is
-        cancelled while it waits.
-
-        Raises:
-            OpenDataBufferError: As :meth:`produce`.
+        Calls that wait at the same time are accepted in any order. Some partitions may have
+        accepted their part of a call that is cancelled while it waits.
         """
         if self._topic.is_outdated:
             await asyncio.to_thread(self._topic.get)
@@ -482,16 +435,13 @@ class TopicProducer(Closeable):
             await asyncio.to_thread(self._pool.open_all, names)
         with self._pool.using(names) as producers:
             calls = {name: producers[name].prepare(part, metadata) for name, part in parts.items()}
-            handles = {}
-            for name, call in calls.items():
-                handles[name] = await producers[name].accept_async(call)
+            handles = {name: await producers[name].accept_async(calls[name]) for name in names}
         return self._joined(handles)
 
     def produce_by(
         self,
         accept: Callable[[str, Producer, ProduceRequest], WriteHandle],
         entries: Entries,
-        *,
         keys: Keys | None = None,
         partitioner: Partitioner | None = None,
         partition: str | None = None,
@@ -499,12 +449,8 @@ class TopicProducer(Closeable):
     ) -> TopicHandle:
         """As :meth:`produce`, with a function that accepts each part.
 
-        ``accept`` is called for each part with its partition, the partition's producer and the
-        prepared call, which it passes to :meth:`.Producer.accept`. The other arguments are those
-        of :meth:`produce`.
-
-        Raises:
-            OpenDataBufferError: As :meth:`produce`.
+        ``accept`` is called with the partition, its producer and the prepared call, which it passes
+        to :meth:`.Producer.accept`.
         """
         parts = self._parts(entries, keys, partitioner, partition)
         with self._pool.using(list(parts)) as producers:
@@ -518,10 +464,7 @@ class TopicProducer(Closeable):
         return TopicHandle(TopicWatcher(handles, self._runtime), min(times, default=0))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything produced so far is durable, in all partitions at once.
-
-        Args:
-            timeout: Seconds for all of them. Default: as :meth:`.Producer.flush`.
+        """Wait until everything produced so far is durable, as :meth:`.Producer.flush`.
 
         Raises:
             FlushFailed: This or an earlier batch was given up, in any partition.
@@ -532,9 +475,6 @@ class TopicProducer(Closeable):
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then end the threads of all partitions. May be repeated.
-
-        Args:
-            timeout: Seconds until what is not durable is given up. Default: as in :meth:`flush`.
 
         Raises:
             FlushFailed: As in :meth:`flush`. The producer is closed anyway.
@@ -549,7 +489,7 @@ class TopicProducer(Closeable):
     @property
     def buffered_bytes(self) -> int:
         """Bytes that are accepted, and neither durable nor given up."""
-        return self._pool.buffered_bytes
+        return sum(producer.buffered_bytes for producer in self._pool.everyone())
 
     def _open(self, partition: str) -> Producer:
         config = Topic.config_of(partition, self._config)

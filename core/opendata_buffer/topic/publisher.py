@@ -2,16 +2,15 @@
 
 Each batch of a publisher is a message: producer, clock and flags are part of its name, and
 read-committed readers (the default) deliver it once, when it is committed. Each transaction is a
-producer of its own, so none waits for another, and no batch of an earlier one can become part of
-it::
+producer of its own, so no batch of an earlier one can become part of it::
 
     publish_uncommitted()   append pending batches to any partitions
     build_ack_intents()     wait until they are durable; return what commits them
     ...                     the intents are saved: by the caller, or in the publisher's record
     apply()                 write the markers to all partitions
 
-The transaction is committed when the intents are saved: before that it never counts, and from then
-on they must be applied until that succeeds. A publisher with a name does both by itself.
+The transaction is committed when the intents are saved. From then on they must be applied until
+that succeeds; a publisher with a name does both by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opendata_buffer.concurrency import Closeable
 from opendata_buffer.config import ProducerConfig
@@ -35,7 +34,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.messages.message_ids import (
+from opendata_buffer.messages import (
     CLOCK_MAX,
     CONTINUE_TXN,
     OUTSIDE_TXN,
@@ -51,15 +50,12 @@ from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, locked
 from opendata_buffer.stores.base import Store
+from opendata_buffer.topic.partitioner import Entries, Keys, Partitioner
 from opendata_buffer.topic.producer import TopicHandle, TopicProducer
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.commit_record import Verdict
 from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
-from opendata_buffer.transactions.markers import ROLL_BACK, MarkerWriter, TransactionMarker
-
-if TYPE_CHECKING:
-    from opendata_buffer.topic.partitioner import Entries, Keys, Partitioner
-
+from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker
 
 log = logging.getLogger(__name__)
 
@@ -79,13 +75,11 @@ class AckIntents:
 
     All of them or none have to be applied: save the intents first, in the transaction of whatever
     the published messages were made from, and apply them again in full after a fault.
-    ``AckIntents.from_json(intents.to_json()) == intents``.
 
     Attributes:
         topic_id: Of the topic.
         producer: 6 bytes: the transaction's own producer id.
-        clocks: Of each partition, the clock of the marker. Empty when nothing was published:
-            there is nothing to apply then.
+        clocks: Of each partition, the clock of the marker. Empty when nothing was published.
         txn: Of a publisher with a name: its app and the number of the transaction.
     """
 
@@ -108,27 +102,19 @@ class AckIntents:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> AckIntents:
-        """What :meth:`to_json` wrote.
-
-        Raises:
-            InvalidInput: Another program or a later version wrote it.
-        """
+        """What :meth:`to_json` wrote. ``InvalidInput`` if another program or version wrote it."""
         try:
             fields = json.loads(text)
-            match fields:
-                case {
-                    "version": 1,
-                    "topic": str(topic_id),
-                    "producer": str(producer),
-                    "clocks": dict(clocks),
-                }:
-                    txn = Transaction(fields["app"], fields["batch"]) if "app" in fields else None
-                    made = cls(topic_id, bytes.fromhex(producer), clocks, txn)
-                    if len(made.producer) == PRODUCER_BYTES and all(
-                        type(clock) is int and 0 < clock <= CLOCK_MAX for clock in clocks.values()
-                    ):
-                        return made
-        except (ValueError, TypeError, KeyError, RecursionError):
+            producer, clocks = bytes.fromhex(fields["producer"]), fields["clocks"]
+            txn = Transaction(fields["app"], fields["batch"]) if "app" in fields else None
+            if (
+                fields["version"] == 1
+                and isinstance(fields["topic"], str)
+                and len(producer) == PRODUCER_BYTES
+                and all(type(each) is int and 0 < each <= CLOCK_MAX for each in clocks.values())
+            ):
+                return cls(fields["topic"], producer, clocks, txn)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             pass
         raise InvalidInput(
             f"intents are {text!r:.200}, and not what AckIntents.to_json() of this version wrote: "
@@ -137,29 +123,18 @@ class AckIntents:
 
 
 class PublisherTransaction:
-    """A transaction that is being written. Not thread-safe.
-
-    Args:
-        producer: Its own id, 6 bytes.
-        txn: App and number, where the publisher has a name.
-        runtime: The clock of waiting.
-
-    Attributes:
-        producer: As given.
-        txn: As given.
-        clocks: Of its last batch in each partition.
-        since: Of each partition, the sequence of its first batch that is known to be durable.
-        intents: Set by :meth:`build`.
-        applying: Whether markers that commit it may be in some partitions.
-    """
+    """A transaction that is being written, with a producer id of its own. Not thread-safe."""
 
     def __init__(self, producer: bytes, txn: Transaction | None, runtime: Runtime) -> None:
         self.producer = producer
         self.txn = txn
         self.clocks: dict[str, int] = {}
+        """Of its last batch in each partition."""
         self.since: dict[str, int] = {}
+        """Of each partition, the sequence of its first batch that is known to be durable."""
         self.intents: AckIntents | None = None
         self.applying = False
+        """Whether markers that commit it may be in some partitions."""
         self._runtime = runtime
         self._clock = ROLL_BACK  # below all of its batches
         self._handles: list[tuple[str, WriteHandle]] = []
@@ -178,9 +153,9 @@ class PublisherTransaction:
 
     @contextmanager
     def one_call(self) -> Iterator[None]:
-        """Let the transaction fail if a call of several parts raises after its first part.
+        """Fail the transaction if a call raises behind its first part.
 
-        That part may be in the queue without a handle, so the transaction can only be rolled back.
+        The part may be in the queue without a handle, so the transaction can only be rolled back.
         """
         before = self._clock
         try:
@@ -191,11 +166,7 @@ class PublisherTransaction:
             raise
 
     def wait(self, timeout: float | None) -> BaseException | None:
-        """Wait until each batch is durable or given up. Returns why it cannot be committed.
-
-        Raises:
-            TimeoutError: Some are neither after so many seconds.
-        """
+        """Wait until each batch is durable or given up. Returns why it cannot be committed."""
         until = None if timeout is None else self._runtime.monotonic() + timeout
         failure = self._failure
         for name, handle in self._handles:
@@ -220,8 +191,7 @@ class PublisherTransaction:
 class CallLock:
     """Held through a call, so that calls run one after the other. Thread-safe, not reentrant.
 
-    An ordinary lock must not be held while a call waits for storage, and would stay locked when a
-    thread is interrupted while it takes it.
+    An ordinary lock would stay locked when a thread is interrupted while it takes it.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -230,7 +200,7 @@ class CallLock:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Wait for the calls before, and hold the lock until the end of the block."""
+        """Hold the lock in the block, after the calls that came before."""
         own = object()
         try:
             self._take(own)
@@ -266,10 +236,10 @@ class Publisher(Closeable):
 
     Args:
         topic: The topic, or its URL.
-        name: The publisher keeps the intents of its transactions in a record beside the topic,
-            which decides them: a new instance of the name completes the transaction that the last
-            one committed, rolls back others, and fences an instance that still runs. 1 to 190
-            characters of ``A-Z a-z 0-9 . _ -``. Without a name the caller saves the intents.
+        name: The publisher keeps the intents in a record beside the topic: a new instance of the
+            name completes the transaction that the last one committed, rolls back others, and
+            fences an instance that still runs. 1 to 190 characters of ``A-Z a-z 0-9 . _ -``.
+            Without a name the caller saves the intents.
         config: Settings of each partition's producer. Its ``store`` is that of the topic.
         store: Use this store instead of opening the topic's URL.
         runtime: Clock and threads; the system's by default.
@@ -305,9 +275,14 @@ class Publisher(Closeable):
         self._topic_id = opened.description.topic_id
         self._store = opened.store
         self._queues: dict[str, Queue] = {}
-        ahead_ms = self._config.gc_grace_period_ms
-        parts = (self._store, self._config, self._queue_of, self._runtime)
-        self._markers = MarkerWriter(*parts, ahead_ms=ahead_ms)
+        self._coordinator = TransactionCoordinator(
+            self._store,
+            self._config,
+            self._queue_of,
+            self._runtime,
+            ahead_ms=self._config.gc_grace_period_ms,
+        )
+        self._markers = self._coordinator.markers
         # Publishes what is in no transaction.
         self._producer_id = new_producer_id(entropy)
         self._clock = Clock()
@@ -316,10 +291,8 @@ class Publisher(Closeable):
         self._broken: BaseException | None = None
         self._closed = False
         self._pid = os.getpid()
-        self._app = "" if name is None else _app_of(name)
-        self._coordinator: TransactionCoordinator | None = None
-        if name is not None:
-            self._coordinator = TransactionCoordinator(*parts, ahead_ms=ahead_ms)
+        self._app = None if name is None else _app_of(name)
+        if self._app is not None:
             with self._deadline():
                 self._coordinator.recover(self._app, _QUERY, opened.description.names)
         self._producer = TopicProducer(
@@ -337,10 +310,7 @@ class Publisher(Closeable):
     ) -> TopicHandle:
         """Publish entries outside of any transaction: they are committed once they are durable.
 
-        The arguments are those of :meth:`.TopicProducer.produce`. Each part is a batch of its own.
-
-        Returns:
-            One handle, durable when all parts are.
+        As :meth:`.TopicProducer.produce`; each part is a batch of its own.
 
         Raises:
             InvalidInput, StorageError: As :meth:`.TopicProducer.produce`; nothing was accepted.
@@ -349,12 +319,7 @@ class Publisher(Closeable):
         with self._usable():
             self._clock.update(self._runtime.now_ms())
             return self._producer.produce_by(
-                self._accept_committed,
-                entries,
-                keys=keys,
-                partitioner=partitioner,
-                partition=partition,
-                metadata=metadata,
+                self._accept_committed, entries, keys, partitioner, partition, metadata
             )
 
     def publish_uncommitted(
@@ -368,11 +333,8 @@ class Publisher(Closeable):
     ) -> TopicHandle:
         """Publish entries as part of the open transaction; the first ones begin it.
 
-        The arguments are those of :meth:`.TopicProducer.produce`. Each part is a batch of its own.
-
-        Returns:
-            One handle, durable when all parts are. They are delivered once the transaction is
-            committed.
+        As :meth:`.TopicProducer.produce`; each part is a batch of its own, and delivered once the
+        transaction is committed.
 
         Raises:
             InvalidInput, StorageError: As :meth:`.TopicProducer.produce`; nothing was accepted.
@@ -388,12 +350,7 @@ class Publisher(Closeable):
                 )
             with current.one_call():
                 return self._producer.produce_by(
-                    current.accept,
-                    entries,
-                    keys=keys,
-                    partitioner=partitioner,
-                    partition=partition,
-                    metadata=metadata,
+                    current.accept, entries, keys, partitioner, partition, metadata
                 )
 
     def build_ack_intents(self, timeout: float | None = None) -> AckIntents:
@@ -402,14 +359,8 @@ class Publisher(Closeable):
         Save the intents before you :meth:`apply` them, unless the publisher has a name. A second
         call returns the same.
 
-        Args:
-            timeout: Seconds. Default: until each batch is durable or was given up.
-
-        Returns:
-            The intents; without clocks when nothing was published.
-
         Raises:
-            TimeoutError: Not durable yet; the transaction stays open.
+            TimeoutError: Not durable after ``timeout`` seconds; the transaction stays open.
             OpenDataBufferError: A part was given up. The transaction is rolled back: publish it
                 again.
             Closed: The publisher was closed, or failed before.
@@ -420,17 +371,13 @@ class Publisher(Closeable):
     def apply(self, intents: AckIntents) -> None:
         """Commit the transaction in all partitions it wrote to. May be repeated.
 
-        Args:
-            intents: Of :meth:`build_ack_intents`; or saved by an instance before this one.
+        The intents are those of :meth:`build_ack_intents`, or saved by an earlier instance.
 
         Raises:
-            InvalidInput: They are of another topic, or of a publisher of another name or with
-                one; or of a transaction that this publisher, which has a name, has rolled back.
-            Superseded: A later instance of the name runs. The transaction is rolled back, and
-                so is whatever else this instance would publish.
-            TransientStorageError: The message says whether the transaction is committed. With a
+            InvalidInput: They are of another topic or publisher, or were rolled back.
+            Superseded: A later instance of the name runs; the transaction is rolled back.
+            OpenDataBufferError: The message says whether the transaction is committed. With a
                 name, open the publisher again; without, apply the intents again.
-            OpenDataBufferError: As that.
             Closed: The publisher was closed, or failed before.
         """
         with self._usable():
@@ -443,7 +390,7 @@ class Publisher(Closeable):
             InvalidInput: The publisher has no name: save the intents in between.
             OpenDataBufferError, TimeoutError: As those two.
         """
-        if self._coordinator is None:
+        if self._app is None:
             raise InvalidInput(
                 "a publisher without a name does not keep its intents: build_ack_intents(), save "
                 "them, then apply() them; or give it a name"
@@ -457,10 +404,8 @@ class Publisher(Closeable):
         """Abort the open transaction: nothing of it is ever delivered. Without one, do nothing.
 
         Raises:
-            InvalidInput: There is no name, and :meth:`apply` failed: it may be committed in some
-                partitions. Apply the intents again.
-            OpenDataBufferError: It could not be rolled back in all partitions; it is not
-                committed in any. Call it again.
+            InvalidInput: There is no name, and :meth:`apply` failed: apply the intents again.
+            OpenDataBufferError: It could not be rolled back in all partitions: call it again.
             Closed: The publisher was closed, or failed before.
         """
         with self._usable():
@@ -469,11 +414,9 @@ class Publisher(Closeable):
     def close(self, timeout: float | None = None) -> None:
         """Roll an open transaction back, flush, and end the threads. May be repeated.
 
-        In a forked process it does nothing: the transaction is the parent's. A transaction whose
-        intents the caller has, because there is no name, is not rolled back.
-
-        Args:
-            timeout: Seconds until what is not durable is given up.
+        In a forked process it does nothing: the transaction is the parent's. Without a name, a
+        transaction that has intents is not rolled back. After ``timeout`` seconds what is not
+        durable is given up.
 
         Raises:
             FlushFailed: Something was given up, now or before. The publisher is closed anyway.
@@ -485,7 +428,7 @@ class Publisher(Closeable):
                 return
             self._closed = True
             try:
-                if self._open is not None and (self._coordinator or not self._open.intents):
+                if self._open is not None and (self._app or not self._open.intents):
                     self._roll_back()
             except OpenDataBufferError as error:
                 log.warning("a transaction was not rolled back, and will be: %s", error)
@@ -501,9 +444,8 @@ class Publisher(Closeable):
     # The methods below are called with the lock.
 
     def _begin(self) -> PublisherTransaction:
-        txn = None
-        if self._coordinator is not None:
-            txn = Transaction(self._app, self._coordinator.committed(self._app) + 1)
+        app = self._app
+        txn = None if app is None else Transaction(app, self._coordinator.committed(app) + 1)
         self._open = PublisherTransaction(new_producer_id(self._entropy), txn, self._runtime)
         return self._open
 
@@ -541,11 +483,10 @@ class Publisher(Closeable):
                 "apply them with a publisher of that topic"
             )
         current = self._open if self._open and self._open.intents == intents else None
-        if self._coordinator is not None:
-            if current is None:
-                self._check_applied(self._coordinator, intents)
-            else:
-                self._commit(self._coordinator, intents, current)
+        if current is not None and current.txn is not None:
+            self._commit(current.txn, current, intents)
+        elif self._app is not None:
+            self._check_applied(intents)
         elif intents.txn is not None:
             # The commit record of that name decides. With markers in some partitions and a
             # roll-back by the name's next instance, the transaction would be delivered in part.
@@ -560,41 +501,35 @@ class Publisher(Closeable):
         if current is not None:
             self._open = None
 
-    def _check_applied(self, coordinator: TransactionCoordinator, intents: AckIntents) -> None:
+    def _check_applied(self, intents: AckIntents) -> None:
         """Refuse saved intents of a transaction that is not committed.
 
         The markers of a committed one were written when this publisher was opened.
         """
         if intents.txn is None or intents.txn.app != self._app:
             raise InvalidInput("the intents are of another publisher: apply them with that one")
-        found = coordinator.verdict_on(intents.txn, intents.producer)
+        found = self._coordinator.verdict_on(intents.txn, intents.producer)
         # Another transaction may have been published under the number of a rolled back one. The
         # record tells them apart by the producer only for the last number.
-        is_last = intents.txn.batch == coordinator.committed(self._app)
+        is_last = intents.txn.batch == self._coordinator.committed(intents.txn.app)
         if found is Verdict.OPEN or (found is Verdict.REPEATED and is_last):
             raise InvalidInput(
                 f"transaction {intents.txn.batch} was rolled back, because it was not committed "
                 "before its publisher went on or was opened again: publish it again"
             )
 
-    def _commit(
-        self,
-        coordinator: TransactionCoordinator,
-        intents: AckIntents,
-        current: PublisherTransaction,
-    ) -> None:
-        assert current.txn is not None
-        attempt = Attempt(current.txn, current.producer, intents.clocks, _QUERY)
+    def _commit(self, txn: Transaction, current: PublisherTransaction, intents: AckIntents) -> None:
+        attempt = Attempt(txn, current.producer, intents.clocks)
         try:
             with self._deadline():
-                if not coordinator.decide(attempt):
+                if not self._coordinator.decide(attempt):
                     # Another instance has committed a transaction of this number.
-                    raise Superseded(self._app, current.txn.batch)
+                    raise Superseded(txn.app, txn.batch)
                 try:
-                    coordinator.complete(attempt, current.since)
+                    self._coordinator.complete(attempt, current.since)
                 except OpenDataBufferError as error:
                     raise TransientStorageError(
-                        f"{current.txn} is committed, and not visible in all partitions yet: "
+                        f"{txn} is committed, and not visible in all partitions yet: "
                         f"{error} Open the publisher again: it completes that."
                     ) from error
         except BaseException as error:
@@ -661,7 +596,6 @@ class Publisher(Closeable):
 
 
 def _app_of(name: str) -> str:
-    """The app id in the names of a publisher's transactions."""
     try:
         if name:
             return Transaction(f"{_APP_PREFIX}{name}", 0).app

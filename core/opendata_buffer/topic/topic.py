@@ -80,8 +80,7 @@ class Topic:
             runtime: Clock, jitter and the topic's id; the system's by default.
 
         Raises:
-            InvalidInput: There is a topic, or a queue lies below the root; or the number of
-                partitions is out of range.
+            InvalidInput: There is a topic, or a queue below the root; or too many partitions.
             UnsafeStore: The store has no compare-and-swap.
             StorageError: It did not answer.
         """
@@ -93,7 +92,7 @@ class Topic:
             if isinstance(found, TopicDescription):
                 raise _exists(topic.url, found)
             _refuse_queues(topic.store)
-            description = topic._taken(topic._object.update(lambda before: before or fresh))
+            description = topic._remember(topic._object.update(lambda before: before or fresh))
         if description.topic_id != fresh.topic_id:
             raise _exists(topic.url, description)
         return topic
@@ -106,13 +105,7 @@ class Topic:
         store: Store | None = None,
         runtime: Runtime | None = None,
     ) -> Topic:
-        """The topic at a store's root, by one read.
-
-        Raises:
-            InvalidInput: There is none.
-            CorruptData: Its description cannot be read.
-            StorageError: The store did not answer.
-        """
+        """The topic at a store's root, by one read. Raises as :meth:`read`."""
         topic = cls._at(config, store, runtime)
         topic.read()
         return topic
@@ -126,7 +119,7 @@ class Topic:
         found = topic._object.read()
         if found is None:
             return None
-        topic._taken(found)
+        topic._remember(found)
         return topic
 
     @classmethod
@@ -161,7 +154,7 @@ class Topic:
                 f"there is no topic at {self.url}: make one with 'opendata-buffer topic create "
                 f"{self.url} --partitions N'"
             )
-        return self._taken(found)
+        return self._remember(found)
 
     def expand(self, partitions: int) -> TopicDescription:
         """Add partitions until so many are active. May be repeated.
@@ -176,13 +169,10 @@ class Topic:
         return self._change(lambda before: before.expanded(partitions))
 
     def drain(self, partition: str) -> TopicDescription:
-        """End the writing of a partition. May be repeated.
+        """End the writing of a partition, by its name or its number: ``"3"``. May be repeated.
 
         Producers stop within seconds. The partition leaves the topic once everything in it is
         acknowledged: see :meth:`remove_drained`.
-
-        Args:
-            partition: Its name, or its number: ``"3"``.
 
         Raises:
             InvalidInput: There is no such partition, or it is the last one that is written.
@@ -194,12 +184,9 @@ class Topic:
     def remove_drained(self, after_s: float = DRAIN_S) -> list[str]:
         """Remove the draining partitions that are empty from the topic. Returns their names.
 
-        Each is sealed first (:meth:`.Queue.seal`): the appends of a producer with an older list
-        of partitions fail from then on, so no unread entry is left in it.
-
-        Args:
-            after_s: Seconds that a partition drains at least, by the clocks of this process and
-                of the one that called :meth:`drain`.
+        Each has drained for ``after_s`` seconds, by the clocks of this process and of the one that
+        called :meth:`drain`, and is sealed first: the appends of a producer with an older list of
+        partitions fail, and no unread entry is left in it.
 
         Raises:
             QueueReset, CorruptData, StorageError: As :meth:`read`, of the topic or a partition.
@@ -213,18 +200,14 @@ class Topic:
         return empty
 
     def forget_left(self, partitions: Iterable[str]) -> TopicDescription:
-        """Remove partitions from the list of those that have left: their batches are deleted.
-
-        Raises:
-            QueueReset, CorruptData, StorageError: As :meth:`read`; nothing was changed.
-        """
+        """Remove partitions from the list of those that have left: their batches are deleted."""
         return self._change(lambda before: before.collected(partitions))
 
     def seal(self, partition: str) -> bool:
         """Close a partition if it is empty. False while it has entries.
 
         Raises:
-            QueueReset: Its manifest was lost or restored from an old copy, so it may not be empty.
+            QueueReset: Its manifest was lost or restored from an old copy.
             CorruptData, StorageError: It could not be read or written.
         """
         config = self.config_of(partition, self._settings)
@@ -242,11 +225,7 @@ class Topic:
 
     @staticmethod
     def config_of(partition: str, config: Config) -> Config:
-        """Settings for one partition of the topic from those for all of them.
-
-        Raises:
-            InvalidInput: ``config`` names a data prefix or a manifest: partitions have their own.
-        """
+        """Settings for one partition, from those for all; they name no prefix and no manifest."""
         _check_config(config)
         return replace(config, data_path_prefix=partition, manifest_path="")
 
@@ -255,9 +234,9 @@ class Topic:
         def decide(before: TopicDescription | None) -> TopicDescription | None:
             return None if before is None else change(before)
 
-        return self._taken(self._object.update(decide))
+        return self._remember(self._object.update(decide))
 
-    def _taken(
+    def _remember(
         self, outcome: TopicDescription | outcomes.Outcome[TopicDescription | None]
     ) -> TopicDescription:
         now = outcome.value if isinstance(outcome, outcomes.Applied) else outcome
@@ -286,17 +265,14 @@ class Topic:
 
 
 def _check_config(config: QueueConfig) -> None:
-    default = f"{DEFAULT_DATA_PATH_PREFIX}/manifest"
-    if config.data_path_prefix != DEFAULT_DATA_PATH_PREFIX:
-        name, value = "data_path_prefix", config.data_path_prefix
-    elif config.manifest_path != default:
-        name, value = "manifest_path", config.manifest_path
-    else:
-        return
-    raise InvalidInput(
-        f"{name} is {value!r}, but the partitions of a topic have names of their own: leave it "
-        "out, or use the queue of one partition"
-    )
+    default = DEFAULT_DATA_PATH_PREFIX
+    for name, expected in (("data_path_prefix", default), ("manifest_path", f"{default}/manifest")):
+        value = getattr(config, name)
+        if value != expected:
+            raise InvalidInput(
+                f"{name} is {value!r}, but the partitions of a topic have names of their own: "
+                "leave it out, or use the queue of one partition"
+            )
 
 
 def _exists(url: str, found: TopicDescription) -> InvalidInput:
@@ -318,6 +294,9 @@ def _refuse_queues(store: Store) -> None:
             )
 
 
+REFRESH_S = 2.0
+"""Age of a description at which producers and consumers read it again."""
+
 WAIT_AFTER = 5
 """Multiple of the maximum age at which :meth:`CachedTopic.get` waits for the read."""
 
@@ -327,12 +306,9 @@ partition that has left the topic fail."""
 
 
 class CachedTopic:
-    """A topic's description, read again when it is old. Thread-safe.
+    """A topic's description, read again in the background when it is ``max_age_s`` old.
 
-    Args:
-        topic: Opened; used by this object alone.
-        runtime: Clock and threads.
-        max_age_s: Seconds after which :meth:`get` starts a read in the background.
+    Thread-safe. The topic that is given is used by this object alone.
     """
 
     def __init__(self, topic: Topic, runtime: Runtime, max_age_s: float) -> None:
@@ -345,11 +321,7 @@ class CachedTopic:
         self._reading = False
 
     def get(self) -> TopicDescription:
-        """The description as far as it is known; raises nothing.
-
-        The call that finds it old starts a read, and waits for it only if no call was made for
-        :data:`WAIT_AFTER` times the maximum age.
-        """
+        """The description as far as it is known; raises nothing. It waits if it is outdated."""
         age_s = self._begin_read()
         if age_s is not None and age_s >= WAIT_AFTER * self._max_age_s:
             self._read()
@@ -382,7 +354,7 @@ class CachedTopic:
             with deadline(self._runtime, READ_S):
                 found = self._topic.read()
         except OpenDataBufferError as error:
-            log.warning("the topic at %s could not be looked at: %s", self._topic.url, error)
+            log.warning("the topic at %s could not be read: %s", self._topic.url, error)
         finally:
             self._end_read(found)
 

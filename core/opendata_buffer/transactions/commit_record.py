@@ -6,15 +6,16 @@ Of a topic it is ``_topic/app=<id>/_commit.json`` and **decides**: a write to se
 is committed if and only if the record names its producer.
 
 Only the run that the record's field ``run`` names may decide. A run claims the record once, before
-it appends anything; from then on the decisions of earlier runs are refused. So the undecided
-entries of earlier runs can be rolled back, except those of the producer that the record names.
-They must not be taken for those of a later run: a run notes what is undecided in a manifest
-*before* it reads or writes the record, and rolls it back only if the record still names the run.
+it appends anything; from then on the decisions of earlier runs are refused, so their undecided
+entries can be rolled back, except those of the producer that the record names. A later run may
+have appended entries meanwhile: a run notes what is undecided in a manifest *before* it reads or
+writes the record, and rolls it back only if the record still names the run.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -48,7 +49,7 @@ class Verdict(Enum):
     REPEATED = "repeated"
     """It names another attempt at this batch, or a later batch."""
     OPEN = "open"
-    """It names neither; that can change while the record names the attempt's run."""
+    """It names neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,11 @@ class CommitRecord:
     Attributes:
         batch: Highest committed batch; -1 when the app id is only claimed.
         next_sequence: The queue's next sequence just after that batch; 0 in a topic's record.
-        query: Id of the streaming query the app id belongs to; None when none was given, as in
-            records of versions that did not keep it.
+        query: Id of the streaming query the app id belongs to, if it is known.
         others: Fields of later versions, kept when the record is written again.
         run: The run that may decide the next batch of a topic's writer; None for a single queue.
         producer: The producer id that wrote the batch into a topic, as hexadecimal digits.
-        intents: Of each partition that the batch went to, the clock of the acknowledgement that
-            commits it there.
+        intents: Of each partition of the batch, the clock of the marker that commits it there.
     """
 
     batch: int
@@ -88,15 +87,11 @@ class CommitRecord:
 
     @classmethod
     def from_json(cls, raw: bytes) -> CommitRecord:
-        """Read the object's bytes.
-
-        Raises:
-            CorruptData: They are no commit record of this version.
-        """
+        """Read the object's bytes. ``CorruptData`` if they are no record of this version."""
         fields = RECORD.decode(raw)
         batch, next_sequence = fields.number("batch", least=-1), fields.number("next_sequence")
         query, run, producer = (fields.text(name, None) for name in ("query", "run", "producer"))
-        if producer is not None and not _is_producer(producer):
+        if producer is not None and not re.fullmatch("[0-9a-fA-F]{12}", producer):
             raise fields.wrong("producer", "a producer id of 12 hexadecimal digits")
         intents = fields.mapping("intents", {})
         if not all(is_number(clock, least=1) for clock in intents.values()):
@@ -116,15 +111,9 @@ def record_key(prefix: str, app: str) -> str:
 
 
 def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitRecord | None:
-    """The record of an app that a query is about to write as.
+    """The record of an app, with the query that is about to write; unknown ones are not checked.
 
-    Args:
-        record: As it is; None when there is none.
-        app: The app id.
-        query: The query's id; None where it is unknown: such a writer is not checked.
-
-    Raises:
-        InvalidInput: The app id belongs to another query.
+    ``InvalidInput`` if the app id belongs to another query.
     """
     if query is None or query == app:
         return record  # an app id that is the query's own id cannot be taken by another one
@@ -143,30 +132,17 @@ def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitR
     return record
 
 
-def _is_producer(text: str) -> bool:
-    try:
-        return len(bytes.fromhex(text)) == 6 and len(text) == 12
-    except ValueError:
-        return False
-
-
 class OwnedRecord:
-    """A topic's commit record as one run of an app owns it. Not thread-safe.
+    """A topic's commit record as one run of an app, which has a unique name, owns it.
 
-    A run claims once, and a new claim is a new run: what was appended under the old one cannot be
-    committed any more.
-
-    Args:
-        app: The app id.
-        record: Its commit record.
-        run: Unique name of this run.
-
-    Attributes:
-        roll_backs: By partition and producer, the markers that roll back earlier runs.
+    A run claims once: what was appended under an earlier claim cannot be committed any more. Not
+    thread-safe.
     """
 
     def __init__(self, app: str, record: CasObject[CommitRecord], run: str) -> None:
+        self.key = record.key
         self.roll_backs: dict[str, dict[bytes, TransactionMarker]] = {}
+        """By partition and producer, the markers that roll back earlier runs."""
         self._app = app
         self._object = record
         self._run = run
@@ -174,22 +150,12 @@ class OwnedRecord:
         """Per partition, the sequence up to which its manifest was searched."""
 
     @property
-    def key(self) -> str:
-        """Key of the record's object."""
-        return self._object.key
-
-    @property
     def record(self) -> CommitRecord | None:
         """The record as last read or written."""
         return self._object.last_seen
 
     def claim(self, batch: int, query: str | None) -> CommitRecord:
-        """Write this run into the record, unless the batch is committed. Called once, first.
-
-        Raises:
-            InvalidInput: The app id belongs to another query; nothing was written.
-            TransientStorageError: The record could not be written.
-        """
+        """Write this run into the record, unless the batch is committed. Called once, first."""
 
         def change(record: CommitRecord | None) -> CommitRecord:
             found = claimed(record, self._app, query) or CommitRecord(-1, 0, query)
@@ -205,36 +171,27 @@ class OwnedRecord:
             )
         return outcome.value
 
-    def belongs_to(self, query: str | None) -> bool:
-        """Whether the record names the query already, or does not have to.
-
-        Raises:
-            InvalidInput: The app id belongs to another query.
-        """
-        return claimed(self.record, self._app, query) is self.record
-
     def is_owned(self) -> bool:
         """Whether no other run has claimed the record since. Reads it."""
         now = self._object.read()
         return isinstance(now, CommitRecord) and now.run == self._run
 
-    def was_overtaken_before(self, batch: int) -> bool:
-        """Whether other runs wrote the batches between the last one of this run and this one.
+    def continues(self, batch: int, query: str | None) -> bool:
+        """Whether this run may go on with a batch without a claim.
 
-        Spark commits in any of its idle Python workers, so another process, as a run of its own,
-        may have written the batch before. The record is read only if batches are missing.
+        It may not if the record does not name the query yet; or if batches are missing since its
+        last one and another run has claimed the record, because Spark commits in any of its idle
+        Python workers. The record is read only if batches are missing.
         """
         record = self.record
-        return record is not None and batch > record.batch + 1 and not self.is_owned()
+        if claimed(record, self._app, query) is not record:
+            return False
+        return record is None or batch <= record.batch + 1 or self.is_owned()
 
     def decide(
         self, batch: int, producer: str, intents: Mapping[str, int]
     ) -> outcomes.Outcome[CommitRecord | None]:
-        """Write a batch into the record, which commits it; see :meth:`verdict`.
-
-        Raises:
-            TransientStorageError: The record could not be read; it may have been written.
-        """
+        """Write a batch into the record, which commits it; see :meth:`verdict`."""
 
         def change(record: CommitRecord | None) -> CommitRecord | None:
             # Unchanged also where it names this attempt already: it may be applied twice.

@@ -4,19 +4,15 @@ Each attempt at a batch is a producer of its own with exactly one transaction. I
 CONTINUE_TXN messages in each partition; the app's commit record decides; markers in the
 partitions carry the decision out::
 
-    begin()     claim the record; end the transactions of earlier runs: commit what it names
-    ...         the caller appends the pending batches to all partitions at once; meanwhile
-                prepare() stores the batches of the markers
+    begin()     claim the record; commit in all partitions the batch that it names
+    ...         the caller appends the pending batches, while prepare() stores those of the markers
     decide()    write the record: batch, producer, intents.  <- this commits
     complete()  write markers to all partitions at once; roll back what other runs left undecided
 
-Killed before ``decide`` was applied, the attempt can never be committed: the next run repeats the
-batch as another producer and rolls the attempt back. Killed after it, the next run finds the
-batch in the record and writes the markers. A read-committed reader sees nothing of the attempt in
-the first case, and in the end all of it in the second (failure F39).
-
-:mod:`opendata_buffer.transactions.commit_record` says why no run rolls back a transaction that
-may still be committed.
+If a run is killed before ``decide`` was applied, its attempt can never be committed: the next run
+rolls it back and repeats the batch as another producer, and a read-committed reader sees nothing of
+the attempt. If it is killed later, the next run finds the batch in the record and writes the
+markers, and in the end the reader sees all of it (failure F39).
 """
 
 from __future__ import annotations
@@ -52,7 +48,9 @@ from opendata_buffer.transactions.markers import (
 
 log = logging.getLogger(__name__)
 
-_DEADLINE_MS = 10_000  # of one change of a record; a micro-batch waits for it
+_DEADLINE_MS = 10_000
+"""Of one change of a record; a micro-batch waits for it."""
+
 _ANY_BATCH = 2**63
 
 
@@ -64,13 +62,11 @@ class Attempt:
         txn: App and batch.
         producer: 6 bytes, drawn for this attempt and used for nothing else.
         intents: Of each partition it writes to, the clock of the marker that commits it.
-        query: Id of the streaming query that the app belongs to, if it is known.
     """
 
     txn: Transaction
     producer: bytes
     intents: Mapping[str, int]
-    query: str | None = None
 
 
 class TransactionCoordinator:
@@ -95,25 +91,18 @@ class TransactionCoordinator:
         self._config = replace(config, cas_deadline_ms=min(_DEADLINE_MS, config.cas_deadline_ms))
         self._queue_of = queue_of
         self._runtime = runtime
-        self._markers = MarkerWriter(store, config, queue_of, runtime, ahead_ms=ahead_ms)
+        self.markers = MarkerWriter(store, config, queue_of, runtime, ahead_ms=ahead_ms)
         self._owned: dict[str, OwnedRecord] = {}
         self._decided: dict[str, OwnedRecord] = {}
         """Batches without all of their markers. While an app is here it is not in ``_owned``: its
         next batch would overwrite the record that names this one."""
 
     def begin(self, txn: Transaction, query: str | None, partitions: Collection[str]) -> bool:
-        """Called before anything of an attempt is appended.
+        """Called before anything of an attempt is appended, with all partitions of the topic.
 
         The first call costs one read and one write of the record, and one read of each manifest;
-        the others cost no request.
-
-        Args:
-            txn: App and batch.
-            query: Id of the query, if it is known.
-            partitions: All of the topic.
-
-        Returns:
-            False when the batch was committed before; its markers are in all partitions now.
+        the others cost no request. False when the batch was committed before; its markers are in
+        all partitions now.
 
         Raises:
             InvalidInput: The app id belongs to another query; nothing was written.
@@ -121,14 +110,12 @@ class TransactionCoordinator:
         """
         known = self._owned.get(txn.app)
         if known is not None:
-            record = known.record
             # Queries of one process share its coordinator. A query whose checkpoint was deleted
             # counts from 0 again: without this check its batches would pass for repeats.
-            if known.belongs_to(query) and not known.was_overtaken_before(txn.batch):
-                return record is None or record.batch < txn.batch
+            if known.continues(txn.batch, query):
+                return known.record is None or known.record.batch < txn.batch
             del self._owned[txn.app]
-        owned, record = self._claim(txn.app, txn.batch, query)
-        self._finish_earlier(owned, txn.app, record, partitions)
+        owned, record, _ = self._claim(txn.app, txn.batch, query, partitions)
         if record.batch >= txn.batch:
             if owned.roll_backs:
                 # The run that committed the batch was killed before it had rolled back the
@@ -143,11 +130,9 @@ class TransactionCoordinator:
     def recover(self, app: str, query: str | None, partitions: Collection[str]) -> int:
         """End what earlier runs of an app left undecided, without writing a batch.
 
-        Does nothing for an app that this coordinator owns: its earlier runs are ended. A live run
-        of the app elsewhere is fenced: it fails, and repeats its batch when it is started again.
-
-        Returns:
-            How many transactions were ended, counted per partition.
+        Does nothing for an app that this coordinator owns. A live run of the app elsewhere is
+        fenced: it fails, and repeats its batch when it is started again. Returns how many
+        transactions were ended, counted per partition.
 
         Raises:
             Superseded: Another run began meanwhile; it does the same.
@@ -155,8 +140,7 @@ class TransactionCoordinator:
         """
         if app in self._owned:
             return 0
-        owned, record = self._claim(app, _ANY_BATCH, query)
-        ended = self._finish_earlier(owned, app, record, partitions)
+        owned, record, ended = self._claim(app, _ANY_BATCH, query, partitions)
         if owned.roll_backs:
             if not owned.is_owned():
                 raise Superseded(app, record.batch + 1)
@@ -176,34 +160,37 @@ class TransactionCoordinator:
     def prepare(self, attempt: Attempt, name: str) -> None:
         """Store the batch of one partition's marker, so that :meth:`complete` does not have to.
 
-        It decides nothing, and may be left out. May be called for several partitions at once,
-        while the pending batches are appended.
+        It decides nothing. May be called for several partitions at once.
         """
         marker = TransactionMarker(attempt.producer, attempt.intents[name], attempt.txn)
-        self._markers.prepare(name, marker)
+        self.markers.prepare(name, marker)
 
     def decide(self, attempt: Attempt) -> bool:
         """Commit an attempt whose pending batches are in all partitions.
 
-        Returns:
-            False when another run has committed this batch, or a later one, since
-            :meth:`begin`; the attempt is rolled back.
+        False when another run has committed this batch, or a later one, since :meth:`begin`; the
+        attempt is rolled back.
 
         Raises:
             Superseded: Another run has begun since; the attempt is rolled back.
-            TransientStorageError: It was not committed, and is rolled back; or whether it was
-                committed is unknown. The message says which. Either way the next run ends it.
+            TransientStorageError: It was not committed, or that is unknown: the text says which.
         """
         app, batch, producer = attempt.txn.app, attempt.txn.batch, attempt.producer.hex()
         owned = self._owned.pop(app)
         for name in attempt.intents:
             owned.note_undecided(name, self._queue_of(name).last_seen, but=attempt.producer)
+        outcome: outcomes.Outcome[CommitRecord | None]
         try:
             outcome = owned.decide(batch, producer, attempt.intents)
         except TransientStorageError as error:
-            raise _unknown(attempt.txn, owned.key, str(error)) from error
+            outcome = outcomes.Unknown(str(error))
         if isinstance(outcome, outcomes.Unknown):
-            raise _unknown(attempt.txn, owned.key, outcome.reason)
+            raise TransientStorageError(
+                f"whether {attempt.txn} was committed is not known: its commit record "
+                f"{owned.key!r} may or may not have been written ({outcome.reason}). Start the "
+                "query, or open the publisher, again: it reads the record, and completes or "
+                "repeats the batch."
+            )
         found = owned.verdict(batch, producer)
         if found is Verdict.COMMITTED:
             self._decided[app] = owned
@@ -221,13 +208,8 @@ class TransactionCoordinator:
     def complete(self, attempt: Attempt, since: Mapping[str, int]) -> None:
         """Write the markers of a committed attempt, and roll back what others left undecided.
 
-        Args:
-            attempt: :meth:`decide` has committed it.
-            since: Of each partition, the sequence of the attempt's first batch.
-
-        Raises:
-            OpenDataBufferError: It is committed, but not visible in all partitions yet; the next
-                run completes it.
+        ``since`` has the sequence of the attempt's first batch in each partition. After an error it
+        is committed, but not visible in all partitions yet; the next run completes it.
         """
         app = attempt.txn.app
         owned = self._decided.pop(app)
@@ -238,19 +220,16 @@ class TransactionCoordinator:
         try:
             self._end(owned, markers)
         finally:
-            self._markers.drop_prepared(attempt.producer, attempt.intents)
+            self.markers.drop_prepared(attempt.producer, attempt.intents)
         self._owned[app] = owned
 
     def abandon(self, attempt: Attempt) -> None:
-        """Roll back an attempt that is not committed and never will be.
-
-        Where storage fails the next run rolls it back.
-        """
+        """Roll back an attempt that can never be committed. If storage fails, the next run does."""
         self._owned.pop(attempt.txn.app, None)
-        self._markers.drop_prepared(attempt.producer, attempt.intents)
+        self.markers.drop_prepared(attempt.producer, attempt.intents)
         marker = TransactionMarker(attempt.producer, ROLL_BACK, attempt.txn)
         try:
-            self._markers.write({name: [marker] for name in attempt.intents})
+            self.markers.write({name: [marker] for name in attempt.intents})
         except OpenDataBufferError as error:
             log.warning("%s is not rolled back everywhere yet: %s", attempt.txn, error)
 
@@ -262,11 +241,14 @@ class TransactionCoordinator:
             failures: Collection[object] = self._store.delete_many([key])
         except OpenDataBufferError as error:
             failures = [error]
-        for failure in failures:
-            log.warning("commit record %s was not deleted: %s", key, failure)
+        if failures:
+            log.warning("commit record %s was not deleted: %s", key, failures)
 
-    def _claim(self, app: str, batch: int, query: str | None) -> tuple[OwnedRecord, CommitRecord]:
-        record = CasObject(
+    def _claim(
+        self, app: str, batch: int, query: str | None, partitions: Collection[str]
+    ) -> tuple[OwnedRecord, CommitRecord, int]:
+        """Claim an app's record, write its batch's markers, and note what else is undecided."""
+        record_object = CasObject(
             self._store,
             record_key(TOPIC_FOLDER, app),
             decode=CommitRecord.from_json,
@@ -276,13 +258,8 @@ class TransactionCoordinator:
             max_bytes=RECORD.max_bytes,
             unreadable=RECORD.unreadable,
         )
-        owned = OwnedRecord(app, record, self._runtime.ulid())
-        return owned, owned.claim(batch, query)
-
-    def _finish_earlier(
-        self, owned: OwnedRecord, app: str, record: CommitRecord, partitions: Collection[str]
-    ) -> int:
-        """Write the markers of the batch that the record names; note what else is undecided."""
+        owned = OwnedRecord(app, record_object, self._runtime.ulid())
+        record = owned.claim(batch, query)
         committed = None if record.producer is None else bytes.fromhex(record.producer)
         names = sorted({*partitions, *record.intents})
         manifests = in_parallel(self._runtime, lambda name: self._queue_of(name).read(), names)
@@ -300,22 +277,14 @@ class TransactionCoordinator:
                 "batch %d of app %s was committed and not visible yet in %s: it is now",
                 record.batch, app, ", ".join(markers),
             )  # fmt: skip
-        return self._markers.write(markers)
+        return owned, record, self.markers.write(markers)
 
     def _end(self, owned: OwnedRecord, committing: Mapping[str, TransactionMarker]) -> int:
         markers = {name: [marker] for name, marker in committing.items()}
         for name, roll_backs in owned.roll_backs.items():
-            for marker in roll_backs.values():
-                log.warning("%s was given up in %s, and is rolled back", marker.txn, name)
+            abandoned = ", ".join(str(marker.txn) for marker in roll_backs.values())
+            log.warning("abandoned in %s, and rolled back: %s", name, abandoned)
             markers.setdefault(name, []).extend(roll_backs.values())
-        ended = self._markers.write(markers)
+        ended = self.markers.write(markers)
         owned.roll_backs.clear()
         return ended
-
-
-def _unknown(txn: Transaction, key: str, reason: str) -> TransientStorageError:
-    return TransientStorageError(
-        f"whether {txn} was committed is not known: its commit record {key!r} may or may not have "
-        f"been written ({reason}). Start the query, or open the publisher, again: it reads the "
-        "record, and completes or repeats the batch."
-    )

@@ -19,8 +19,7 @@ from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.messages.message_ids import ACK_TXN, FINAL, build_uuid
-from opendata_buffer.messages.sequencer import Undecided, undecided
+from opendata_buffer.messages import ACK_TXN, FINAL, Undecided, build_uuid, undecided
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime
@@ -36,7 +35,7 @@ class TransactionMarker:
 
     Attributes:
         producer: 6 bytes; it writes nothing afterwards.
-        clock: Of the marker: beyond the last message, or :data:`ROLL_BACK`.
+        clock: Beyond the last message, or :data:`ROLL_BACK`.
         txn: App and batch number, part of the entry's name.
         since: A sequence before which the producer wrote nothing; those entries are not decoded.
     """
@@ -75,12 +74,11 @@ def undecided_markers(
 
 
 def _undecided(manifest: Manifest, prefix: str, since: int) -> dict[bytes, Undecided]:
-    first = max(since, manifest.first_sequence)
-    if first == manifest.first_sequence:
-        locations = manifest.locations()  # several times faster than the entries
-    else:
-        locations = [entry.location for entry in manifest.entries(first)]
-    return undecided(enumerate(locations, first), prefix)
+    first = manifest.first_sequence
+    if since <= first:
+        return undecided(enumerate(manifest.locations(), first), prefix)  # faster than entries
+    entries = manifest.entries(since)
+    return undecided(((each.sequence, each.location) for each in entries), prefix)
 
 
 class MarkerWriter:
@@ -90,9 +88,8 @@ class MarkerWriter:
     markers blocks its writer, so an outage of some seconds must not end the attempt.
 
     Args:
-        queue_of: The queue of a partition, by its name; each is used by one thread at a time.
-            Its remembered manifest is tried first.
         store, config, runtime: Of the topic.
+        queue_of: The queue of a partition, by its name; each is used by one thread at a time.
         ahead_ms: How far the names of the markers' batches are ahead of time: the collector's
             grace period, so that they outlive a pause of this process before they are appended.
     """
@@ -127,19 +124,16 @@ class MarkerWriter:
     def write(self, markers: Mapping[str, Collection[TransactionMarker]]) -> int:
         """End transactions in these partitions at once, except those that have ended there.
 
-        May be repeated at any time and from any process.
-
-        Returns:
-            How many transactions were undecided, counted per partition, and ended by this call.
+        May be repeated at any time and from any process. Returns how many transactions this call
+        ended, counted per partition.
 
         Raises:
             CommitStateUnknown: Markers may have been written. Repeat it.
             OpenDataBufferError: As :meth:`.Queue.append`, of the first partition that failed; the
                 others were written.
         """
-        return sum(
-            in_parallel(self._runtime, lambda name: self._write(name, markers[name]), markers)
-        )
+        ended = in_parallel(self._runtime, lambda name: self._write(name, markers[name]), markers)
+        return sum(ended)
 
     def _write(self, name: str, markers: Collection[TransactionMarker]) -> int:
         queue, wanted = self._queue_of(name), tuple(markers)
@@ -167,8 +161,7 @@ class MarkerWriter:
     def expire_producer(self, producer: bytes, clock: int, names: Collection[str]) -> None:
         """Let readers forget a producer that has nothing undecided and writes nothing more.
 
-        Raises:
-            OpenDataBufferError: In some partitions they keep it for :data:`.HORIZON_DAYS` days.
+        After an error some readers keep it for :data:`.HORIZON_DAYS` days.
         """
 
         def expire(name: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from opendata_buffer.messages.sequencer import undecided
+from opendata_buffer.messages import undecided
 from opendata_buffer.topic.topic import Topic
 from tests.spark.chaos.processes import (
     MOMENTS,

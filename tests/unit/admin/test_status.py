@@ -11,7 +11,7 @@ from opendata_buffer.admin.status import Status, ask_broker, read_topic, summari
 from opendata_buffer.broker import network as dial_module
 from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
-from opendata_buffer.broker.network import connect
+from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
@@ -100,7 +100,7 @@ def test_a_partition_that_is_closed_and_still_listed_shows_no_giant_epoch() -> N
 
 
 def dial(announcement: DiscoveryRecord) -> Connection:
-    return connect(announcement, BROKER_RUNTIME)
+    return WebSocketNetwork(BROKER_RUNTIME).connect(announcement)
 
 
 def test_a_suspended_broker_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,28 +1,34 @@
-"""Connections have all the time that a slow machine takes."""
+"""Connections have all the time that a slow machine takes, and brokers end with their test."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 
 from opendata_buffer.admin import status as admin_status
-from opendata_buffer.broker import client, committer, server
-from opendata_buffer.broker import client as calls
-from opendata_buffer.broker import network as dial
-from opendata_buffer.broker import protocol as messages
+from opendata_buffer.broker import client, committer, network, protocol, server
+from tests.unit.broker import wired
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker in the process of the test answers late when the processor is busy elsewhere.
 
-    What becomes of one that is silent, and of a request that grows old, is tested where time is
-    the test's own.
+    Silent brokers and requests that grow old are tested where time is the test's own.
     """
-    for module in (client, dial):
+    for module in (client, network):
         monkeypatch.setattr(module, "CONNECT_S", 30.0)
     monkeypatch.setattr(client, "SILENCE_S", 30.0)
     monkeypatch.setattr(admin_status, "STATS_S", 30.0)
     monkeypatch.setattr(committer, "FIND_S", 60.0)
     monkeypatch.setattr(server, "HANDSHAKE_S", 30.0)
-    for module in (calls, messages):
+    for module in (client, protocol):
         monkeypatch.setattr(module, "VALID_MS", 60_000)
+
+
+@pytest.fixture(autouse=True)
+def _brokers_stop() -> Iterator[None]:
+    yield
+    while wired.brokers:
+        wired.brokers.pop().stop(5)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from opendata_buffer import outcomes
-from opendata_buffer.broker.broker import Service
+from opendata_buffer.broker.broker import Broker
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease
 from opendata_buffer.broker.election import LeaderElection
-from opendata_buffer.broker.network import ListeningPort, WebSocketNetwork, connect
+from opendata_buffer.broker.network import ListeningPort, WebSocketNetwork
 from opendata_buffer.broker.server import Listen, WebSocketPort
 from opendata_buffer.broker.write_pause import BrokerPause
 from opendata_buffer.config import ProducerConfig, QueueConfig
@@ -23,6 +24,8 @@ from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Store
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+
+T = TypeVar("T")
 
 RUNTIME = SystemRuntime()
 CONFIG = ProducerConfig(store="memory://unused")
@@ -42,34 +45,40 @@ def queued(store: Store) -> list[str]:
     return [entry.location for entry in manifest.entries()]
 
 
-def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
+def eventually(condition: Callable[[], T | None], seconds: float = 60.0) -> T:
+    """What the condition gives as soon as that is true."""
     end = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < end, "it did not come true"
         time.sleep(0.005)
+    return found
 
 
 @contextmanager
 def serving(
     store: Store | None = None, listen: Listen = LOOPBACK, secret: bytes = b"s" * SECRET_BYTES
-) -> Iterator[tuple[Service, DiscoveryRecord, WebSocketPort]]:
-    """A service behind a port, without anybody who announces it."""
+) -> Iterator[tuple[Broker, DiscoveryRecord, WebSocketPort]]:
+    """A broker behind a port, which no record announces."""
     store = store if store is not None else MemoryStore()
-    service = Service(Queue(store, CONFIG, runtime=RUNTIME, role="broker"), RUNTIME, "ingest")
+    broker = Broker(Queue(store, CONFIG, runtime=RUNTIME, role="broker"), RUNTIME, "ingest")
     port = WebSocketPort(listen, RUNTIME)
     broker_record = DiscoveryRecord(1, "id", port.address, secret, certificate=port.certificate)
     try:
-        service.start()
-        port.open(service, broker_record)
-        yield service, broker_record, port
+        broker.start()
+        port.open(broker, broker_record)
+        yield broker, broker_record, port
     finally:
-        service.stop(5)
+        broker.stop(5)
         port.close()
+
+
+def connect(broker_record: DiscoveryRecord) -> Connection:
+    return WebSocketNetwork(RUNTIME).connect(broker_record)
 
 
 @contextmanager
 def connected(broker_record: DiscoveryRecord) -> Iterator[Connection]:
-    connection = connect(broker_record, RUNTIME)
+    connection = connect(broker_record)
     try:
         yield connection
     finally:
@@ -78,6 +87,17 @@ def connected(broker_record: DiscoveryRecord) -> Iterator[Connection]:
 
 def host(store: Store, runtime: Runtime = RUNTIME) -> LeaderElection:
     return LeaderElection(store, CONFIG, runtime, WebSocketNetwork(runtime))
+
+
+@contextmanager
+def hosting(store: Store, runtime: Runtime = RUNTIME) -> Iterator[LeaderElection]:
+    """A broker that serves when the block begins."""
+    election = host(store, runtime)
+    try:
+        eventually(lambda: election.serving)
+        yield election
+    finally:
+        election.stop(10)
 
 
 class NetworkOf(WebSocketNetwork):
@@ -94,8 +114,10 @@ class NetworkOf(WebSocketNetwork):
 class Direct:
     """Appends without a broker, and counts how often."""
 
-    def __init__(self, store: Store) -> None:
-        self._queue = Queue(store, CONFIG, runtime=RUNTIME, role="producer")
+    def __init__(
+        self, store: Store, config: QueueConfig = CONFIG, runtime: Runtime = RUNTIME
+    ) -> None:
+        self._queue = Queue(store, config, runtime=runtime, role="producer")
         self.used = 0
         self.closed = 0
 
@@ -113,6 +135,40 @@ class Direct:
 
     def close(self) -> None:
         self.closed += 1
+
+
+class Hooked(MemoryStore):
+    """A store with a test's hooks at one object, or at all whose keys end so.
+
+    ``on_read`` is called before each read of it, ``on_write`` before each compare-and-swap. Of so
+    many compare-and-swaps the request is lost, or the answer.
+    """
+
+    def __init__(self, at: str = CONFIG.manifest_path) -> None:
+        super().__init__()
+        self._at = at
+        self.on_read: Callable[[], object] = lambda: None
+        self.on_write: Callable[[], object] = lambda: None
+        self.lost_requests = 0
+        self.lost_answers = 0
+
+    def get(self, key: str, **options: Any) -> Any:
+        if key.endswith(self._at):
+            self.on_read()
+        return super().get(key, **options)
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        if not key.endswith(self._at):
+            return super().put_if(key, data, condition)
+        self.on_write()
+        if self.lost_requests:
+            self.lost_requests -= 1
+            return outcomes.Unknown("injected")
+        outcome = super().put_if(key, data, condition)
+        if self.lost_answers:
+            self.lost_answers -= 1
+            return outcomes.Unknown("injected")
+        return outcome
 
 
 class Overtaken(MemoryStore):

@@ -16,7 +16,6 @@ from opendata_buffer.broker.claims import (
     ClaimHolder,
     Claims,
     Heartbeats,
-    claims_key,
     decode,
     encode,
 )
@@ -24,10 +23,6 @@ from opendata_buffer.errors import CorruptData
 from opendata_buffer.testing.runtime import ManualRuntime
 
 NEW = Claims(epoch=3, frontier=10)
-
-
-def test_they_lie_beside_the_manifest() -> None:
-    assert claims_key("ingest") == "ingest/_claims.json"
 
 
 def test_batches_are_handed_out_oldest_first_and_to_one_worker() -> None:
@@ -58,23 +53,13 @@ def test_however_long_the_names_of_workers_the_object_can_be_read_again(name: st
     assert claims.free(2**63 + 10) == []
 
 
-def test_a_worker_is_told_by_its_name_as_far_as_that_is_kept() -> None:
+def test_the_name_of_a_worker_is_stored_up_to_a_length() -> None:
     claims = Claims(1, 0).claim([0], "worker-7.example.com:4711", 1_000)
     assert claims.held[0].worker == "worker-7.example.com:4711"
     assert Claims(1, 0).claim([0], "w" * 256, 1_000).held[0].worker == "w" * 200
 
 
-def test_a_released_batch_is_free_again_and_its_old_claim_is_lost() -> None:
-    first = NEW.claim([10], "a", 1_000)
-    token = first.held[10].token
-    second = first.release(10).claim([10], "b", 1_000)
-    assert first.holds(10, token)
-    assert not second.holds(10, token)
-    assert second.holds(10, second.held[10].token)
-    assert second.deliveries == {10: 2}
-
-
-def test_what_somebody_else_dequeued_is_forgotten() -> None:
+def test_what_another_consumer_dequeued_is_forgotten() -> None:
     claims = NEW.claim([10, 11, 13], "a", 1_000).finish(12).dequeued_to(12)
     assert claims.frontier == 13
     assert set(claims.held) == {13}
@@ -83,6 +68,7 @@ def test_what_somebody_else_dequeued_is_forgotten() -> None:
 
 def test_one_batch_that_is_never_finished_does_not_let_the_object_grow_without_end() -> None:
     claims = Claims(1, 0, done=frozenset(range(1, MAX_OPEN)))
+    assert json.loads(encode(claims))["done"] == [[1, MAX_OPEN - 1]]
     assert claims.free(MAX_OPEN + 10) == [0]
     assert claims.claim([0], "a", 1_000).free(MAX_OPEN + 10) == []
 
@@ -137,52 +123,36 @@ def test_what_are_no_claims_says_what_deleting_them_means(data: bytes) -> None:
         decode(data)
 
 
-def test_a_run_of_finished_batches_takes_one_range() -> None:
-    claims = Claims(1, 0, done=frozenset(range(1, 10_000)))
-    assert json.loads(encode(claims))["done"] == [[1, 9_999]]
-
-
 HOLDER = ClaimHolder("w", token=5, timeout_ms=1_000)
 
 
-class World:
-    def __init__(self) -> None:
-        self.steady_since = float("-inf")
-        self.heartbeats = Heartbeats(ManualRuntime().condition(), lambda: self.steady_since)
-        self.heartbeats.begin({7: HOLDER}, now=100.0)
+def heartbeats(steady_since: float = float("-inf")) -> Heartbeats:
+    made = Heartbeats(ManualRuntime().condition(), lambda: steady_since)
+    made.begin({7: HOLDER}, now=100.0)
+    return made
 
 
-def test_who_looks_late_gives_the_whole_time_once() -> None:
-    world = World()
+def test_a_dispatcher_that_looks_late_gives_the_whole_time_once() -> None:
+    beats = heartbeats()
     late = 101.0 + 2 * LATE_S
-    until = world.heartbeats.until(7, HOLDER, now=late)
+    until = beats.until(7, HOLDER, now=late)
     assert until == late + 1
-    world.heartbeats.landed({7: until})
-    assert world.heartbeats.until(7, HOLDER, now=until + 2 * LATE_S) is None
+    beats.landed({7: until})
+    assert beats.until(7, HOLDER, now=until + 2 * LATE_S) is None
 
 
-def test_a_pause_of_the_broker_counts_for_nobody() -> None:
-    world = World()
-    world.steady_since = 100.5
-    assert world.heartbeats.until(7, HOLDER, now=101.0) == 101.5
+def test_a_pause_of_the_broker_lets_no_claim_lapse() -> None:
+    assert heartbeats(steady_since=100.5).until(7, HOLDER, now=101.0) == 101.5
 
 
-def test_tokens_that_nobody_holds_do_not_pile_up() -> None:
-    world = World()
-    world.heartbeats.hear(range(MOST_TOKENS + 1), now=100.5)
-    assert len(world.heartbeats._alive) == MOST_TOKENS
-    world.heartbeats.forget({7: HOLDER})
-    assert world.heartbeats._alive == {5: 100.5}
-
-
-def test_tokens_do_not_pile_up_either_where_nothing_is_forgotten_and_the_last_heard_are_known() -> (
-    None
-):
-    world = World()
-    for each in range(4):
-        world.heartbeats.hear(
-            range(1_000 + each * MOST_TOKENS, 1_000 + (each + 1) * MOST_TOKENS), 0.0
-        )
-        world.heartbeats.hear([5], now=100.75)
-    assert len(world.heartbeats._alive) == 2 * MOST_TOKENS
-    assert world.heartbeats.until(7, HOLDER, now=101.0) == 101.75
+def test_tokens_of_no_claim_are_forgotten_and_bounded() -> None:
+    beats = heartbeats()
+    beats.hear(range(MOST_TOKENS + 1), now=100.5)
+    assert len(beats._alive) == MOST_TOKENS
+    beats.forget({7: HOLDER})
+    assert beats._alive == {5: 100.5}
+    for first in range(1_000, 4 * MOST_TOKENS, MOST_TOKENS):
+        beats.hear(range(first, first + MOST_TOKENS), 0.0)
+        beats.hear([5], now=100.75)
+    assert len(beats._alive) == 2 * MOST_TOKENS
+    assert beats.until(7, HOLDER, now=101.0) == 101.75

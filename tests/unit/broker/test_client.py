@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -17,45 +19,41 @@ from opendata_buffer.broker.client import (
     Refused,
 )
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
-from opendata_buffer.broker.network import connect
 from opendata_buffer.broker.protocol import MAX_ENTRIES, MAX_OPEN_REQUESTS, VALID_MS, error_body
 from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, BrokerEnd, ProtocolError
 from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.runtime import Task
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.broker.local import RUNTIME, entries, eventually, serving
+from tests.unit.broker.local import connect, entries, eventually, serving
 
 BROKER = DiscoveryRecord(1, "id", "somewhere:1", b"s" * 32)
 
 
-SOON = 60.0
-
-
-"""A deadline by a clock that begins at zero."""
+SOON = 60.0  # by a clock that begins at zero
 
 
 @pytest.fixture(autouse=True)
 def patient() -> None:
-    """Nobody needs patience where time is the test's own."""
+    """The time limits are as they are: time is the test's own."""
 
 
 class Scripted:
-    """A channel whose other side answers as a test says.
+    """A channel whose other side gives the answers of a test.
 
-    Time passes on it only while nobody is about to say anything, or to hear what was said: from
-    the first append on, a thread that reads in vain moves the clock by its time limit at once,
-    but not between an answer and its caller, who may be slow. However slow the machine,
-    a broker has been silent for as long as the client has waited, and not longer.
+    From the first append on, a thread that reads in vain moves the clock by its time limit, but
+    not between an answer and its caller, which may be slow. However slow the machine, a broker
+    has been silent for as long as the client has waited, and not longer.
     """
 
-    def __init__(self, answer, clock=(1.0, 1), *, waits: bool = False) -> None:  # type: ignore[no-untyped-def]
+    def __init__(
+        self, answer: Callable[[dict[str, Any]], dict[str, Any] | None], *, waits: bool = False
+    ) -> None:
         self.runtime = ManualRuntime()
         self.client: Connection | None = None
         self._waits = waits
         self._end = BrokerEnd(BROKER.secret, 1, b"a" * 32)
         self._answer = answer
-        self._clock = list(clock)
         self._condition = threading.Condition()
         self._inbox = [self._end.hello()]
         self.closed = False
@@ -75,30 +73,24 @@ class Scripted:
                 else:
                     answer = self._answer(body)
                 if answer is not None:
-                    self.say(answer)
+                    self._inbox.append(self._end.seal({**answer, "clock": [1.0, 1]}))
             self._condition.notify_all()
-
-    def say(self, body: dict) -> None:  # type: ignore[type-arg]
-        self._inbox.append(self._end.seal({**body, "clock": self._clock}))
 
     def receive(self, timeout: float | None) -> bytes | None:
         with self._condition:
-            while not self._condition.wait_for(self._has_news, 0.001):
-                if "append" in self.heard and not self._waits and self._somebody_waits():
+            while not self._condition.wait_for(lambda: self._inbox or self.closed, 0.001):
+                if "append" in self.heard and not self._waits and self._is_awaited():
                     self.runtime.advance(timeout or 0.0)
                     return None
             if self._inbox:
                 return self._inbox.pop(0)
             raise ChannelClosed("closed")
 
-    def _somebody_waits(self) -> bool:
+    def _is_awaited(self) -> bool:
         client = self.client
         if client is None or client._sending:
             return False
         return any(call.answer is None for call in list(client._pending))
-
-    def _has_news(self) -> bool:
-        return bool(self._inbox) or self.closed
 
     def close(self) -> None:
         with self._condition:
@@ -111,30 +103,39 @@ def connection(channel: Scripted) -> Connection:
     return channel.client
 
 
-def test_an_answer_finds_its_caller() -> None:
-    channel = Scripted(lambda body: {"op": "done", "n": body["n"], "sequence": 7, "next": 8})
-    client = connection(channel)
-    assert client.append(entries("a"), since=None, begin_by=SOON) == Appended(7)
+def append(client: Connection, since: int | None = None, begin_by: float = SOON) -> Answer:
+    return client.append(entries("a"), since=since, begin_by=begin_by)
+
+
+def done(body: dict[str, Any]) -> dict[str, Any]:
+    return {"op": "done", "n": body["n"], "sequence": 7, "next": 8}
+
+
+def test_each_answer_finds_its_caller() -> None:
+    full = QueueFull("ingest/manifest", 9, 8, 3, None)
+    answers: list[dict[str, Any]] = [
+        {"op": "done", "sequence": 7, "next": 8},
+        {"op": "refused", "why": "moved"},
+        {"op": "lost", "since": 3},
+        {"op": "failed", "error": error_body(full)},
+    ]
+    client = connection(Scripted(lambda body: {**answers.pop(0), "n": body["n"]}))
+    assert append(client) == Appended(7)
+    assert append(client) == Refused("moved")
+    lost = append(client)
+    assert isinstance(lost, Lost)
+    assert lost.since == 3
+    with pytest.raises(QueueFull, match="more than the limit of 8"):
+        append(client)
+    assert not client.is_over
     client.close()
     assert client.is_over
-
-
-def test_an_error_of_the_queue_is_raised() -> None:
-    full = QueueFull("ingest/manifest", 9, 8, 3, None)
-    channel = Scripted(lambda body: {"op": "failed", "n": body["n"], "error": error_body(full)})
-    with pytest.raises(QueueFull, match="more than the limit of 8"):
-        connection(channel).append(entries("a"), since=None, begin_by=SOON)
-
-
-def test_a_refusal_says_why() -> None:
-    channel = Scripted(lambda body: {"op": "refused", "n": body["n"], "why": "moved"})
-    assert connection(channel).append(entries("a"), since=None, begin_by=SOON) == Refused("moved")
 
 
 def test_a_broker_that_falls_silent_is_asked_once_and_then_lost() -> None:
     channel = Scripted(lambda body: None)
     client = connection(channel)
-    answer = client.append(entries("a"), since=None, begin_by=SOON)
+    answer = append(client)
     assert answer == Lost(since=5, safe_at=2.0)
     assert channel.heard == ["ping", "append", "ping"]
     assert channel.runtime.monotonic() == 2 * SILENCE_S
@@ -143,7 +144,7 @@ def test_a_broker_that_falls_silent_is_asked_once_and_then_lost() -> None:
 def test_a_broker_that_is_slow_and_gives_signs_of_life_is_waited_for() -> None:
     late: list[int] = []
 
-    def answer(body: dict) -> dict | None:  # type: ignore[type-arg]
+    def answer(body: dict[str, Any]) -> dict[str, Any] | None:
         if body["op"] == "append":
             late.append(body["n"])
             return None
@@ -153,18 +154,18 @@ def test_a_broker_that_is_slow_and_gives_signs_of_life_is_waited_for() -> None:
 
     channel = Scripted(answer)
     client = connection(channel)
-    assert client.append(entries("a"), since=None, begin_by=SOON) == Appended(5)
+    assert append(client) == Appended(5)
 
 
 def test_an_append_that_waits_is_renewed_and_lost_later_unless_its_own_deadline_is_near() -> None:
     def answers(pings: int, begin_by: float) -> tuple[Scripted, Answer]:
-        def answer(body: dict) -> dict | None:  # type: ignore[type-arg]
+        def answer(body: dict[str, Any]) -> dict[str, Any] | None:
             if body["op"] == "ping" and channel.heard.count("ping") <= pings:
                 return {"op": "pong", "next": 5}
             return None
 
         channel = Scripted(answer)
-        return channel, connection(channel).append(entries("a"), since=None, begin_by=begin_by)
+        return channel, append(connection(channel), begin_by=begin_by)
 
     channel, lost = answers(2, 60.0)
     assert channel.heard[:4] == ["ping", "append", "ping", "renew"]
@@ -177,22 +178,18 @@ def test_an_append_that_waits_is_renewed_and_lost_later_unless_its_own_deadline_
 
 def test_a_connection_that_ends_loses_what_it_was_asked_for() -> None:
     channel = Scripted(lambda body: channel.close())
-    answer = connection(channel).append(entries("a"), since=3, begin_by=SOON)
+    answer = append(connection(channel), since=3)
     assert isinstance(answer, Lost)
     assert answer.since == 3
 
 
-def test_after_its_end_nothing_is_sent() -> None:
-    client = connection(Scripted(lambda body: None))
-    client.close()
-    assert client.append(entries("a"), since=None, begin_by=SOON) == Refused("unsent")
-    assert client.stats(1.0) is None
-
-
-def test_what_has_no_time_left_is_not_sent() -> None:
+def test_without_time_or_after_the_end_nothing_is_sent() -> None:
     channel = Scripted(lambda body: None)
     client = connection(channel)
-    assert client.append(entries("a"), since=None, begin_by=-1.0) == Refused("late")
+    assert append(client, begin_by=-1.0) == Refused("late")
+    client.close()
+    assert append(client) == Refused("unsent")
+    assert client.stats(1.0) is None
     assert channel.heard == ["ping"]
 
 
@@ -217,18 +214,17 @@ def test_more_entries_than_a_broker_takes_are_not_sent() -> None:
     assert channel.heard == ["ping"]
 
 
-def test_who_asks_for_much_at_once_waits_and_is_not_sent_away() -> None:
+def test_more_requests_than_a_broker_takes_wait_for_room() -> None:
     asked: list[int] = []
     channel = Scripted(lambda body: asked.append(body["n"]), waits=True)
     client = connection(channel)
 
-    def append() -> None:
-        client.append(entries("a"), since=None, begin_by=SOON)
-
-    threads = [threading.Thread(target=append) for _ in range(MAX_OPEN_REQUESTS + 5)]
+    threads = [
+        threading.Thread(target=append, args=(client,)) for _ in range(MAX_OPEN_REQUESTS + 5)
+    ]
     for thread in threads:
         thread.start()
-    # Who waits for an answer sets no limit: these wait for room.
+    # Without a time limit: these wait for room.
     channel.runtime.await_waits(5)
     eventually(lambda: len(asked) >= MAX_OPEN_REQUESTS)
     assert len(asked) == MAX_OPEN_REQUESTS
@@ -237,16 +233,8 @@ def test_who_asks_for_much_at_once_waits_and_is_not_sent_away() -> None:
         thread.join()
 
 
-def test_a_broker_whose_store_gave_no_answer_says_so() -> None:
-    client = connection(Scripted(lambda body: {"op": "lost", "n": body["n"], "since": 3}))
-    answer = client.append(entries("a"), since=None, begin_by=SOON)
-    assert isinstance(answer, Lost)
-    assert answer.since == 3
-    assert not client.is_over
-
-
-def test_who_is_interrupted_while_he_waits_takes_up_no_room() -> None:
-    channel = Scripted(lambda body: {"op": "done", "n": body["n"], "sequence": 7, "next": 8})
+def test_a_caller_that_is_interrupted_takes_up_no_room() -> None:
+    channel = Scripted(done)
     client = connection(channel)
     really_send = channel.send
 
@@ -257,19 +245,19 @@ def test_who_is_interrupted_while_he_waits_takes_up_no_room() -> None:
     channel.send = interrupted  # type: ignore[method-assign]
     for _ in range(MAX_OPEN_REQUESTS):
         with pytest.raises(KeyboardInterrupt):
-            client.append(entries("a"), since=None, begin_by=SOON)
+            append(client)
     channel.send = really_send  # type: ignore[method-assign]
     assert len(client._pending) == 0
-    assert client.append(entries("a"), since=None, begin_by=SOON) == Appended(7)
+    assert append(client) == Appended(7)
     client.close()
 
 
 def test_an_abandoned_connection_ends_by_itself() -> None:
-    with serving() as (service, broker_record, _):
-        client = connect(broker_record, RUNTIME)
-        eventually(lambda: service.sessions == 1)
+    with serving() as (broker, broker_record, _):
+        client = connect(broker_record)
+        eventually(lambda: broker.sessions == 1)
         client.abandon()
-        eventually(lambda: client.is_over and service.sessions == 0)
+        eventually(lambda: client.is_over and broker.sessions == 0)
 
 
 def test_without_a_thread_to_spare_there_is_no_connection_and_its_channel_is_closed() -> None:
@@ -287,20 +275,19 @@ def test_without_a_thread_to_spare_there_is_no_connection_and_its_channel_is_clo
 VALID_S = VALID_MS / 1000
 
 
-CLOCK = [1.0, 1]
-
-
-def heard(at: float = 10.0) -> PendingRequests:
-    """Of a broker whose queue goes on at sequence 5, heard at some time."""
+def heard() -> PendingRequests:
+    """Of a broker whose queue goes on at sequence 5, heard ten seconds after the start."""
     calls = PendingRequests()
-    assert calls.hear({"op": "pong", "next": 5, "clock": CLOCK}, at) is False
+    assert calls.hear({"op": "pong", "next": 5, "clock": [1.0, 1]}, 10.0) is False
+    # The end of the queue never goes back.
+    assert calls.hear({"op": "pong", "next": 4, "clock": [1.0, 1]}, 10.0) is False
     return calls
 
 
 def test_an_append_that_is_lost_may_lie_where_the_queue_went_on_or_where_it_was_tried_before() -> (
     None
 ):
-    calls = heard(at=10.0)
+    calls = heard()
     _, first = calls.begin_append(None, begin_by=60.0)
     _, again = calls.begin_append(3, begin_by=60.0)
     _, hurried = calls.begin_append(None, begin_by=10.5)
@@ -310,18 +297,11 @@ def test_an_append_that_is_lost_may_lie_where_the_queue_went_on_or_where_it_was_
     assert hurried.answer == Lost(since=5, safe_at=10.5)
 
 
-def test_the_end_of_the_queue_never_goes_back() -> None:
-    calls = heard()
-    calls.hear({"op": "pong", "next": 4}, 11.0)
-    _, call = calls.begin()
-    assert call.lost.since == 5
-
-
 @pytest.mark.parametrize(
-    "said", [{"op": "sing"}, {"op": "done", "n": 1, "sequence": "7"}, {}, {"op": 3, "n": 1}]
+    "body", [{"op": "sing"}, {"op": "done", "n": 1, "sequence": "7"}, {}, {"op": 3, "n": 1}]
 )
-def test_what_no_broker_says_is_refused(said: dict) -> None:  # type: ignore[type-arg]
+def test_a_message_that_no_broker_sends_is_refused(body: dict[str, Any]) -> None:
     calls = heard()
     calls.begin()
     with pytest.raises(ProtocolError, match="the broker says"):
-        calls.hear(said, 11.0)
+        calls.hear(body, 11.0)

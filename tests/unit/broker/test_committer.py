@@ -10,9 +10,8 @@ import pytest
 
 from opendata_buffer.broker import committer as committer_module
 from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, Lost, Refused
-from opendata_buffer.broker.committer import LOOK_S, BrokeredCommitter
-from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
-from opendata_buffer.broker.network import connect
+from opendata_buffer.broker.committer import SEARCH_S, BrokeredCommitter
+from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease, encode
 from opendata_buffer.errors import (
     CommitStateUnknown,
     OpenDataBufferError,
@@ -29,24 +28,18 @@ from tests.unit.broker.local import (
     CONFIG,
     RUNTIME,
     Direct,
+    Hooked,
     NetworkOf,
+    connect,
     entries,
     eventually,
-    host,
+    hosting,
     queued,
     serving,
     soon,
 )
 
-
-class Counting(MemoryStore):
-    """Counts reads of the announcement."""
-
-    looks = 0
-
-    def get(self, key, **rest):  # type: ignore[no-untyped-def]
-        self.looks += key.endswith("_broker.json")
-        return super().get(key, **rest)
+BROKER = DiscoveryRecord(1, "id", "x:1", b"s" * 32)
 
 
 def unreachable(broker_record: DiscoveryRecord) -> Connection:
@@ -56,8 +49,8 @@ def unreachable(broker_record: DiscoveryRecord) -> Connection:
 def committer(  # type: ignore[no-untyped-def]
     store: MemoryStore, direct: Direct, connecting=None, runtime: Runtime = RUNTIME
 ) -> BrokeredCommitter:
-    via = connecting or (lambda broker_record: connect(broker_record, RUNTIME))
-    made = BrokeredCommitter(store, CONFIG, runtime, None, NetworkOf(via), lambda: direct)
+    network = NetworkOf(connecting or connect)
+    made = BrokeredCommitter(store, CONFIG, runtime, None, network, lambda: direct)
     assert made.join()
     return made
 
@@ -68,18 +61,20 @@ def announce(store: MemoryStore, broker: DiscoveryRecord) -> None:
 
 
 def test_a_lone_process_asks_once_and_appends_alone() -> None:
-    store = Counting()
+    store, looks = Hooked("_broker.json"), list[None]()
+    store.on_read = lambda: looks.append(None)
     direct = Direct(store)
     ours = committer(store, direct)
     for number in range(5):
         assert ours.append(entries(str(number)), begin_by=soon()) == number
     assert direct.used == 5
-    assert store.looks == 1
+    assert len(looks) == 1
     assert ours.broker is None
 
 
 def test_a_process_that_meets_another_writer_looks_for_a_broker_again() -> None:
-    store = Counting()
+    store, looks = Hooked("_broker.json"), list[None]()
+    store.on_read = lambda: looks.append(None)
     direct = Direct(store)
     ours = committer(store, direct)
     ours.append(entries("a"), begin_by=soon())
@@ -87,14 +82,12 @@ def test_a_process_that_meets_another_writer_looks_for_a_broker_again() -> None:
     ours.append(entries("b"), begin_by=soon())
     assert direct.conflicts == 1
     ours.append(entries("c"), begin_by=soon())
-    assert store.looks == 2
+    assert len(looks) == 2
 
 
 def test_with_a_broker_nothing_is_appended_alone() -> None:
     store = MemoryStore()
-    broker = host(store)
-    try:
-        eventually(lambda: broker.serving)
+    with hosting(store):
         direct = Direct(store)
         ours = committer(store, direct)
         for number in range(5):
@@ -104,35 +97,27 @@ def test_with_a_broker_nothing_is_appended_alone() -> None:
         assert len(queued(store)) == 5
         ours.close()
         assert direct.closed == 1
-    finally:
-        broker.stop(10)
 
 
-def test_a_broker_that_is_not_reached_costs_nothing_but_time() -> None:
+@pytest.mark.parametrize("record", [encode(BROKER), b"garbage"])
+def test_beside_a_broker_that_is_not_reached_it_appends_alone(record: bytes) -> None:
     store = MemoryStore()
-    announce(store, DiscoveryRecord(0, "id", "127.0.0.1:9", b"s" * 32))
+    store.put("ingest/_broker.json", record)
     direct = Direct(store)
     ours = committer(store, direct, unreachable)
     assert ours.append(entries("a"), begin_by=soon()) == 0
     assert direct.used == 1
 
 
-def test_an_announcement_that_is_none_is_passed_over() -> None:
-    store = MemoryStore()
-    store.put("ingest/_broker.json", b"garbage")
-    assert committer(store, Direct(store)).append(entries("a"), begin_by=soon()) == 0
-
-
 class Scripted:
-    """A connection that answers as told; what was appended unseen is done before."""
+    """A connection that gives these answers; ``before`` each it does what its broker did."""
 
     def __init__(self, *answers, before=lambda: None) -> None:  # type: ignore[no-untyped-def]
-        self.broker_record = DiscoveryRecord(1, "id", "x:1", b"s" * 32)
+        self.broker_record = BROKER
         self.is_over = False
         self._answers = list(answers)
         self._before = before
         self.asked: list[int | None] = []
-        self.said: list[Lost] = []
 
     def append(self, some, *, since, begin_by):  # type: ignore[no-untyped-def]
         self._before()
@@ -141,17 +126,15 @@ class Scripted:
         if isinstance(answer, Exception):
             raise answer
         # The end of a connection is how answers are lost.
-        self.is_over = isinstance(answer, Lost) and answer not in self.said
+        self.is_over = isinstance(answer, Lost)
         return answer
 
     def close(self) -> None:
         self.is_over = True
 
 
+# Moves only where a thread sleeps: no machine is too slow for a deadline.
 CLOCK = ManualRuntime()
-
-
-"""Moves only where somebody sleeps: no machine is too slow for a deadline."""
 
 
 def later(seconds: float = 60.0) -> float:
@@ -162,7 +145,7 @@ def scripted(
     store: MemoryStore, *connections: Scripted, same: bool = False
 ) -> tuple[BrokeredCommitter, Direct]:
     """Each connection is to another broker, announced by the time the one before is lost."""
-    announce(store, DiscoveryRecord(0, "id", "x:1", b"s" * 32))
+    announce(store, BROKER)
     left = list(connections)
     for each in connections[:-1]:
         before = each._before
@@ -170,7 +153,7 @@ def scripted(
         def succeed(before: Callable[[], None] = before) -> None:
             before()
             if not same:
-                announce(store, DiscoveryRecord(0, RUNTIME.ulid(), "x:1", b"s" * 32))
+                announce(store, replace(BROKER, id=RUNTIME.ulid()))
 
         each._before = succeed
 
@@ -193,31 +176,22 @@ def test_an_append_whose_answer_was_lost_is_looked_up_and_not_repeated() -> None
     assert direct.used == 0
 
 
-def test_an_append_that_did_not_land_is_appended_after_the_look() -> None:
-    store = MemoryStore()
-    ours, _ = scripted(store, Scripted(Lost(0, 0.0)))
-    assert ours.append(entries("a"), begin_by=later()) == 0
-    assert queued(store) == ["ingest/a.batch"]
-
-
-def test_the_next_broker_is_told_where_the_first_attempt_may_have_landed() -> None:
-    store = MemoryStore()
-
+def test_the_next_broker_searches_from_where_the_first_attempt_may_have_landed() -> None:
     first, second = Scripted(Lost(4, 0.0)), Scripted(Lost(9, 0.0))
     third = Scripted(Appended(5))
-    ours, direct = scripted(store, first, second, third)
+    ours, direct = scripted(MemoryStore(), first, second, third)
     assert ours.append(entries("a"), begin_by=later()) == 5
     assert (first.asked, second.asked, third.asked) == ([None], [4], [4])
     assert direct.used == 0
 
 
-def test_a_broker_that_fell_silent_is_not_asked_again_before_it_gives_a_sign_of_life() -> None:
+def test_a_broker_that_fell_silent_is_not_asked_again_before_it_renews_its_record() -> None:
     store = MemoryStore()
     ours, _ = scripted(store, Scripted(Lost(0, 0.0)), Scripted(Appended(7)), same=True)
     # It takes connections and says nothing: each attempt would cost a second.
     for number in range(3):
         assert ours.append(entries(str(number)), begin_by=later()) == number
-        CLOCK.sleep(LOOK_S)
+        CLOCK.sleep(SEARCH_S)
     assert len(queued(store)) == 3
     lease = Lease(store, CONFIG, RUNTIME)
     announced = lease.read()
@@ -230,8 +204,9 @@ def test_no_other_broker_is_asked_before_the_lost_one_can_write_no_more() -> Non
     store = MemoryStore()
     safe_at = CLOCK.monotonic() + 0.3
     ours, _ = scripted(store, Scripted(Lost(0, safe_at)))
-    ours.append(entries("a"), begin_by=later())
+    assert ours.append(entries("a"), begin_by=later()) == 0
     assert CLOCK.monotonic() >= safe_at
+    assert queued(store) == ["ingest/a.batch"]
 
 
 def test_what_a_consumer_may_have_taken_is_unknown() -> None:
@@ -268,9 +243,7 @@ def test_a_process_finds_the_broker_that_follows_a_dead_one(
         announce(store, broker_record)
         ours = committer(store, direct)
         assert ours.append(entries("a"), begin_by=soon()) == 0
-    broker = host(store)
-    try:
-        eventually(lambda: broker.serving)
+    with hosting(store):
 
         def through_the_next() -> bool:
             ours.append(entries(RUNTIME.ulid()), begin_by=soon())
@@ -278,8 +251,6 @@ def test_a_process_finds_the_broker_that_follows_a_dead_one(
 
         eventually(through_the_next)
         assert len(set(queued(store))) == len(queued(store))
-    finally:
-        broker.stop(10)
 
 
 @pytest.mark.parametrize(
@@ -303,27 +274,18 @@ def test_a_doubtful_append_that_cannot_be_looked_up_is_unknown() -> None:
         ours.append(entries("a"), begin_by=later())
 
 
-def test_what_no_broker_takes_is_appended_alone_and_the_connection_kept() -> None:
-    connection = Scripted(Refused("large"))
+def test_a_broker_that_refuses_one_append_stays_connected() -> None:
+    connection = Scripted(Refused("large"), Refused("busy"), Appended(7))
     ours, direct = scripted(MemoryStore(), connection)
     assert ours.append(entries("a"), begin_by=later()) == 0
+    # What no broker takes is appended alone; a busy one is asked again.
+    assert direct.used == 1
+    assert ours.append(entries("b"), begin_by=later()) == 7
     assert direct.used == 1
     assert not connection.is_over
 
 
-def test_a_broker_with_too_much_to_do_is_asked_again_and_not_left() -> None:
-    connection = Scripted(Refused("busy"), Appended(7))
-    ours, direct = scripted(MemoryStore(), connection)
-    assert ours.append(entries("a"), begin_by=later()) == 7
-    assert direct.used == 0
-
-
 HOST = replace(CONFIG, broker="host")
-
-
-def announced(store: MemoryStore) -> bool:
-    found = Lease(store, CONFIG, RUNTIME).read()
-    return found is not None and found.serves
 
 
 def test_producers_of_a_process_share_one_and_the_last_one_ends_it() -> None:
@@ -341,24 +303,29 @@ def test_producers_of_a_process_share_one_and_the_last_one_ends_it() -> None:
 
 def test_a_process_that_hosts_serves_and_leaves_when_its_last_producer_closes() -> None:
     store = MemoryStore()
+
+    def is_announced() -> bool:
+        found = Lease(store, CONFIG, RUNTIME).read()
+        return found is not None and found.serves
+
     ours = open_committer(store, HOST, RUNTIME, None)
-    eventually(lambda: announced(store))
+    eventually(is_announced)
     for number in range(3):
         ours.append(entries(str(number)), begin_by=soon())
     assert len(queued(store)) == 3
     ours.close()
-    # It waits for the broker's last word for some seconds only.
-    eventually(lambda: not announced(store))
+    # It waits for the end of the broker for some seconds only.
+    eventually(lambda: not is_announced())
 
 
-def test_off_asks_nobody() -> None:
+def test_off_asks_no_broker() -> None:
     ours = open_committer(MemoryStore(), replace(CONFIG, broker="off"), RUNTIME, None)
     assert isinstance(ours, GroupCommitter)
     ours.close()
 
 
 class Exhausted(SystemRuntime):
-    """Has no thread for the first who asks for one."""
+    """Cannot start its first thread."""
 
     def __init__(self) -> None:
         self.refused = False

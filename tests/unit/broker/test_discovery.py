@@ -27,20 +27,20 @@ class Made:
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, *, announced: bool = True, waits_s: float | None = None) -> None:
         self.store = MemoryStore()
         self.lease = Lease(self.store, CONFIG, RUNTIME)
         self.made: list[Made] = []
         self.refuses = False
         self.slow = threading.Event()
         self.slow.set()
-        self.finder = Discovery(self.store, CONFIG, RUNTIME, self.connect)
+        self.discovery = Discovery(self.store, CONFIG, RUNTIME, self.connect, waits_s=waits_s)
+        if announced:
+            self.announce()
 
-    def announce(self) -> DiscoveryRecord:
+    def announce(self) -> None:
         broker = DiscoveryRecord(0, RUNTIME.ulid(), "x:1", b"s" * 32)
-        taken = self.lease.take(broker, self.lease.read())
-        assert taken is not None
-        return taken
+        assert self.lease.take(broker, self.lease.read())
 
     def connect(self, broker_record: DiscoveryRecord) -> Connection:
         assert self.slow.wait(30)
@@ -51,23 +51,24 @@ class World:
 
 
 def test_without_a_broker_nothing_is_found_and_it_says_why() -> None:
-    world = World()
-    assert world.finder.find() is None
-    assert not world.finder.announced
-    assert "none is announced" in world.finder.reason
+    world = World(announced=False)
+    assert world.discovery.find() is None
+    assert not world.discovery.announced
+    assert "none is announced" in world.discovery.reason
     world.announce()
     world.refuses = True
-    assert world.finder.find() is None
-    assert world.finder.announced
-    assert world.finder.reason == "no network"
+    assert world.discovery.find() is None
+    assert world.discovery.announced
+    assert world.discovery.reason == "no network"
 
 
 def test_one_thread_looks_and_all_get_what_it_found() -> None:
     world = World()
-    world.announce()
     world.slow.clear()
     found: list[Connection | None] = []
-    threads = [threading.Thread(target=lambda: found.append(world.finder.find())) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: found.append(world.discovery.find())) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     world.slow.set()
@@ -75,112 +76,105 @@ def test_one_thread_looks_and_all_get_what_it_found() -> None:
         thread.join(30)
     assert len(world.made) == 1
     assert found == world.made * 4
-    assert world.finder.connection is found[0]
+    assert world.discovery.connection is found[0]
 
 
-def test_who_may_not_look_gets_what_is_there() -> None:
+def test_without_a_look_there_is_the_connection_that_was_found() -> None:
     world = World()
-    world.announce()
-    assert world.finder.find(lambda: False) is None
-    connection = world.finder.find()
+    assert world.discovery.find(lambda: False) is None
+    connection = world.discovery.find()
     assert connection is not None
-    assert world.finder.find(lambda: False) is connection
+    assert world.discovery.find(lambda: False) is connection
     world.made[0].is_over = True
-    assert world.finder.find(lambda: False) is None
+    assert world.discovery.find(lambda: False) is None
 
 
 def test_a_forgotten_connection_is_closed_and_another_one_made() -> None:
     world = World()
-    world.announce()
-    first = world.finder.find()
+    first = world.discovery.find()
     assert first is not None
-    world.finder.forget(first)
-    second = world.finder.find()
+    world.discovery.forget(first)
+    second = world.discovery.find()
     assert second is not None
     assert first.is_over
-    # Somebody who has still the first one does not take the second one from the others.
-    world.finder.forget(first)
-    assert world.finder.find() is second
+    # A thread that still has the first one does not take the second one from the others.
+    world.discovery.forget(first)
+    assert world.discovery.find() is second
 
 
-def test_a_silent_brokers_successor_is_asked_at_once_and_itself_after_a_sign_of_life() -> None:
+def test_a_silent_brokers_successor_is_asked_at_once_and_itself_after_a_renewal() -> None:
     world = World()
-    announced = world.announce()
-    connection = world.finder.find()
+    connection = world.discovery.find()
     assert connection is not None
-    world.finder.forget(connection, fell_silent=True)
-    assert [world.finder.find() for _ in range(2)] == [None, None]
-    assert "not renewed" in world.finder.reason
-    assert world.lease.beat(announced) is not None
-    again = world.finder.find()
+    world.discovery.forget(connection, fell_silent=True)
+    assert [world.discovery.find() for _ in range(2)] == [None, None]
+    assert "not renewed" in world.discovery.reason
+    assert world.lease.beat(connection.broker_record) is not None
+    again = world.discovery.find()
     assert again is not None
-    world.finder.forget(again, fell_silent=True)
+    world.discovery.forget(again, fell_silent=True)
     world.announce()
-    assert world.finder.find() is world.made[2]
+    assert world.discovery.find() is world.made[2]
 
 
-def test_who_may_wait_no_longer_goes_on_without_and_finds_the_connection_later() -> None:
-    world = World()
-    world.announce()
-    finder = Discovery(world.store, CONFIG, RUNTIME, world.connect, waits_s=0.05)
+def test_after_its_time_a_caller_gets_none_and_later_the_connection() -> None:
+    world = World(waits_s=0.05)
+    discovery = world.discovery
     world.slow.clear()
-    assert finder.find() is None
-    # Nobody looks a second time meanwhile, and nobody waits again.
-    assert finder.find(lambda: pytest.fail("looks twice")) is None
+    assert discovery.find() is None
+    # No thread looks a second time meanwhile, and none waits again.
+    assert discovery.find(lambda: pytest.fail("looks twice")) is None
     world.slow.set()
-    eventually(lambda: finder.connection)
-    assert finder.find() is world.made[0]
+    eventually(lambda: discovery.connection)
+    assert discovery.find() is world.made[0]
     assert len(world.made) == 1
 
 
-def test_for_a_broker_that_was_not_reached_nobody_waits_a_second_time() -> None:
-    world = World()
-    world.announce()
-    finder = Discovery(world.store, CONFIG, RUNTIME, world.connect, waits_s=60.0)
+def test_for_a_broker_that_was_not_reached_no_caller_waits_a_second_time() -> None:
+    world = World(waits_s=60.0)
+    discovery = world.discovery
     world.refuses = True
-    assert finder.find() is None
+    assert discovery.find() is None
     world.slow.clear()
     began = RUNTIME.monotonic()
-    assert finder.find() is None
+    assert discovery.find() is None
     assert RUNTIME.monotonic() - began < 30
     world.refuses = False
     world.slow.set()
-    eventually(lambda: finder.connection)
-    assert finder.find() is world.made[0]
+    eventually(lambda: discovery.connection)
+    assert discovery.find() is world.made[0]
 
 
-def test_without_a_thread_to_spare_who_asks_looks_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_thread_to_spare_the_caller_looks_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    world = World()
-    world.announce()
-    finder = Discovery(world.store, CONFIG, RUNTIME, world.connect, waits_s=0.05)
+    world = World(waits_s=0.05)
+    discovery = world.discovery
     monkeypatch.setattr(SystemRuntime, "spawn", none_left)
-    assert finder.find() is world.made[0]
+    assert discovery.find() is world.made[0]
 
 
 def test_a_closed_finder_finds_nothing_and_closes_what_is_found_meanwhile() -> None:
     world = World()
-    world.announce()
     world.slow.clear()
-    thread = threading.Thread(target=world.finder.find)
+    thread = threading.Thread(target=world.discovery.find)
     thread.start()
-    while not world.finder._looking:
+    while not world.discovery._searching:
         pass
-    assert world.finder.close() is None
+    assert world.discovery.close() is None
     world.slow.set()
     thread.join(30)
-    # Who asked has gone; the thread that looks may only now get its connection.
+    # The caller has gone; the thread that looks may only now get its connection.
     eventually(lambda: world.made and world.made[0].is_over)
-    assert world.finder.is_closed
-    assert world.finder.find() is None
+    assert world.discovery.find() is None
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_who_is_interrupted_as_he_begins_to_look_keeps_nobody_from_looking(begun: bool) -> None:
+def test_an_interrupted_caller_keeps_no_other_from_looking(
+    begun: bool,
+) -> None:
     world = World()
-    world.announce()
 
     class Interrupted(SystemRuntime):
         interrupts = True
@@ -200,18 +194,18 @@ def test_who_is_interrupted_as_he_begins_to_look_keeps_nobody_from_looking(begun
         looking.set()
         return world.connect(broker_record)
 
-    finder = Discovery(world.store, CONFIG, Interrupted(), connect)
+    discovery = Discovery(world.store, CONFIG, Interrupted(), connect)
     if begun:
         world.slow.clear()
     with pytest.raises(KeyboardInterrupt):
-        finder.find()
+        discovery.find()
     found: list[Connection | None] = []
-    other = threading.Thread(target=lambda: found.append(finder.find()), daemon=True)
+    other = threading.Thread(target=lambda: found.append(discovery.find()), daemon=True)
     other.start()
     world.slow.set()
     other.join(10)
     assert not other.is_alive()
-    assert found == [finder.connection]
-    assert finder.connection is not None
+    assert found == [discovery.connection]
+    assert discovery.connection is not None
     # Of two looks at once one connection is kept.
     eventually(lambda: sum(not each.is_over for each in world.made) == 1)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from opendata_buffer import metrics, outcomes
-from opendata_buffer.broker import dispatch_round as ready
-from opendata_buffer.broker import dispatcher as dispatcher
-from opendata_buffer.broker import dispatcher as term_dispatcher
+from opendata_buffer import metrics
+from opendata_buffer.broker import dispatch_round
+from opendata_buffer.broker import dispatcher as dispatcher_module
 from opendata_buffer.broker.claims import Claims, decode, encode
 from opendata_buffer.broker.dispatch_round import MAX_ANSWER_BYTES
 from opendata_buffer.broker.dispatcher import Dispatcher, DispatcherTerm, stored_epoch
@@ -23,47 +23,63 @@ from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.quarantine import list_quarantine
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
+from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.broker.local import RUNTIME, eventually
+from tests.unit.broker.local import RUNTIME, Hooked, eventually
 
 CONFIG = ConsumerConfig(store="memory://unused")
+CLAIMS = "ingest/_claims.json"
 
 
 @pytest.fixture(autouse=True)
-def _no_long_quarrel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "REPLACED_S", 0.05)
+def _dispatchers_stop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(dispatcher_module, "REPLACED_S", 0.05)
+    yield
+    while Asking.made:
+        Asking.made.pop().dispatcher.stop(5)
 
 
-def filled(store: MemoryStore, count: int) -> MemoryStore:
-    entries = []
-    for number in range(count):
-        store.put(f"ingest/{number}.batch", encode_batch([b"x"]))
-        entries.append(NewEntry(f"ingest/{number}.batch"))
+def filled(count: int, store: MemoryStore | None = None) -> MemoryStore:
+    store = store if store is not None else MemoryStore()
+    entries = [NewEntry(f"ingest/{number}.batch") for number in range(count)]
+    for each in entries:
+        store.put(each.location, encode_batch([b"x"]))
     Queue(store, CONFIG, runtime=RUNTIME, role="test").append(entries)
     return store
 
 
-class Desk:
+def stored(store: MemoryStore) -> Claims:
+    blob = store.get(CLAIMS)
+    assert isinstance(blob, Blob)
+    return decode(blob.data)
+
+
+def epoch_of(store: MemoryStore) -> int:
+    manifest = Queue(store, CONFIG, runtime=RUNTIME, role="test").read()
+    assert manifest is not None
+    return manifest.epoch
+
+
+def sequences(answer: dict[str, Any]) -> list[int]:
+    return [each["sequence"] for each in answer["batches"]]
+
+
+class Asking:
     """Asks a dispatcher and keeps its answers.
 
     With a manual clock, which stands still until the test moves it, no claim lapses while a busy
     machine has the test wait.
     """
 
-    def __init__(
-        self,
-        store: MemoryStore,
-        *,
-        is_announced: bool = False,
-        runtime: Runtime = RUNTIME,
-        **more: Any,
-    ) -> None:
-        self.store = store
+    made: ClassVar[list[Asking]] = []
+
+    def __init__(self, store: MemoryStore, *, runtime: Runtime = RUNTIME, **more: Any) -> None:
+        self.made.append(self)
         self.runtime = runtime
+        self.is_announced = True
         self.dispatcher = Dispatcher(
-            store, CONFIG, runtime, is_announced=lambda: is_announced, **more
+            store, CONFIG, runtime, is_announced=lambda: self.is_announced, **more
         )
         self.answers: list[dict[str, Any]] = []
         self.number = 0
@@ -72,8 +88,12 @@ class Desk:
         self.ask_for(most, wait_s, **more)
         return self.answer()
 
+    def fails(self) -> str:
+        """The name of the error that a claim is answered with."""
+        return str(self.claim()["error"]["name"])
+
     def claim_in_time(self, **more: int) -> dict[str, Any]:
-        """Claim what somebody holds yet: the clock goes on until there is an answer."""
+        """Claim what another worker holds yet: the clock goes on until there is an answer."""
         assert isinstance(self.runtime, ManualRuntime)
         self.ask_for(**more)
         while not self.is_answered():
@@ -86,12 +106,12 @@ class Desk:
         self.dispatcher.submit(
             ClaimRequest(
                 self.number,
+                self.answers.append,
                 most,
                 self.runtime.monotonic() + wait_s,
                 "worker",
                 more.get("timeout_ms", 60_000),
                 more.get("max_deliveries", 0),
-                self.answers.append,
             )
         )
 
@@ -99,7 +119,7 @@ class Desk:
         self.number += 1
         sequence, token = batch["sequence"], batch["token"]
         self.dispatcher.submit(
-            FinishRequest(self.number, how, sequence, token, "why", rest_ms, self.answers.append)
+            FinishRequest(self.number, self.answers.append, how, sequence, token, "why", rest_ms)
         )
         return self.answer()
 
@@ -111,140 +131,93 @@ class Desk:
         return next(each for each in self.answers if each["n"] == self.number)
 
 
-def stored(store: MemoryStore) -> Any:
-    blob = store.get("ingest/_claims.json")
-    assert isinstance(blob, Blob)
-    return decode(blob.data)
-
-
 def test_nothing_is_fenced_before_a_worker_asks() -> None:
-    store = filled(MemoryStore(), 1)
-    desk = Desk(store)
-    manifest = Queue(store, CONFIG, runtime=RUNTIME, role="test").read()
-    assert manifest is not None
-    assert manifest.epoch == 0
-    desk.claim()
-    manifest = Queue(store, CONFIG, runtime=RUNTIME, role="test").read()
-    assert manifest is not None
-    assert manifest.epoch == 1
-    desk.dispatcher.stop(5)
-
-
-def test_an_answer_comes_after_the_claim_is_stored() -> None:
-    store = filled(MemoryStore(), 2)
-    desk = Desk(store)
-    (batch,) = desk.claim()["batches"]
-    assert stored(store).holds(batch["sequence"], batch["token"])
-    assert desk.finish("done", batch)["op"] == "finished"
-    assert stored(store).frontier == 1
-    desk.dispatcher.stop(5)
-
-
-class Watched(MemoryStore):
-    """Counts what had been answered when the claims were written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.desk: Desk | None = None
-        self.answered: list[int] = []
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        if key == "ingest/_claims.json" and self.desk is not None:
-            self.answered.append(len(self.desk.answers))
-        return super().put_if(key, data, condition)
+    store = filled(1)
+    asking = Asking(store)
+    assert epoch_of(store) == 0
+    asking.claim()
+    assert epoch_of(store) == 1
 
 
 def test_nothing_is_answered_before_what_it_says_is_stored() -> None:
-    store = Watched()
-    filled(store, 1)
-    desk = store.desk = Desk(store)
-    (batch,) = desk.claim()["batches"]
-    assert desk.finish("done", batch)["op"] == "finished"
-    desk.dispatcher.stop()
+    store = Hooked(CLAIMS)
+    asking = Asking(filled(1, store))
+    answered: list[int] = []
+    store.on_write = lambda: answered.append(len(asking.answers))
+    (batch,) = asking.claim()["batches"]
+    assert asking.finish("done", batch)["op"] == "finished"
+    asking.dispatcher.stop()
     # Taken over, claimed, and finished once the claim was answered.
-    assert store.answered == [0, 0, 1]
+    asking.dispatcher.stop()
+    assert answered == [0, 0, 1]
 
 
-def test_who_waits_in_vain_is_told_so_in_time() -> None:
-    desk = Desk(filled(MemoryStore(), 1))
-    desk.claim()
-    assert desk.claim(wait_s=0.2)["batches"] == []
-    desk.dispatcher.stop(5)
-
-
-def test_a_successor_hands_out_what_nobody_holds_and_keeps_what_is_held() -> None:
-    store = filled(MemoryStore(), 3)
-    first = Desk(store)
+def test_a_successor_hands_out_what_is_free_and_keeps_what_is_held() -> None:
+    store = filled(3)
+    first = Asking(store)
     held = first.claim(2)["batches"]
     first.finish("done", held[1])
     first.dispatcher.stop(5)
-    second = Desk(store)
-    assert [each["sequence"] for each in second.claim(5)["batches"]] == [2]
+    second = Asking(store)
+    assert sequences(second.claim(5)) == [2]
     assert second.finish("done", held[0])["op"] == "finished"
     assert stored(store).frontier == 2
-    second.dispatcher.stop(5)
 
 
 def test_a_successor_gives_every_holder_the_whole_time_anew() -> None:
-    store, runtime = filled(MemoryStore(), 1), ManualRuntime()
-    first = Desk(store, runtime=runtime)
+    store, runtime = filled(1), ManualRuntime()
+    first = Asking(store, runtime=runtime)
     first.claim(timeout_ms=700)
     first.dispatcher.stop(5)
     runtime.advance(0.5)
-    second = Desk(store, runtime=runtime)
+    second = Asking(store, runtime=runtime)
     (again,) = second.claim_in_time()["batches"]
     assert runtime.monotonic() >= 0.5 + 0.7
     assert again["deliveries"] == 2
-    second.dispatcher.stop(5)
 
 
 def test_a_heartbeat_keeps_a_claim() -> None:
     runtime = ManualRuntime()
-    desk = Desk(filled(MemoryStore(), 1), runtime=runtime)
-    (batch,) = desk.claim(timeout_ms=1_500)["batches"]
+    asking = Asking(filled(1), runtime=runtime)
+    (batch,) = asking.claim(timeout_ms=1_500)["batches"]
     for _ in range(8):
         runtime.advance(0.25)
-        desk.dispatcher.beat([batch["token"]])
-    assert desk.claim(wait_s=0.0)["batches"] == []
-    assert desk.finish("done", batch)["op"] == "finished"
-    desk.dispatcher.stop(5)
+        asking.dispatcher.beat([batch["token"]])
+    assert asking.claim(wait_s=0.0)["batches"] == []
+    assert asking.finish("done", batch)["op"] == "finished"
 
 
 def test_of_two_dispatchers_the_later_one_is_right_and_the_other_does_not_fence_it() -> None:
-    store = filled(MemoryStore(), 4)
-    first, second = Desk(store), Desk(store)
+    store = filled(4)
+    first, second = Asking(store), Asking(store)
     first.claim()
     second.claim()
-    assert first.claim()["error"]["name"] == "Fenced"
-    assert first.claim()["error"]["name"] == "Fenced"
-    assert [each["sequence"] for each in second.claim()["batches"]] == [2]
-    first.dispatcher.stop(5)
-    second.dispatcher.stop(5)
+    first.is_announced = False
+    assert [first.fails(), first.fails()] == ["Fenced"] * 2
+    assert sequences(second.claim()) == [2]
 
 
 def test_a_broker_that_may_have_been_replaced_sends_heartbeats_on() -> None:
-    desk = Desk(filled(MemoryStore(), 1))
     current = [True, False]
-    desk.dispatcher = Dispatcher(desk.store, CONFIG, RUNTIME, is_current=lambda: current.pop(0))
-    assert desk.dispatcher.beat([1])
-    assert not desk.dispatcher.beat([1])
-    desk.dispatcher.stop(5)
+    asking = Asking(filled(1), is_current=lambda: current.pop(0))
+    assert asking.dispatcher.beat([1])
+    assert not asking.dispatcher.beat([1])
 
 
 def test_what_is_held_and_what_lapses_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     lapsed: list[int] = []
     monkeypatch.setattr(metrics.claims_lapsed, "add", lapsed.append)
     runtime = ManualRuntime()
-    desk = Desk(filled(MemoryStore(), 3), runtime=runtime)
-    assert desk.dispatcher.held_now() is None
-    desk.claim(2, timeout_ms=300)
-    assert desk.dispatcher.held_now() == 2
-    assert id(desk.dispatcher) in metrics.claims_held._owners
+    asking = Asking(filled(3), runtime=runtime)
+    assert asking.dispatcher.held_now() is None
+    asking.claim(2, timeout_ms=300)
+    assert asking.dispatcher.held_now() == 2
+    assert id(asking.dispatcher) in metrics.claims_held._owners
     runtime.advance(0.3)
     eventually(lambda: sum(lapsed) == 2)
-    eventually(lambda: desk.dispatcher.held_now() == 0)
-    desk.dispatcher.stop(5)
-    assert id(desk.dispatcher) not in metrics.claims_held._owners
+    eventually(lambda: asking.dispatcher.held_now() == 0)
+    asking.dispatcher.stop(5)
+    assert id(asking.dispatcher) not in metrics.claims_held._owners
 
 
 def test_a_batch_too_large_for_the_quarantine_stays_and_holds_up_no_other(
@@ -254,117 +227,115 @@ def test_a_batch_too_large_for_the_quarantine_stays_and_holds_up_no_other(
         if entry.sequence < 2:
             raise InvalidInput("its object has more than 1 GiB")
 
-    monkeypatch.setattr(ready, "quarantine", refuse)
-    store = filled(MemoryStore(), 3)
-    desk = Desk(store)
-    worn, rejected = desk.claim(2)["batches"]
-    desk.finish("release", worn)
-    assert desk.finish("reject", rejected)["op"] == "finished"
-    (other,) = desk.claim(3, max_deliveries=1)["batches"]
+    monkeypatch.setattr(dispatch_round, "quarantine", refuse)
+    store = filled(3)
+    asking = Asking(store)
+    worn, rejected = asking.claim(2)["batches"]
+    asking.finish("release", worn)
+    assert asking.finish("reject", rejected)["op"] == "finished"
+    (other,) = asking.claim(3, max_deliveries=1)["batches"]
     assert other["sequence"] == 2
-    assert desk.finish("done", other)["op"] == "finished"
-    assert desk.claim(3, wait_s=0.0, max_deliveries=1)["batches"] == []
+    assert asking.finish("done", other)["op"] == "finished"
+    assert asking.claim(3, wait_s=0.0, max_deliveries=1)["batches"] == []
     assert "opendata-buffer skip memory://" in caplog.text
-    # Nothing was finished that nobody finished.
+    # Only what a worker finished is finished.
     assert (stored(store).frontier, set(stored(store).done)) == (0, {2})
-    desk.dispatcher.stop(5)
 
 
-def test_who_asks_again_hears_the_same_and_another_end_of_it_is_lost() -> None:
-    desk = Desk(filled(MemoryStore(), 2))
-    (batch,) = desk.claim()["batches"]
-    assert [desk.finish("done", batch)["op"] for _ in range(2)] == ["finished"] * 2
-    assert desk.finish("release", batch)["error"]["name"] == "ClaimLost"
-    desk.dispatcher.stop(5)
+def test_an_end_that_is_asked_for_again_is_answered_the_same_and_another_one_is_lost() -> None:
+    asking = Asking(filled(2))
+    (batch,) = asking.claim()["batches"]
+    assert [asking.finish("done", batch)["op"] for _ in range(2)] == ["finished"] * 2
+    assert asking.finish("release", batch)["error"]["name"] == "ClaimLost"
 
 
 def test_an_announced_brokers_dispatcher_takes_the_claims_back_from_a_replaced_one() -> None:
-    store = filled(MemoryStore(), 4)
-    announced, zombie = Desk(store, is_announced=True), Desk(store)
+    store = filled(4)
+    announced, zombie = Asking(store), Asking(store)
     announced.claim()
     zombie.claim()
+    zombie.is_announced = False
     # Its worker is sent on, and comes back here.
     assert announced.claim()["why"] == "moved"
-    assert [each["sequence"] for each in announced.claim()["batches"]] == [2]
+    assert sequences(announced.claim()) == [2]
     assert stored(store).epoch == 3
-    assert zombie.claim()["error"]["name"] == "Fenced"
-    assert zombie.claim()["error"]["name"] == "Fenced"
+    assert [zombie.fails(), zombie.fails()] == ["Fenced"] * 2
     assert stored(store).epoch == 3
-    announced.dispatcher.stop(5)
-    zombie.dispatcher.stop(5)
 
 
 def test_from_another_consumer_of_the_queue_not_even_an_announced_one_takes_them_back() -> None:
-    store = filled(MemoryStore(), 4)
-    desk = Desk(store, is_announced=True)
-    (batch,) = desk.claim()["batches"]
+    store = filled(4)
+    asking = Asking(store)
+    (batch,) = asking.claim()["batches"]
     Queue(store, CONFIG, runtime=RUNTIME, role="consumer").claim_epoch(None)
-    assert desk.finish("done", batch)["op"] == "finished"
-    assert desk.claim()["error"]["name"] == "Fenced"
-    assert desk.claim()["error"]["name"] == "Fenced"
-    desk.dispatcher.stop(5)
+    assert asking.finish("done", batch)["op"] == "finished"
+    assert [asking.fails(), asking.fails()] == ["Fenced"] * 2
+
+
+def test_a_rest_that_is_over_is_forgotten_also_when_no_worker_waits() -> None:
+    """Otherwise the dispatcher would find something to do at every look, and never wait."""
+    runtime = ManualRuntime()
+    asking = Asking(filled(1), runtime=runtime)
+    (batch,) = asking.claim()["batches"]
+    asking.finish("release", batch, rest_ms=500)
+    eventually(lambda: asking.dispatcher._ready.rests == {0: 0.5})
+    runtime.advance(1.0)
+    eventually(lambda: asking.dispatcher._ready.rests == {})
 
 
 def test_requests_that_wait_when_the_dispatcher_stops_are_refused() -> None:
     runtime = ManualRuntime()
-    desk = Desk(MemoryStore(), runtime=runtime)
-    desk.ask_for()
+    asking = Asking(MemoryStore(), runtime=runtime)
+    asking.ask_for()
     runtime.await_waits(1)
-    desk.dispatcher.stop(5)
-    assert desk.answer()["why"] == "moved"
-    assert desk.claim()["why"] == "moved"
+    asking.dispatcher.stop(5)
+    assert asking.answer()["why"] == "moved"
+    assert asking.claim()["why"] == "moved"
 
 
 def test_a_dispatcher_that_was_suspended_gives_no_live_workers_claim_away() -> None:
-    store, runtime = filled(MemoryStore(), 1), ManualRuntime()
-    desk = Desk(store, runtime=runtime)
-    (batch,) = desk.claim(timeout_ms=500)["batches"]
+    store, runtime = filled(1), ManualRuntime()
+    asking = Asking(store, runtime=runtime)
+    (batch,) = asking.claim(timeout_ms=500)["batches"]
     # Its machine's clock went on while it did not run.
     runtime.advance(30.0)
     # It has looked at the claim since.
-    eventually(lambda: desk.dispatcher._heartbeats.lapses[batch["sequence"]] == 30.5)
+    eventually(lambda: asking.dispatcher._heartbeats.lapses[batch["sequence"]] == 30.5)
     assert stored(store).holds(batch["sequence"], batch["token"])
-    desk.dispatcher.beat([batch["token"]])
-    assert desk.finish("done", batch)["op"] == "finished"
-    desk.dispatcher.stop(5)
+    asking.dispatcher.beat([batch["token"]])
+    assert asking.finish("done", batch)["op"] == "finished"
 
 
 def test_a_broker_that_may_have_missed_heartbeats_gives_its_workers_the_whole_time_anew() -> None:
-    store, runtime = filled(MemoryStore(), 1), ManualRuntime()
+    store, runtime = filled(1), ManualRuntime()
     paused_until = [float("-inf")]
-    desk = Desk(store, runtime=runtime, steady_since=lambda: paused_until[0])
-    (first,) = desk.claim(timeout_ms=150)["batches"]
+    asking = Asking(store, runtime=runtime, steady_since=lambda: paused_until[0])
+    (first,) = asking.claim(timeout_ms=150)["batches"]
     paused_until[0] = 0.6
-    (again,) = desk.claim_in_time()["batches"]
+    (again,) = asking.claim_in_time()["batches"]
     assert (again["sequence"], again["deliveries"]) == (first["sequence"], 2)
     assert runtime.monotonic() >= 0.6 + 0.15
-    desk.dispatcher.stop(5)
 
 
 def test_a_broker_that_is_announced_no_more_takes_no_claims() -> None:
-    store = filled(MemoryStore(), 1)
-    desk = Desk(store)
-    announced = [False]
-    desk.dispatcher = Dispatcher(store, CONFIG, RUNTIME, may_take=lambda: announced[0])
-    assert desk.claim()["op"] == "failed"
-    manifest = Queue(store, CONFIG, runtime=RUNTIME, role="test").read()
-    assert manifest is not None
-    assert manifest.epoch == 0
-    announced[0] = True
-    assert desk.claim()["op"] == "claimed"
-    desk.dispatcher.stop(5)
+    store = filled(1)
+    asking = Asking(store)
+    asking.is_announced = False
+    assert asking.fails() == "TransientStorageError"
+    assert epoch_of(store) == 0
+    asking.is_announced = True
+    assert asking.claim()["op"] == "claimed"
 
 
 def test_a_heartbeat_makes_a_successor_take_the_claims_over() -> None:
-    store = filled(MemoryStore(), 1)
-    first = Desk(store)
+    store = filled(1)
+    first = Asking(store)
     (batch,) = first.claim()["batches"]
-    second = Desk(store)
+    second = Asking(store)
     second.dispatcher.beat([batch["token"]])
     eventually(lambda: stored(store).epoch == 2)
-    assert first.claim()["error"]["name"] == "Fenced"
-    first.dispatcher.stop(5)
-    second.dispatcher.stop(5)
+    first.is_announced = False
+    assert first.fails() == "Fenced"
 
 
 def test_one_answer_holds_no_more_than_a_message() -> None:
@@ -376,195 +347,116 @@ def test_one_answer_holds_no_more_than_a_message() -> None:
         payload = bytes(size if number else 3 * size)
         entries.append(NewEntry(f"ingest/{number}.batch", (Metadata(0, 0, payload),)))
     Queue(store, CONFIG, runtime=RUNTIME, role="test").append(entries)
-    desk = Desk(store)
+    asking = Asking(store)
     # The first one fits into no message at all.
-    assert [each["sequence"] for each in desk.claim(5)["batches"]] == [1]
-    assert [each["sequence"] for each in desk.claim(5)["batches"]] == [2]
-    assert [each.sequence for each in list_quarantine(store, "ingest")] == [0]
-    desk.dispatcher.stop(5)
+    assert [sequences(asking.claim(5)), sequences(asking.claim(5))] == [[1], [2]]
+    (report,) = list_quarantine(store, "ingest")
+    assert (report.sequence, "metadata is larger" in report.error) == (0, True)
 
 
-def test_how_claims_ended_is_forgotten_with_the_claims_that_somebody_deleted() -> None:
-    store = filled(MemoryStore(), 2)
-    desk = Desk(store)
-    first = desk.claim()["batches"][0]
-    assert desk.finish("done", first)["op"] == "finished"
+def test_how_claims_ended_is_forgotten_when_the_claims_are_deleted() -> None:
+    store = filled(2)
+    asking = Asking(store)
+    first = asking.claim()["batches"][0]
+    assert asking.finish("done", first)["op"] == "finished"
     store.delete_many(["ingest/_claims.json"])
     # The dispatcher notices at its next write, and begins anew.
-    assert desk.claim()["op"] == "failed"
-    again = desk.claim()["batches"][0]
+    assert asking.fails() == "TransientStorageError"
+    again = asking.claim()["batches"][0]
     assert again["token"] == first["token"]
-    assert desk.finish("done", again)["op"] == "finished"
+    assert asking.finish("done", again)["op"] == "finished"
     assert again["sequence"] not in stored(store).held
-    desk.dispatcher.stop(5)
 
 
 def test_a_successor_knows_a_held_batch_before_it_is_asked_for_any() -> None:
-    store = filled(MemoryStore(), 2)
-    first = Desk(store)
+    store = filled(2)
+    first = Asking(store)
     batch = first.claim()["batches"][0]
     first.dispatcher.stop(5)
-    second = Desk(store)
+    second = Asking(store)
     assert second.finish("reject", batch)["op"] == "finished"
     assert [each.sequence for each in list_quarantine(store, "ingest")] == [batch["sequence"]]
-    second.dispatcher.stop(5)
 
 
-TERM_CONFIG = ConsumerConfig(store="memory://unused")
-
-
-CLAIMS = "ingest/_claims.json"
-
-
-class World:
-    """A queue with two batches, and dispatchers that come and go."""
-
-    def __init__(self, store: MemoryStore | None = None) -> None:
-        self.runtime = ManualRuntime()
-        self.store = store if store is not None else MemoryStore()
-        entries = [NewEntry(f"ingest/{number}.batch") for number in range(2)]
-        for each in entries:
-            self.store.put(each.location, encode_batch([b"x"]))
-        Queue(self.store, TERM_CONFIG, runtime=self.runtime, role="test").append(entries)
-
-    def take(self) -> DispatcherTerm:
-        return DispatcherTerm(self.store, TERM_CONFIG, self.runtime)
-
-    @property
-    def stored(self) -> Claims:
-        blob = self.store.get(CLAIMS)
-        assert isinstance(blob, Blob)
-        return decode(blob.data)
-
-
-def test_the_first_one_begins_at_the_front_and_a_successor_has_what_it_wrote() -> None:
-    world = World()
-    assert stored_epoch(world.store, TERM_CONFIG, world.runtime) is None
-    first = world.take()
-    assert (first.first, first.claims.frontier, first.epoch) == (0, 0, 1)
-    first.write(first.claims.claim([0], "w", 1_000))
-    assert world.stored == first.claims
-    second = world.take()
-    assert second.claims.held == first.claims.held
-    assert (second.epoch, world.stored.epoch) == (2, 2)
-    assert stored_epoch(world.store, TERM_CONFIG, world.runtime) == 2
+def take_over(store: MemoryStore, runtime: Runtime = RUNTIME) -> DispatcherTerm:
+    return DispatcherTerm(store, CONFIG, runtime)
 
 
 def test_a_dispatcher_that_was_succeeded_writes_no_claims() -> None:
-    world = World()
-    first, second = world.take(), world.take()
+    store = filled(2)
+    first, second = take_over(store), take_over(store)
     with pytest.raises(Fenced) as caught:
         first.write(first.claims.claim([0], "w", 1_000))
     assert (caught.value.epoch, caught.value.current_epoch) == (1, 2)
-    assert world.stored == second.claims
+    assert stored(store) == second.claims
     assert second.claims.held == {}
 
 
 def test_claims_that_did_not_change_are_not_written() -> None:
-    world = World()
-    term = world.take()
-    world.store.delete_many([CLAIMS])
+    store = filled(2)
+    term = take_over(store)
+    store.delete_many([CLAIMS])
     term.write(term.claims)
-    assert stored_epoch(world.store, TERM_CONFIG, world.runtime) is None
-
-
-class AnswerLost(MemoryStore):
-    """Loses the answers of some writes of the claims."""
-
-    lose = 2
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        outcome = super().put_if(key, data, condition)
-        if key == CLAIMS and self.lose:
-            self.lose -= 1
-            return outcomes.Unknown("injected")
-        return outcome
+    assert stored_epoch(store, CONFIG, RUNTIME) is None
 
 
 def test_a_lost_answer_to_a_write_of_the_claims_is_looked_up() -> None:
-    store = AnswerLost()
-    world = World(store)
-    term = world.take()
+    store = Hooked(CLAIMS)
+    store.lost_answers = 2
+    term = take_over(filled(2, store))
     term.write(term.claims.claim([0], "w", 1_000))
-    assert store.lose == 0
-    assert world.stored.deliveries == {0: 1}
-    assert world.stored == term.claims
+    assert store.lost_answers == 0
+    assert stored(store).deliveries == {0: 1}
+    assert stored(store) == term.claims
 
 
 def test_claims_of_a_queue_that_was_made_again_say_nothing_of_its_batches() -> None:
     """With the old frontier the new queue's first batches would pass for done."""
-    world = World()
+    store = filled(2)
     old = Claims(epoch=9, frontier=1_000, tokens=77, queue="another queue")
-    world.store.put(CLAIMS, encode(old))
-    claims = world.take().claims
+    store.put(CLAIMS, encode(old))
+    claims = take_over(store).claims
     assert claims.free(2) == [0, 1]
     assert claims.tokens == 77
 
 
-class Overtaken(MemoryStore):
-    """An older dispatcher's write arrives between a newer one's read and its write."""
-
-    armed = False
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        if self.armed and key == CLAIMS:
-            self.armed = False
-            found = self.get(key)
-            assert isinstance(found, Blob)
-            super().put(key, encode(replace(decode(found.data), tokens=50)))
-        return super().put_if(key, data, condition)
-
-
 def test_a_newer_dispatcher_takes_over_what_the_older_one_wrote_last() -> None:
-    store = Overtaken()
-    world = World(store)
-    world.take()
-    store.armed = True
-    second = world.take()
-    assert not store.armed
+    store = Hooked(CLAIMS)
+    take_over(filled(2, store))
+
+    def older_writes() -> None:
+        """Between the read of the newer one and its write."""
+        store.on_write = lambda: None
+        store.put(CLAIMS, encode(replace(stored(store), tokens=50)))
+
+    store.on_write = older_writes
+    second = take_over(store)
     assert second.claims.tokens == 50
-    assert world.stored == second.claims
+    assert stored(store) == second.claims
 
 
-class Paused(MemoryStore):
-    """Whoever reads the claims first is paused there, and succeeded."""
-
-    armed = False
-    successor: DispatcherTerm | None = None
-
-    def get(self, key: str, **options: Any) -> Any:
-        if self.armed and key == CLAIMS:
-            self.armed = False
-            self.successor = DispatcherTerm(self, TERM_CONFIG, ManualRuntime(seed=2))
-        return super().get(key, **options)
-
-
-def test_a_dispatcher_that_was_succeeded_while_it_began_takes_nothing_over() -> None:
-    store = Paused()
-    world = World(store)
-    store.armed = True
-    with pytest.raises(Fenced) as caught:
-        world.take()
-    assert (caught.value.epoch, caught.value.current_epoch) == (1, 2)
-    assert store.successor is not None
-    assert world.stored == store.successor.claims
-
-
-def test_a_consumer_whose_claims_cannot_be_taken_over_is_closed(
+def test_a_dispatcher_that_was_succeeded_while_it_began_closes_its_consumer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = Paused()
-    world = World(store)
-    store.armed = True
+    store = Hooked(CLAIMS)
+    filled(2, store)
     opened: list[Consumer] = []
+    successors: list[DispatcherTerm] = []
+
+    def succeed() -> None:
+        store.on_read = lambda: None
+        successors.append(take_over(store, ManualRuntime(seed=2)))
 
     def open_consumer(config: ConsumerConfig, **settings: Any) -> Consumer:
         opened.append(Consumer(config, **settings))
         return opened[-1]
 
-    monkeypatch.setattr(term_dispatcher, "Consumer", open_consumer)
-    with pytest.raises(Fenced):
-        DispatcherTerm(store, TERM_CONFIG, world.runtime)
+    monkeypatch.setattr(dispatcher_module, "Consumer", open_consumer)
+    store.on_read = succeed
+    with pytest.raises(Fenced) as caught:
+        take_over(store)
+    assert (caught.value.epoch, caught.value.current_epoch) == (1, 2)
+    assert stored(store) == successors[0].claims
     consumer = opened[0]  # the other one is the successor's
     with pytest.raises(Closed):
         consumer.check_fence()

@@ -4,59 +4,37 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from websockets.sync import client as websockets_client
 
-from opendata_buffer.broker.broker import Service
-from opendata_buffer.broker.client import Appended, ChannelClosed, ChannelRefused
+from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.network import WebSocketNetwork, dial, listen_for
 from opendata_buffer.broker.server import Listen, own_address
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.broker.local import CONFIG, RUNTIME, entries, soon
-
-
-def test_what_is_listened_on_is_reached() -> None:
-    network = WebSocketNetwork(RUNTIME, Listen())
-    port = network.listen()
-    service = Service(Queue(MemoryStore(), CONFIG, runtime=RUNTIME, role="x"), RUNTIME, "ingest")
-    service.start()
-    broker_record = DiscoveryRecord(1, "id", port.address, b"s" * 32)
-    port.open(service, broker_record)
-    connection = network.connect(broker_record)
-    assert connection.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
-    connection.close()
-    service.stop(5)
-    port.close()
+from tests.unit.broker.local import RUNTIME
 
 
 def test_a_queue_on_one_machine_is_served_there_and_a_shared_one_to_every_machine(
     tmp_path: Path,
 ) -> None:
     assert listen_for(MemoryStore()) == listen_for(LocalStore(tmp_path)) == Listen()
-    shared: Any = Shared()
-    network = WebSocketNetwork(RUNTIME, listen_for(shared))
-    port = network.listen()
+    shared: Any = SimpleNamespace(url="s3://bucket/orders")
+    port = WebSocketNetwork(RUNTIME, listen_for(shared)).listen()
     # A loopback address, or 0.0.0.0, would mean another process on each machine.
     assert port.address.rpartition(":")[0] == own_address() != "0.0.0.0"
     port.close()
-
-
-class Shared:
-    """A store that several machines reach."""
-
-    url = "s3://bucket/orders"
 
 
 def announced(port: int) -> DiscoveryRecord:
     return DiscoveryRecord(1, "id", f"127.0.0.1:{port}", b"s" * 32)
 
 
-def test_an_address_where_nobody_listens_is_told_from_one_that_is_not_reached() -> None:
+def test_an_address_where_no_process_listens_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(ChannelRefused, match="no process listens"):
@@ -83,13 +61,11 @@ def test_a_port_that_accepts_and_says_nothing_costs_the_timeout(
     assert limits == [0.3]
 
 
-def test_a_name_that_does_not_resolve_is_not_reached() -> None:
-    with pytest.raises(ChannelClosed):
-        dial(DiscoveryRecord(1, "id", "no-such-host.invalid:1", b"s" * 32), 1.0)
-
-
-@pytest.mark.parametrize("address", ["broker..svc:7420", "127.0.0.1:99999", "[::1:7420", "host:x"])
-def test_an_address_that_is_none_is_not_reached(address: str) -> None:
+@pytest.mark.parametrize(
+    "address",
+    ["no-such-host.invalid:1", "broker..svc:7420", "127.0.0.1:99999", "[::1:7420", "host:x"],
+)
+def test_an_address_that_does_not_resolve_or_is_none_is_not_reached(address: str) -> None:
     with pytest.raises(ChannelClosed):
         dial(DiscoveryRecord(1, "id", address, b"s" * 32), 1.0)
 

@@ -8,38 +8,40 @@ import random
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
+from websockets.sync import client as websockets_client
+from websockets.sync.client import ClientConnection
 
 from opendata_buffer.broker import server
-from opendata_buffer.broker.broker import Service
+from opendata_buffer.broker.broker import Broker
 from opendata_buffer.broker.client import Appended, ChannelClosed
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.dispatcher import Dispatcher
-from opendata_buffer.broker.network import connect, dial
+from opendata_buffer.broker.network import dial
 from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, ClientEnd, ProtocolError
 from opendata_buffer.broker.server import MAX_OPEN_REQUESTS, QUEUED_ANSWERS, Listen, WebSocketPort
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.entries import NewEntry
-from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.write_fairness import (
     CYCLES_EACH,
     FIRST_CYCLE_S,
 )
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import (
     CONFIG,
     RUNTIME,
+    connect,
     connected,
     entries,
     eventually,
@@ -52,52 +54,11 @@ from tests.unit.broker.wired import Client, made
 WAIT_S = 60.0
 
 
-def test_what_a_client_asks_for_is_queued_before_it_is_answered() -> None:
-    store = MemoryStore()
-    with serving(store) as (_, broker_record, _), connected(broker_record) as client:
-        for number in range(3):
-            answer = client.append(entries(f"{number}a", f"{number}b"), since=None, begin_by=soon())
-            assert answer == Appended(2 * number)
-            assert queued(store)[-1] == f"ingest/{number}b.batch"
-
-
-class Slow(MemoryStore):
-    """Its first write of the manifest lasts until so many entries are in it, or wait."""
-
-    waiting: Callable[[], float] | None = None
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        waiting, self.waiting = self.waiting, None
-        if waiting is not None:
-            eventually(lambda: Manifest.parse(data).entry_count + waiting() == 10)
-        return super().put_if(key, data, condition)
-
-
-def test_many_clients_share_few_writes() -> None:
-    store = Slow()
-    with serving(store) as (service, broker_record, _):
-        store.waiting = service.waiting_now
-
-        def produce(name: int) -> None:
-            with connected(broker_record) as client:
-                for number in range(20):
-                    client.append(entries(f"{name}-{number}"), since=None, begin_by=soon())
-
-        threads = [threading.Thread(target=produce, args=(name,)) for name in range(10)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(set(queued(store))) == 200
-        assert service.commits <= 192
-        eventually(lambda: service.sessions == 0)
-
-
-def test_a_client_with_another_secret_is_refused_and_told_of_once(
+def test_a_client_with_another_secret_is_refused_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = MemoryStore()
-    with caplog.at_level(logging.WARNING), serving(store) as (service, broker_record, _):
+    with caplog.at_level(logging.WARNING), serving(store) as (broker, broker_record, _):
         for _ in range(3):
             channel = dial(broker_record, WAIT_S)
             end = ClientEnd(b"x" * 32, 1, os.urandom(32))
@@ -106,9 +67,9 @@ def test_a_client_with_another_secret_is_refused_and_told_of_once(
             channel.send(end.prove(hello))
             with pytest.raises(ChannelClosed):
                 channel.receive(WAIT_S)
-        assert service.sessions == 0
-    told = [each for each in caplog.records if "refused a connection" in each.message]
-    assert len(told) == 1
+        assert broker.sessions == 0
+    logged = [each for each in caplog.records if "refused a connection" in each.message]
+    assert len(logged) == 1
 
 
 @pytest.mark.parametrize(
@@ -130,44 +91,45 @@ def test_garbage_ends_the_connection_and_nothing_else(garbage: bytes) -> None:
 
 def test_bytes_that_are_no_http_change_nothing() -> None:
     with serving() as (_, broker_record, _):
-        host, port = broker_record.address.split(":")
-        with socket.create_connection((host, int(port))) as raw:
+        with socket.create_connection(place_of(broker_record)) as raw:
             raw.sendall(os.urandom(2_000) + b"\r\n\r\n")
             raw.settimeout(WAIT_S)
-            await_end(raw)
+            with suppress(ConnectionResetError):
+                while raw.recv(1_000):
+                    pass
         with connected(broker_record) as client:
             assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
 
 
-def test_a_client_that_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving() as (service, broker_record, _):
+def test_a_client_that_sends_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as (broker, broker_record, _):
         # Once the port is there: for the handshake of HTTP it takes all the time it needs.
         monkeypatch.setattr(server, "HANDSHAKE_S", 0.5)
         silent = dial(broker_record, WAIT_S)
         assert silent.receive(WAIT_S) is not None
         with pytest.raises(ChannelClosed):
             silent.receive(WAIT_S)
-        assert service.sessions == 0
+        assert broker.sessions == 0
 
 
 def test_one_client_too_many_is_refused_and_the_others_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "MAX_CLIENTS", 3)
-    with serving() as (service, broker_record, _), ExitStack() as stack:
+    with serving() as (broker, broker_record, _), ExitStack() as stack:
         clients = [stack.enter_context(connected(broker_record)) for _ in range(3)]
         with pytest.raises(ChannelClosed):
-            connect(broker_record, RUNTIME)
+            connect(broker_record)
         for number, client in enumerate(clients):
             answer = client.append(entries(str(number)), since=None, begin_by=soon())
             assert answer == Appended(number)
         clients[0].close()
-        eventually(lambda: service.sessions == 2)
+        eventually(lambda: broker.sessions == 2)
         with connected(broker_record) as next_one:
             assert next_one.append(entries("x"), since=None, begin_by=soon()) == Appended(3)
 
 
-def test_who_connects_and_says_nothing_is_cut_off_before_there_are_too_many(
+def test_strangers_are_disconnected_before_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "MAX_CLIENTS", 2)
@@ -177,9 +139,9 @@ def test_who_connects_and_says_nothing_is_cut_off_before_there_are_too_many(
         connected(broker_record) as client,
         ExitStack() as stack,
     ):
-        host, port = broker_record.address.split(":")
         strangers = [
-            stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(20)
+            stack.enter_context(socket.create_connection(place_of(broker_record)))
+            for _ in range(20)
         ]
         for stranger in strangers[4:]:
             # At once, and not when the time for a handshake is over.
@@ -189,110 +151,94 @@ def test_who_connects_and_says_nothing_is_cut_off_before_there_are_too_many(
         assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
 
 
-def test_a_client_that_asks_and_never_reads_is_sent_away_and_harms_nobody() -> None:
+def test_a_client_that_asks_and_never_reads_is_disconnected() -> None:
     asked = 0
-    with serving() as (service, broker_record, _), connected(broker_record) as good:
-        raw, end = shaken_hands(broker_record)
-        with raw, suppress(OSError):
-            eventually(lambda: service.sessions == 2)
+    with serving() as (broker, broker_record, _), connected(broker_record) as good:
+        with shaken_hands(broker_record) as (silent, end), suppress(ConnectionClosed):
+            eventually(lambda: broker.sessions == 2)
             while True:
                 # Until its answers fill the buffers of the kernel, and then its queue.
-                raw.sendall(frame(end.seal({"op": "stats"})))
+                silent.send(end.seal({"op": "stats"}))
                 asked += 1
-        eventually(lambda: service.sessions == 1)
+        eventually(lambda: broker.sessions == 1)
         assert good.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
     assert asked > 2 * QUEUED_ANSWERS
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["a stranger", "a client"])
-def test_a_message_that_comes_byte_by_byte_keeps_nobody_waiting(known: bool) -> None:
-    with serving() as (service, broker_record, _), connected(broker_record) as good:
-        raw, end = shaken_hands(broker_record, known=known)
-        with raw:
-            eventually(lambda: service.sessions == 1 + known)
-            for number, byte in enumerate(frame(end.seal({"op": "ping"}))[:5]):
-                raw.sendall(bytes([byte]))
-                answer = good.append(entries(str(number)), since=None, begin_by=soon())
-                assert answer == Appended(number)
+def test_a_message_that_comes_byte_by_byte_delays_no_other_client(known: bool) -> None:
+    with (
+        serving() as (broker, broker_record, _),
+        connected(broker_record) as good,
+        shaken_hands(broker_record, known=known) as (slow, _),
+    ):
+        eventually(lambda: broker.sessions == 1 + known)
+        for number, byte in enumerate(frame(b"x" * 1_000)[:5]):
+            slow.socket.sendall(bytes([byte]))
+            answer = good.append(entries(str(number)), since=None, begin_by=soon())
+            assert answer == Appended(number)
 
 
 def test_a_stranger_cannot_have_a_large_message_kept_for_it() -> None:
-    with serving() as (_, broker_record, _):
-        raw, _ = shaken_hands(broker_record, known=False)
-        with raw:
-            # The beginning of a message of 2 MiB: refused on sight of its length.
-            raw.sendall(frame(b"x" * 2 * 1024 * 1024)[:100])
-            raw.settimeout(server.HANDSHAKE_S / 2)
-            await_end(raw)
+    with (
+        serving() as (_, broker_record, _),
+        shaken_hands(broker_record, known=False) as (stranger, _),
+    ):
+        # The beginning of a message of 2 MiB: refused by its length.
+        stranger.socket.sendall(frame(b"x" * 2 * 1024 * 1024)[:100])
+        with pytest.raises(ConnectionClosed):
+            stranger.recv(server.HANDSHAKE_S / 2)
 
 
-def await_end(raw: socket.socket) -> None:
-    """Until the other side has closed it; how does not matter."""
-    with suppress(ConnectionResetError):
-        while raw.recv(1_000):
-            pass
+def place_of(broker_record: DiscoveryRecord) -> tuple[str, int]:
+    host, port = broker_record.address.split(":")
+    return host, int(port)
 
 
+@contextmanager
 def shaken_hands(
     broker_record: DiscoveryRecord, *, known: bool = True
-) -> tuple[socket.socket, Any]:
-    """A WebSocket without a client that reads it: after the broker's hello, or as a client."""
-    host, port = broker_record.address.split(":")
-    raw = socket.create_connection((host, int(port)), 30)
-    raw.sendall(
-        b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-    )
-    reader = raw.makefile("rb")
-    while reader.readline() != b"\r\n":
-        pass
+) -> Iterator[tuple[ClientConnection, ClientEnd]]:
+    """A WebSocket that reads one message ahead: after the broker's hello, or as a client."""
+    url = f"ws://{broker_record.address}/"
     end = ClientEnd(broker_record.secret, broker_record.term, os.urandom(32))
-    proof = end.prove(unframed(reader))
-    if known:
-        raw.sendall(frame(proof))
-        end.finish(unframed(reader))
-    else:
-        end._key = b"k" * 32  # It seals what nobody can open.
-    return raw, end
+    with websockets_client.connect(
+        url, compression=None, max_queue=1, ping_interval=None, close_timeout=0.2, proxy=None
+    ) as client:
+        proof = end.prove(client.recv(decode=False))
+        if known:
+            client.send(proof)
+            end.finish(client.recv(decode=False))
+        yield client, end
 
 
 def frame(message: bytes) -> bytes:
-    """A binary WebSocket frame of a client, masked with zeros."""
-    size = len(message)
-    short = bytes([0x80 | size]) if size < 126 else b""
-    middle = b"\xfe" + size.to_bytes(2, "big") if 126 <= size < 65_536 else b""
-    return b"\x82" + (short or middle or b"\xff" + size.to_bytes(8, "big")) + bytes(4) + message
+    return Frame(Opcode.BINARY, message).serialize(mask=True)
 
 
-def unframed(reader: Any) -> bytes:
-    """The message of the server's next frame."""
-    size = reader.read(2)[1]
-    if size == 126:
-        size = int.from_bytes(reader.read(2), "big")
-    return bytes(reader.read(size))
-
-
-def test_a_port_that_serves_nobody_refuses_its_clients() -> None:
+def test_a_port_that_is_shut_refuses_its_clients() -> None:
     with serving() as (_, broker_record, port):
         port.shut()
         with pytest.raises((ChannelClosed, ProtocolError)):
-            connect(broker_record, RUNTIME)
+            connect(broker_record)
 
 
-def test_an_address_that_cannot_be_used_says_which_option() -> None:
+def test_an_address_or_certificate_that_cannot_be_used_says_which_option(tmp_path: Path) -> None:
     with serving() as (_, broker_record, _):
         port = int(broker_record.address.split(":")[1])
         with pytest.raises(InvalidInput, match=rf"listen on 127\.0\.0\.1:{port}.*--listen"):
             WebSocketPort(Listen(port=port), RUNTIME)
+    path = tmp_path / "cert.pem"
+    path.write_text("no certificate")
+    with pytest.raises(InvalidInput, match="--tls-cert"):
+        WebSocketPort(Listen(certificate=str(path)), RUNTIME)
 
 
 def test_what_is_advertised_is_announced() -> None:
     port = WebSocketPort(Listen(advertise="broker.example:9100"), RUNTIME)
-    try:
-        assert port.address == "broker.example:9100"
-    finally:
-        port.close()
     port.close()
+    port.close()
+    assert port.address == "broker.example:9100"
 
 
 @pytest.fixture
@@ -318,35 +264,25 @@ def test_with_tls_the_announced_certificate_and_no_other_is_trusted(certificate:
             dial(type(broker_record)(1, "id", broker_record.address, b"s" * 32, other), WAIT_S)
 
 
-def test_a_certificate_that_is_none_says_which_option(tmp_path: Path) -> None:
-    path = tmp_path / "cert.pem"
-    path.write_text("no certificate")
-    with pytest.raises(InvalidInput, match="--tls-cert"):
-        WebSocketPort(Listen(certificate=str(path)), RUNTIME)
-
-
-def test_a_client_with_too_many_open_requests_is_sent_away() -> None:
-    service = made(MemoryStore())
-    client = Client(service)
+def test_too_many_open_requests_and_unknown_ones_are_refused() -> None:
+    client = Client(made(MemoryStore()))
+    with pytest.raises(ProtocolError, match="'delete', which is not known"):
+        client.send({"op": "delete"})
+    with pytest.raises(ProtocolError, match="hands out no batches"):
+        client.send({"op": "beat", "n": 1, "tokens": [1]})
     for number in range(MAX_OPEN_REQUESTS):
         client.ask(f"{number}")
     with pytest.raises(ProtocolError, match="unanswered requests"):
         client.ask("more")
 
 
-def test_what_is_not_known_is_refused() -> None:
-    client = Client(made(MemoryStore()))
-    with pytest.raises(ProtocolError, match="'delete', which is not known"):
-        client.send({"op": "delete"})
-
-
 def test_in_a_pause_nothing_is_written_and_behind_it_what_waited_is() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
-    service = made(store, runtime)
-    writer, client = Client(service), Client(service)
+    broker = made(store, runtime)
+    writer, client = Client(broker), Client(broker)
     writer.send({"op": "pause", "n": 1, "writes": 2})
     client.ask("a")
-    service.start()
+    broker.start()
     assert writer.answered() == [{"op": "given", "n": 1}]
     pause_s = 2 * CYCLES_EACH * FIRST_CYCLE_S
     runtime.advance(pause_s - 0.01)
@@ -354,19 +290,18 @@ def test_in_a_pause_nothing_is_written_and_behind_it_what_waited_is() -> None:
     runtime.advance(0.02)
     assert client.answered()[0]["op"] == "done"
     assert queued(store) == ["ingest/a"]
-    service.stop(5)
 
 
 def test_between_two_pauses_the_broker_writes_what_waits_without_losing_a_race() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
-    service = made(store, runtime)
-    first, second, client = (Client(service) for _ in range(3))
+    broker = made(store, runtime)
+    first, second, client = (Client(broker) for _ in range(3))
     client.ask("a")
-    service.start()
+    broker.start()
     client.answered()
     first.send({"op": "pause", "n": 1, "writes": 1})
     first.answered()
-    client.clock = service.clock()
+    client.clock = broker.clock()
     client.ask("b")
     writer = Queue(store, CONFIG, runtime=runtime, role="writer")
     writer.append([NewEntry("ingest/writer")])
@@ -375,44 +310,41 @@ def test_between_two_pauses_the_broker_writes_what_waits_without_losing_a_race()
     # Between two pauses what waits is written, without a lost race.
     assert client.answered(2)[1]["op"] == "done"
     assert queued(store) == ["ingest/a", "ingest/writer", "ingest/b"]
-    assert service.stats()["conflicts"] == 0
+    assert broker.stats()["conflicts"] == 0
     second.answered()
-    assert service.stats()["pauses"] == 2
-    service.stop(5)
+    assert broker.stats()["pauses"] == 2
 
 
 def test_a_renewal_by_an_older_clock_takes_nothing_back() -> None:
     runtime = ManualRuntime()
-    service = made(MemoryStore(), runtime)
-    client = Client(service)
+    broker = made(MemoryStore(), runtime)
+    client = Client(broker)
     older = client.clock
     runtime.advance(1.5)
-    client.clock = service.clock()
+    client.clock = broker.clock()
     client.ask("a", valid_ms=2_000)
     client.send({"op": "renew", "n": [1], "clock": older})
     runtime.advance(1.0)
-    service.start()
+    broker.start()
     assert client.answered()[0]["op"] == "done"
-    service.stop(5)
 
 
 def test_a_client_whose_connection_ended_gets_no_answer_and_the_others_do() -> None:
-    service = made(MemoryStore(), SystemRuntime())
-    gone, client = Client(service), Client(service)
+    broker = made(MemoryStore(), SystemRuntime())
+    gone, client = Client(broker), Client(broker)
     gone.send({"op": "pause", "n": 1, "writes": 1})
     client.ask("a")
     gone.session.close()
-    service.start()
+    broker.start()
     assert client.answered()[0]["op"] == "done"
     assert gone.answers == []
-    service.stop(5)
 
 
 def test_a_broker_that_leaves_gives_no_pause() -> None:
-    service = made(MemoryStore(), SystemRuntime())
-    service.start()
-    service.stop(5)
-    client = Client(service)
+    broker = made(MemoryStore(), SystemRuntime())
+    broker.start()
+    broker.stop(5)
+    client = Client(broker)
     client.send({"op": "pause", "n": 1, "writes": 1})
     assert client.answered() == [{"op": "refused", "n": 1, "why": "moved"}]
 
@@ -440,16 +372,16 @@ def test_a_batch_is_not_handed_to_a_worker_that_is_gone() -> None:
     store, runtime = MemoryStore(), SystemRuntime()
     consumer = ConsumerConfig(store="memory://unused")
     queue = Queue(store, CONFIG, runtime=runtime, role="broker")
-    service = Service(queue, runtime, "ingest", dispatcher=Dispatcher(store, consumer, runtime))
-    service.start()
-    gone, waiting, producer = (Client(service) for _ in range(3))
+    broker = Broker(queue, runtime, "ingest", dispatcher=Dispatcher(store, consumer, runtime))
+    broker.start()
+    gone, waiting, producer = (Client(broker) for _ in range(3))
     gone.send(claim(1))
     gone.session.close()
     waiting.send(claim(1))
     producer.ask("a")
     (batch,) = waiting.answered()[0]["batches"]
     assert batch["deliveries"] == 1
-    service.stop(5)
+    broker.stop(5)
 
 
 CODE = """
@@ -470,16 +402,16 @@ closed.close()
 owner = Owner(closed, mine)
 if sys.argv[1] == "owned":
     close_in_children(owner)
-say, told = socket.socketpair()
+parents, childs = socket.socketpair()
 child = os.fork()
 if child == 0:
-    say.close()
+    parents.close()
     other.close()
-    told.sendall(b"!")
-    told.recv(1)  # until the parent says so
+    childs.sendall(b"!")
+    childs.recv(1)  # until the parent says so
     mine.close()  # what closes it here closes nothing else
-    os._exit(0 if told.fileno() >= 0 and os.fstat(told.fileno()) else 1)
-say.recv(1)
+    os._exit(0 if childs.fileno() >= 0 and os.fstat(childs.fileno()) else 1)
+parents.recv(1)
 mine.sendall(b"x")
 mine.close()
 other.settimeout(0.2 if sys.argv[1] != "owned" else 20)
@@ -488,22 +420,17 @@ try:
     seen.append(other.recv(1))
 except TimeoutError:
     seen.append("open")
-say.sendall(b"!")
+parents.sendall(b"!")
 print(seen, os.waitpid(child, 0)[1])
 """
 
 
-def run(how: str) -> str:
+@pytest.mark.parametrize(("owner", "seen"), [("owned", "b''"), ("without an owner", "'open'")])
+def test_a_connection_ends_with_its_process_though_a_child_of_it_lives(
+    owner: str, seen: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", CODE, how], capture_output=True, text=True, check=False
+        [sys.executable, "-c", CODE, owner], capture_output=True, text=True, check=False
     )
     assert done.stderr == ""
-    return done.stdout.strip()
-
-
-def test_a_connection_ends_with_its_process_though_a_child_of_it_lives() -> None:
-    assert run("owned") == "[b'x', b''] 0"
-
-
-def test_a_connection_that_is_nobodys_lives_on_in_the_child() -> None:
-    assert run("nobodys") == "[b'x', 'open'] 0"
+    assert done.stdout.strip() == f"[b'x', {seen}] 0"

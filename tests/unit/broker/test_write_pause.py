@@ -13,7 +13,7 @@ import pytest
 from opendata_buffer.broker.client import ChannelClosed, Connection, Lost, Refused, Reply
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.network import ListeningPort
-from opendata_buffer.broker.write_pause import ASK_S, LOOK_S, PATIENCE_S, BrokerPause
+from opendata_buffer.broker.write_pause import ASK_S, PATIENCE_S, SEARCH_S, BrokerPause
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import Blob, NotModified
@@ -41,7 +41,7 @@ class Counting(MemoryStore):
         return found
 
     def rival(self) -> None:
-        """Somebody else appends."""
+        """Another writer appends."""
         inner = MemoryStore.get(self, CONFIG.manifest_path)
         assert isinstance(inner, Blob)
         after = Manifest.parse(inner.data).append(entries(f"rival{len(self.read)}"))
@@ -57,12 +57,12 @@ class Broker:
         self.ends = False
         """With the next question."""
         self.answer: Reply | Refused | Lost = {"op": "given"}
-        self.said: list[str] = []
+        self.asked: list[str] = []
         self.writes: list[int] = []
         self.timeouts: list[float | None] = []
 
     def ask(self, body: Mapping[str, Any], timeout: float | None = None) -> Reply | Refused | Lost:
-        self.said.append(body["op"])
+        self.asked.append(body["op"])
         self.writes.append(body["writes"])
         self.timeouts.append(timeout)
         self.is_over = self.ends
@@ -78,7 +78,7 @@ class Broker:
 class World:
     """A queue with one entry, a queue of it, and the brokers it connects to."""
 
-    def __init__(self, *, asks: bool = True) -> None:
+    def __init__(self, *, asks: bool = True, announced: bool = True) -> None:
         self.runtime = ManualRuntime()
         self.store = Counting()
         self.brokers: list[Broker] = []
@@ -91,6 +91,8 @@ class World:
             role="producer",
             open_pause=partial(BrokerPause, network=self) if asks else None,
         )
+        if announced:
+            self.announce()
         self.store.read.clear()
 
     def announce(self) -> None:
@@ -120,9 +122,16 @@ class World:
         return [each.location for each in manifest.entries()].count(f"ingest/{name}.batch")
 
 
+def connected() -> tuple[World, Broker]:
+    """After an append that lost a race."""
+    world = World()
+    world.append("a", faster=1)
+    (broker,) = world.brokers
+    return world, broker
+
+
 def test_without_a_lost_race_nothing_is_read_for_a_broker() -> None:
     plain, asking = World(asks=False), World()
-    asking.announce()
     for world in (plain, asking):
         for number in range(3):
             world.append(str(number))
@@ -131,7 +140,7 @@ def test_without_a_lost_race_nothing_is_read_for_a_broker() -> None:
 
 
 def test_after_a_lost_race_a_broker_is_looked_for_once() -> None:
-    world = World()
+    world = World(announced=False)
     world.append("a", faster=3)
     assert world.looks() == 1
     world.append("b", faster=1)
@@ -143,17 +152,14 @@ def test_after_a_lost_race_a_broker_is_looked_for_once() -> None:
 
 
 def test_after_a_lost_race_a_pause_is_asked_for() -> None:
-    world = World()
-    world.announce()
-    world.append("a", faster=1)
-    (broker,) = world.brokers
-    assert broker.said == ["pause"]
+    world, broker = connected()
+    assert broker.asked == ["pause"]
     assert broker.timeouts == [ASK_S]
     # Known by now: asked before anything is lost, and what is remembered is not believed.
     attempts = world.queue.attempts
     world.store.rival()
     world.append("b")
-    assert broker.said == ["pause"] * 2
+    assert broker.asked == ["pause"] * 2
     assert world.queue.attempts == attempts + 1
     assert world.looks() == 1
     assert (world.queued("a"), world.queued("b")) == (1, 1)
@@ -161,7 +167,6 @@ def test_after_a_lost_race_a_pause_is_asked_for() -> None:
 
 def test_a_pause_that_was_too_short_is_asked_for_again_and_longer() -> None:
     world = World()
-    world.announce()
     world.append("a", faster=4)
     (broker,) = world.brokers
     assert broker.writes == [1, 2, 3, 4]
@@ -175,48 +180,39 @@ def test_a_pause_that_was_too_short_is_asked_for_again_and_longer() -> None:
 def test_a_broker_that_is_gone_is_forgotten_and_the_append_made_alone(
     answer: Lost | Refused,
 ) -> None:
-    world = World()
-    world.announce()
-    world.append("a", faster=1)
-    (broker,) = world.brokers
+    world, broker = connected()
     broker.answer = answer
     broker.ends = isinstance(answer, Lost)
     world.append("b", faster=1)
     assert world.queued("b") == 1
     assert broker.is_over
     world.announce()
-    world.runtime.advance(LOOK_S)
+    world.runtime.advance(SEARCH_S)
     world.append("c", faster=1)
     assert len(world.brokers) == 2
-    assert world.brokers[1].said == ["pause"]
+    assert world.brokers[1].asked == ["pause"]
 
 
 def test_the_successor_of_a_broker_whose_connection_ended_is_found_within_a_second() -> None:
-    world = World()
+    world, broker = connected()
+    broker.close()
     world.announce()
-    world.append("a", faster=1)
-    world.brokers[0].close()
-    world.announce()
-    world.runtime.advance(LOOK_S)
+    world.runtime.advance(SEARCH_S)
     world.append("b", faster=1)
-    assert [each.said for each in world.brokers] == [["pause"]] * 2
+    assert [each.asked for each in world.brokers] == [["pause"]] * 2
 
 
 def test_a_broker_that_lives_and_gives_no_pause_keeps_its_connection() -> None:
-    world = World()
-    world.announce()
-    world.append("a", faster=1)
-    (broker,) = world.brokers
+    world, broker = connected()
     broker.answer = Lost(0, 0.0)
     world.append("b")
-    assert broker.said == ["pause"] * 2
+    assert broker.asked == ["pause"] * 2
     assert not broker.is_over
     assert world.queued("b") == 1
 
 
 def test_a_broker_that_is_not_reached_is_done_without() -> None:
     world = World()
-    world.announce()
     world.reached = False
     world.append("a", faster=2)
     assert world.looks() == 1
@@ -225,7 +221,6 @@ def test_a_broker_that_is_not_reached_is_done_without() -> None:
 
 def test_close_and_disconnect_end_the_connection_and_the_queue_may_go_on() -> None:
     world = World()
-    world.announce()
     world.queue.disconnect()
     for end in (world.queue.disconnect, world.queue.close):
         world.runtime.advance(PATIENCE_S)
@@ -235,11 +230,8 @@ def test_close_and_disconnect_end_the_connection_and_the_queue_may_go_on() -> No
     assert len(world.brokers) == 2
 
 
-def test_a_queue_that_is_dropped_without_a_word_ends_its_connection() -> None:
-    world = World()
-    world.announce()
-    world.append("a", faster=1)
-    (broker,) = world.brokers
+def test_a_queue_that_is_dropped_without_close_ends_its_connection() -> None:
+    world, broker = connected()
     assert not broker.is_over
     del world.queue
     gc.collect()
@@ -249,19 +241,16 @@ def test_a_queue_that_is_dropped_without_a_word_ends_its_connection() -> None:
 def test_a_forked_child_leaves_its_parents_connection_alone_and_makes_one_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World()
-    world.announce()
-    world.append("parent", faster=1)
-    (parents,) = world.brokers
-    said = list(parents.said)
+    world, parents = connected()
+    asked = list(parents.asked)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     world.append("alone")
     assert len(world.brokers) == 1
     world.append("child", faster=1)
     _, own = world.brokers
-    assert own.said == ["pause"]
+    assert own.asked == ["pause"]
     world.queue.close()
     assert own.is_over
     # The thread that reads it, and may have had its locks when the process was forked, is not here.
-    assert parents.said == said
+    assert parents.asked == asked
     assert not parents.is_over

@@ -1,10 +1,10 @@
-"""A client of a service, with a wire and no network."""
+"""A broker and its clients, without a network."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from opendata_buffer.broker.broker import Service
+from opendata_buffer.broker.broker import Broker
 from opendata_buffer.broker.protocol import VALID_MS, append_body
 from opendata_buffer.broker.secure_channel import BrokerEnd, ClientEnd
 from opendata_buffer.broker.server import Session
@@ -17,15 +17,15 @@ from tests.unit.broker.local import CONFIG, eventually
 
 
 class Client:
-    """A client of a service, with a wire and no network."""
+    """A client of a broker, with a wire and no network."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, broker: Broker) -> None:
         end = BrokerEnd(b"s" * 32, 1, b"a" * 32)
         self._end = ClientEnd(b"s" * 32, 1, b"b" * 32)
         self.answers: list[dict[str, Any]] = []
-        self.session = Session(service, end, self.answers.append)
+        self.session = Session(broker, end, self.answers.append)
         self._end.finish(self.session.welcome(self._end.prove(end.hello())))
-        self.clock = service.clock()
+        self.clock = broker.clock()
         self.number = 0
 
     def send(self, body: dict[str, Any]) -> None:
@@ -41,9 +41,15 @@ class Client:
         return [{k: v for k, v in each.items() if k != "clock"} for each in self.answers]
 
 
+brokers: list[Broker] = []
+"""That were made by the running test."""
+
+
 def made(
     store: MemoryStore, runtime: ManualRuntime | None = None, config: ProducerConfig = CONFIG
-) -> Service:
+) -> Broker:
     """With a clock that stands still: no request grows old while a busy machine has it wait."""
     runtime = runtime or ManualRuntime()
-    return Service(Queue(store, config, runtime=runtime, role="broker"), runtime, "ingest")
+    queue = Queue(store, config, runtime=runtime, role="broker")
+    brokers.append(Broker(queue, runtime, "ingest"))
+    return brokers[-1]

@@ -11,7 +11,7 @@ from buffer_source.micro_batch_stream import MicroBatchStream, SourcePartitions,
 from buffer_source.offsets import Position, SourceOffset
 from buffer_source.options import SourceOptions
 from opendata_buffer.errors import DataLoss, InvalidInput, PermanentStorageError, QueueReset
-from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.stores.base import NotModified
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import DRAIN_S

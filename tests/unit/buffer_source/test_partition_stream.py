@@ -11,7 +11,7 @@ from buffer_source.options import SourceOptions
 from buffer_source.partition_stream import PartitionStream
 from buffer_source.queue_cursor import EVERYTHING
 from opendata_buffer.errors import InvalidInput, QueueReset
-from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.world import TopicWorld
 

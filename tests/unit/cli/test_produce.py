@@ -85,10 +85,10 @@ def test_produce_through_the_announced_broker_or_alone(url: str, store: MemorySt
     try:
         eventually(lambda: with_broker.serving)
         ok("produce", url, stdin=b"b\n")
-        assert with_broker.service is not None
-        assert with_broker.service.appended == 1
+        assert with_broker.broker is not None
+        assert with_broker.broker.appended == 1
         ok("produce", url, "--broker", "off", stdin=b"c\n")
-        assert with_broker.service.appended == 1
+        assert with_broker.broker.appended == 1
     finally:
         with_broker.stop(10)
     ok("produce", url, "--broker", "host", stdin=b"d\n")

@@ -28,7 +28,7 @@ from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.ownership import claim_queue
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.testing.runtime import ManualRuntime

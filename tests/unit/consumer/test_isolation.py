@@ -20,7 +20,7 @@ from opendata_buffer.consumer.isolation import (
 )
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.messages.message_ids import (
+from opendata_buffer.messages import (
     ACK_TXN,
     CONTINUE_TXN,
     FINAL,

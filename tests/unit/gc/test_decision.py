@@ -18,7 +18,7 @@ from opendata_buffer.gc import (
     unlisted_markers,
     without_nested,
 )
-from opendata_buffer.messages.message_ids import CONTINUE_TXN, build_uuid
+from opendata_buffer.messages import CONTINUE_TXN, build_uuid
 from opendata_buffer.stores.base import Listing, ObjectInfo
 from opendata_buffer.testing.runtime import ManualRuntime
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.broker.broker import Service
+from opendata_buffer.broker.broker import Broker
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.config import QueueConfig
@@ -21,7 +21,7 @@ def test_a_cut_is_silent_and_a_death_is_not() -> None:
     network = SimNetwork(simulation, delay_s=0.25)
     broker, client = simulation.process("broker"), simulation.process("client")
     queue = Queue(MemoryStore(), CONFIG, runtime=broker, role="broker")
-    service = Service(queue, broker, "ingest")
+    service = Broker(queue, broker, "ingest")
     ran: list[bool] = []
 
     def main() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -20,16 +21,18 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import Transaction, parse_location
+from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid
 from opendata_buffer.producer.batching import ProduceRequest
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.publisher import AckIntents, CallLock, Publisher, PublisherTransaction
 from opendata_buffer.topic.topic import Topic
-from tests.support.simulation import SimRuntime, SimTask, Simulation
+from tests.support.simulation import SimRuntime, Simulation
+from tests.unit.topic import world
 from tests.unit.topic.world import (
     URL,
     WAIT_S,
+    Faulty,
     delivered,
     manifest_of,
     producing,
@@ -37,29 +40,9 @@ from tests.unit.topic.world import (
     topic_in,
 )
 
-NAMES = ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"]
+NAMES = world.NAMES[:3]
 ENTRIES = [b"%d" % number for number in range(60)]
 KEYS = [b"key %d" % number for number in range(60)]
-
-
-class Faulty(MemoryStore):
-    """Requests may be refused before they are carried out, or lose their answer behind that."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before: Callable[[str, str], None] = lambda operation, key: None
-        self.after: Callable[[str, str], None] = lambda operation, key: None
-
-    def put(self, key: str, data: Any) -> None:
-        self.before("put", key)
-        super().put(key, data)
-        self.after("put", key)
-
-    def put_if(self, key: str, data: Any, condition: Any) -> Any:
-        self.before("put_if", key)
-        outcome = super().put_if(key, data, condition)
-        self.after("put_if", key)
-        return outcome
 
 
 @pytest.fixture
@@ -80,11 +63,8 @@ def seen(store: MemoryStore) -> list[bytes]:
 
 def still_open(store: MemoryStore) -> list[str]:
     config = QueueConfig(store=URL)
-    topic = Topic.open(config, store=store)
-    return [
-        each.partition
-        for each in list_open(TransactionScope(config, store, SystemRuntime(), topic))
-    ]
+    scope = TransactionScope(config, store, SystemRuntime(), Topic.open(config, store=store))
+    return [each.partition for each in list_open(scope)]
 
 
 def all_published(publisher: Publisher, entries: list[bytes] = ENTRIES) -> None:
@@ -96,20 +76,18 @@ def all_published(publisher: Publisher, entries: list[bytes] = ENTRIES) -> None:
 def test_committed_messages_are_delivered_at_once_and_in_order(store: Faulty) -> None:
     with opened(store) as publisher:
         for number in range(10):
-            handle = publisher.publish_committed([b"%d" % number], partition="p-00001-05mv")
+            handle = publisher.publish_committed([b"%d" % number], partition=NAMES[1])
         handle.watcher.await_durable(WAIT_S)
-        assert delivered(store, "p-00001-05mv") == [b"%d" % number for number in range(10)]
-    assert delivered(store, "p-00001-05mv") == [b"%d" % number for number in range(10)]
+        assert delivered(store, NAMES[1]) == [b"%d" % number for number in range(10)]
+    assert delivered(store, NAMES[1]) == [b"%d" % number for number in range(10)]
 
 
 def test_a_publisher_that_closes_is_forgotten_by_readers(store: Faulty) -> None:
     with opened(store) as publisher:
         publisher.publish_committed(ENTRIES, keys=KEYS)
     for name in NAMES:
-        last = parse_location(manifest_of(store, name).locations()[-1], name)
-        assert last is not None
-        assert last.message is not None
-        assert last.message.clock_seq & 0x3FF == 6
+        last: Any = parse_location(manifest_of(store, name).locations()[-1], name)
+        assert parse_uuid(last.message).flags == ACK_TXN | FINAL
 
 
 @pytest.mark.parametrize("name", [None, "billing"])
@@ -131,17 +109,15 @@ def test_nothing_of_a_transaction_is_delivered_before_it_is_applied(
 def test_transactions_follow_each_other_beside_committed_messages(store: Faulty) -> None:
     with opened(store, "billing") as publisher:
         for number in range(4):
-            publisher.publish_uncommitted([b"%d" % (10 * number)], partition="p-00000-04pn")
-            publisher.publish_committed([b"%d" % (10 * number + 1)], partition="p-00000-04pn")
-            publisher.publish_uncommitted([b"%d" % (10 * number + 2)], partition="p-00001-05mv")
+            publisher.publish_uncommitted([b"%d" % (10 * number)], partition="0")
+            publisher.publish_committed([b"%d" % (10 * number + 1)], partition="0")
+            publisher.publish_uncommitted([b"%d" % (10 * number + 2)], partition="1")
             publisher.commit(WAIT_S)
     assert seen(store) == [b"%d" % (10 * n + k) for n in range(4) for k in range(3)]
-    numbers = [
-        parsed.txn.batch
-        for location in manifest_of(store, "p-00001-05mv").locations()
-        if (parsed := parse_location(location, "p-00001-05mv")) and parsed.txn
+    parsed: list[Any] = [
+        parse_location(each, NAMES[1]) for each in manifest_of(store, NAMES[1]).locations()
     ]
-    assert numbers == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [each.txn.batch for each in parsed] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_a_transaction_without_messages_commits_nothing(store: Faulty) -> None:
@@ -193,19 +169,14 @@ def test_intents_applied_in_part_can_be_applied_again_and_not_rolled_back(store:
     with opened(store) as publisher:
         all_published(publisher)
         intents = publisher.build_ack_intents(WAIT_S)
-
-        def fail(operation: str, key: str) -> None:
-            if key == "p-00001-05mv/manifest" and operation == "put_if":
-                raise PermanentStorageError("access denied")
-
-        store.before = fail
+        store.fail("put_if", f"{NAMES[1]}/manifest", PermanentStorageError("access denied"))
         with pytest.raises(PermanentStorageError):
             publisher.apply(intents)
-        store.before = lambda operation, key: None
+        store.heal()
         assert 0 < len(seen(store)) < len(ENTRIES)
         with pytest.raises(InvalidInput, match="apply the intents again"):
             publisher.roll_back()
-        assert still_open(store) == ["p-00001-05mv"]
+        assert still_open(store) == [NAMES[1]]
         publisher.apply(intents)
         publisher.roll_back()
         assert seen(store) == ENTRIES
@@ -214,16 +185,11 @@ def test_intents_applied_in_part_can_be_applied_again_and_not_rolled_back(store:
 @pytest.mark.parametrize("name", [None, "billing"])
 def test_a_batch_that_fails_rolls_its_transaction_back(store: Faulty, name: str | None) -> None:
     publisher = opened(store, name)
-
-    def fail(operation: str, key: str) -> None:
-        if key.startswith("p-00001-05mv/") and key.endswith(".batch"):
-            raise PermanentStorageError("access denied")
-
-    store.before = fail
+    store.fail("put", f"{NAMES[1]}/", PermanentStorageError("access denied"))
     all_published(publisher)
     with pytest.raises(PermanentStorageError):
         publisher.build_ack_intents(WAIT_S)
-    store.before = lambda operation, key: None
+    store.heal()
     assert (seen(store), still_open(store)) == ([], [])
     all_published(publisher)
     publisher.apply(publisher.build_ack_intents(WAIT_S))
@@ -232,9 +198,13 @@ def test_a_batch_that_fails_rolls_its_transaction_back(store: Faulty, name: str 
         publisher.close()
 
 
-def test_the_next_transaction_cannot_begin_before_intents_are_applied(store: Faulty) -> None:
+def test_without_a_name_intents_are_applied_before_the_next_transaction(
+    store: Faulty,
+) -> None:
     with opened(store) as publisher:
         all_published(publisher)
+        with pytest.raises(InvalidInput, match="or give it a name"):
+            publisher.commit()
         publisher.build_ack_intents(WAIT_S)
         with pytest.raises(InvalidInput, match=r"apply\(\) them, or roll_back\(\)"):
             publisher.publish_uncommitted([b"x"])
@@ -280,11 +250,6 @@ def test_saved_intents_are_not_taken_for_those_of_another_transaction_with_their
     assert seen(store) == [b"2"]
 
 
-def test_a_nameless_publisher_does_not_commit_by_itself(store: Faulty) -> None:
-    with opened(store) as publisher, pytest.raises(InvalidInput, match="or give it a name"):
-        publisher.commit()
-
-
 @pytest.mark.parametrize("name", ["", "a/b", "a=b", "x" * 191, "Zürich"])
 def test_a_name_that_makes_no_key_is_refused(store: Faulty, name: str) -> None:
     with pytest.raises(InvalidInput, match="use 1 to 190 characters"):
@@ -314,13 +279,10 @@ def test_f39_killed_while_it_commits_the_next_instance_completes_it_or_rolls_it_
         if dead:
             raise Killed
 
-    if after:
-        store.after = die
-    else:
-        store.before = die
+    setattr(store, "after" if after else "before", die)
     with pytest.raises(Killed):
         publisher.apply(intents)
-    store.before = store.after = lambda operation, key: None
+    store.heal()
     with opened(store, "billing") as again:
         committed = step > 0 or after
         assert seen(store) == (ENTRIES if committed else [])
@@ -362,25 +324,21 @@ def test_of_two_live_instances_the_older_one_is_fenced_and_commits_nothing(
     assert (seen(store), still_open(store)) == (ENTRIES, [])
 
 
-def test_a_commit_whose_answer_is_lost_is_unknown_and_completed_by_the_next_instance(
-    store: Faulty,
-) -> None:
-    class Deaf(Faulty):
-        """Carries the record\'s write out, and answers nothing about it."""
+class Deaf(Faulty):
+    """Carries the writes of commit records out, and answers nothing about them."""
 
-        lost = False
+    lost = False
 
-        def put_if(self, key: str, data: Any, condition: Any) -> Any:
-            outcome = super().put_if(key, data, condition)
-            if self.lost and key.startswith("_topic/"):
-                return outcomes.Unknown("no answer")
+    def _do(self, operation: str, key: str, *rest: Any, **options: Any) -> Any:
+        outcome = super()._do(operation, key, *rest, **options)
+        if not self.lost or not key.startswith("_topic/"):
             return outcome
+        if operation == "put_if":
+            return outcomes.Unknown("no answer")
+        raise TransientStorageError("no answer")
 
-        def get(self, key: str, **options: Any) -> Any:
-            if self.lost and key.startswith("_topic/"):
-                raise TransientStorageError("no answer")
-            return super().get(key, **options)
 
+def test_a_commit_whose_answer_is_lost_is_unknown_and_completed_by_the_next_instance() -> None:
     deaf = Deaf()
     topic_in(deaf, 3)
     publisher = opened(deaf, "billing", cas_deadline_ms=2_000)
@@ -401,7 +359,6 @@ def test_a_commit_whose_answer_is_lost_is_unknown_and_completed_by_the_next_inst
 def test_the_names_of_publishers_and_of_spark_queries_do_not_meet(store: Faulty) -> None:
     opened(store, "billing").close()
     record = store.get("_topic/app=publisher.billing/_commit.json")
-    assert isinstance(record, Blob)
     assert b'"query": "publisher"' in record.data
 
 
@@ -436,45 +393,23 @@ class Calls:
     def __init__(self, runtime: SimRuntime) -> None:
         self.lock = CallLock(runtime)
         self.runtime = runtime
-        self.done: list[int] = []
-        self.broken: list[int] = []
-        self.tasks: list[SimTask] = [
-            runtime.spawn(lambda n=n: self.call(n), "call")  # type: ignore[misc]
-            for n in range(3)
-        ]
+        self.ended: Counter[str] = Counter()
+        self.tasks = [runtime.spawn(self.call, "call") for _ in range(3)]
 
-    def call(self, number: int) -> None:
+    def call(self) -> None:
         try:
             with self.lock.taken():
                 self.runtime.sleep(1)
-                self.done.append(number)
+                self.ended["well"] += 1
         except KeyboardInterrupt:
-            self.broken.append(number)
-
-    def finish(self) -> None:
-        for task in self.tasks:
-            task.join()
+            self.ended["interrupted"] += 1
 
 
+@pytest.mark.parametrize("interrupted", [0, 1])
 @pytest.mark.parametrize("seed", range(5))
-def test_one_call_at_a_time_has_the_lock(seed: int) -> None:
-    simulation = Simulation(seed)
-
-    def main() -> None:
-        calls = Calls(simulation.process("one"))
-        calls.finish()
-        assert sorted(calls.done) == [0, 1, 2]
-        assert simulation.now == pytest.approx(3, abs=0.01)
-        with pytest.raises(ValueError, match="wrong"), calls.lock.taken():
-            raise ValueError("wrong")
-        with calls.lock.taken():
-            pass
-
-    simulation.run(main)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_caller_that_is_interrupted_while_it_waits_does_not_keep_the_lock(seed: int) -> None:
+def test_one_call_at_a_time_has_the_lock_and_an_interrupted_one_does_not_keep_it(
+    seed: int, interrupted: int
+) -> None:
     simulation = Simulation(seed)
 
     def main() -> None:
@@ -483,9 +418,16 @@ def test_a_caller_that_is_interrupted_while_it_waits_does_not_keep_the_lock(seed
         process.sleep(0.5)
         waiting = [task for task in calls.tasks if "notification" in task.waits_for]
         assert len(waiting) == 2
-        simulation.interrupt(waiting[0])
-        calls.finish()
-        assert (len(calls.done), len(calls.broken)) == (2, 1)
+        for task in waiting[:interrupted]:
+            simulation.interrupt(task)
+        for task in calls.tasks:
+            task.join()
+        assert calls.ended == Counter(well=3 - interrupted, interrupted=interrupted)
+        assert simulation.now == pytest.approx(3 - interrupted, abs=0.01)
+        with pytest.raises(ValueError, match="wrong"), calls.lock.taken():
+            raise ValueError("wrong")
+        with calls.lock.taken():
+            pass
 
     simulation.run(main)
 
@@ -498,40 +440,25 @@ class Refuses:
         raise KeyboardInterrupt
 
 
-def test_a_partition_whose_accept_was_interrupted_gets_a_marker() -> None:
+@pytest.mark.parametrize("accepted", [0, 1, 2])
+def test_a_call_that_fails_behind_its_first_part_fails_its_transaction(accepted: int) -> None:
     current = PublisherTransaction(A, None, SystemRuntime())
-    with pytest.raises(KeyboardInterrupt):
-        current.accept("p-00000", Refuses(), ProduceRequest(b"", 0, b"", 0))  # type: ignore[arg-type]
-    assert current.clocks == {"p-00000": 2}
 
-
-def fail_a_call(current: PublisherTransaction, error: Exception, *, accepted: int) -> None:
-    def call() -> None:
+    def call(text: str) -> None:
         with current.one_call():
             for _ in range(accepted):
-                with pytest.raises(KeyboardInterrupt):
-                    current.accept("p-00000", Refuses(), ProduceRequest(b"", 0, b"", 0))  # type: ignore[arg-type]
-            raise error
+                with suppress(KeyboardInterrupt):
+                    current.accept("p-00000", Refuses(), ProduceRequest(b"", 0, b"", 0))
+            raise TransientStorageError(text)
 
-    with pytest.raises(type(error), match=str(error)):
-        call()
-
-
-def test_the_first_failure_is_returned() -> None:
-    current = PublisherTransaction(A, None, SystemRuntime())
-    first = TransientStorageError("first")
-    fail_a_call(current, first, accepted=1)
-    fail_a_call(current, TransientStorageError("second"), accepted=2)
-    assert current.wait(WAIT_S) is first
+    for text in ("first", "second"):
+        with pytest.raises(TransientStorageError, match=text):
+            call(text)
+    # The partition whose call was interrupted gets a marker.
+    assert current.clocks == ({"p-00000": 1 + 2 * accepted} if accepted else {})
+    assert str(current.wait(WAIT_S)) == ("first" if accepted else "None")
 
 
-def test_a_call_of_which_nothing_was_accepted_fails_alone() -> None:
-    current = PublisherTransaction(A, None, SystemRuntime())
-    fail_a_call(current, TransientStorageError("refused"), accepted=0)
-    assert current.wait(WAIT_S) is None
-
-
-A = b"\1AAAAA"
 WHOLE = '{"version":1,"topic":"T","producer":"014141414141","clocks":{"p":5}'
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
-from opendata_buffer.consumer.isolation import ReadCommitted
+from opendata_buffer.consumer.isolation import READ_COMMITTED, READ_UNCOMMITTED, ReadCommitted
 from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
 
@@ -21,6 +21,45 @@ WAIT_S = 60.0
 """Far beyond what any of these takes; reached only by a failure."""
 
 URL = "memory://unused"
+
+NAMES = ["p-00000-04pn", "p-00001-05mv", "p-00002-0bvb", "p-00003-04vf", "p-00004-00jx"]
+"""Of the partitions of a new topic."""
+
+
+class Faulty(MemoryStore):
+    """Calls hooks with operation and key; what they raise, the request raises."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.before: Callable[[str, str], None] = lambda operation, key: None
+        self.after: Callable[[str, str], None] = lambda operation, key: None
+
+    def _do(self, operation: str, key: str, *rest: Any, **options: Any) -> Any:
+        self.before(operation, key)
+        outcome = getattr(MemoryStore, operation)(self, key, *rest, **options)
+        self.after(operation, key)
+        return outcome
+
+    def get(self, key: str, **options: Any) -> Any:
+        return self._do("get", key, **options)
+
+    def put(self, key: str, data: Any) -> None:
+        self._do("put", key, data)
+
+    def put_if(self, key: str, data: Any, condition: Any) -> Any:
+        return self._do("put_if", key, data, condition)
+
+    def fail(self, operation: str, key: str, error: Exception) -> None:
+        """Refuse an operation on keys that begin like this, until :meth:`heal`."""
+
+        def refuse(asked: str, at: str) -> None:
+            if asked == operation and at.startswith(key):
+                raise error
+
+        self.before = refuse
+
+    def heal(self) -> None:
+        self.before = self.after = lambda operation, key: None
 
 
 def producing(**settings: Any) -> ProducerConfig:
@@ -52,33 +91,22 @@ def append(
     return location
 
 
-def manifest_of(store: MemoryStore, partition: str) -> Manifest:
-    got = store.get(f"{partition}/manifest")
-    assert isinstance(got, Blob)
-    return Manifest.parse(got.data)
+def manifest_of(store: Any, partition: str) -> Manifest:
+    return Manifest.parse(store.get(f"{partition}/manifest").data)
 
 
-def records(store: MemoryStore, partition: str) -> list[bytes]:
-    """What is queued in one partition; nothing when it was never written."""
+def records(store: Any, partition: str, isolation: str = READ_UNCOMMITTED) -> list[bytes]:
+    """What a reader gets of one partition from the beginning; nothing if it was never written."""
     key = f"{partition}/manifest"
     if not any(each.key == key for each in store.list(f"{partition}/").objects):
         return []
-    found: list[bytes] = []
-    for entry in manifest_of(store, partition).entries():
-        blob = store.get(entry.location)
-        assert isinstance(blob, Blob)
-        found += decode_batch(blob.data)
-    return found
-
-
-def delivered(store: MemoryStore, partition: str) -> list[bytes]:
-    """What a reader gets of one partition from the beginning, by the rule of read-committed."""
-    entries = manifest_of(store, partition).entries()
-    pairs = [(entry.sequence, entry.location) for entry in entries]
-    rule, found = ReadCommitted(partition), []
+    pairs = list(enumerate(manifest_of(store, partition).locations()))
+    rule, found = ReadCommitted(partition, isolation), []
     for sequence, location in pairs:
         for each in rule.offer(sequence, location, lambda begin, end: pairs[begin:end]):
-            blob = store.get(entries[each].location)
-            assert isinstance(blob, Blob)
-            found += decode_batch(blob.data)
+            found += decode_batch(store.get(pairs[each][1]).data)
     return found
+
+
+def delivered(store: Any, partition: str) -> list[bytes]:
+    return records(store, partition, READ_COMMITTED)

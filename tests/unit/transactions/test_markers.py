@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,14 +11,14 @@ from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.messages.message_ids import (
+from opendata_buffer.messages import (
     ACK_TXN,
     CONTINUE_TXN,
     FINAL,
     build_uuid,
     parse_uuid,
+    undecided,
 )
-from opendata_buffer.messages.sequencer import undecided
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -26,7 +27,6 @@ from opendata_buffer.transactions.markers import (
     MarkerWriter,
     TransactionMarker,
     undecided_markers,
-    undecided_of_app,
 )
 from tests.unit.scripted import ScriptedStore, applied_answer_lost, before
 
@@ -48,21 +48,10 @@ class World:
     def manifest(self) -> Manifest:
         return self.queue.read() or Manifest.empty()
 
-    def write(
-        self, producer: bytes, *clocks: int, app: str = "q", flags: int = CONTINUE_TXN
-    ) -> int:
-        entries = [
-            NewEntry(
-                batch_key(
-                    PREFIX,
-                    self.runtime.ulid(),
-                    Transaction(app, 7),
-                    build_uuid(producer, clock, CONTINUE_TXN),
-                ),
-                (Metadata(0, 5, b""),),
-            )
-            for clock in clocks
-        ]
+    def write(self, producer: bytes, *clocks: int, app: str = "q") -> int:
+        messages = [build_uuid(producer, clock, CONTINUE_TXN) for clock in clocks]
+        txn, ulid = Transaction(app, 7), self.runtime.ulid
+        entries = [NewEntry(batch_key(PREFIX, ulid(), txn, each)) for each in messages]
         return self.queue.append(entries, read_first=True)
 
     def end(self, *markers: TransactionMarker, queue: Queue | None = None) -> int:
@@ -82,9 +71,7 @@ def test_an_undecided_transaction_is_ended_once(clock: int) -> None:
     assert world.end(TransactionMarker(ME, clock, Transaction("q", 7))) == 0
     last = world.manifest.entries()[-1]
     assert world.manifest.next_sequence == 3
-    named = parse_location(last.location, PREFIX)
-    assert named is not None
-    assert named.message is not None
+    named: Any = parse_location(last.location, PREFIX)
     assert named.txn == Transaction("q", 7)
     message = parse_uuid(named.message)
     assert (message.producer, message.clock, message.flags) == (ME, clock, ACK_TXN | FINAL)
@@ -92,29 +79,17 @@ def test_an_undecided_transaction_is_ended_once(clock: int) -> None:
     assert named.timestamp_ms == world.runtime.now_ms() + 600_000, "no collector takes it"
 
 
-def test_a_transaction_that_is_not_there_is_not_ended() -> None:
-    world = World()
-    world.write(OTHER, 2)
-    assert world.end(TransactionMarker(ME, 4)) == 0
-    assert world.manifest.next_sequence == 1
-
-
 def test_of_several_only_the_undecided_ones_are_ended_and_in_one_write() -> None:
-    world = World(ScriptedStore())
-    third = b"\x05" * 6
-    world.write(ME, 2)
-    world.write(OTHER, 2)
-    world.write(third, 2)
+    store = ScriptedStore()
+    world = World(store)
+    third, never = b"\x05" * 6, b"\x07" * 6
+    for producer in (ME, OTHER, third):
+        world.write(producer, 2)
     world.end(TransactionMarker(OTHER, ROLL_BACK))
-    assert isinstance(world.store, ScriptedStore)
-    puts = world.store.puts
-    markers = [
-        TransactionMarker(ME, 3),
-        TransactionMarker(OTHER, ROLL_BACK),
-        TransactionMarker(third, ROLL_BACK),
-    ]
-    assert world.end(*markers) == 2
-    assert world.store.puts == puts + 1
+    puts = store.puts
+    roll_backs = [TransactionMarker(each, ROLL_BACK) for each in (OTHER, third, never)]
+    assert world.end(TransactionMarker(ME, 3), *roll_backs) == 2
+    assert store.puts == puts + 1
     assert world.undecided() == set()
 
 
@@ -133,31 +108,15 @@ def test_another_process_ends_it_between_the_read_and_the_write() -> None:
     world.write(ME, 2)
     queue = world.queue
     queue.read()
-    rival = World(store)
+    ended: list[int] = []
     store.script = [
         before(
-            lambda mine, key, data, when: mine.really_put_if(key, data, when),
-            lambda _: _end(rival),
+            ScriptedStore.really_put_if, lambda _: ended.append(world.end(TransactionMarker(ME, 3)))
         )
     ]
     assert world.end(TransactionMarker(ME, 3), queue=queue) == 0
+    assert ended == [1]
     assert world.manifest.next_sequence == 2
-
-
-def _end(world: World) -> None:
-    assert world.end(TransactionMarker(ME, 3)) == 1
-
-
-def test_undecided_transactions_of_an_app() -> None:
-    world = World()
-    assert undecided_of_app(world.manifest, PREFIX, "q") == {}
-    world.write(ME, 2, 3)
-    world.write(OTHER, 2, app="q2")
-    assert set(undecided_of_app(world.manifest, PREFIX, "q")) == {ME}
-    assert set(undecided_of_app(world.manifest, PREFIX, "q2")) == {OTHER}
-    assert undecided_of_app(world.manifest, PREFIX, "q", since=2) == {}
-    world.end(TransactionMarker(ME, 4))
-    assert undecided_of_app(world.manifest, PREFIX, "q") == {}
 
 
 def test_a_producer_named_in_a_payload_is_not_there() -> None:
@@ -165,17 +124,6 @@ def test_a_producer_named_in_a_payload_is_not_there() -> None:
     payload = f"x-{ME.hex()}/y".encode()
     world.queue.append([NewEntry(f"{PREFIX}/a", (Metadata(0, 5, payload),))])
     assert undecided_markers(world.manifest, PREFIX, [TransactionMarker(ME, 4)]) == ()
-
-
-def test_entries_before_the_first_of_a_transaction_need_not_be_decoded() -> None:
-    world = World()
-    world.write(OTHER, 2)
-    first = world.write(ME, 2)
-    markers = [TransactionMarker(ME, 3, since=first)]
-    assert undecided_markers(world.manifest, PREFIX, markers) == tuple(markers)
-    assert (
-        undecided_markers(world.manifest, PREFIX, [TransactionMarker(OTHER, 3, since=first)]) == ()
-    )
 
 
 class Failing(MemoryStore):
@@ -190,13 +138,8 @@ class Failing(MemoryStore):
 
 
 def test_a_put_is_retried_while_the_store_may_come_back_and_no_longer() -> None:
-    runtime = ManualRuntime()
     store = Failing(*[TransientStorageError("503")] * 3)
-
-    def queue_of(name: str) -> Queue:
-        return Queue(store, CONFIG, runtime=runtime, role="test")
-
-    markers = MarkerWriter(store, CONFIG, queue_of, runtime, ahead_ms=0)
+    markers = MarkerWriter(store, CONFIG, lambda name: None, ManualRuntime(), ahead_ms=0)
     markers.prepare(PREFIX, TransactionMarker(ME, 4))
     assert len(store.list("").objects) == 1
     store.errors = [PermanentStorageError("access denied"), TransientStorageError("503")]

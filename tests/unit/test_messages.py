@@ -1,35 +1,86 @@
-"""The sequencer, and what a manifest leaves undecided."""
+"""Identities in v1 UUIDs, the sequencer, and what a manifest leaves undecided."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.messages.message_ids import (
+from opendata_buffer.messages import (
     ACK_TXN,
     CONTINUE_TXN,
     FINAL,
     OUTSIDE_TXN,
-    build_uuid,
-)
-from opendata_buffer.messages.sequencer import (
+    Clock,
     Message,
+    MessageId,
     Outcome,
     ProducerState,
     Sequencer,
     Undecided,
+    build_uuid,
+    new_producer_id,
+    parse_uuid,
     undecided,
 )
 
-VECTORS = Path(__file__).parents[2] / "golden" / "gazette" / "vectors.json.gz"
-TRACES = json.loads(gzip.decompress(VECTORS.read_bytes()))["sequencer"]
+VECTORS = json.loads(
+    gzip.decompress((Path(__file__).parents[1] / "golden/gazette/vectors.json.gz").read_bytes())
+)
+TRACES = VECTORS["sequencer"]
+
+
+def test_every_uuid_of_gazette_is_built_and_parsed() -> None:
+    assert len(VECTORS["uuid"]) == 300
+    for vector in VECTORS["uuid"]:
+        producer, clock = bytes.fromhex(vector["producer_hex"]), int(vector["clock"])
+        built = build_uuid(producer, clock, vector["flags"])
+        assert built.hex == vector["uuid_hex"]
+        assert (built.version, built.variant) == (1, uuid.RFC_4122)
+        assert parse_uuid(built) == MessageId(producer, clock, vector["flags"])
+
+
+@pytest.mark.parametrize(
+    ("producer", "clock", "flags", "says"),
+    [
+        (b"12345", 0, 0, "has 5 bytes: use 6"),
+        (b"123456", -1, 0, "clock is -1"),
+        (b"123456", 1 << 64, 0, "clock is 18446744073709551616"),
+        (b"123456", 0, 1024, "flags are 1024"),
+    ],
+)
+def test_what_does_not_fit_into_a_uuid_is_refused(
+    producer: bytes, clock: int, flags: int, says: str
+) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        build_uuid(producer, clock, flags)
+
+
+def test_a_uuid_of_another_version_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="no version 1 UUID"):
+        parse_uuid(uuid.UUID("7d444840-9dc0-41d1-b245-5ffdce74fad2"))
+
+
+def test_a_producer_id_never_looks_like_a_network_card() -> None:
+    assert new_producer_id(bytes) == b"\1\0\0\0\0\0"
+
+
+def test_the_clock_follows_the_wall_clock_and_never_goes_back() -> None:
+    clock = Clock()
+    clock.update(1_000_000)
+    first = clock.tick()
+    stamped = build_uuid(b"123456", first, 0)
+    assert (stamped.time - 0x01B21DD213814000) // 10_000 == 1_000_000
+    clock.update(999_000)
+    assert clock.tick() == first + 1
+    clock.update(1_000_001)
+    assert clock.tick() > first + 2
 
 
 def message(clock: int, flags: int, begin: int, producer: object = "a") -> Message:
@@ -70,18 +121,16 @@ def test_the_traces_have_every_outcome_and_restarts() -> None:
     assert any("checkpoint_then_restart" in step for step in steps)
 
 
-def test_a_message_without_a_clock_always_counts() -> None:
+@pytest.mark.parametrize("flags", [OUTSIDE_TXN, 0x3F0])
+@pytest.mark.parametrize("clock", [0, 7])
+def test_no_clock_and_unknown_flags_mean_outside_of_a_transaction(clock: int, flags: int) -> None:
     sequencer = Sequencer()
-    for begin in (0, 10):
-        assert sequencer.queue_uncommitted(message(0, OUTSIDE_TXN, begin)) is Outcome.OUTSIDE_COMMIT
-        assert drained(sequencer) == [begin]
-    assert sequencer.checkpoint() == []
-
-
-def test_unknown_flags_are_read_as_outside_of_a_transaction() -> None:
-    sequencer = Sequencer()
-    assert sequencer.queue_uncommitted(message(7, 0x3F0, 0)) is Outcome.OUTSIDE_COMMIT
+    assert sequencer.queue_uncommitted(message(clock, flags, 0)) is Outcome.OUTSIDE_COMMIT
     assert drained(sequencer) == [0]
+    again = sequencer.queue_uncommitted(message(clock, flags, 10))
+    assert drained(sequencer) == ([] if clock else [10])
+    assert again is (Outcome.OUTSIDE_ALREADY_ACKED if clock else Outcome.OUTSIDE_COMMIT)
+    assert len(sequencer.checkpoint()) == bool(clock)
 
 
 def test_nothing_is_queued_while_committed_messages_wait() -> None:
@@ -95,12 +144,10 @@ def test_nothing_is_queued_while_committed_messages_wait() -> None:
 
 def test_a_checkpoint_in_the_middle_names_the_rest_as_still_to_be_read() -> None:
     sequencer = Sequencer()
-    sequencer.queue_uncommitted(message(5, CONTINUE_TXN, 0))
-    sequencer.queue_uncommitted(message(6, CONTINUE_TXN, 10))
-    sequencer.queue_uncommitted(message(7, ACK_TXN, 20))
+    for clock, flags in ((5, CONTINUE_TXN), (6, CONTINUE_TXN), (7, ACK_TXN)):
+        sequencer.queue_uncommitted(message(clock, flags, 10 * (clock - 5)))
     committed = sequencer.dequeue_committed()
-    assert next(committed).begin == 0
-    assert next(committed).begin == 10
+    assert [next(committed).begin, next(committed).begin] == [0, 10]
     assert sequencer.checkpoint() == [ProducerState("a", 5, 10)]
     assert [each.begin for each in committed] == [20]
     assert sequencer.checkpoint() == [ProducerState("a", 7, -1)]
@@ -118,13 +165,9 @@ def test_a_replay_that_is_needed_must_be_started_and_be_of_the_range() -> None:
     assert drained(sequencer) == [0, 20]
 
 
-@pytest.mark.parametrize("call", [Sequencer.replay_range, lambda each: each.start_replay([])])
-def test_a_replay_without_committed_messages_is_refused(call: Any) -> None:
+def test_a_replay_without_committed_messages_and_a_buffer_without_room_are_refused() -> None:
     with pytest.raises(InvalidInput, match="without committed messages"):
-        call(Sequencer())
-
-
-def test_a_buffer_without_room_is_refused() -> None:
+        Sequencer().replay_range()
     with pytest.raises(InvalidInput, match="buffer is 0"):
         Sequencer(buffer=0)
 
@@ -136,26 +179,16 @@ TXN = Transaction("app", 4)
 Written = tuple[bytes, int, int]
 
 
+def located(each: Written | None, txn: Transaction | None = None, prefix: str = "ingest") -> str:
+    return batch_key(prefix, ULID, txn, None if each is None else build_uuid(*each))
+
+
 def of(*messages: Written | None, txn: Transaction | None = None) -> dict[bytes, Undecided]:
-    entries = [
-        (
-            100 + at,
-            batch_key(
-                "ingest", ULID, txn, None if each is None else build_uuid(each[0], each[1], each[2])
-            ),
-        )
-        for at, each in enumerate(messages)
-    ]
-    return undecided(entries, "ingest")
-
-
-def test_a_queue_without_messages_has_nothing_to_decide() -> None:
-    assert of() == {}
-    assert of(None, None) == {}
-    assert of(None, txn=TXN) == {}
+    return undecided(enumerate((located(each, txn) for each in messages), 100), "ingest")
 
 
 def test_what_was_continued_and_never_acknowledged_is_undecided() -> None:
+    assert of(None, None, txn=TXN) == {}
     found = of(None, (A, 2, CONTINUE_TXN), (B, 7, CONTINUE_TXN), (A, 5, CONTINUE_TXN), txn=TXN)
     assert found == {A: Undecided(101, 2, 5, 2, TXN), B: Undecided(102, 7, 7, 1, TXN)}
     assert list(found) == [A, B]
@@ -167,12 +200,12 @@ def test_a_duplicate_is_neither_counted_nor_a_new_transaction() -> None:
     assert of((A, 2, CONTINUE_TXN), (A, 3, ACK_TXN), (A, 2, CONTINUE_TXN)) == {}
 
 
-def test_f40_what_follows_a_last_word_is_undecided_as_readers_hold_it_back() -> None:
+def test_f40_what_follows_a_final_message_is_undecided_as_readers_hold_it_back() -> None:
     messages = [(A, 2, CONTINUE_TXN), (A, 3, ACK_TXN | FINAL), (A, 2, CONTINUE_TXN)]
     assert of(*messages) == {A: Undecided(102, 2, 2, 1)}
     rule = ReadCommitted("ingest")
     for at, each in enumerate(messages):
-        rule.offer(100 + at, batch_key("ingest", ULID, None, build_uuid(*each)), lambda *_: [])
+        rule.offer(100 + at, located(each), lambda *_: [])
     assert rule.stable_end(103) == 102
 
 
@@ -187,6 +220,6 @@ def test_a_message_without_a_clock_decides_nothing_and_waits_for_nothing() -> No
 
 
 def test_entries_outside_of_the_prefix_are_no_messages() -> None:
-    location = batch_key("other", ULID, None, build_uuid(A, 2, CONTINUE_TXN))
+    location = located((A, 2, CONTINUE_TXN), prefix="other")
     assert undecided([(0, location)], "ingest") == {}
     assert list(undecided([(0, location)], "other")) == [A]

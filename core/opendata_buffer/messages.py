@@ -1,8 +1,15 @@
-"""Which messages of a log are committed, each once. Pure.
+"""Messages: batches with a producer, a clock and flags, and which of them are committed. Pure.
 
-A producer may write a message twice (it repeats what it is not sure of), as part of a transaction
-that is decided later, or of one that is rolled back. The :class:`Sequencer` takes every message in
-the order of the log, and gives back the committed ones:
+A message's identity is one v1 UUID (RFC 4122) in its batch's name::
+
+    time stamp, 60 bits of 100 ns since 1582-10-15       most significant bits of the clock
+    clock sequence, first 4 of 14 bits: a counter         least significant bits of the clock
+    clock sequence, last 10 bits: flags                   OUTSIDE, CONTINUE or ACK_TXN; FINAL
+    node, 48 bits                                         the producer
+
+The clock, time stamp and counter together, rises with each message of a producer, so a reader
+recognises a repeated message by its producer's last clock alone. The :class:`Sequencer` takes every
+message in the order of the log, and gives back the committed ones:
 
 - a message whose clock is not beyond what its producer has committed is a **duplicate**;
 - CONTINUE_TXN messages wait in the producer's **span** until an ACK_TXN decides them: those up
@@ -10,29 +17,114 @@ the order of the log, and gives back the committed ones:
 - an ACK_TXN at or before the last committed clock **rolls back**: the span is dropped, and the
   producer goes on from that clock.
 
-Producers do not wait for each other: an undecided span delays no other producer's messages.
-
-Undecided messages are kept in a buffer of fixed size. Where the beginning of a span was evicted
-from it, or was read before a restart, the outcome is ``ackCommitReplay``: the caller reads the
-range that :meth:`Sequencer.replay_range` names once more and hands it to
-:meth:`Sequencer.start_replay`. Outcomes, replay ranges and checkpoints agree with Gazette's
-sequencer, step by step.
-
-:func:`undecided` lists the transactions that a manifest leaves undecided. No reader acknowledges
-entries at or behind the first batch of an undecided transaction, so the manifest alone shows them.
+An undecided span delays no other producer's messages. Undecided messages are kept in a buffer of
+fixed size. Where the beginning of a span was evicted from it, or was read before a restart, the
+caller reads the range that :meth:`Sequencer.replay_range` names once more. Outcomes, replay ranges
+and checkpoints agree with Gazette's sequencer, step by step.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction, parse_location
-from opendata_buffer.messages.message_ids import ACK_TXN, CONTINUE_TXN, FINAL, parse_uuid
+
+OUTSIDE_TXN = 0
+"""The message is no part of a transaction: it is committed when it is written."""
+
+CONTINUE_TXN = 1
+"""The message begins or continues a transaction: it is committed once an ACK_TXN follows."""
+
+ACK_TXN = 2
+"""Commits all CONTINUE_TXN messages of the producer up to this clock, and drops later ones."""
+
+FINAL = 4
+"""Added to an ACK_TXN: the producer writes nothing after it, and readers forget the producer."""
+
+FLAGS_MASK = 0x3FF
+CLOCK_MAX = (1 << 64) - 1
+PRODUCER_BYTES = 6
+
+_UNIX_EPOCH_100NS = 122_192_928_000_000_000
+"""From 1582-10-15, where v1 time stamps begin, to 1970-01-01."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageId:
+    """A message's UUID: producer (6 random bytes), clock (64 bits) and flags (10 bits)."""
+
+    producer: bytes
+    clock: int
+    flags: int
+
+
+def build_uuid(producer: bytes, clock: int, flags: int) -> uuid.UUID:
+    """The v1 UUID of a message.
+
+    Raises:
+        InvalidInput: ``producer`` has not 6 bytes, or ``clock`` or ``flags`` are out of range.
+    """
+    if len(producer) != PRODUCER_BYTES:
+        raise InvalidInput(f"producer id {producer.hex()!r} has {len(producer)} bytes: use 6")
+    if not 0 <= clock <= CLOCK_MAX:
+        raise InvalidInput(f"clock is {clock}: use 0 to {CLOCK_MAX}")
+    if not 0 <= flags <= FLAGS_MASK:
+        raise InvalidInput(f"flags are {flags}: use 0 to {FLAGS_MASK}, 10 bits")
+    stamp, counter = clock >> 4, clock & 0xF
+    return uuid.UUID(
+        fields=(
+            stamp & 0xFFFFFFFF,
+            stamp >> 32 & 0xFFFF,
+            stamp >> 48 | 0x1000,
+            0x80 | counter << 2 | flags >> 8,
+            flags & 0xFF,
+            int.from_bytes(producer, "big"),
+        )
+    )
+
+
+def parse_uuid(value: uuid.UUID) -> MessageId:
+    """Producer, clock and flags of a message's UUID.
+
+    Raises:
+        InvalidInput: It is no v1 UUID.
+    """
+    if value.version != 1:
+        raise InvalidInput(f"{value} is no version 1 UUID: only those carry producer and clock")
+    sequence = value.clock_seq
+    return MessageId(
+        producer=value.node.to_bytes(PRODUCER_BYTES, "big"),
+        clock=value.time << 4 | sequence >> 10 & 0xF,
+        flags=sequence & FLAGS_MASK,
+    )
+
+
+def new_producer_id(entropy: Callable[[int], bytes]) -> bytes:
+    """A producer id of so many random bytes, with the bit set that no network card's has."""
+    drawn = entropy(PRODUCER_BYTES)
+    return bytes([drawn[0] | 1]) + drawn[1:]
+
+
+class Clock:
+    """A producer's clock: follows the wall clock, never goes back. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def update(self, now_ms: int) -> None:
+        """Advance to the wall clock, milliseconds since the Unix epoch; ignored if earlier."""
+        stamp = now_ms * 10_000 + _UNIX_EPOCH_100NS
+        self.value = max(self.value, stamp << 4)
+
+    def tick(self) -> int:
+        """The clock of the next message: one more than the last."""
+        self.value += 1
+        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +133,8 @@ class Undecided:
 
     Attributes:
         first_sequence: Of the first batch; no entry from here on can be acknowledged.
-        first_clock: The producer's clock at the first batch. An acknowledgement with a clock
-            below it rolls the transaction back.
-        last_clock: The producer's clock at the last batch. One with a clock beyond it commits.
+        first_clock: Of the first batch. An acknowledgement with a clock below it rolls back.
+        last_clock: Of the last batch. An acknowledgement with a clock beyond it commits.
         batches: How many, without duplicates.
         txn: App and batch number, where the first batch's name has them.
     """
@@ -58,9 +149,8 @@ class Undecided:
 def undecided(entries: Iterable[tuple[int, str]], data_path_prefix: str) -> dict[bytes, Undecided]:
     """The undecided transactions of a queue, by producer id, in the order of their first batches.
 
-    Args:
-        entries: Sequence and location of each entry of a manifest, in order.
-        data_path_prefix: The queue's data prefix; locations elsewhere are no messages.
+    The entries are sequence and location of all that a manifest has: it shows whole transactions,
+    because no reader acknowledges entries from the first batch of an undecided one on.
     """
     found: dict[bytes, Undecided] = {}
     acked: dict[bytes, int] = {}
@@ -70,7 +160,6 @@ def undecided(entries: Iterable[tuple[int, str]], data_path_prefix: str) -> dict
             continue
         message = parse_uuid(parsed.message)
         producer, clock, flags = message.producer, message.clock, message.flags & ~FINAL
-        final = message.flags != flags
         span = found.get(producer)
         if clock == 0:
             continue  # not sequenced, like a message without identity
@@ -78,7 +167,7 @@ def undecided(entries: Iterable[tuple[int, str]], data_path_prefix: str) -> dict
             found.pop(producer, None)
             # Readers forget a producer at its final message: a message that follows is new to
             # them, and held back.
-            acked[producer] = 0 if final else clock
+            acked[producer] = 0 if message.flags & FINAL else clock
         elif flags != CONTINUE_TXN:
             # A producer that mixes both kinds gives up its open transaction.
             if span is not None and clock >= span.first_clock:
@@ -98,48 +187,34 @@ NONE = -1
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of the log.
-
-    Attributes:
-        producer: Bytes of a producer id, or anything hashable.
-        clock: The producer's clock; a message with 0 is not sequenced: it is always committed.
-        flags: OUTSIDE_TXN, CONTINUE_TXN or ACK_TXN. Other flags are read as OUTSIDE_TXN.
-        begin: Its position in the log.
-        end: The position after it.
-        value: Not looked at; the caller gets it back.
-    """
+    """One message of the log, from one position to another."""
 
     producer: Hashable
     clock: int
+    """The producer's clock; a message with 0 is not sequenced: it is always committed."""
     flags: int
+    """OUTSIDE_TXN, CONTINUE_TXN or ACK_TXN. Other flags are read as OUTSIDE_TXN."""
     begin: int
     end: int
-    value: Any = field(default=None, compare=False)
 
 
 class Outcome(Enum):
-    """What :meth:`Sequencer.queue_uncommitted` made of a message."""
+    """What :meth:`Sequencer.queue_uncommitted` made of a message, in Gazette's words.
+
+    ``ALREADY_ACKED`` and ``CLOCK_LARGER`` are duplicates. At ``ACK_COMMIT_RING`` the whole span is
+    in the buffer, at ``ACK_COMMIT_REPLAY`` its beginning must be read again.
+    """
 
     OUTSIDE_ALREADY_ACKED = "outsideAlreadyAcked"
-    """A duplicate outside of a transaction: ignored."""
     OUTSIDE_COMMIT = "outsideCommit"
-    """Committed at once."""
     CONTINUE_ALREADY_ACKED = "continueAlreadyAcked"
-    """A duplicate of a committed message: ignored."""
     CONTINUE_CLOCK_LARGER = "continueRingClockLarger"
-    """A duplicate of a message of the open span: ignored."""
     CONTINUE_BEGIN_SPAN = "continueBeginSpan"
-    """The first message of a transaction."""
     CONTINUE_EXTEND_SPAN = "continueExtendSpan"
-    """A further message of a transaction."""
     ACK_ROLLBACK = "ackRollback"
-    """The open span was dropped."""
     ACK_EMPTY = "ackEmpty"
-    """An acknowledgement of nothing but itself."""
     ACK_COMMIT_RING = "ackCommitRing"
-    """The span is committed, and all of it is in the buffer."""
     ACK_COMMIT_REPLAY = "ackCommitReplay"
-    """The span is committed, and its beginning must be read again."""
 
 
 _DUPLICATES = {
@@ -153,34 +228,27 @@ _BEGINS = {Outcome.CONTINUE_BEGIN_SPAN, Outcome.OUTSIDE_COMMIT, Outcome.ACK_EMPT
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """One producer in a checkpoint.
-
-    Attributes:
-        producer: As :attr:`Message.producer`.
-        last_ack: Clock of its last committed message.
-        begin: Position of the first message of its open span; -1 where there is none.
-    """
+    """One producer in a checkpoint."""
 
     producer: Hashable
     last_ack: int
+    """Clock of its last committed message."""
     begin: int
+    """Position of the first message of its open span; :data:`NONE` without one."""
 
 
 @dataclass(slots=True)
 class _Span:
-    """The messages of a producer since its last commit.
-
-    Attributes:
-        low: Clock of its last committed message; a message not beyond it is a duplicate.
-        high: Largest clock seen in the span; ``low`` where there is no span.
-        begin: Position of its first message, also where that is not buffered; -1 for none.
-        buffered: Its messages that are still in the buffer, oldest first.
-    """
+    """The messages of a producer since its last commit."""
 
     low: int
+    """Clock of its last committed message; a message not beyond it is a duplicate."""
     high: int
+    """Largest clock seen in the span; ``low`` where there is no span."""
     begin: int = NONE
+    """Position of its first message, also where that is not buffered."""
     buffered: deque[Message] = field(default_factory=deque)
+    """Its messages that are still in the buffer, oldest first."""
 
     def reset(self, clock: int) -> None:
         self.low = self.high = clock
@@ -197,10 +265,7 @@ class Sequencer:
 
     Args:
         states: A checkpoint to go on from, with the first message behind the checkpoint.
-        buffer: Messages that are kept for undecided transactions.
-
-    Raises:
-        InvalidInput: ``buffer`` is not positive.
+        buffer: Messages that are kept for undecided transactions; at least 1.
     """
 
     def __init__(self, states: Iterable[ProducerState] = (), buffer: int = 4096) -> None:
@@ -242,13 +307,14 @@ class Sequencer:
         return self._emitting is not None
 
     def replay_range(self) -> tuple[int, int]:
-        """Positions from, and up to, which the log must be read again."""
-        span = self._committing("replay_range()")
+        """Positions from, and up to, which the log must be read again before it is committed."""
+        span = self._emitting
+        if span is None:
+            raise InvalidInput("replay_range() without committed messages: it follows an ACK_TXN")
         return span.begin, span.buffered[0].begin
 
     def start_replay(self, messages: Iterable[Message]) -> None:
         """Hand over the messages of :meth:`replay_range`, of all producers, in order."""
-        self._committing("start_replay()")
         self._replay = iter(messages)
 
     def dequeue_committed(self) -> Iterator[Message]:
@@ -285,18 +351,12 @@ class Sequencer:
         return min(begins, default=None)
 
     def forget(self, producer: Hashable) -> None:
-        """Forget a producer that writes no message again that it wrote before.
-
-        Its open span is dropped; its next message is that of a new producer.
-        """
+        """Drop a producer and its open span; its next message is that of a new producer."""
         self._check_taken()
         self._spans.pop(producer, None)
 
     def drop_before(self, position: int) -> None:
-        """Drop the transactions that began before a position, as by a roll-back.
-
-        For messages that can never be read again.
-        """
+        """Drop the transactions that began before a position, whose messages are lost."""
         self._check_taken()
         for span in self._spans.values():
             if NONE < span.begin < position:
@@ -347,11 +407,6 @@ class Sequencer:
         # Committed and dropped messages stay in the buffer, and in no span.
         if span is not None and span.buffered and span.buffered[0] is oldest:
             span.buffered.popleft()
-
-    def _committing(self, call: str) -> _Span:
-        if self._emitting is None:
-            raise InvalidInput(f"{call} without committed messages: it follows ackCommitReplay")
-        return self._emitting
 
     def _candidates(self, span: _Span) -> Iterator[Message]:
         """Messages of the committed span: first those of a replay, then those in the buffer."""

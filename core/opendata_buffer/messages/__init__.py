@@ -1,1 +1,0 @@
-"""Exactly-once messages: identities in v1 UUIDs, and the sequencer that reads by them."""
