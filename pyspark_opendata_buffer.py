@@ -7,6 +7,7 @@ imported here; the halves load when they are used.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -54,6 +55,16 @@ def _complete(method: Callable[_P, _T]) -> Callable[_P, _T]:
             ) from error
 
     return checked
+
+
+def _own(schema: StructType) -> StructType:
+    """The schema in the types of the pyspark here.
+
+    Databricks may plan with a copy of pyspark under another name, whose types are others.
+    """
+    from pyspark.sql.types import StructType
+
+    return StructType.fromJson(json.loads(schema.json()))
 
 
 class DefaultSource(DataSource):
@@ -112,29 +123,30 @@ class DefaultSource(DataSource):
                 "Use CREATE TEMPORARY VIEW name USING `opendata-buffer` OPTIONS (path '...'), or "
                 "spark.read.format('opendata-buffer').load('...')"
             )
-        return BufferBatchReader(SourceOptions.from_spark(self.options, self.cores), schema)
+        return BufferBatchReader(SourceOptions.from_spark(self.options, self.cores), _own(schema))
 
     @_complete
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For ``spark.readStream``."""
         from buffer_source.options import SourceOptions
-        from buffer_source.stream_reader import BufferStreamReader
+        from buffer_source.stream_reader import BufferStreamReader, know_engine
 
-        return BufferStreamReader(SourceOptions.from_spark(self.options, self.cores), schema)
+        know_engine(schema)
+        return BufferStreamReader(SourceOptions.from_spark(self.options, self.cores), _own(schema))
 
     @_complete
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For ``df.write``; ``schema`` is the DataFrame's."""
         from buffer_sink.writer import batch_writer
 
-        return batch_writer(self.options, schema, overwrite)
+        return batch_writer(self.options, _own(schema), overwrite)
 
     @_complete
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """For ``df.writeStream``; ``schema`` is the DataFrame's."""
         from buffer_sink.writer import stream_writer
 
-        return stream_writer(self.options, schema, overwrite)
+        return stream_writer(self.options, _own(schema), overwrite)
 
 
 def register(spark: SparkSession, parallelism: int | None = None) -> None:

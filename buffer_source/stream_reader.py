@@ -4,31 +4,23 @@ For each source of a query Spark makes one reader in a process of its own beside
 which lives as long as the query runs, and another that it pickles into every task. A DataFrame
 that is joined with itself is two sources, and neither learns which query it belongs to: the
 second one fences the first, as another query would.
+
+Spark asks for what a reader can do, and so does the reader: no version is compared. The runner of
+Spark 4.0 and 4.1 calls ``latestOffset()`` without a start and a limit (:class:`UntoldStart`). And
+the runner may be of another copy of pyspark than the one that is imported here, so its classes
+are known by their names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pyspark import __version__ as spark_version
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-
-try:
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxBytes,
-        ReadMaxFiles,
-        ReadMaxRows,
-        SupportsTriggerAvailableNow,
-    )
-except ImportError as error:
-    raise ImportError(
-        f"streaming from a buffer needs Spark 4.2 or later and this is {spark_version}: earlier "
-        "ones do not tell a Python source what was committed, nor when to stop"
-    ) from error
 
 from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.offsets import INITIAL, SourceOffset
@@ -36,7 +28,7 @@ from buffer_source.options import SourceOptions
 from buffer_source.planner import TaskBatches
 from buffer_source.schema import check_not_inferred, check_schema
 from buffer_source.task import read_batches
-from opendata_buffer.errors import DataLoss, Fenced, QueueReset
+from opendata_buffer.errors import DataLoss, Fenced, InvalidInput, QueueReset
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
 
@@ -45,7 +37,92 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+log = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ReadAllAvailable:
+    """No limit. This and the next three have the names and fields of Spark's own classes, by which
+    its runner knows them."""
+
+
+@dataclass(frozen=True)
+class ReadMaxRows:
+    """A limit of records."""
+
+    max_rows: int
+
+
+@dataclass(frozen=True)
+class ReadMaxFiles:
+    """A limit of batches."""
+
+    max_files: int
+
+
+@dataclass(frozen=True)
+class ReadMaxBytes:
+    """A limit of stored bytes."""
+
+    max_bytes: int
+
+
+class UntoldStart:
+    """Where the next micro-batch starts, for a Spark that calls ``latestOffset()`` without it.
+
+    It starts where the last planned one ended: Spark 4.0 and 4.1 plan each micro-batch before they
+    ask for the end of the next one, and at a restart they first plan the last one that is on
+    record. Until Spark has planned an end, it gets the same one again: what it wrote into its log
+    is the answer that it heard last.
+    """
+
+    def __init__(self) -> None:
+        self.is_used = False
+        self._start: Json = dict(INITIAL)
+        self._end: Json | None = None
+
+    def latest(self, end_of: Callable[[Json], Json]) -> Json:
+        """The end of the next micro-batch; ``end_of`` finds it for a start."""
+        self.is_used = True
+        if self._end is None or self._end == self._start:
+            self._end = end_of(self._start)
+        return self._end
+
+    def planned(self, start: Json, end: Json) -> None:
+        """Spark plans a micro-batch.
+
+        Raises:
+            InvalidInput: It does not start where the answer that Spark heard starts: it would
+                repeat batches or pass some by.
+        """
+        if self._end is not None and end == self._end != self._start != start:
+            raise InvalidInput(
+                f"Spark plans a micro-batch from {start} to {end}, and that end was found for the "
+                f"start {self._start}. Nothing was read. Spark 4.0, 4.1 and Databricks before 18.1 "
+                "do not tell a source where to start: leave the setting "
+                "spark.sql.streaming.triggerAvailableNowWrapper.enabled off, and start the query "
+                "again"
+            )
+        self._start, self._end = end, None
+
+
+def know_engine(schema: StructType) -> None:
+    """Let the runner that made ``schema`` see that the reader supports Trigger.AvailableNow.
+
+    It asks for an instance of its own class, which is another one than that of the pyspark here
+    where Databricks runs a copy under another name, and which Spark 4.0 and 4.1 lack.
+    """
+    for package in {"pyspark", type(schema).__module__.partition(".")[0]}:
+        try:
+            module = import_module(f"{package}.sql.streaming.datasource")
+        except ImportError:
+            continue
+        module.SupportsTriggerAvailableNow.register(BufferStreamReader)
+
+
+class BufferStreamReader(DataSourceStreamReader):
     """Streams a buffer, each batch once."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -55,6 +132,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._micro_batches: MicroBatchStream | None = None
+        self._untold = UntoldStart()
 
     def __getstate__(self) -> dict[str, Any]:
         # Tasks read; positions and the consumer stay with the driver.
@@ -64,7 +142,7 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """A fixed sentinel: Spark asks twice and stores the answer nowhere."""
         return dict(INITIAL)
 
-    def getDefaultReadLimit(self) -> ReadLimit:
+    def getDefaultReadLimit(self) -> Any:
         """Spark's name for the limit, for its progress; all limits are applied in latestOffset."""
         options = self._options
         if options.max_batches is not None:
@@ -80,14 +158,33 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with _with_advice():
             self._stream().prepare_available_now()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next micro-batch; ``start`` itself when nothing waits."""
+    def latestOffset(self, start: Json | None = None, limit: object = None) -> Json:
+        """The end of the next micro-batch; ``start`` itself when nothing waits.
+
+        Args:
+            start: Where it starts; None by Spark 4.0 and 4.1.
+            limit: Spark's :class:`ReadAllAvailable` where all is to be read; None by the same.
+        """
         with _with_advice():
-            position = SourceOffset.from_json(start)
-            # Given back only where no limit is set, or by Trigger.Once, which has none.
-            unlimited = isinstance(limit, ReadAllAvailable)
-            end = self._stream().latest_offset(position, unlimited=unlimited)
+            if start is not None:
+                # Given back only where no limit is set, or by Trigger.Once, which has none.
+                return self._latest(start, unlimited=type(limit).__name__ == "ReadAllAvailable")
+            if not self._untold.is_used:
+                self._warn_of_limits()
+            return self._untold.latest(lambda start: self._latest(start, unlimited=False))
+
+    def _latest(self, start: Json, *, unlimited: bool) -> Json:
+        position = SourceOffset.from_json(start)
+        end = self._stream().latest_offset(position, unlimited=unlimited)
         return start if end == position else end.to_json()
+
+    def _warn_of_limits(self) -> None:
+        if not isinstance(self.getDefaultReadLimit(), ReadAllAvailable):
+            log.warning(
+                "this Spark does not tell a Python source its trigger: with Trigger.AvailableNow "
+                "or Trigger.Once a run reads one micro-batch, not more than the limits allow. "
+                "Leave the limits out, or start the run again until nothing is left"
+            )
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Backlog and lag, for the query's progress."""
@@ -98,6 +195,11 @@ class BufferStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with _with_advice():
             until = SourceOffset.from_json(end)
             if until is None:
+                return []
+            self._untold.planned(start, end)
+            if start == end:
+                # At a restart Spark 4.0 and 4.1 plan this first, also for an end that is not in the
+                # commit log: to open the queue there would acknowledge what is still to be read.
                 return []
             begin = SourceOffset.from_json(start)
             return self._stream().plan_input_partitions(begin, until)

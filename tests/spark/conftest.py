@@ -39,6 +39,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.flaky(reruns=3, only_rerun=[LATE]))
 
 
+def _checkpointing() -> str:
+    """The package of the manager below that of streaming; Spark 4.0 has none."""
+    import pyspark
+
+    return "" if pyspark.__version__ < "4.1" else "checkpointing."
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
@@ -58,7 +65,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.warehouse.dir", str(home / "warehouse"))
         .config(
             "spark.sql.streaming.checkpointFileManagerClass",
-            f"org.apache.spark.sql.execution.streaming.checkpointing.{_MANAGER}",
+            f"org.apache.spark.sql.execution.streaming.{_checkpointing()}{_MANAGER}",
         )
     )
     with starting():

@@ -89,6 +89,8 @@ def patiently(call: Callable[[], object], attempts: int = ATTEMPTS) -> None:
 
 def warm_up(spark: SparkSession, home: Path) -> None:
     """Let Spark start each kind of Python process once: planner, reader, source, writer, sink."""
+    from pyspark.sql import datasource
+
     from tests.spark.queues import produce
 
     store = home / "warm"
@@ -100,7 +102,8 @@ def warm_up(spark: SparkSession, home: Path) -> None:
 
     def copy() -> None:
         frame = spark.readStream.format("opendata-buffer").option("gcEnabled", "false")
-        writer = frame.load(str(store)).select("value").writeStream.format("opendata-buffer")
+        sink = "opendata-buffer" if hasattr(datasource, "DataSourceStreamArrowWriter") else "noop"
+        writer = frame.load(str(store)).select("value").writeStream.format(sink)
         writer = writer.option("checkpointLocation", str(home / "warm-checkpoint"))
         writer.trigger(availableNow=True).start(str(home / "warm-copy")).awaitTermination()
 

@@ -41,6 +41,8 @@ def each_step(*, least: int, opcodes: bool = False) -> Iterator[Interrupt]:
         nonlocal more
         before = sys.gettrace()
         tracer = _InterruptAt(step, "opcode" if opcodes else "line")
+        # Python 3.12 traces no instructions but those of frames that ask for it before settrace().
+        sys._getframe().f_trace_opcodes = opcodes
         with no_collections():
             sys.settrace(tracer)
             try:

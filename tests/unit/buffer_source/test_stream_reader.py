@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import subprocess
 import sys
@@ -7,18 +8,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadMaxBytes,
-    ReadMaxFiles,
-    ReadMaxRows,
-)
+from pyspark.sql.streaming import datasource
+from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAvailableNow
 
 from buffer_source.offsets import INITIAL
 from buffer_source.options import SourceOptions
 from buffer_source.planner import TaskBatches
 from buffer_source.schema import default_schema
-from buffer_source.stream_reader import BufferStreamReader
+from buffer_source.stream_reader import BufferStreamReader, know_engine
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Fenced, InvalidInput
 from opendata_buffer.producer.producer import Producer
@@ -87,12 +84,86 @@ def test_f25_a_missing_batch_can_be_passed_by(tmp_path: Path, missing: int) -> N
     assert [row["sequence"] for row in rows] == [each for each in (0, 1, 2) if each != missing]
 
 
-def test_the_default_limit_is_the_users() -> None:
-    store = Path("/unused")
-    assert reader(store).getDefaultReadLimit() == ReadAllAvailable()
-    assert reader(store, maxBatchesPerTrigger="2").getDefaultReadLimit() == ReadMaxFiles(2)
-    assert reader(store, maxBytesPerTrigger="2").getDefaultReadLimit() == ReadMaxBytes(2)
-    assert reader(store, maxRecordsPerTrigger="2").getDefaultReadLimit() == ReadMaxRows(2)
+@pytest.mark.parametrize(
+    ("options", "name", "fields"),
+    [
+        ({}, "ReadAllAvailable", {}),
+        ({"maxBatchesPerTrigger": "2"}, "ReadMaxFiles", {"max_files": 2}),
+        ({"maxBytesPerTrigger": "2"}, "ReadMaxBytes", {"max_bytes": 2}),
+        ({"maxRecordsPerTrigger": "2"}, "ReadMaxRows", {"max_rows": 2}),
+    ],
+)
+def test_the_default_limit_is_the_users_and_spark_knows_it_by_its_name(
+    options: dict[str, str], name: str, fields: dict[str, int]
+) -> None:
+    limit = reader(Path("/unused"), **options).getDefaultReadLimit()
+    assert (type(limit).__name__, dataclasses.asdict(limit)) == (name, fields)
+    assert dataclasses.asdict(getattr(datasource, name)(**fields)) == fields
+
+
+def test_spark_sees_that_available_now_is_supported() -> None:
+    know_engine(default_schema())
+    assert isinstance(reader(Path("/unused")), SupportsTriggerAvailableNow)
+
+
+def test_without_a_start_reading_goes_on_where_the_last_plan_ended(tmp_path: Path) -> None:
+    for record in (b"a", b"b", b"c"):
+        produce(tmp_path, record)
+    driver = reader(tmp_path, maxBatchesPerTrigger="2")
+    first = driver.latestOffset()
+    assert first["partitions"]["0"]["next"] == 2
+    # Not planned yet: Spark may have the answer in its log.
+    assert driver.latestOffset() is first
+    assert driver.partitions(driver.initialOffset(), first)
+    second = driver.latestOffset()
+    assert second["partitions"]["0"]["next"] == 3
+    driver.commit(first)
+    assert driver.partitions(first, second)
+    assert driver.latestOffset() == second
+    driver.commit(second)
+    driver.stop()
+
+
+def test_at_a_restart_without_a_start_what_is_on_record_is_planned_and_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
+    for record in (b"a", b"b", b"c"):
+        produce(tmp_path, record)
+    killed = reader(tmp_path, maxBatchesPerTrigger="2")
+    end = killed.latestOffset()
+    batches = killed.partitions(killed.initialOffset(), end)
+    driver = reader(tmp_path, maxBatchesPerTrigger="2")
+    # As Spark 4.0 and 4.1 do, although the end is not in the commit log.
+    assert driver.partitions(end, end) == []
+    assert repr(driver.partitions(driver.initialOffset(), end)) == repr(batches)
+    following = driver.latestOffset()
+    assert following["partitions"]["0"]["next"] == 3
+    assert driver.partitions(end, following)
+    driver.stop()
+
+
+def test_a_plan_for_which_another_start_was_assumed_is_refused(tmp_path: Path) -> None:
+    for record in (b"a", b"b"):
+        produce(tmp_path, record)
+    driver = reader(tmp_path, maxBatchesPerTrigger="1")
+    committed = driver.latestOffset()
+    restarted = reader(tmp_path)
+    fetched = restarted.latestOffset()
+    with pytest.raises(InvalidInput, match="triggerAvailableNowWrapper"):
+        restarted.partitions(committed, fetched)
+
+
+def test_limits_are_warned_of_where_spark_does_not_tell_its_trigger(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    produce(tmp_path, b"a")
+    reader(tmp_path).latestOffset()
+    assert caplog.messages == []
+    driver = reader(tmp_path, maxBatchesPerTrigger="1")
+    driver.latestOffset()
+    driver.latestOffset()
+    (message,) = caplog.messages
+    assert "reads one micro-batch" in message
 
 
 def test_fenced_says_that_reading_a_queue_twice_does_this(tmp_path: Path) -> None:

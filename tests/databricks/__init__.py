@@ -1,0 +1,1 @@
+"""Databricks' own Python calls the source and the sink: see ``engine.py``."""

@@ -1,0 +1,368 @@
+"""Plays the JVM of a Databricks runtime for the Python files of that runtime.
+
+The wheels of ``databricks-connect`` hold the ``pyspark`` of each runtime, with the programs that
+its JVM starts: they plan a read, run a streaming source, and commit a sink. Here they are started
+as processes and driven over a socket, with the fields that the JVM writes. Nothing of a runtime but
+its Python is here: no JVM, no workspace.
+
+A runtime may run a copy of pyspark under another name beside the job's own, so that a job's client
+may be older than the engine: :class:`Engine` makes such a copy of a wheel.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+
+import pyspark_opendata_buffer
+
+ROOT = Path(__file__).resolve().parents[2]
+RENAMED = "_engine_pyspark"
+ANSWER_S = 60.0
+
+INITIAL, LATEST, PARTITIONS, COMMIT = 884, 885, 886, 887
+FEATURES, PREPARE, LATEST_LIMITED, DEFAULT_LIMIT, REPORT = 888, 889, 890, 891, 892
+END_OF_STREAM = -4
+FAILED = -2
+"""What a program writes before the traceback of its error."""
+
+BINARY = json.dumps(
+    {
+        "type": "struct",
+        "fields": [{"name": "a", "type": "binary", "nullable": True, "metadata": {}}],
+    }
+)
+
+
+class ProgramFailed(Exception):
+    """A program ended with an error; the text is its traceback."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A runtime's Python.
+
+    Attributes:
+        client: Folder with the job's ``pyspark``: a wheel that was unpacked.
+        renamed: Archive with the engine's own copy, from :func:`rename`; None where the job's
+            pyspark is the engine's.
+        source: Folder of the wheel that the engine's files are from.
+    """
+
+    client: Path
+    source: Path
+    renamed: Path | None = None
+
+    @property
+    def package(self) -> str:
+        return "pyspark" if self.renamed is None else RENAMED
+
+    def asks_for(self, program: str, words: str) -> bool:
+        """Whether a program of this runtime has these words: whether it reads a field."""
+        return words in (self.source / "pyspark" / f"{program.replace('.', '/')}.py").read_text()
+
+    @contextmanager
+    def run(self, program: str, environment: Mapping[str, str] | None = None) -> Iterator[Program]:
+        """Start a program, and end it."""
+        renamed = [] if self.renamed is None else [str(self.renamed)]
+        paths = [str(self.client), *renamed, str(ROOT / "core"), str(ROOT)]
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            **(environment or {}),
+        }
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(ANSWER_S)
+            port = str(server.getsockname()[1])
+            command = [sys.executable, "-m", "tests.databricks.worker", port, self.package, program]
+            process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, cwd=ROOT)
+            try:
+                connection = _accept(server, process)
+                with connection, connection.makefile("rwb", 65536) as stream:
+                    connection.settimeout(ANSWER_S)
+                    yield Program(stream, process)
+            finally:
+                process.kill()
+                process.wait()
+                if process.stderr is not None:
+                    process.stderr.close()
+
+
+def _accept(server: socket.socket, process: subprocess.Popen[bytes]) -> socket.socket:
+    server.settimeout(1.0)
+    while True:
+        try:
+            return server.accept()[0]
+        except TimeoutError:
+            if process.poll() is not None:
+                assert process.stderr is not None
+                raise ProgramFailed(process.stderr.read().decode()) from None
+
+
+class Program:
+    """The JVM's end of a program's socket."""
+
+    def __init__(self, stream: IO[bytes], process: subprocess.Popen[bytes]) -> None:
+        self.stream = stream
+        self.process = process
+
+    def write(self, *fields: int | bool | str | bytes) -> None:
+        """Whole numbers of four bytes, booleans of one; texts and bytes behind their length."""
+        for field in fields:
+            if isinstance(field, bool):
+                self.stream.write(struct.pack("!?", field))
+            elif isinstance(field, int):
+                self.stream.write(struct.pack("!i", field))
+            else:
+                data = field.encode() if isinstance(field, str) else field
+                self.stream.write(struct.pack("!i", len(data)) + data)
+        self.stream.flush()
+
+    def long(self, number: int) -> None:
+        self.stream.write(struct.pack("!q", number))
+        self.stream.flush()
+
+    def number(self) -> int:
+        (value,) = struct.unpack("!i", self._exactly(4))
+        if value == FAILED:
+            raise ProgramFailed(self._exactly(struct.unpack("!i", self._exactly(4))[0]).decode())
+        return int(value)
+
+    def bytes(self) -> bytes:
+        return self._exactly(self.number())
+
+    def json(self) -> Any:
+        return json.loads(self.bytes())
+
+    def _exactly(self, size: int) -> bytes:
+        data = self.stream.read(size)
+        if len(data) != size:
+            self.process.wait(ANSWER_S)
+            assert self.process.stderr is not None
+            raise ProgramFailed(self.process.stderr.read().decode())
+        return data
+
+
+def pickled_class() -> bytes:
+    """The format's class, by name, as cloudpickle sends what can be imported."""
+    import pickle
+
+    return pickle.dumps(pyspark_opendata_buffer.DefaultSource)
+
+
+def _options(options: Mapping[str, str]) -> list[int | str]:
+    fields: list[int | str] = [len(options)]
+    for name, value in options.items():
+        fields += [name, value]
+    return fields
+
+
+@dataclass(frozen=True)
+class Created:
+    """A data source that a runtime has made: pickled, with its schema as JSON."""
+
+    instance: bytes
+    schema: str
+
+
+def create(engine: Engine, options: Mapping[str, str], schema: str | None = None) -> Created:
+    """``spark.read`` and ``spark.readStream`` up to ``load()``."""
+    with engine.run("sql.worker.create_data_source") as program:
+        program.write(pickled_class(), "opendata-buffer", schema is not None)
+        if schema is not None:
+            program.write(schema)
+        program.write(*_options(options), END_OF_STREAM)
+        instance = program.bytes()
+        assert program.number() == 0, "the schema is no DDL text"
+        return Created(instance, program.bytes().decode())
+
+
+def plan_read(engine: Engine, created: Created, *, streaming: bool) -> tuple[bytes, list[bytes]]:
+    """The function that tasks call, and their partitions: none of a stream."""
+    with engine.run("sql.worker.plan_data_source_read") as program:
+        program.write(created.instance, BINARY, created.schema, 10_000, False, streaming)
+        if engine.asks_for("sql.worker.plan_data_source_read", "binary_as_bytes = read_bool"):
+            program.write(True)
+        program.write(END_OF_STREAM)
+        function = program.bytes()
+        return function, [program.bytes() for _ in range(program.number())]
+
+
+def call(
+    engine: Engine,
+    function: bytes,
+    batches: Sequence[pa.RecordBatch],
+    properties: Mapping[str, str] | None = None,
+) -> list[pa.RecordBatch]:
+    """What a task does: call the function of a plan with batches; its own ones come back."""
+    import pickle
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    with engine.run("call") as program:
+        program.write(pickle.dumps(None if properties is None else dict(properties)), function)
+        program.write(sink.getvalue().to_pybytes())
+        answer = program.bytes()
+    return list(pa.ipc.open_stream(answer)) if answer else []
+
+
+def read(engine: Engine, function: bytes, partition: bytes) -> list[pa.RecordBatch]:
+    """The rows of one partition."""
+    return call(engine, function, [pa.record_batch([pa.array([partition])], names=["a"])])
+
+
+class StreamRunner:
+    """One streaming source of a query, as the JVM asks it."""
+
+    def __init__(self, program: Program, created: Created) -> None:
+        self._program = program
+        program.write(created.instance, created.schema, 10_000)
+        assert program.number() == 0
+
+    def _ask(self, function: int, *fields: str) -> None:
+        self._program.write(function, *fields)
+
+    def initial(self) -> dict[str, Any]:
+        self._ask(INITIAL)
+        return self._program.json()  # type: ignore[no-any-return]
+
+    def latest(self) -> dict[str, Any]:
+        """Without arguments, as runtimes before 18.1 ask."""
+        self._ask(LATEST)
+        return self._program.json()  # type: ignore[no-any-return]
+
+    def latest_limited(self, start: dict[str, Any], limit: dict[str, Any]) -> dict[str, Any]:
+        self._ask(LATEST_LIMITED, json.dumps(start), json.dumps(limit))
+        return self._program.json()  # type: ignore[no-any-return]
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
+        self._ask(PARTITIONS, json.dumps(start), json.dumps(end))
+        found = [self._program.bytes() for _ in range(self._program.number())]
+        assert self._program.number() == 0, "rows were sent along"
+        return found
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._ask(COMMIT, json.dumps(end))
+        assert self._program.number() == 0
+
+    def features(self) -> int:
+        """1: latestOffset() takes a limit; 2: Trigger.AvailableNow."""
+        self._ask(FEATURES)
+        return self._program.number()
+
+    def prepare_for_trigger_available_now(self) -> None:
+        self._ask(PREPARE)
+        assert self._program.number() == 0
+
+    def default_limit(self) -> dict[str, Any]:
+        self._ask(DEFAULT_LIMIT)
+        return self._program.json()  # type: ignore[no-any-return]
+
+    def report(self) -> dict[str, Any] | None:
+        self._ask(REPORT)
+        size = self._program.number()
+        return json.loads(self._program._exactly(size)) if size else None
+
+
+@contextmanager
+def stream(
+    engine: Engine, created: Created, environment: Mapping[str, str] | None = None
+) -> Iterator[StreamRunner]:
+    """Run a streaming source, until the block ends: then its process is killed."""
+    with engine.run("sql.streaming.python_streaming_source_runner", environment) as program:
+        yield StreamRunner(program, created)
+
+
+@dataclass(frozen=True)
+class PlannedWrite:
+    """The function that tasks call, and the writer that commits a batch write; pickled."""
+
+    function: bytes
+    writer: bytes
+
+
+def plan_write(
+    engine: Engine,
+    options: Mapping[str, str],
+    schema: str,
+    *,
+    streaming: bool,
+    overwrite: bool = False,
+) -> PlannedWrite:
+    """``df.write`` or, of each micro-batch, ``df.writeStream``."""
+    with engine.run("sql.worker.write_into_data_source") as program:
+        program.write(pickled_class(), "opendata-buffer", schema, BINARY, *_options(options))
+        program.write(overwrite, streaming)
+        if engine.asks_for("sql.worker.write_into_data_source", "binary_as_bytes = read_bool"):
+            program.write(True)
+        program.write(END_OF_STREAM)
+        return PlannedWrite(program.bytes(), program.bytes())
+
+
+def write(
+    engine: Engine,
+    planned: PlannedWrite,
+    batches: Sequence[pa.RecordBatch],
+    properties: Mapping[str, str] | None = None,
+) -> bytes:
+    """What a task writes; its commit message, pickled."""
+    (answer,) = call(engine, planned.function, batches, properties or {})
+    return answer.column(0)[0].as_py()  # type: ignore[no-any-return]
+
+
+def commit_batch(
+    engine: Engine, planned: PlannedWrite, messages: Sequence[bytes], *, abort: bool = False
+) -> None:
+    """Commit or abort a batch write, on the driver."""
+    with engine.run("sql.worker.commit_data_source_write") as program:
+        program.write(planned.writer, len(messages), *messages, abort, END_OF_STREAM)
+        assert program.number() == 0
+
+
+def commit_stream(
+    engine: Engine,
+    created: Created,
+    messages: Sequence[bytes],
+    batch_id: int,
+    *,
+    abort: bool = False,
+) -> None:
+    """Commit or abort a micro-batch, on the driver."""
+    with engine.run("sql.worker.python_streaming_sink_runner") as program:
+        program.write(created.instance, created.schema, False, len(messages), *messages)
+        program.long(batch_id)
+        program.write(abort, END_OF_STREAM)
+        assert program.number() == 0
+
+
+def rename(wheel: Path, archive: Path) -> Path:
+    """Make an archive of a wheel's pyspark in which it has the engine's name."""
+    made = archive / f"{RENAMED}.zip"
+    if made.exists():
+        return made
+    part = made.with_suffix(".part")
+    with zipfile.ZipFile(part, "w") as target:
+        for path in sorted((wheel / "pyspark").rglob("*.*")):
+            name = f"{RENAMED}/{path.relative_to(wheel / 'pyspark')}"
+            # The adapters name both packages, and so they are left as they are.
+            if path.suffix == ".py" and path.name != "_engine_adapters.py":
+                target.writestr(name, re.sub(r"(?<![\w/.-])pyspark\b", RENAMED, path.read_text()))
+            else:
+                target.write(path, name)
+    part.rename(made)
+    return made

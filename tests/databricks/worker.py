@@ -1,0 +1,80 @@
+"""Runs one of the programs that Databricks' JVM starts, in a process of its own.
+
+``python -m tests.databricks.worker PORT PACKAGE PROGRAM``: connects to the port, on which the test
+plays the JVM, and runs ``main()`` of the program, a module below the package: ``pyspark``, or
+``_engine_pyspark`` where the engine's copy is apart from the job's.
+
+What a runtime prepares for each program (versions, files, broadcasts, settings) is not sent: those
+functions read nothing here. ``call`` is no module: it is what a task does with a function that a
+program has made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import struct
+import sys
+import types
+from typing import IO, Any
+
+import pyarrow as pa
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _prepare(package: str) -> None:
+    # Not in the wheel; finds files of a workspace.
+    for name in ("wsfs", "wsfs.wsfs_path_finder"):
+        made = types.ModuleType(f"{package}.databricks.{name}")
+        made.register_wsfs_path_finder = _nothing  # type: ignore[attr-defined]
+        sys.modules.setdefault(made.__name__, made)
+    util = importlib.import_module(f"{package}.worker_util")
+    for name in ("check_python_version", "check_python_version_with_flag", "setup_spark_files"):
+        setattr(util, name, _nothing)
+    util.setup_broadcasts = _nothing
+    if hasattr(util, "Conf"):
+        util.Conf.load = _nothing
+
+
+def _call(package: str, stream: IO[bytes]) -> None:
+    """Call a pickled function with record batches; properties of the task come before it."""
+    serializer = importlib.import_module(f"{package}.worker_util").pickleSer
+    properties = serializer._read_with_length(stream)
+    for name in {package, "pyspark"}:
+        context = importlib.import_module(f"{name}.taskcontext").TaskContext
+        if properties is not None:
+            made = context._getOrCreate()
+            made._localProperties, made._partitionId, made._attemptNumber = properties, 0, 0
+    function, _ = serializer._read_with_length(stream)
+    (size,) = struct.unpack("!i", stream.read(4))
+    given = list(pa.ipc.open_stream(stream.read(size)))
+    made = list(function(iter(given)))
+    sink = pa.BufferOutputStream()
+    if made:
+        with pa.ipc.new_stream(sink, made[0].schema) as writer:
+            for batch in made:
+                writer.write_batch(batch)
+    answer = sink.getvalue().to_pybytes()
+    stream.write(struct.pack("!i", len(answer)) + answer)
+    stream.flush()
+
+
+def main(port: str, package: str, program: str) -> None:
+    """See the module."""
+    _prepare(package)
+    with socket.create_connection(("127.0.0.1", int(port))) as connection:
+        stream = connection.makefile("rwb", 65536)
+        try:
+            if program == "call":
+                _call(package, stream)
+            else:
+                importlib.import_module(f"{package}.{program}").main(stream, stream)
+        finally:
+            stream.flush()  # An error is the last that a program writes before it exits.
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
