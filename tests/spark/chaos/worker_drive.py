@@ -17,7 +17,6 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession, datasource
 from pyspark.sql.functions import udf
 
-from buffer_sink import foreach_batch_writer
 from tests.spark.jvm import LATE, starting
 from tests.spark.queues import until_done
 
@@ -96,6 +95,8 @@ def start(spark: SparkSession, query: dict[str, Any], *, available_now: bool = F
     elif hasattr(datasource, "DataSourceStreamArrowWriter"):
         writer = frame.select("value").writeStream.format("opendata-buffer").option("path", out)
     else:
+        from buffer_sink import foreach_batch_writer
+
         to_buffer = foreach_batch_writer(out, txn_app_id=Path(query["checkpoint"]).name)
         writer = frame.select("value").writeStream.foreachBatch(to_buffer)
     if available_now:
