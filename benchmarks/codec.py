@@ -30,8 +30,7 @@ from opendata_buffer.formats.batch import (
     encode_batch,
     seal_block,
 )
-from opendata_buffer.formats.entries import Metadata, NewEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 
 MIB = 1024 * 1024
 BLOCK_BYTES = 32 * MIB

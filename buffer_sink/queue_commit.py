@@ -51,14 +51,13 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import (
     Transaction,
     batch_key,
     location_timestamp_ms,
     parse_location,
 )
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
-from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import is_confined, parse_location
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.formats.sidecar import Fields, Sidecar
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Blob, Get, List, Put, Store, read_sidecar

@@ -20,9 +20,8 @@ from buffer_source.offsets import SourceOffset
 from buffer_source.options import SourceOptions
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore

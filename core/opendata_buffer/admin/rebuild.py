@@ -20,14 +20,18 @@ from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import no_such_queue
 from opendata_buffer.errors import Conflict, CorruptManifest, ObjectNotFound, TransientStorageError
-from opendata_buffer.formats.entries import NewEntry, QueueEntry, salvage_entries
 from opendata_buffer.formats.keys import BatchLocation, Transaction, is_confined, parse_location
-from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
+from opendata_buffer.formats.manifest import (
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    NewEntry,
+    QueueEntry,
+    salvage_entries,
+)
 from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid
 from opendata_buffer.queue.cas import CasObject
-from opendata_buffer.queue.ownership import OWNER_NAME, check_owner, claim_for_writing
+from opendata_buffer.queue.ownership import OWNER_NAME, Watermark, check_owner, claim_for_writing
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.rollback_checks import Watermark
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Blob, Listing, Store
 

@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig, StoreOptions
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.errors import (
     BatchMissing,
     BatchUnreadable,
@@ -30,8 +29,8 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, decode_records, open_arrow
 from opendata_buffer.formats.batch import DEFAULT_MAX_BYTES, largest_object
-from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import is_confined
+from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Blob, Get, GetInto, Near
 from opendata_buffer.stores.open import open_store

@@ -43,8 +43,8 @@ from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.formats.arrow import encode_arrow_block, encode_bytes
 from opendata_buffer.formats.batch import Compression, encode_block, seal_pieces
-from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Moment, Runtime, locked, wait_for
 
 log = logging.getLogger(__name__)

@@ -23,9 +23,8 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
-from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import ulid_tag
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.producer.write_fairness import WriteFairness
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue

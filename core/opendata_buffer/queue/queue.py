@@ -25,16 +25,16 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
-from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.manifest import (
     MAX_MANIFEST_BYTES,
     SEALED_EPOCH,
     Manifest,
+    NewEntry,
     check_transition,
 )
 from opendata_buffer.queue.cas import CasObject, CasStore, OutcomeUnknown
-from opendata_buffer.queue.ownership import QueueClaim
-from opendata_buffer.queue.rollback_checks import (
+from opendata_buffer.queue.ownership import (
+    QueueClaim,
     check_follows,
     check_resume,
     parse_manifest,

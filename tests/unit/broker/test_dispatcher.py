@@ -19,7 +19,7 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Closed, Fenced, InvalidInput
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.entries import Metadata, NewEntry
+from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.quarantine import list_quarantine
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.fetch import (
     AdaptiveConcurrency,
     ArrowBatch,
@@ -21,7 +20,7 @@ from opendata_buffer.consumer.fetch import (
 from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocation, InvalidInput
 from opendata_buffer.formats.arrow import ReadBuffer
 from opendata_buffer.formats.batch import Compression, encode_batch
-from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.stores.base import Blob, Store
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore

@@ -7,7 +7,7 @@ import pytest
 
 from opendata_buffer.consumer.fetch import ArrowBatch
 from opendata_buffer.errors import InvalidInput, MalformedRecord
-from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.values import ValueOptions
 
 RECORDS = [b'{"id":1,"name":"n"}', b'{"id":"x"}', b'{"id":3}']

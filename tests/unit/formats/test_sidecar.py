@@ -11,7 +11,7 @@ import pytest
 from opendata_buffer.broker import claims
 from opendata_buffer.broker import discovery_record as announcement
 from opendata_buffer.errors import CorruptData
-from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.formats.sidecar import LARGEST, Fields, Sidecar
 from opendata_buffer.quarantine import QuarantineReport, read_report, write_report
 from opendata_buffer.queue.consumer_info import ConsumerInfo

@@ -14,8 +14,8 @@ import pytest
 
 from opendata_buffer.errors import Closed, InvalidInput, TransientStorageError
 from opendata_buffer.formats.batch import Compression, decode_batch, encode_block
-from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.producer.batching import (
     BUFFER_HELD,
     METADATA_FLUSH_BYTES,

@@ -19,8 +19,7 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.formats.entries import NewEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import ABSENT, Absent, IfVersion, PutOutcome
 from opendata_buffer.testing.runtime import ManualRuntime
