@@ -295,7 +295,8 @@ class ReadCommitted:
         self._prefix = data_path_prefix
         self._isolation = isolation
         self._transactions = TransactionFilter(data_path_prefix)
-        self._sequencer = Sequencer((), buffer)
+        self._sequencer: Sequencer | None = None
+        """Made with the first message: most queues have none."""
         self._buffer = buffer
         self._seen: dict[Hashable, int] = {}  # producer: day since the epoch of its newest batch
         self._queued: int | None = None  # sequence whose offer failed in the replay
@@ -313,7 +314,7 @@ class ReadCommitted:
         if self._isolation == READ_UNCOMMITTED:
             return [] if is_acknowledgement(location, self._prefix) else [sequence]
         passes = self._transactions.offer(sequence, location)
-        # Most queues have no messages: their names are not parsed twice.
+        # Names that are no message's are not parsed twice.
         parsed = parse_location(location, self._prefix) if "/message=" in location else None
         if parsed is None or parsed.message is None:
             return [sequence] if passes else []
@@ -321,17 +322,18 @@ class ReadCommitted:
         if message.clock:
             day = parsed.timestamp_ms // _DAY_MS
             self._seen[message.producer] = max(self._seen.get(message.producer, 0), day)
+        if self._sequencer is None:
+            self._sequencer = Sequencer((), self._buffer)
         if self._queued != sequence:
             self._sequencer.queue_uncommitted(message)
             self._queued = sequence
-        delivered = self._committed(replay)
+        delivered = self._committed(self._sequencer, replay)
         self._queued = None
         if final and message.clock:
             self._forget(message.producer)
         return delivered
 
-    def _committed(self, replay: Replay) -> list[int]:
-        sequencer = self._sequencer
+    def _committed(self, sequencer: Sequencer, replay: Replay) -> list[int]:
         if not sequencer.has_committed():
             return []
         begin, end = sequencer.replay_range()
@@ -355,7 +357,7 @@ class ReadCommitted:
 
         That is ``next_sequence``, behind the last entry offered, where nothing is undecided.
         """
-        pending = self._sequencer.pending_from()
+        pending = None if self._sequencer is None else self._sequencer.pending_from()
         return next_sequence if pending is None else min(pending, next_sequence)
 
     def skip(self, sequence: int, location: str) -> None:
@@ -384,7 +386,8 @@ class ReadCommitted:
         if self._isolation == READ_UNCOMMITTED:
             return
         self._transactions.lost(through)
-        self._sequencer.drop_before(through + 1)
+        if self._sequencer is not None:
+            self._sequencer.drop_before(through + 1)
 
     def prune(self, now_ms: int, horizon_days: int = HORIZON_DAYS) -> None:
         """Forget apps and producers whose newest batch is older than the horizon.
@@ -393,9 +396,7 @@ class ReadCommitted:
         times. A producer with an open transaction is not forgotten.
         """
         self._transactions.prune(now_ms, horizon_days)
-        begins: dict[Hashable, int] = {
-            _id(state): state.begin for state in self._sequencer.checkpoint()
-        }
+        begins: dict[Hashable, int] = {_id(state): state.begin for state in self._producers()}
         for producer in _expired(self._seen, begins, now_ms, horizon_days):
             if begins[producer] < 0:
                 self._forget(producer)
@@ -404,7 +405,7 @@ class ReadCommitted:
         """An independent one in the same state, to try a plan out."""
         other = ReadCommitted(self._prefix, self._isolation, buffer=self._buffer)
         other._transactions = self._transactions.copy()
-        other._sequencer = self._sequencer.copy()
+        other._sequencer = None if self._sequencer is None else self._sequencer.copy()
         other._seen = dict(self._seen)
         return other
 
@@ -418,7 +419,7 @@ class ReadCommitted:
         state = self._transactions.to_dict()
         producers = {
             _id(each).hex(): [each.last_ack, each.begin, self._seen[_id(each)]]
-            for each in self._sequencer.checkpoint()
+            for each in self._producers()
         }
         if producers:
             state["producers"] = dict(sorted(producers.items()))
@@ -456,11 +457,16 @@ class ReadCommitted:
                     made._seen[producer] = day
                 case _:
                     raise _unreadable(state)
-        made._sequencer = Sequencer(states, buffer)
+        if states:
+            made._sequencer = Sequencer(states, buffer)
         return made
 
+    def _producers(self) -> list[ProducerState]:
+        return [] if self._sequencer is None else self._sequencer.checkpoint()
+
     def _forget(self, producer: Hashable) -> None:
-        self._sequencer.forget(producer)
+        if self._sequencer is not None:
+            self._sequencer.forget(producer)
         self._seen.pop(producer, None)
 
 
