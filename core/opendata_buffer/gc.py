@@ -132,8 +132,7 @@ class GcCursor:
             encode=lambda after: json.dumps({"version": _CURSOR.version, "after": after}).encode(),
             runtime=self._runtime,
             settings=self._config,
-            max_bytes=_CURSOR.max_bytes,
-            unreadable=_CURSOR.unreadable,
+            sidecar=_CURSOR,
         )
 
     def _decode(self, data: bytes) -> str:

@@ -33,7 +33,7 @@ from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.ownership import OWNER_NAME, Watermark, check_owner, claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Blob, Listing, Store
+from opendata_buffer.stores.base import Listing, Store, read_bytes
 
 SEQUENCES_AHEAD = 1_000_000
 EPOCHS_AHEAD = 1_000
@@ -261,11 +261,9 @@ def _by_clock(own: Sequence[_Found]) -> list[_Found]:
 def read_raw(store: Store, key: str) -> bytes | None:
     """A manifest's bytes; None without an object, CorruptData for one larger than a manifest."""
     try:
-        got = store.get(key, max_bytes=MAX_MANIFEST_BYTES)
+        return read_bytes(store, key, MAX_MANIFEST_BYTES)
     except ObjectNotFound:
         return None
-    assert isinstance(got, Blob)
-    return got.data
 
 
 def open_for_repair(store: Store, config: QueueConfig, runtime: Runtime) -> Queue:

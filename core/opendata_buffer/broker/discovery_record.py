@@ -174,6 +174,5 @@ class Lease:
             encode=encode,
             runtime=self._runtime,
             settings=self._settings,
-            max_bytes=DISCOVERY_RECORD.max_bytes,
-            unreadable=DISCOVERY_RECORD.unreadable,
+            sidecar=DISCOVERY_RECORD,
         )

@@ -130,8 +130,7 @@ def _register(store: Store, config: ConsumerConfig, runtime: Runtime) -> CasObje
         encode=encode,
         runtime=runtime,
         settings=config,
-        max_bytes=CLAIMS.max_bytes,
-        unreadable=CLAIMS.unreadable,
+        sidecar=CLAIMS,
     )
 
 

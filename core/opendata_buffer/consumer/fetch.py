@@ -32,7 +32,7 @@ from opendata_buffer.formats.batch import DEFAULT_MAX_BYTES, largest_object
 from opendata_buffer.formats.keys import is_confined
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores.base import Blob, Get, GetInto, Near
+from opendata_buffer.stores.base import Get, GetInto, Near, read_bytes
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.values import DROPMALFORMED, FAILFAST, Decoder, ValueOptions, infer
 
@@ -406,10 +406,9 @@ class FetchHandle:
         """As :attr:`fetch`, without decoding: see :meth:`decode`, :meth:`decode_arrow`."""
         started = self._runtime.monotonic()
         with self._reading(descriptor) as (location, limit):
-            got = self._store.get(location, max_bytes=limit)
-        assert isinstance(got, Blob)
-        self._count_read(started, len(got.data))
-        return RawBatch(got.data, descriptor.sequence, location, descriptor.metadata)
+            data = read_bytes(self._store, location, limit)
+        self._count_read(started, len(data))
+        return RawBatch(data, descriptor.sequence, location, descriptor.metadata)
 
     def fetch_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
         """As :meth:`fetch_raw`, into memory that :meth:`records` decodes without copying it."""

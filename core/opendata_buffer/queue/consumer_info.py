@@ -138,6 +138,5 @@ def _object(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasObject
         encode=ConsumerInfo.to_json,
         runtime=runtime,
         settings=config,
-        max_bytes=_SIDECAR.max_bytes,
-        unreadable=_SIDECAR.unreadable,
+        sidecar=_SIDECAR,
     )

@@ -58,7 +58,7 @@ from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest, with_
 from opendata_buffer.formats.sidecar import Fields, Sidecar
 from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
-from opendata_buffer.stores.base import Blob, Get, List
+from opendata_buffer.stores.base import Get, List, read_bytes
 
 log = logging.getLogger(__name__)
 
@@ -366,8 +366,7 @@ def _owner_object(store: CasStore, config: QueueConfig, runtime: Runtime) -> Cas
         encode=lambda owner: owner.to_json(prefix),
         runtime=runtime,
         settings=config,
-        max_bytes=_OWNER.max_bytes,
-        unreadable=_OWNER.unreadable,
+        sidecar=_OWNER,
     )
 
 
@@ -462,7 +461,7 @@ def exists(store: Get, key: str) -> bool:
 def _is_beside_partitions(store: Get, root: str, inner: str) -> bool:
     """Whether there is a topic at this root, and it has no partition of this name."""
     try:
-        found = store.get(_topic_key(root), max_bytes=_MAX_SMALL_BYTES)
+        description = read_bytes(store, _topic_key(root), _MAX_SMALL_BYTES)
     except (ObjectNotFound, PermanentStorageError):
         # A process that may not read outside of the prefix may still have a queue there.
         return False
@@ -471,9 +470,8 @@ def _is_beside_partitions(store: Get, root: str, inner: str) -> bool:
         # A name with letters cannot be guessed, so it was listed once. If it is listed no more,
         # its manifest is sealed and refuses every write.
         return name is None
-    assert isinstance(found, Blob)
     try:
-        names = [str(each["name"]) for each in json.loads(found.data)["partitions"]]
+        names = [str(each["name"]) for each in json.loads(description)["partitions"]]
     except (ValueError, RecursionError, TypeError, KeyError):
         return False  # Reading the topic raises the error about its description.
     return inner not in names and any(has_letters(name) for name in names)
