@@ -482,7 +482,7 @@ class Consumer(Closeable):
     @cached_property
     def _fetch_handle(self) -> FetchHandle:
         """Made by the first fetch: it opens the store once more, which a planner does not need."""
-        # pyarrow takes 0.2 s to import: commands that only look at a queue do without it.
+        # pyarrow takes 0.2 s to import: commands that only read a manifest do without it.
         from opendata_buffer.consumer.fetch import FetchHandle
 
         return FetchHandle.of(self._fetched_from, store=self._given_store, runtime=self._runtime)
@@ -536,8 +536,8 @@ class Consumer(Closeable):
             return self._queued(self._read())
 
     def __bool__(self) -> bool:
-        # Without this, `if consumer:` would call __len__: ask the store, and say no to an empty
-        # queue.
+        # Without this, `if consumer:` would call __len__, which asks the store, and be false for an
+        # empty queue.
         return True
 
     def close(self) -> None:

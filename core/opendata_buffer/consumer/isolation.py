@@ -1,4 +1,4 @@
-"""Which queued batches count, each once: the one rule for everything that reads. Pure.
+"""Which queued batches are delivered, each once: the one rule of all readers. Pure.
 
 The names of batches have two kinds of identity, and each has its part of the rule:
 
@@ -140,8 +140,8 @@ class TransactionFilter:
     def lost(self, through: int) -> None:
         """Sequences up to and including ``through`` are gone, and their names are unknown.
 
-        What follows is passed even when it belongs to the transaction before the gap: it is
-        more likely the rest of that transaction than a repeat whose separator is gone.
+        The next entry is passed even when it is of the same transaction as the last one before
+        them: it is more likely the rest of that transaction than a repeat whose separator is gone.
         """
         if self._tail is not None and self._tail[2] < through:
             self._tail = (*self._tail[:2], through)
@@ -380,8 +380,8 @@ class ReadCommitted:
         """Sequences up to and including ``through`` are gone, and their names are unknown.
 
         Transactions that were open are given up: their batches are gone with them, and the
-        acknowledgement may be, too. Of one that goes on behind the gap the rest is delivered
-        when it is committed.
+        acknowledgement may be, too. The rest of a transaction that goes on behind them is
+        delivered when it is committed.
         """
         if self._isolation == READ_UNCOMMITTED:
             return
@@ -465,8 +465,8 @@ class ReadCommitted:
         return [] if self._sequencer is None else self._sequencer.checkpoint()
 
     def _forget(self, producer: Hashable) -> None:
-        if self._sequencer is not None:
-            self._sequencer.forget(producer)
+        assert self._sequencer is not None, "producers are known by their messages"
+        self._sequencer.forget(producer)
         self._seen.pop(producer, None)
 
 

@@ -75,7 +75,7 @@ class Proof(Protocol[T_contra]):
 
 
 class _AmbiguousWrites(Generic[T]):
-    """Which attempts of one change are in doubt: written, or still to be, without our knowing.
+    """The attempts of one change that are in doubt: the store may have applied them, or still may.
 
     * An attempt that lost its race is in doubt until the object is read: a proxy that repeats
       requests turns our own success into a conflict (failure F1).
@@ -241,7 +241,9 @@ class CasObject(Generic[T]):
                 value: T | None = self._changing(self._attempt, decide, writes)
                 if proof is None or not writes.in_doubt:
                     return outcomes.Applied(value)
-                reason = "nothing more was to be written, but an earlier attempt may still land"
+                reason = (
+                    "nothing more was to be written, but an earlier attempt may still be applied"
+                )
             except _LostRace as error:
                 # The deadline has passed, but what the last attempt did must be known.
                 self._read_once()
@@ -346,7 +348,7 @@ class CasObject(Generic[T]):
         return self._value
 
     def _named(self, error: CorruptData) -> CorruptData:
-        """The error with the object's name: codecs see bytes and cannot say whose they are."""
+        """The error with the object's name: codecs see only its bytes."""
         return type(error)(f"{self.key!r} in {self._store.url}: {error}")
 
     def _missing(self) -> _Missing:

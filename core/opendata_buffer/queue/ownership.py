@@ -1,9 +1,9 @@
 """Which queue a data prefix belongs to, and how far that queue's manifest was.
 
 A manifest only goes forward. One that is gone or behind was deleted, created again or restored from
-an old copy: its sequences stand for other batches by now, and batches that wait to be read may be
-named by nothing. So no process goes on with it (failure F4); each error names the queue as the
-command line takes it, in the command that repairs it.
+an old copy: its sequences stand for other batches by now, and the collector would delete unread
+batches that it does not name. So every process refuses it (failure F4); each error names the
+command that repairs the queue.
 
 The garbage collector deletes what its manifest does not name. Two queues with one data prefix
 would therefore delete each other's batches, even though both manifests are sound. The owner
@@ -19,9 +19,8 @@ collector of another manifest is refused before it writes a batch or deletes one
   distinguishes a position of this queue from one of another queue, or of a queue that was deleted
   and created again (failure F4).
 * The other four are a watermark, which the manifest has once reached. It lags, because it is
-  written seldom (:meth:`QueueClaim.note`), and never runs ahead. The
-  collector would delete the unread batches of a manifest that is gone or behind it. Markers without
-  a watermark are read as well.
+  written seldom (:meth:`QueueClaim.note`), and never runs ahead. Markers without a watermark are
+  read as well.
 
 A v1 client's collector deletes everything under its prefix that its manifest does not name, and so
 a queue inside that prefix. So a new queue's creator looks for markers above the new prefix, and
@@ -513,9 +512,9 @@ def queue_hint(url: str, config: QueueConfig) -> str:
 
 
 def parse_manifest(data: bytes, url: str, config: QueueConfig) -> Manifest:
-    """A queue's manifest, which names itself where its entries turn out to be damaged.
+    """A queue's manifest, whose errors about damaged entries name it and the command that helps.
 
-    An error from here names the command; the caller, which has read the bytes, adds their key.
+    An error from here names the command only: the caller, which has read the bytes, adds their key.
     """
     hint = queue_hint(url, config)
     try:

@@ -244,7 +244,7 @@ def read_sidecar(store: Get, key: str, kind: Sidecar, decode: Callable[[bytes], 
     try:
         return decode(data)
     except CorruptData as error:
-        # The decoder sees bytes and cannot say whose they are.
+        # The decoder sees only the bytes, and cannot name the object.
         raise CorruptData(f"{key!r}: {error}") from error
 
 

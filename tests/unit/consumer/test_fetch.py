@@ -189,7 +189,7 @@ def test_a_handle_on_a_named_memory_store_travels_within_the_process() -> None:
     assert received.fetch(BatchDescriptor(7, LOCATION)).entries == []
 
 
-def test_a_handle_on_a_private_store_says_why_it_cannot_travel() -> None:
+def test_the_error_about_pickling_a_handle_on_a_private_store_has_the_reason() -> None:
     with pytest.raises(InvalidInput, match="cannot be pickled"):
         pickle.dumps(_handle(MemoryStore()))
 

@@ -417,7 +417,7 @@ class Handle(FetchHandle):
 
 
 @pytest.mark.parametrize("arrow", [False, True])
-def test_what_is_in_flight_of_a_handle_is_stored_batches_and_each_is_decoded_when_taken(
+def test_stored_batches_are_in_flight_and_each_is_decoded_when_taken(
     arrow: bool,
 ) -> None:
     handle = Handle()

@@ -114,7 +114,7 @@ def test_any_bytes_like_manifest(view: Callable[[bytes], Any]) -> None:
     assert Manifest.parse(view(RAW)).entries() == ENTRIES
 
 
-def test_reading_piece_by_piece_walks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_piece_by_piece_parses_each_header_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Counting(struct.Struct):
         calls = 0
 
@@ -221,7 +221,7 @@ def test_drop_through() -> None:
     assert manifest.drop_through(7).entries() == ENTRIES[1:]
 
 
-def test_f27_dropping_what_is_not_queued_is_refused() -> None:
+def test_f27_dropping_beyond_the_newest_entry_is_refused() -> None:
     for sequence in (9, 10, 2**64 - 1):
         with pytest.raises(InvalidInput, match=f"{sequence}: the newest entry queued is 8"):
             Manifest.parse(RAW).drop_through(sequence)
@@ -390,7 +390,7 @@ def test_one_entry_is_replaced_and_every_other_byte_kept(sequence: int) -> None:
     assert (manifest.next_sequence, manifest.epoch) == (9, 3)
 
 
-def test_what_is_not_queued_is_not_replaced_and_no_queue_starts_below_zero() -> None:
+def test_a_sequence_that_is_not_queued_is_not_replaced_and_no_queue_starts_below_zero() -> None:
     for sequence in (6, 9):
         with pytest.raises(InvalidInput, match="holds 7 to 8"):
             Manifest.parse(RAW).replace(sequence, NewEntry("x"))
@@ -398,7 +398,7 @@ def test_what_is_not_queued_is_not_replaced_and_no_queue_starts_below_zero() -> 
         Manifest.starting_at(-1, 0)
 
 
-def test_an_entry_is_as_old_as_it_says_and_never_younger_than_now() -> None:
+def test_the_age_of_an_entry_is_by_its_time_and_never_negative() -> None:
     timed = (NewEntry("p/a", (Metadata(0, 5_000),)), NewEntry("p/b", (Metadata(0, 9_000),)))
     manifest = Manifest.empty().append(timed)
     assert manifest.age_s(10_500) == 5.5

@@ -128,7 +128,7 @@ def test_of_two_claims_at_once_the_first_stays() -> None:
         _claim(Late(), "ingest", "ingest/manifest")
 
 
-def test_a_marker_that_is_too_large_is_told_with_its_place_and_what_to_do() -> None:
+def test_the_error_about_a_marker_that_is_too_large_has_its_key_and_a_remedy() -> None:
     store = MemoryStore()
     store.put("ingest/_owner.json", bytes(64 * 1024 + 1))
     with pytest.raises(
@@ -256,7 +256,7 @@ def test_f4_beside_the_partitions_of_a_topic_whose_description_is_gone_no_queue_
     claim(store, f"{root}p-00001-05mv")  # that one belongs there
 
 
-def test_who_may_not_read_outside_of_the_prefix_still_gets_a_queue() -> None:
+def test_a_process_that_may_not_read_outside_of_the_prefix_gets_a_queue() -> None:
     class Walled(MemoryStore):
         def get(self, key: str, **options: object) -> object:  # type: ignore[override]
             if not key.startswith("ingest/"):
@@ -268,7 +268,7 @@ def test_who_may_not_read_outside_of_the_prefix_still_gets_a_queue() -> None:
     assert store.get("ingest/_owner.json")
 
 
-def test_who_uses_a_queue_that_is_there_looks_for_no_others() -> None:
+def test_opening_an_existing_queue_lists_no_others() -> None:
     class NoListing(MemoryStore):
         def list(self, prefix: str, **options: object) -> object:  # type: ignore[override]
             raise AssertionError("listed")
@@ -540,7 +540,7 @@ def test_a_damaged_manifest_is_named_before_anything_is_uploaded() -> None:
 # Watermarks
 
 
-def test_the_watermark_of_a_manifest_knows_what_has_left_it() -> None:
+def test_the_watermark_of_a_manifest_has_the_last_sequence_that_left_it() -> None:
     assert Watermark.of(Manifest.empty()) == Watermark(0, 0, None, "")
     assert Watermark.of(Manifest.starting_at(7, 3), "in/x.batch") == Watermark(
         7, 3, 6, "in/x.batch"
