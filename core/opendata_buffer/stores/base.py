@@ -223,7 +223,7 @@ class Store(Get, Put, ConditionalPut, List, Delete, Protocol):
 T = TypeVar("T")
 
 
-def read_bytes(store: Get, key: str, max_bytes: int) -> bytes:
+def read_bytes(store: Get, key: str, max_bytes: int | None = None) -> bytes:
     """All bytes of an object; raises as :meth:`Get.get`."""
     got = store.get(key, max_bytes=max_bytes)
     assert isinstance(got, Blob)  # the other one is only an answer to if_changed

@@ -88,7 +88,7 @@ def test_a_position_before_the_queue_is_data_loss(queue: LocalQueue) -> None:
 
 
 def test_data_loss_can_be_allowed_and_is_logged(
-    queue: LocalQueue, caplog: pytest.LogCaptureLocalQueue
+    queue: LocalQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue.produce(b"a", b"b", b"c", b"d")
     queue.consumer(2)
@@ -156,7 +156,7 @@ def test_f25_a_missing_batch_stays_at_the_head_until_it_is_back(queue: LocalQueu
 
 
 def test_f25_a_poison_batch_can_be_skipped_with_an_audit_record(
-    queue: LocalQueue, caplog: pytest.LogCaptureLocalQueue
+    queue: LocalQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     locations = queue.produce(b"a", b"b", b"c")
     queue.store.put(locations[1], b"garbage")

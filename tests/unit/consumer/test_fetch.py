@@ -21,7 +21,7 @@ from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocatio
 from opendata_buffer.formats.arrow import ReadBuffer
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
-from opendata_buffer.stores.base import Blob, Store
+from opendata_buffer.stores.base import Store, read_bytes
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.open import open_store
@@ -159,9 +159,7 @@ def test_f23_foreign_locations_can_be_allowed_and_stay_in_the_store() -> None:
 
 def test_a_handle_within_another_prefix_reads_there_and_nowhere_else() -> None:
     store = _store()
-    blob = store.get(LOCATION)
-    assert isinstance(blob, Blob)
-    store.put("other/a.batch", blob.data)
+    store.put("other/a.batch", read_bytes(store, LOCATION))
     handle = _handle(store)
     other = handle.within("other")
     assert other.fetch(BatchDescriptor(7, "other/a.batch")).entries == [b"abc", b""]

@@ -15,7 +15,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.queue.cas import CasObject, OutcomeUnknown
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome, read_bytes
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import (
     ScriptedStore,
@@ -94,9 +94,7 @@ def conflict(*_: object) -> PutOutcome:
 
 
 def stored(store: ScriptedStore) -> Numbers:
-    blob = store.get(KEY)
-    assert isinstance(blob, Blob)
-    return decode(blob.data)
+    return decode(read_bytes(store, KEY))
 
 
 def test_a_change_creates_then_replaces_and_the_same_value_is_not_written() -> None:

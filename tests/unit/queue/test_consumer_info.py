@@ -17,7 +17,7 @@ from opendata_buffer.queue.consumer_info import (
     read_consumer_info,
     write_consumer_info,
 )
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -26,9 +26,7 @@ CONFIG = ConsumerConfig(store="memory://q", gc=GarbageCollectorConfig(enabled=Fa
 
 
 def fields_of(store: MemoryStore) -> dict[str, Any]:
-    got = store.get(KEY)
-    assert isinstance(got, Blob)
-    found: dict[str, Any] = json.loads(got.data)
+    found: dict[str, Any] = json.loads(read_bytes(store, KEY))
     return found
 
 

@@ -47,17 +47,10 @@ from opendata_buffer.queue.ownership import (
     vanished,
 )
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import ABSENT, Absent, Blob, IfVersion, PutOutcome
+from opendata_buffer.stores.base import ABSENT, Absent, IfVersion, PutOutcome, read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import ScriptedStore, not_applied_answer_lost
-
-
-def read_key(store: MemoryStore, key: str) -> bytes:
-    got = store.get(key)
-    assert isinstance(got, Blob)
-    return got.data
-
 
 INGEST = QueueConfig(store="memory://unused")
 
@@ -80,10 +73,10 @@ def test_each_queue_gets_a_marker_with_an_id_of_its_own() -> None:
     assert store.list("").objects == ()
     first = _claim(store, "ingest", "ingest/manifest")
     second = _claim(store, "other", "queues/b")
-    assert read_key(store, owner_key("ingest")) == (
+    assert read_bytes(store, owner_key("ingest")) == (
         b'{"version": 1, "manifest": "manifest", "id": "%s"}\n' % first.encode()
     )
-    assert read_key(store, "other/_owner.json") == (
+    assert read_bytes(store, "other/_owner.json") == (
         b'{"version": 1, "manifest": "../queues/b", "id": "%s"}\n' % second.encode()
     )
     assert len({first, second, ""}) == 3
@@ -313,7 +306,7 @@ def consume(store: MemoryStore, config: ConsumerConfig = CONSUMER) -> list[bytes
 
 
 def marker(store: MemoryStore) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(read_key(store, OWNER_KEY))
+    fields: dict[str, Any] = json.loads(read_bytes(store, OWNER_KEY))
     return fields
 
 
@@ -353,7 +346,7 @@ def test_f4_a_lost_or_restored_manifest_stops_everybody_and_destroys_nothing(har
 def test_f4_an_epoch_that_went_backwards_is_refused_too() -> None:
     store = MemoryStore()
     produce(store, b"a")
-    old = read_key(store, MANIFEST)
+    old = read_bytes(store, MANIFEST)
     assert consume(store) == [b"a"]
     store.put(MANIFEST, old)
     with pytest.raises(QueueReset, match=r"next sequence 1 -> 1, epoch 1 -> 0"):
@@ -451,7 +444,7 @@ def test_a_watermark_never_falls() -> None:
 def test_a_consumer_adds_where_its_last_batch_was_to_what_a_collector_noted_before() -> None:
     store = MemoryStore()
     produce(store, b"a", b"b")
-    (_, last) = Manifest.parse(read_key(store, MANIFEST)).entries()
+    (_, last) = Manifest.parse(read_bytes(store, MANIFEST)).entries()
     with Consumer(CONSUMER, store=store) as consumer:
         for _ in range(2):
             assert consumer.next_batch() is not None
@@ -459,12 +452,12 @@ def test_a_consumer_adds_where_its_last_batch_was_to_what_a_collector_noted_befo
         consumer.flush()
         # Seen by a collector after the acknowledgement, before the consumer's own note.
         collector = claim_queue(store, CONSUMER, runtime=ManualRuntime())
-        collector.note(Manifest.parse(read_key(store, MANIFEST)), now=True)
+        collector.note(Manifest.parse(read_bytes(store, MANIFEST)), now=True)
         assert marker(store)["acked"] == 1
     assert marker(store)["acked_location"] == last.location
     # Who knows less does not take it away.
     assert consume(store) == []
-    collector.note(Manifest.parse(read_key(store, MANIFEST)), now=True)
+    collector.note(Manifest.parse(read_bytes(store, MANIFEST)), now=True)
     assert marker(store)["acked_location"] == last.location
 
 
