@@ -75,7 +75,7 @@ T = TypeVar("T")
 
 
 class UploadAges:
-    """Tells how long uploads are safe, from the plan of their write or by a listing."""
+    """Checks how long uploads are safe, from the plan of their write or by a listing."""
 
     def __init__(self, store: List, options: SinkOptions, runtime: Runtime) -> None:
         self.grace_ms = options.gc_grace_period_ms
@@ -155,7 +155,7 @@ class UploadAges:
 
 
 class UploadCommitter:
-    """Makes the uploads of a write visible; what the commit to a queue and to a topic share.
+    """Makes the uploads of a write visible; the common part of a commit to a queue and to a topic.
 
     Args:
         store: Where queue, or topic, and batches live.

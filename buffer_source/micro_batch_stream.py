@@ -44,10 +44,10 @@ FIRST_BATCH_LOGGED_S = 60.0
 """Idle seconds after which the first batch of a run counts as being in Spark's commit log."""
 
 COMMITS_THAT_PROVE = 2
-"""So many commits in a row, each in its place, prove synchronous tracking.
+"""Commits in a row, each where a normal query makes it, that prove synchronous tracking.
 
-Asynchronous tracking would have to win the same race as often: its log would have to be written,
-by another thread, between two statements of Spark's main thread."""
+Asynchronous tracking would have to win the same race each time: another thread would have to write
+its log between two statements of Spark's main thread."""
 
 T = TypeVar("T")
 
@@ -131,7 +131,7 @@ class CommitLog:
 
 @dataclass(slots=True)
 class Progress:
-    """What one run has planned and passed by. All start at 0 and only ``quarantined`` may fall.
+    """Counts of one run, of planned and skipped batches. Only ``quarantined`` may fall.
 
     Attributes:
         batches: Batches given to tasks.
@@ -417,7 +417,7 @@ class MicroBatchStream:
         self._acknowledge(end.partitions)
 
     def report(self) -> dict[str, Any] | None:
-        """What the source is, how far the queue reaches, and what was read; makes no request.
+        """The source's name, the end and backlog of the queue, and what was read; makes no request.
 
         Spark shows it as the ``latestOffset`` of the query's progress, the only place that a
         Python source has there. All counts are of this run. ``{"v":1, "source":

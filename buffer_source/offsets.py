@@ -35,7 +35,7 @@ class Position:
     Attributes:
         next: First sequence that has not been read.
         base: Where reading began: the resolved ``startingOffsets``, or the sequence reading
-            continued at behind a gap, when ``failOnDataLoss`` is false.
+            continued at behind a loss, when ``failOnDataLoss`` is false.
         transactions: State of the transaction filter, small JSON.
         queue: Id of the queue; empty when it has none. A sequence of another queue, or of one
             that was deleted and made anew, means nothing in this one.

@@ -1,4 +1,4 @@
-"""One queue of a source: where reading is, what waits behind it, what a micro-batch takes of it.
+"""One queue of a source: the position of the query, and what a micro-batch reads behind it.
 
 Every answer of a :class:`PartitionStream` is a function of the positions that Spark hands over and
 of the manifest; what is kept between calls only saves requests.
@@ -110,9 +110,9 @@ class IsolationFilter:
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What waits in one partition behind the position ``start``: entries in a row from ``begin``.
+    """The waiting entries of one partition behind the position ``start``, in a row from ``begin``.
 
-    ``fixed`` is where the next micro-batch ends, whatever waits; None when that depends.
+    ``fixed`` is where the next micro-batch ends, whatever waits; None where it depends on that.
     """
 
     start: Position | None
@@ -128,7 +128,7 @@ class PollResult:
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """What one micro-batch reads of one partition."""
+    """The batches that one micro-batch reads of one partition."""
 
     batches: list[PartitionBatch]  # In the order they are read.
     sizes: list[int]  # Stored bytes of each, estimated.
@@ -161,7 +161,7 @@ class PartitionStream:
         self._run_end = EVERYTHING  # With AvailableNow: the first sequence of a later run.
         self._next = 0  # Where the last answer ends.
         self._is_fresh = False  # Whether the last poll has read the manifest.
-        self._acknowledged: Position | None = None  # The last one that is done with.
+        self._acknowledged: Position | None = None  # The last one that was acknowledged.
 
     def freeze_end(self) -> None:
         """Let this run end at what is queued now."""
@@ -373,9 +373,9 @@ class PartitionStream:
     def _missing(self, batches: Sequence[BatchDescriptor]) -> frozenset[int]:
         """Sequences of batches that are passed by because their objects are gone.
 
-        Asked only where a loss is allowed, and only of batches whose writer repeats one that it
-        finds to be gone: the rule delivers the repeat only when it knows of the loss. Other
-        missing batches are found by their tasks.
+        The store is asked only where a loss is allowed, and only about batches whose writer repeats
+        one that it finds to be gone: the rule delivers the repeat only when it knows of the loss.
+        Tasks find other missing batches.
         """
         if self._options.fail_on_data_loss:
             return frozenset()

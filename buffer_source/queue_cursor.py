@@ -42,7 +42,7 @@ from opendata_buffer.stores.base import Store
 log = logging.getLogger(__name__)
 
 EVERYTHING = 1 << 64
-"""A sequence that no queue reaches."""
+"""A sequence beyond the end of any queue."""
 
 
 class QueueCursor:
@@ -130,7 +130,7 @@ class QueueCursor:
         return self.end == self.acknowledged
 
     def owns(self, position: Position) -> bool:
-        """Whether a position is about this queue, as far as ids tell."""
+        """Whether a position is of this queue, as far as ids show."""
         return position.queue in ("", self.queue_id) or not self.queue_id
 
     def continue_behind(self, start: Position) -> tuple[int, int]:

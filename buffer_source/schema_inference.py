@@ -26,7 +26,7 @@ BATCHES = 8
 """Batches of a sample, over all partitions."""
 
 RECORDS = 1000
-"""Records of each of them."""
+"""Records of each of these batches."""
 
 
 def infer_schema(

@@ -63,7 +63,7 @@ def queue_label(url: str, manifest_path: str) -> str:
 
 
 class WatchedGauge:
-    """A gauge that is computed when a reader collects, by calling those that have a value."""
+    """A gauge that is computed when a reader collects, for each watched owner."""
 
     def __init__(self, name: str, unit: str, meaning: str) -> None:
         # Weak references: an owner that is dropped without being closed must not be kept alive, nor
@@ -74,7 +74,7 @@ class WatchedGauge:
     def watch(
         self, owner: Owner, value: Callable[[Owner], float | None], labels: Mapping[str, str]
     ) -> None:
-        """Ask for ``value(owner)`` from now on, in the reader's thread; None is no measurement."""
+        """Report ``value(owner)`` when a reader collects, in its thread; None reports nothing."""
         key = id(owner)
         alive = ref(owner, lambda _: self._owners.pop(key, None))
 

@@ -45,7 +45,7 @@ class Entry(Protocol):
 
     @property
     def sequence(self) -> int:
-        """Its place in the queue."""
+        """Its sequence in the queue."""
 
     @property
     def location(self) -> str:

@@ -213,7 +213,7 @@ def _ordered(found: Sequence[_Found]) -> list[_Found]:
 def _within_places(
     items: Sequence[T], owner: Callable[[T], object], arrange: Callable[[list[T]], list[T]]
 ) -> list[T]:
-    """Rearrange each owner's items within the places that they have among the others."""
+    """Rearrange each owner's items within the positions that they have among the others."""
     places: dict[object, list[int]] = {}
     for place, item in enumerate(items):
         if (own := owner(item)) is not None:
@@ -241,8 +241,8 @@ def _by_clock(own: Sequence[_Found]) -> list[_Found]:
 
     Names may be made ahead of time and in many processes, so messages go by the producer's clock:
     a message behind a later one would pass for a duplicate. Acknowledgements keep the places of
-    their names, because a roll-back has an earlier clock. The final acknowledgement goes to the
-    last place: messages behind it would stay undecided.
+    their names, because a roll-back has an earlier clock. The final acknowledgement goes last:
+    messages behind it would stay undecided.
     """
     messages = [(parse_uuid(each[1].message), each) for each in own if each[1].message is not None]
     final = [each for message, each in messages if message.flags & FINAL]

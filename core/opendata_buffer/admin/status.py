@@ -1,4 +1,4 @@
-"""What is in a queue or a topic, who consumes it, and how its broker and workers are doing.
+"""The content of a queue or a topic, its consumer, and the state of its broker and workers.
 
 Everything here reads manifests and the small objects next to them, and changes nothing.
 """

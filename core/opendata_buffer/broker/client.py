@@ -21,19 +21,19 @@ from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.runtime import Runtime, wait_for
 
 RENEW_S = 0.5
-"""An append is renewed when a message of the broker came so long after the clock it holds by."""
+"""Seconds: an append whose clock is so much older than the broker's newest one is renewed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """It is in the queue."""
+    """The entries are in the queue."""
 
     sequence: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It was not appended and will not be.
+    """The entries were not appended and will not be.
 
     ``why`` is ``expired``, ``moved``, ``busy``, ``unsent``, ``late`` for its own deadline, or
     ``large``: no broker takes it.
@@ -44,8 +44,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No answer: it may be in the queue, at ``since`` or later. From ``safe_at`` on, monotonic
-    seconds, this broker begins no write of it."""
+    """No answer: the entries may be in the queue, at ``since`` or later. From ``safe_at`` on,
+    monotonic seconds, this broker begins no write of them."""
 
     since: int
     safe_at: float
@@ -64,8 +64,8 @@ class PendingRequest:
     """One request that waits for its answer. Times are monotonic seconds.
 
     Attributes:
-        lost: Its answer where none will come.
-        heard_at: When the broker's clock came by which the request holds, for ``valid_s`` seconds.
+        lost: The result where no answer comes.
+        heard_at: When the broker's clock arrived that the request carries, for ``valid_s`` seconds.
         begin_by: No write of it begins after this.
         posted: No thread waits for its answer.
         answer: Once there is one; an error is raised.
@@ -83,7 +83,7 @@ class PendingRequests:
     """The unanswered requests of one connection, by their numbers. Pure.
 
     The caller holds a lock and passes the time in monotonic seconds. ``clock`` is the broker's, as
-    it last came at ``heard_at``; every append takes it back to the broker.
+    received at ``heard_at``; every append sends it back to the broker.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class PendingRequests:
         self.heard_at = 0.0
         self._pending: dict[int, PendingRequest] = {}
         self._number = 0
-        self._next = 0  # sequence of the queue's next entry, as far as was heard
+        self._next = 0  # sequence of the queue's next entry, as the broker last reported it
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -101,7 +101,7 @@ class PendingRequests:
 
     @property
     def is_full(self) -> bool:
-        """Whether the broker would end the connection at one more request."""
+        """Whether the broker would close the connection at one more request."""
         return len(self._pending) >= MAX_OPEN_REQUESTS
 
     def begin(self, *, posted: bool = False) -> tuple[int, PendingRequest]:
@@ -132,7 +132,7 @@ class PendingRequests:
             case {"op": "refused", "why": str(why)} if call is not None:
                 call.answer = Refused(why)
             case {"op": "lost", "since": int(since)} if call is not None:
-                # The broker has begun its last write of it; what that one did shows later.
+                # The broker has begun its last write of it; the answer to that write follows.
                 call.answer = Lost(since, now)
             case {"op": "failed", "error": error} if call is not None:
                 call.answer = error_of(error)
@@ -145,13 +145,13 @@ class PendingRequests:
             case {"op": str(op)} if call is None and op in _ANSWERS:
                 return False  # Its caller waits no longer.
             case _:
-                raise ProtocolError(f"the broker says {str(body.get('op'))[:50]!r}: unknown")
+                raise ProtocolError(f"unknown message {str(body.get('op'))[:50]!r} of the broker")
         if call is not None and call.posted:
             self.end(body["n"])
         return True
 
     def renew(self) -> list[int]:
-        """Let appends that wait for a slow write hold by the clock that just came.
+        """Renew the appends that wait for a slow write, by the clock that was just received.
 
         Otherwise an append that came during a write of more than two seconds would be refused, sent
         again as the next write begins, and never be written. Returns the numbers of these appends,
@@ -161,7 +161,7 @@ class PendingRequests:
         for number, call in self._pending.items():
             is_old = self.heard_at - call.heard_at >= RENEW_S
             if call.answer is None and is_old and self.heard_at + call.valid_s <= call.begin_by:
-                # First here: no other broker is asked while this one may still write it.
+                # First here: this client asks no other broker while this one may still write it.
                 call.heard_at = self.heard_at
                 call.lost = Lost(call.lost.since, self.heard_at + call.valid_s)
                 renewed.append(number)
@@ -218,7 +218,7 @@ class Channel(Protocol):
 
 
 class Connection:
-    """A connection that has shaken hands. Thread-safe; one thread of its own reads.
+    """A connection after its handshake. Thread-safe; one thread of its own reads.
 
     Nothing was received from ``channel`` yet; ``nonce`` are random bytes for this connection alone.
     Raises ChannelClosed where the other side ends it or sends nothing, ProtocolError where it is
@@ -291,7 +291,7 @@ class Connection:
         return Refused("unknown") if isinstance(answer, Appended) else answer
 
     def tell(self, body: Mapping[str, Any]) -> None:
-        """Send a message that has no answer."""
+        """Send a message that gets no answer."""
         self._transmit(dict(body))
 
     def post(self, body: Mapping[str, Any], until: float | None) -> bool:
@@ -337,7 +337,7 @@ class Connection:
             try:
                 sent = self._transmit(body)
             except ProtocolError as error:
-                log.warning("the broker is not asked: %s", error)
+                log.warning("a request was not sent to the broker: %s", error)
                 call.answer, sent = Refused("large"), True
             with self._condition:
                 if not sent:

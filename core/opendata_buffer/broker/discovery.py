@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 class Discovery:
     """One connection to the broker of a queue, for all threads of a process. Thread-safe.
 
-    :meth:`find` waits ``waits_s`` seconds at most, and not at all while the announced broker was
-    not reached when last tried. With None it waits until the search is over.
+    :meth:`find` waits ``waits_s`` seconds at most, and not at all if the last search did not reach
+    the announced broker. With None it waits until the search is over.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Discovery:
         self._searching: object | None = None
         self.is_closed = False
         self.announced = False
-        """Whether the last search found a broker announced, or could not tell."""
+        """Whether the last search found a broker announced, or failed."""
         self.reason = ""
         """Why the last search found none."""
 
@@ -140,7 +140,7 @@ class Discovery:
                     self._silent, self._beat = connection.broker_record, None
 
     def close(self) -> Connection | None:
-        """Search no more; gives the connection there was, to be closed. Free to repeat."""
+        """Stop searching; returns the connection, which the caller closes. Free to repeat."""
         with self._condition:
             self.is_closed = True
             connection, self._connection = self._connection, None

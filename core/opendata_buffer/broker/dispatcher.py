@@ -1,10 +1,10 @@
 """Hands the queue's batches to workers: the broker as the queue's consumer.
 
-Requests of all workers pile up while one compare-and-swap on the claims is on its way; the next one
-takes them all, and each is answered after it has landed. Heartbeats are kept in memory only. What
-is finished without a gap is acknowledged after that, so a dispatcher that dies in between only
+While one compare-and-swap on the claims is in flight, requests of all workers queue up; the next
+one handles them all, and each is answered after it has landed. Heartbeats are kept in memory only.
+Finished batches at the front are acknowledged after that, so a dispatcher that dies in between only
 acknowledges later. Another consumer of the queue, or another dispatcher, fences this one, and its
-workers turn to the broker that is announced now.
+workers go to the broker that is announced now.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ACK_S = 1.0
 """Between two acknowledgements while workers wait: each is a write for which they would wait."""
 
 MAX_ENDED = 10_000
-"""Claims of which it is remembered how they ended, for workers that ask again."""
+"""Ended claims whose outcome is remembered, for workers that ask again."""
 
 REPLACED_S = 3.0
 """A broker whose record was replaced reads that within two seconds, and steps down."""
@@ -142,7 +142,7 @@ class Dispatcher:
         queue: What the broker appends to; None for a queue of its own.
         is_announced: Whether clients are sent to this broker and to no other; reads the store. Only
             then are the claims taken over from another dispatcher.
-        is_current: Whether that was so some seconds ago.
+        is_current: Whether that was so some seconds ago; reads nothing.
         steady_since: Since when this broker has run without a long pause, monotonic seconds.
             Heartbeats of a pause may have been missed.
     """
@@ -192,7 +192,7 @@ class Dispatcher:
         self._refuse([request])
 
     def beat(self, tokens: list[int]) -> bool:
-        """A worker lives and works on these; False when it must turn to another broker.
+        """Note a worker's heartbeat for these claims; False when it must go to another broker.
 
         A broker that does not reach the store may have been replaced. Answered heartbeats would
         keep its workers from the next broker, where their claims would lapse.
@@ -203,8 +203,8 @@ class Dispatcher:
         with self._condition:
             self._heartbeats.hear(tokens, now)
             if tokens and not self._leaving and self._task is None:
-                # Take the claims over at once: a predecessor that was only suspended would find
-                # no heartbeats and give them away.
+                # Take the claims over at once: a predecessor that was only suspended would find no
+                # heartbeats, and hand the batches to other workers.
                 self._news = True
                 self._start()
         return True
@@ -221,7 +221,7 @@ class Dispatcher:
         return None if term is None else len(term.claims.held)
 
     def appended(self) -> None:
-        """There are new batches in the queue."""
+        """Note that there are new batches in the queue."""
         if self._task is not None:
             with self._condition:
                 self._news = True
@@ -314,8 +314,8 @@ class Dispatcher:
         if self._term is not None:
             return self._term
         if not self._is_announced():
-            # Taken and given up before the claims are written, the queue would seem to have another
-            # consumer, and the announced broker would leave it to that one.
+            # A broker that claimed the queue and gave up before it wrote the claims would look like
+            # another consumer, and the announced broker would stop for it.
             raise TransientStorageError("another broker is announced by now: ask that one")
         term = DispatcherTerm(self._store, self._config, self._runtime, self._queue)
         claims, ready = term.claims, self._ready
@@ -326,7 +326,7 @@ class Dispatcher:
         now = self._runtime.monotonic()
         self._heartbeats.begin(claims.held, now)
         self._term = term
-        # What is held or done must be known, to be handed out again or acknowledged.
+        # Held and finished batches must be known, to be handed out again or acknowledged.
         needed = max([claims.frontier, *(key + 1 for key in claims.held)])
         while ready.end < needed and ready.read_more(needed - ready.end, term.consumer, now):
             pass
@@ -353,7 +353,7 @@ class Dispatcher:
         self._ready.drop_before(frontier)
 
     def _fail(self, requests: list[Request], error: BaseException) -> None:
-        """A round has not landed, or that is not known: begin anew from what storage holds."""
+        """Begin anew from storage, after a round that failed or whose outcome is not known."""
         self._end_term()
         if isinstance(error, Fenced):
             if self._fenced is None and self._was_fenced_by_a_replaced_broker():

@@ -1,9 +1,9 @@
 """Which of several processes serves a queue as its broker.
 
 One thread watches the discovery record. While another broker is announced and alive, this one
-stands by; when that one is dead this one replaces the record, and the compare-and-swap lets one of
-many through. While it serves, it renews the record, and steps down once another broker's is there.
-Two brokers at once are safe, and only slow.
+stands by; when the other one is dead this one replaces the record, and the compare-and-swap lets
+one of many succeed. While it serves, it renews the record, and steps down once the record is
+another broker's. Two brokers at once are safe, and only slow.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class LeaderElection:
             self._step_down()
             return 0.0
         self._mine = beaten
-        # In this order: the dispatcher asks between the two.
+        # In this order: the dispatcher may read them between the two lines.
         self._steady_at = self._steady_since()
         self._beaten_at = self._runtime.monotonic()
         return BEAT_S

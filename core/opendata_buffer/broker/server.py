@@ -87,8 +87,8 @@ class Session:
                 self._begin()
                 self._dispatcher.submit(finish)
             case "beat":
-                # Answered: a worker relies on its claims by answered heartbeats only, and learns
-                # by missing answers that a broker is gone.
+                # Answered: a worker relies on its claims by answered heartbeats only, and concludes
+                # from missing answers that a broker is gone.
                 lives = self._dispatcher.beat(parse_beat(body))
                 answer = {"op": "beaten"} if lives else {"op": "refused", "why": "moved"}
                 self._say({**answer, "n": whole(body, "n")})
@@ -103,7 +103,7 @@ class Session:
             case "stats":
                 self._say({"op": "stats", **self._broker.stats()})
             case other:
-                raise ProtocolError(f"a client asks for {str(other)[:50]!r}, which is not known")
+                raise ProtocolError(f"unknown request {str(other)[:50]!r} of a client")
 
     @property
     def _dispatcher(self) -> Dispatcher:
@@ -122,7 +122,7 @@ class Session:
                 self._pending[append.number] = append
 
     def _renew(self, numbers: Sequence[int], heard: Moment) -> None:
-        """The client waits on: it heard this clock since."""
+        """Renew appends that still wait, by a later clock that the client received."""
         with self._lock:
             for number in numbers:
                 waiting = self._pending.get(number)
@@ -152,17 +152,17 @@ class Session:
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 2.0
-"""For a client to show that it knows the secret; then its connection is closed."""
+"""Seconds for a client to prove that it knows the secret; then its connection is closed."""
 
 MAX_CLIENTS = 10_000
 
 MAX_STRANGERS = 1_000
-"""Connections beyond those of clients whose handshake is not over. More are closed at once: the
-process needs files for its store."""
+"""Connections with an open handshake, beyond ``MAX_CLIENTS``. More are closed at once: the process
+needs files for its store."""
 
 PING_S, PONG_S = 20.0, 60.0
-"""A silent client is sent a ping, and disconnected without an answer. Not soon: a client that has
-no processor for a while only holds a connection."""
+"""Seconds after which a silent client is sent a ping, and then disconnected without an answer. They
+are long: a client without processor time costs only a connection."""
 
 QUEUED_ANSWERS = 1_024
 """Answers that wait for a client that does not read; then it is disconnected."""
@@ -273,7 +273,7 @@ class WebSocketPort:
         port = self
 
         class Connection(ServerConnection):
-            """Counted from the first moment on."""
+            """A connection that counts before its handshake."""
 
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
                 super().connection_made(transport)
@@ -329,7 +329,7 @@ class WebSocketPort:
         assert self._server is not None
         self._server.close(close_connections=True)
         await self._server.wait_closed()
-        # A client that connected meanwhile would wait for an answer until its own time is up.
+        # A client that connected meanwhile would wait for an answer until its timeout.
         for client in list(self._open):
             client.transport.abort()
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -378,7 +378,7 @@ class WebSocketPort:
                 setattr(client.protocol, self._size_name, MAX_MESSAGE_BYTES)
             await client.send(welcome)
             writer = asyncio.create_task(_write(client, end, outbox))
-            # However it ends: a connection without answers is of no use.
+            # However it ends: a connection without answers is of no use to the client.
             writer.add_done_callback(lambda _: client.transport.abort())
             async for message in client:
                 session.received(_raw(message))
@@ -427,8 +427,8 @@ def _close_sockets() -> None:
         for owner in list(_socket_owners):
             for descriptor in owner.descriptors():
                 if descriptor >= 0:
-                    # Replaced and not closed: the socket's object in the child knows nothing of
-                    # it, and would later close a number that means something else by then.
+                    # Replaced and not closed: the socket's object in the child would later close
+                    # the number, which may be another file's by then.
                     os.dup2(null, descriptor, inheritable=False)
     finally:
         os.close(null)

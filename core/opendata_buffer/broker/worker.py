@@ -43,7 +43,7 @@ from opendata_buffer.stores.open import open_store
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """What a worker knows of its claim of a batch. Pure.
+    """A worker's knowledge of its claim of a batch. Pure.
 
     Attributes:
         token: Drawn for this claim alone; names it to the broker.
@@ -149,7 +149,7 @@ class DispatcherClient:
 log = logging.getLogger(__name__)
 
 WAIT_S = 20.0
-"""One claim waits at the broker no longer; a worker that waits longer claims again."""
+"""Seconds that one claim waits at the broker; a worker that waits longer claims again."""
 
 BEATS_PER_CLAIM = 4
 """Heartbeats within one ``claim_timeout_ms``: three may be lost before the claim is."""
@@ -269,7 +269,7 @@ class Worker(Closeable):
     def claim(self, max: int = 1, timeout: float | None = None) -> list[ClaimedBatch]:  # noqa: A002
         """Claim and fetch the oldest batches that no worker holds.
 
-        A batch that cannot be read goes to the quarantine, and another one takes its place.
+        A batch that cannot be read goes to the quarantine, and another one is claimed instead.
 
         Args:
             max: Batches, at most; fewer when fewer are there.
@@ -367,7 +367,7 @@ class Worker(Closeable):
                 batch.entries = entries
                 fetched.append(batch)
         except BaseException:
-            # The caller does not get these: kept by heartbeats they would never be done.
+            # The caller does not get these: heartbeats would hold them for ever.
             self._release([batch for batch, _ in made])
             raise
         # After a pause of this process another worker may have got them, and done them.

@@ -53,7 +53,7 @@ READ_AHEAD_BYTES = 64 * 1024 * 1024
 PARTITION_ENTRIES = 256
 """Entries of a partition that are read from its manifest at once."""
 
-_GAP_ADVICE = "Start with --from earliest to look at what is left."
+_GAP_ADVICE = "Start with --from earliest to read what is left."
 
 
 @click.command()

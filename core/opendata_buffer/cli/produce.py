@@ -305,7 +305,7 @@ def into_topic(producer: TopicProducer, partitioner: Partitioner) -> Put:
 
 @dataclass
 class Produced:
-    """What is durable, always a prefix of the input; ``bytes`` is the size of the records."""
+    """The durable part, always a prefix of the input; ``bytes`` is the size of the records."""
 
     records: int = 0
     batches: int = 0
@@ -360,7 +360,7 @@ class InputProducer:
             self._count()
 
     def summary(self) -> str:
-        """What became of the input, when a signal ends the command."""
+        """How much of the input is durable, when a signal ends the command."""
         # With a timeout: the thread that was interrupted may hold the lock for ever.
         if self._counting.acquire(timeout=0.5):
             with suppress(OpenDataBufferError):

@@ -29,13 +29,13 @@ CLAIM_S = 1.0
 """Longest wait of one claim, so that a signal is noticed."""
 
 POLL_S = 0.1
-"""Between two checks whether all threads still work."""
+"""Seconds between two checks whether all threads still work."""
 
 TERM_S = 1.5
-"""From a signal until a command that still runs is killed."""
+"""Seconds from a signal until a command that still runs is killed."""
 
 END_S = 3.0
-"""From a signal until threads are no longer waited for; their claims expire then."""
+"""Seconds from a signal until threads are no longer waited for; their claims expire then."""
 
 FIRST_REST_MS = 1_000
 LONGEST_REST_MS = 60_000
@@ -147,7 +147,7 @@ class CommandPool:
             raise self._error
 
     def summary(self) -> str:
-        """What became of the batches, when a signal ends the command."""
+        """The outcomes of the batches, when a signal ends the command."""
         return (
             f"ended by a signal: {plural(self.done, 'batch')} done, {self.released} released, "
             f"{self.rejected} in the quarantine"

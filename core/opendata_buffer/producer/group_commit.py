@@ -1,8 +1,8 @@
 """Appends to a manifest: the protocol :class:`Committer`, and the process's own.
 
-While one compare-and-swap is under way, appends of all producers of the process wait, and the next
+While one compare-and-swap is in flight, appends of all producers of the process wait, and the next
 one takes them all. So they never race each other, and the store's rate of compare-and-swaps is not
-the limit on batches per second. Where the store accepts writes of one object only so often, an
+the limit on batches per second. Where the store limits the writes of one object, an
 append waits until the next is due. After each write, other processes may write
 (:mod:`opendata_buffer.producer.write_fairness`).
 """
@@ -33,7 +33,7 @@ from opendata_buffer.runtime import Runtime, SystemRuntime, locked
 from opendata_buffer.stores.base import RateLimited, Store
 
 MOST_LOOKED_AT = 1_000
-"""Of the entries that others appended, the newest so many are looked at for their tags."""
+"""Of the entries that others appended, the newest so many are searched for their tags."""
 
 
 class Committer(Protocol):
@@ -49,8 +49,8 @@ class Committer(Protocol):
 
     @property
     def tag(self) -> str:
-        """Six characters for the ULIDs of all batches that are appended through it: by them
-        other processes tell how many write. See :func:`.tagged_ulid`."""
+        """Six characters for the ULIDs of all batches that are appended through it: by them other
+        processes count the writers. See :func:`.tagged_ulid`."""
 
     def pause(self) -> float:
         """Seconds until an append would begin, because others write; not above zero: at once.
@@ -87,7 +87,7 @@ class _Request:
     entries: Sequence[NewEntry]
     begin_by: float
     patient_until: float
-    """However many others there are, it waits no longer for this process's turn."""
+    """The latest time at which it begins, whatever pauses other processes are left."""
     taken: bool = False
     outcome: int | BaseException | None = None
 
@@ -212,7 +212,7 @@ class GroupCommitter:
         return self._take()
 
     def _take(self) -> list[_Request]:
-        """Take what waits into the write under way; called with the lock held."""
+        """Take the waiting appends into the write in flight; called with the lock held."""
         joined, self._waiting = self._waiting, []
         for each in joined:
             each.taken = True
@@ -260,7 +260,7 @@ class GroupCommitter:
         self._looked_to = first
 
     def _look(self, read_first: bool) -> Callable[[Manifest], _Joined | None]:
-        """What is done with each manifest that is about to be replaced."""
+        """A guard that reads each manifest that is about to be replaced."""
         attempts, conflicts = self._queue.attempts, self._queue.conflicts
 
         def look(before: Manifest) -> _Joined | None:
@@ -275,7 +275,7 @@ class GroupCommitter:
         return look
 
     def _appended(self, manifest: Manifest) -> list[str]:
-        """Locations that others have appended since the last look."""
+        """Locations that others have appended since the manifest that was read before."""
         start, end = self._looked_to, manifest.next_sequence
         self._looked_to = end
         if start is None or start >= end:

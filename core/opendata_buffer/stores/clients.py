@@ -95,7 +95,7 @@ def load(module: str) -> Any:
 
 
 AWS_ENVIRONMENT = ("AWS_",)
-"""How the variables begin that boto3 takes settings and credentials from."""
+"""Prefixes of the variables that boto3 takes settings and credentials from."""
 
 GCS_ENVIRONMENT = ("GOOGLE_", "CLOUDSDK_", "GCE_", "STORAGE_EMULATOR_HOST")
 """The same of google-auth, and where every client of GCS finds an emulator's address."""
@@ -105,8 +105,8 @@ AZURE_ENVIRONMENT = ("AZURE_", "IDENTITY_", "MSI_")
 
 T = TypeVar("T")
 
-# Each with the environment it was made in. A changed one replaces it: of credentials that rotate
-# every hour nothing is left behind; a store that uses the old client keeps it.
+# Each with the environment it was made in. A change of the environment replaces it, so clients with
+# old credentials do not pile up; a store that uses the old client keeps it.
 _made: dict[Hashable, tuple[Hashable, Any]] = {}
 _lock = threading.RLock()  # A client may be made of another one.
 

@@ -1,7 +1,7 @@
 """Whether a store honours conditional writes, tried by a few real ones (failure F12).
 
-First one after the other, then several at once: some stores honour each condition that is asked
-alone, and let two concurrent writers both win, because they compare first and write then.
+Writers first write one after the other, then several at once: some stores honour a single
+condition, and let two concurrent writers both win, because they compare first and write later.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from opendata_buffer.stores.base import Get
 
 DESCRIPTION = Sidecar(
     "the topic's description",
-    "Restore its latest version (bucket versioning): it alone says which partitions there are.",
+    "Restore its latest version (bucket versioning): nothing else names the topic's partitions.",
     max_bytes=1024 * 1024,
 )
 
@@ -55,11 +55,11 @@ _MOST_NUMBERS = 100_000
 _ZEROS = 3
 _BITS = 10
 SLOTS = 1 << _BITS
-"""More than a topic has partitions, so that there is always a free one."""
+"""Slots: more than a topic has partitions, so that there is always a free one."""
 
 _LETTERS = "0123456789bcdfghjkmnpqrstvwxyz"
-"""Without vowels, so that there are no words, and without l, which looks like a 1. Four of them
-have 810,000 possibilities for the 8,192 beginnings of a hash."""
+"""Letters of names. There are no vowels, so that there are no words, and no l, which looks like a
+1. Four have 810,000 combinations for the 8,192 beginnings of a hash."""
 
 _SHORT = re.compile(r"(?:p-)?(?P<number>[0-9]{1,5})")
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class TopicWatcher:
-    """Tells whether the entries of one call are durable in all partitions they went to.
+    """Reports whether the entries of one call are durable in all partitions they went to.
 
     Attributes:
         parts: The handle of each partition that got some.
@@ -38,7 +38,7 @@ class TopicWatcher:
         self._runtime = runtime
 
     def result(self) -> dict[str, Durable] | None:
-        """None while a part is pending; where each part is once all are durable.
+        """None while a part is pending; then the sequence and location of each part.
 
         Raises:
             OpenDataBufferError: A part was given up, and all others have ended; see :attr:`parts`.
@@ -108,7 +108,7 @@ class TopicHandle:
     """``await handle`` waits for durability in asyncio.
 
     Attributes:
-        watcher: Tells when the entries are durable.
+        watcher: Reports when the entries are durable.
         ingestion_time_ms: The earliest time recorded for them, milliseconds since the Unix
             epoch; 0 for a call without entries.
     """
