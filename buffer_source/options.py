@@ -294,7 +294,7 @@ def _value_options(read: OptionReader) -> ValueOptions | None:
         for name in names:
             if value_format not in formats and read.given(name):
                 raise InvalidInput(
-                    f"option {name} is given and valueFormat is {value_format}: it says how "
+                    f"option {name} is given and valueFormat is {value_format}: it sets how "
                     f"{' or '.join(formats)} is read, so set valueFormat, or leave it out"
                 )
     if value_format == "bytes":

@@ -337,7 +337,7 @@ def plan_tasks(
 
     ``sizes`` are the stored bytes of each; estimates will do.
     """
-    # Spark does not tell a source how large the cluster is.
+    # A source does not get the size of the cluster from Spark.
     parallelism = options.cores or options.min_partitions or os.cpu_count() or 1
     wanted = max(parallelism, options.min_partitions or 1)
     share = min(MAX_TASK_BYTES, max(MIN_PART_BYTES, -(-sum(sizes) // wanted)))

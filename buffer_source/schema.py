@@ -73,7 +73,7 @@ INFERRED = "opendata-buffer.inferred"
 
 
 def default_schema(include_location: bool = False, topic: bool = False) -> StructType:
-    """The schema of a read without ``.schema(...)``; that of a topic has the column ``partition``."""
+    """The schema of a read without ``.schema(...)``; of a topic with ``partition``."""
     also = {"location": include_location, "partition": topic}
     return StructType(
         [

@@ -51,7 +51,7 @@ def infer_schema(
     if not schema.names:
         raise InvalidInput(
             f"valueFormat is {values.format}, there is no schema, and "
-            + ("no record" if not records else f"none of {len(records)} records looked at")
+            + ("no record" if not records else f"none of {len(records)} records read")
             + " shows which columns there are: say it, for example "
             ".schema('id BIGINT, name STRING, at TIMESTAMP')"
         )

@@ -114,8 +114,7 @@ class StoreOptions:
         ]
         if len(kinds) > 1:
             raise InvalidInput(
-                f"{' and '.join(kinds)} are given, and each says where credentials come from: "
-                "leave one"
+                f"{' and '.join(kinds)} are given, and each is a source of credentials: leave one"
             )
         if self.role_arn is None:
             for name in ("external_id", "session_name"):
@@ -163,7 +162,7 @@ class QueueConfig:
         manifest_path: Key of the manifest. Default ``<data_path_prefix>/manifest``.
         store_options: How to reach a cloud.
         cas_deadline_ms: How long one change or read of the manifest may take, with connects and
-            retries, and opening a queue for use; a change may take 5 s more, to look up what its
+            retries, and opening a queue for use; a change may take 5 s more, to find out what its
             last attempt did. Default 60,000.
         backoff_base_ms: First step of the full-jitter backoff between attempts. Default 10.
         backoff_max_ms: Largest step. Default 2,000.

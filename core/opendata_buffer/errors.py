@@ -258,7 +258,7 @@ class CorruptBatch(CorruptData):
 class PoisonBatch(OpenDataBufferError):
     """One queued batch cannot be delivered. ``Consumer.skip(sequence)`` passes it by.
 
-    Of a topic ``partition`` says where it is: ``TopicConsumer.skip(partition, sequence)``.
+    In a topic it is in ``partition``: ``TopicConsumer.skip(partition, sequence)``.
     """
 
     def __init__(

@@ -187,7 +187,7 @@ repeats_dropped = _counter(
 records_malformed = _counter(
     "records_malformed",
     "{record}",
-    "Records read into columns that are not what the schema says, dropped ones included.",
+    "Records read into columns that do not fit the schema, dropped ones included.",
 )
 records_dropped = _counter(
     "records_dropped",
@@ -238,5 +238,5 @@ claims_held = _watched("claims_held", "{batch}", "Batches that workers hold.", _
 claims_lapsed = _counter(
     "claims_lapsed",
     "{claim}",
-    "Claims that ended because their worker gave no sign of life; the batch is handed out again.",
+    "Claims that ended because their worker sent no heartbeat; the batch is handed out again.",
 )

@@ -25,7 +25,7 @@ from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import is_confined, parse_location
-from opendata_buffer.formats.sidecar import Fields, Sidecar
+from opendata_buffer.formats.sidecar import Sidecar, SidecarFields
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Blob, Get, List, Put, Store, read_sidecar
 
@@ -198,7 +198,7 @@ def read_copy(store: Get, data_path_prefix: str, report: QuarantineReport) -> by
     return _bytes_at(store, _key(data_path_prefix, report.id, "object"))
 
 
-def _report(fields: Fields) -> QuarantineReport:
+def _report(fields: SidecarFields) -> QuarantineReport:
     return QuarantineReport(
         **{name: fields.text(name) for name in ("id", "location", "error", "query", "time")},
         sequence=fields.number("sequence"),
@@ -210,7 +210,7 @@ def _report(fields: Fields) -> QuarantineReport:
     )
 
 
-def _metadata(fields: Fields) -> Metadata:
+def _metadata(fields: SidecarFields) -> Metadata:
     try:
         payload = b64decode(fields.text("payload_base64"), validate=True)
     except ValueError:

@@ -77,7 +77,7 @@ class Retries:
             if state.attempt_number == self.max_attempts:
                 return True
             # At the caller's deadline nothing can be tried any more, and the error of the last
-            # attempt says more than that time is up.
+            # attempt has more in it than that time is up.
             around = remaining()
             late = around is not None and state.upcoming_sleep >= around
             return late or until <= self.runtime.monotonic()

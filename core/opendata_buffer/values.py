@@ -82,7 +82,7 @@ class ValueOptions:
 
 
 @dataclass(frozen=True)
-class Columns:
+class DecodedColumns:
     """The columns of some records, and which records have none.
 
     Attributes:
@@ -134,7 +134,7 @@ class Decoder:
             if options.header:
                 self._header = options.sep.join(names).encode()
 
-    def decode(self, values: pa.BinaryArray) -> Columns:
+    def decode(self, values: pa.BinaryArray) -> DecodedColumns:
         """The columns of records, which are any bytes: ``pa.binary()`` without nulls."""
         texts, malformed = _readable(values, self._reader)
         parts = [[pa.nulls(0, each.type) for each in self._fields]]
@@ -154,7 +154,7 @@ class Decoder:
             for row in malformed:
                 corrupt[row] = values[row].as_py().decode("utf-8", "replace")
             columns.insert(self.schema.names.index(self._corrupt), pa.array(corrupt, pa.string()))
-        return Columns(columns, malformed, headers)
+        return DecodedColumns(columns, malformed, headers)
 
     def _read(self, texts: pa.BinaryArray) -> list[pa.Array]:
         columns = self._reader.read(texts).columns

@@ -4,7 +4,7 @@
 
     network = SimNetwork(simulation)
     port = network.listen(broker_runtime)              # what a Host opens
-    channel = network.dial(client_runtime, announcement, timeout=1.0)
+    channel = network.dial(client_runtime, broker_record, timeout=1.0)
     network.cut(broker_runtime, client_runtime)        # nothing passes, nobody is told
     network.kill(broker_runtime)                       # with the process: connections are reset
 

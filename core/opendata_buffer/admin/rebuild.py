@@ -199,10 +199,10 @@ def _ordered(found: Sequence[_Found]) -> list[_Found]:
     """Order by ULID, with each transaction in one piece and an app's transactions by number."""
     by_name = sorted(found, key=lambda each: (each[1].ulid, each[0]))
     groups: dict[object, list[_Found]] = {}
-    for each in _within_places(by_name, lambda each: _producer(each[1]), _by_clock):
+    for each in _within_positions(by_name, lambda each: _producer(each[1]), _by_clock):
         groups.setdefault(_group_of(each) or each[0], []).append(each)
     # In insertion order, which is by each group's first ULID.
-    ordered = _within_places(
+    ordered = _within_positions(
         list(groups.values()),
         lambda group: None if (txn := _group_of(group[0])) is None else txn.app,
         lambda own: sorted(own, key=_number),
@@ -210,7 +210,7 @@ def _ordered(found: Sequence[_Found]) -> list[_Found]:
     return [each for group in ordered for each in group]
 
 
-def _within_places(
+def _within_positions(
     items: Sequence[T], owner: Callable[[T], object], arrange: Callable[[list[T]], list[T]]
 ) -> list[T]:
     """Rearrange each owner's items within the positions that they have among the others."""

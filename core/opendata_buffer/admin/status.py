@@ -123,7 +123,7 @@ class Status:
     """A queue at one moment.
 
     Ages are the time since a batch was produced, by its producer's clock and ours. ``notes`` are
-    what an operator should look at: a marker that makes producers and consumers fail, a transaction
+    what an operator should check: a marker that makes producers and consumers fail, a transaction
     that is undecided for long, a damaged object next to the manifest.
     """
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from opendata_buffer.formats.sidecar import Fields, Sidecar, is_number
+from opendata_buffer.formats.sidecar import Sidecar, SidecarFields, is_number
 from opendata_buffer.runtime import Condition
 
 CLAIMS = Sidecar(
@@ -193,7 +193,7 @@ def decode(data: bytes) -> Claims:
     )
 
 
-def _held(fields: Fields) -> dict[int, ClaimHolder]:
+def _held(fields: SidecarFields) -> dict[int, ClaimHolder]:
     held = {}
     for row in fields.items("held"):
         match row:
@@ -206,7 +206,7 @@ def _held(fields: Fields) -> dict[int, ClaimHolder]:
     return held
 
 
-def _done(fields: Fields) -> Iterator[int]:
+def _done(fields: SidecarFields) -> Iterator[int]:
     total = 0
     for row in fields.items("done"):
         match row:
@@ -219,7 +219,7 @@ def _done(fields: Fields) -> Iterator[int]:
         raise fields.wrong("done", f"ranges [first, last] of {MAX_OPEN} batches at most", row)
 
 
-def _deliveries(fields: Fields) -> dict[int, int]:
+def _deliveries(fields: SidecarFields) -> dict[int, int]:
     deliveries = {}
     for row in fields.items("deliveries"):
         match row:

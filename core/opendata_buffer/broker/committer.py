@@ -95,7 +95,7 @@ class BrokeredCommitter:
         self._search_at: float | None = 0.0
         # Whether a broker will come for certain, as in a process that hosts one.
         self._expects = expects or config.broker == "host"
-        self._hopeful_until = runtime.monotonic() + PATIENCE_S if self._expects else 0.0
+        self._search_often_until = runtime.monotonic() + PATIENCE_S if self._expects else 0.0
         self._conflicts = 0
         self._asked = 0
 
@@ -168,7 +168,7 @@ class BrokeredCommitter:
                         answer.since if since is None else since, answer.safe_at
                     )
                     if connection.is_over:
-                        self._forget(connection, fell_silent=True)
+                        self._forget(connection, unresponsive=True)
                     left = doubt.safe_at - self._runtime.monotonic()
                     if left > 0:
                         self._runtime.sleep(left)
@@ -268,7 +268,7 @@ class BrokeredCommitter:
 
     def _plan_next_search(self) -> None:
         now = self._runtime.monotonic()
-        if now < self._hopeful_until:
+        if now < self._search_often_until:
             self._search_at = now + SEARCH_S
         elif self._discovery.announced or self._expects or self._conflicts:
             self._search_at = now + PATIENCE_S
@@ -277,10 +277,10 @@ class BrokeredCommitter:
             # lost race.
             self._search_at = None
 
-    def _forget(self, connection: Connection, *, fell_silent: bool = False) -> None:
-        self._discovery.forget(connection, fell_silent=fell_silent)
+    def _forget(self, connection: Connection, *, unresponsive: bool = False) -> None:
+        self._discovery.forget(connection, unresponsive=unresponsive)
         now = self._runtime.monotonic()
-        self._search_at, self._hopeful_until = now, now + PATIENCE_S
+        self._search_at, self._search_often_until = now, now + PATIENCE_S
 
 
 def open_brokered_committer(

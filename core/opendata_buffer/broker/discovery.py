@@ -129,14 +129,14 @@ class Discovery:
                     searched()
                     self._condition.notify_all()
 
-    def forget(self, connection: Connection, *, fell_silent: bool = False) -> None:
-        """Use a connection no more. A broker that ``fell_silent`` may be suspended, and would still
+    def forget(self, connection: Connection, *, unresponsive: bool = False) -> None:
+        """Use a connection no more. An ``unresponsive`` broker may be suspended, and would still
         accept connections: it is asked again once it has renewed its record."""
         connection.close()
         with self._condition:
             if self._connection is connection:
                 self._connection = None
-                if fell_silent:
+                if unresponsive:
                     self._silent, self._beat = connection.broker_record, None
 
     def close(self) -> Connection | None:

@@ -316,7 +316,7 @@ class Dispatcher:
         if not self._is_announced():
             # A broker that claimed the queue and gave up before it wrote the claims would look like
             # another consumer, and the announced broker would stop for it.
-            raise TransientStorageError("another broker is announced by now: ask that one")
+            raise TransientStorageError("another broker is announced by now: ask it")
         term = DispatcherTerm(self._store, self._config, self._runtime, self._queue)
         claims, ready = term.claims, self._ready
         # Where the claims were deleted, tokens are drawn again that named other claims before.

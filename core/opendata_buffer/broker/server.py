@@ -91,7 +91,7 @@ class Session:
                 # from missing answers that a broker is gone.
                 lives = self._dispatcher.beat(parse_beat(body))
                 answer = {"op": "beaten"} if lives else {"op": "refused", "why": "moved"}
-                self._say({**answer, "n": whole(body, "n")})
+                self._send_answer({**answer, "n": whole(body, "n")})
             case "pause":
                 self._begin()
                 writes = whole(body, "writes")
@@ -99,9 +99,9 @@ class Session:
             case "renew":
                 self._renew(parse_renewal(body), moment_of(body.get("clock")))
             case "ping":
-                self._say({"op": "pong", "next": self._broker.next_sequence})
+                self._send_answer({"op": "pong", "next": self._broker.next_sequence})
             case "stats":
-                self._say({"op": "stats", **self._broker.stats()})
+                self._send_answer({"op": "stats", **self._broker.stats()})
             case other:
                 raise ProtocolError(f"unknown request {str(other)[:50]!r} of a client")
 
@@ -133,7 +133,7 @@ class Session:
         with self._lock:
             self._open -= 1
             self._pending.pop(body["n"], None)
-        self._say(body)
+        self._send_answer(body)
 
     def close(self) -> None:
         """The connection has ended: answers are dropped."""
@@ -144,7 +144,7 @@ class Session:
         if self._end.ready:
             self._broker.sessions -= 1
 
-    def _say(self, body: Body) -> None:
+    def _send_answer(self, body: Body) -> None:
         if not self._closed:
             self._send({**body, "clock": self._broker.clock()})
 
@@ -156,7 +156,7 @@ HANDSHAKE_S = 2.0
 
 MAX_CLIENTS = 10_000
 
-MAX_STRANGERS = 1_000
+MAX_OPEN_HANDSHAKES = 1_000
 """Connections with an open handshake, beyond ``MAX_CLIENTS``. More are closed at once: the process
 needs files for its store."""
 
@@ -201,7 +201,7 @@ class WebSocketPort:
         self._refused: set[str] = set()
         files = _file_limit()
         self._most_clients = min(MAX_CLIENTS, files // 2)
-        self._most_open = min(MAX_CLIENTS + MAX_STRANGERS, files * 3 // 4)
+        self._most_open = min(MAX_CLIENTS + MAX_OPEN_HANDSHAKES, files * 3 // 4)
         self._size_name: str | None = None
         self._server: Server | None = None
         self.certificate = ""
@@ -272,7 +272,7 @@ class WebSocketPort:
     async def _start(self) -> None:
         port = self
 
-        class Connection(ServerConnection):
+        class CountedConnection(ServerConnection):
             """A connection that counts before its handshake."""
 
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -293,7 +293,7 @@ class WebSocketPort:
             ssl=self._context(),
             # Small, until a client has shown that it knows the secret.
             max_size=MAX_MESSAGE_BYTES if self._size_name is None else MAX_HANDSHAKE_BYTES,
-            create_connection=Connection,
+            create_connection=CountedConnection,
             compression=None,
             open_timeout=HANDSHAKE_S,
             close_timeout=1,
@@ -344,14 +344,14 @@ class WebSocketPort:
         broker, broker_record = active
         self._clients.add(client)
         try:
-            await self._talk(client, broker, broker_record)
+            await self._run_session(client, broker, broker_record)
         except ProtocolError as error:
             self._log_once(client, error)
             client.transport.abort()
         finally:
             self._clients.discard(client)
 
-    async def _talk(
+    async def _run_session(
         self, client: ServerConnection, broker: Broker, broker_record: DiscoveryRecord
     ) -> None:
         end = BrokerEnd(broker_record.secret, broker_record.term, secrets.token_bytes(NONCE_BYTES))

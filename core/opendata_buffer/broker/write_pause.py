@@ -84,7 +84,7 @@ class BrokerPause:
             return True
         if connection.is_over or not isinstance(answer, Lost):
             log.warning("the broker does not pause: going on without it (%s)", answer)
-            self._discovery.forget(connection, fell_silent=isinstance(answer, Lost))
+            self._discovery.forget(connection, unresponsive=isinstance(answer, Lost))
             self._search_at = self._runtime.monotonic() + SEARCH_S
         return False
 

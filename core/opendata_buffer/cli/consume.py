@@ -53,7 +53,7 @@ READ_AHEAD_BYTES = 64 * 1024 * 1024
 PARTITION_ENTRIES = 256
 """Entries of a partition that are read from its manifest at once."""
 
-_GAP_ADVICE = "Start with --from earliest to read what is left."
+_LOSS_ADVICE = "Start with --from earliest to read what is left."
 
 
 @click.command()
@@ -178,7 +178,7 @@ def _check_start(target: Target, runtime: Runtime, start: Start, no_ack: bool) -
     if before and not no_ack:
         until = "" if target.topic is not None else f", up to sequence {last}"
         raise Failure(
-            f"--from {start.text} would drop {plural(before, 'batch')} unread{until}: look at what "
+            f"--from {start.text} would drop {plural(before, 'batch')} unread{until}: read what "
             "is behind with --no-ack, or drop them with 'opendata-buffer seek "
             f"{options.queue_words()} --to {shlex.quote(start.text)}', which keeps a copy"
         )
@@ -364,7 +364,7 @@ def _fetched(
 
 
 def _read_only(config: ConsumerConfig, store: Store, runtime: Runtime) -> ReadOnlyReader:
-    return ReadOnlyReader(config, store=store, runtime=runtime, advice=_GAP_ADVICE)
+    return ReadOnlyReader(config, store=store, runtime=runtime, advice=_LOSS_ADVICE)
 
 
 def _topic_source(consumer: TopicConsumer) -> BatchSource:

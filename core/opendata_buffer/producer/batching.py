@@ -110,7 +110,7 @@ class DurabilityWatcher:
         """None while the entries wait; where they are once they are durable.
 
         Raises:
-            OpenDataBufferError: The entries were given up; ``CommitStateUnknown`` says that they
+            OpenDataBufferError: The entries were given up; with ``CommitStateUnknown`` they
                 may be in the queue all the same.
         """
         outcome = self._outcome
@@ -546,7 +546,7 @@ def _shares_range(part: Part, before: Part) -> bool:
 
 
 class Batcher:
-    """Accumulates calls until size or age says that a batch is full."""
+    """Accumulates calls until a batch is full by size or age."""
 
     def __init__(self, config: ProducerConfig, watcher: Callable[[], DurabilityWatcher]) -> None:
         self._flush_interval = config.flush_interval_ms / 1000

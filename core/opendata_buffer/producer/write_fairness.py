@@ -126,7 +126,7 @@ class WriteFairness:
     def won(self, now: float) -> None:
         """The write has landed."""
         took = now - self._cycle_began
-        if took > 0:  # A broker's queue repeats a lost race itself, and says so behind the write.
+        if took > 0:  # A broker's queue repeats a lost race itself, and reports it after the write.
             (self._cycles if self._reads_first else self._writes).append(took)
         if self._paused_at is None:
             self._paused_at = now

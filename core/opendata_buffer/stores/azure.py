@@ -83,7 +83,7 @@ class AzureStore(CloudStore):
     _BULK = 256
     _CLOUD = "Azure"
     _USE = "Use Azure Storage itself, or take the proxy before it away."
-    _ALLOW = " (role 'Storage Blob Data Contributor'), and look at the account's firewall"
+    _ALLOW = " (role 'Storage Blob Data Contributor'), and check the account's firewall"
     _CHECK = (
         "Check the container, its policies (immutability, archive tier), and that Azure Blob "
         "Storage answers at this endpoint."
@@ -169,7 +169,7 @@ class AzureStore(CloudStore):
             return self._put(name, data, **how)
         except self._client_errors() as error:
             code, replaces = _code_of(error), isinstance(condition, IfVersion)
-            # S3's 409 says that nothing was decided. Azure's says that the object exists.
+            # S3's 409 means that nothing was decided, Azure's that the object exists.
             if code == "BlobAlreadyExists" and not replaces:
                 return outcomes.Conflict()
             if _is_missing(error) and replaces:

@@ -59,7 +59,7 @@ def service_credential(name: str, scheme: str) -> Any:
         )
     raise PermanentStorageError(
         f"service_credential {name!r} gives no credentials here ({'; '.join(failed)}). Check the "
-        "name, and that the user who runs this has ACCESS on it in Unity Catalog. Where Databricks "
+        "name, and that this process's user has ACCESS on it in Unity Catalog. Where Databricks "
         f"gives none to the process that plans a query, give the compute {instead}"
     )
 
@@ -76,7 +76,7 @@ def _notebook_dbutils() -> Any:
 _PLACES: dict[str, Callable[[], Any]] = {
     "dbutils": _notebook_dbutils,  # of a notebook or a job
     "databricks.service_credentials": lambda: import_module("databricks.service_credentials"),
-    # Last: outside of Databricks it looks for a workspace to talk to, which may take long.
+    # Last: outside of Databricks it searches for a workspace, which may take long.
     "databricks.sdk.runtime": lambda: import_module("databricks.sdk.runtime").dbutils.credentials,
 }
 

@@ -570,12 +570,12 @@ def verify_write(store: Get, key: str, written: bytes) -> outcomes.Applied[str] 
     except (CorruptData, ObjectNotFound):
         pass  # it may have been written all the same, and is larger or deleted since
     except OpenDataBufferError as error:
-        why = f"it cannot be looked up: {error}"
+        why = f"it cannot be read: {error}"
     return outcomes.Unknown(f"the store answered a write of {key!r} without its version, and {why}")
 
 
 def strong_etag(etag: str | None) -> str | None:
-    """A response's ETag; None when there is none, or when it is weak (``W/"..."``): that says that
+    """A response's ETag; None when there is none, or when it is weak (``W/"..."``): it means that
     two contents are equivalent, not that they are the same bytes."""
     return None if not etag or etag.startswith("W/") else etag
 

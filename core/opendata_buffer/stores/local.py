@@ -679,7 +679,7 @@ class LocalStore:
             except IsADirectoryError:
                 if attempt:
                     raise
-                os.rmdir(path)  # left empty by a delete; otherwise ENOTEMPTY says so
+                os.rmdir(path)  # left empty by a delete; else it raises ENOTEMPTY
         else:
             os.replace(temporary, path)
         return version

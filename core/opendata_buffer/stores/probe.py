@@ -132,7 +132,7 @@ def _try_each(store: _Probed, key: str, name: str, made: list[str]) -> None:
         version = found.version if isinstance(found, Blob) else "none"
         raise UnsafeStore(
             f"store {name} gives an object the ETag {version} when it is read and "
-            f"{created.value} when it was written: no writer could tell whether the manifest is "
+            f"{created.value} when it was written: no writer would know whether the manifest is "
             "still the one it has read. Take away what changes answers on their way (a proxy "
             "that compresses them?), or use another store."
         )

@@ -31,7 +31,7 @@ from enum import StrEnum
 from typing import Any
 
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
-from opendata_buffer.formats.sidecar import Fields, Sidecar
+from opendata_buffer.formats.sidecar import Sidecar, SidecarFields
 from opendata_buffer.queue.ownership import PARTITION_NAME, TOPIC_KEY
 from opendata_buffer.stores.base import Get
 
@@ -341,7 +341,7 @@ def _meant(given: str, names: Iterable[str]) -> str | None:
     return next((each for each in names if given == each or is_abbreviated(given, each)), None)
 
 
-def _partition(fields: Fields) -> Partition:
+def _partition(fields: SidecarFields) -> Partition:
     name, state = fields.text("name"), fields.text("state")
     if number_of(name) is None:
         raise fields.wrong("name", "the name of a partition, such as 'p-00000-04pn'")
@@ -350,7 +350,7 @@ def _partition(fields: Fields) -> Partition:
     return Partition(name, State(state), fields.number("since", 0), fields.others())
 
 
-def _left(fields: Fields) -> tuple[str, ...]:
+def _left(fields: SidecarFields) -> tuple[str, ...]:
     names = fields.items("left", [])
     for name in names:
         if not isinstance(name, str) or number_of(name) is None:

@@ -193,9 +193,9 @@ class ProducerPool:
             except (OpenDataBufferError, TimeoutError) as error:
                 others.append(error)
 
-        everyone = self.everyone()
+        producers = self.all_open()
         # All at once, however many: the timeout is for all of them together.
-        in_parallel(self._runtime, call_one, everyone, most=max(1, len(everyone)))
+        in_parallel(self._runtime, call_one, producers, most=max(1, len(producers)))
         calls, cause = self._lost
         if failed or calls:
             total = calls + sum(error.failed_calls for error in failed)
@@ -291,7 +291,7 @@ class ProducerPool:
             self._condition.wait()
 
     @locked
-    def everyone(self) -> list[Producer]:
+    def all_open(self) -> list[Producer]:
         """All that are open, or about to be closed."""
         return [*self._open.values(), *self._closing.values()]
 
@@ -489,7 +489,7 @@ class TopicProducer(Closeable):
     @property
     def buffered_bytes(self) -> int:
         """Bytes that are accepted, and neither durable nor given up."""
-        return sum(producer.buffered_bytes for producer in self._pool.everyone())
+        return sum(producer.buffered_bytes for producer in self._pool.all_open())
 
     def _open(self, partition: str) -> Producer:
         config = Topic.config_of(partition, self._config)

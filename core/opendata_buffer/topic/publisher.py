@@ -507,10 +507,10 @@ class Publisher(Closeable):
         The markers of a committed one were written when this publisher was opened.
         """
         if intents.txn is None or intents.txn.app != self._app:
-            raise InvalidInput("the intents are of another publisher: apply them with that one")
+            raise InvalidInput("the intents are of another publisher: apply them there")
         found = self._coordinator.verdict_on(intents.txn, intents.producer)
         # Another transaction may have been published under the number of a rolled back one. The
-        # record tells them apart by the producer only for the last number.
+        # record distinguishes them by the producer only for the last number.
         is_last = intents.txn.batch == self._coordinator.committed(intents.txn.app)
         if found is Verdict.OPEN or (found is Verdict.REPEATED and is_last):
             raise InvalidInput(

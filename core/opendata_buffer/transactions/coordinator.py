@@ -119,7 +119,7 @@ class TransactionCoordinator:
         if record.batch >= txn.batch:
             if owned.roll_backs:
                 # The run that committed the batch was killed before it had rolled back the
-                # others; or it lives and writes its next batch. Only a claim tells them apart:
+                # others; or it lives and writes its next batch. Only a claim distinguishes them:
                 # in the second case it makes that run fail.
                 with suppress(Superseded):  # a run that claimed meanwhile does the same
                     self.recover(txn.app, query, partitions)

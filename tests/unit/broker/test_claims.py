@@ -132,7 +132,7 @@ def heartbeats(steady_since: float = float("-inf")) -> Heartbeats:
     return made
 
 
-def test_a_dispatcher_that_looks_late_gives_the_whole_time_once() -> None:
+def test_a_dispatcher_that_checks_late_gives_the_full_timeout_once() -> None:
     beats = heartbeats()
     late = 101.0 + 2 * LATE_S
     until = beats.until(7, HOLDER, now=late)

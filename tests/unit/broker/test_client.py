@@ -303,5 +303,5 @@ def test_an_append_that_is_lost_may_lie_where_the_queue_went_on_or_where_it_was_
 def test_a_message_that_no_broker_sends_is_refused(body: dict[str, Any]) -> None:
     calls = heard()
     calls.begin()
-    with pytest.raises(ProtocolError, match="the broker says"):
+    with pytest.raises(ProtocolError, match="unknown message"):
         calls.hear(body, 11.0)

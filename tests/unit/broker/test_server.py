@@ -133,7 +133,7 @@ def test_strangers_are_disconnected_before_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "MAX_CLIENTS", 2)
-    monkeypatch.setattr(server, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(server, "MAX_OPEN_HANDSHAKES", 3)
     with (
         serving() as (_, broker_record, _),
         connected(broker_record) as client,

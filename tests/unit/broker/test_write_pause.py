@@ -139,7 +139,7 @@ def test_without_a_lost_race_nothing_is_read_for_a_broker() -> None:
     assert asking.brokers == []
 
 
-def test_after_a_lost_race_a_broker_is_looked_for_once() -> None:
+def test_after_a_lost_race_a_broker_is_searched_for_once() -> None:
     world = World(announced=False)
     world.append("a", faster=3)
     assert world.looks() == 1

@@ -192,7 +192,7 @@ def test_f25_skip_takes_nothing_that_is_not_queued(queue: LocalQueue) -> None:
 # Read-ahead
 
 
-def test_descriptors_come_in_order_from_one_look_and_fetch_nothing(queue: LocalQueue) -> None:
+def test_descriptors_come_in_order_from_one_read_and_fetch_nothing(queue: LocalQueue) -> None:
     locations = queue.produce(b"a", b"b", b"c")
     queue.store.delete_many(locations)
     consumer = queue.consumer()
@@ -256,7 +256,7 @@ def test_next_batch_and_descriptors_share_one_cursor(queue: LocalQueue) -> None:
 # Fences and damage
 
 
-def test_f8_a_fenced_consumer_learns_of_it_at_its_next_look(queue: LocalQueue) -> None:
+def test_f8_a_fenced_consumer_fails_at_its_next_read(queue: LocalQueue) -> None:
     queue.produce(b"a", b"b", b"c")
     zombie = queue.consumer(ack_interval=1)
     (descriptor,) = zombie.next_descriptors(1)
@@ -407,7 +407,7 @@ def test_the_collector_runs_beside_and_stops_with_the_consumer(queue: LocalQueue
     assert orphan not in {info.key for info in queue.store.list("").objects}
 
 
-def test_of_a_transaction_that_nobody_decided_each_batch_is_delivered_and_so_is_its_end(
+def test_of_an_undecided_transaction_each_batch_is_delivered_and_so_is_its_end(
     queue: LocalQueue,
 ) -> None:
     message, acknowledgement = (
@@ -453,7 +453,7 @@ def test_f9_a_consumer_dropped_without_close_takes_its_collector_along() -> None
 
 
 @pytest.mark.parametrize("moment", ["opens", "acknowledges"])
-def test_a_consumer_that_loses_a_race_looks_for_a_broker_to_let_it_in(moment: str) -> None:
+def test_a_consumer_that_loses_a_race_asks_a_broker_for_a_pause(moment: str) -> None:
     store, runtime = Overtaken(), ManualRuntime()
     config = ConsumerConfig(store="memory://unused", ack_interval=1)
     entry = NewEntry("ingest/a.batch")

@@ -121,7 +121,7 @@ def test_f28_what_was_not_handed_out_and_is_gone_is_an_error_that_says_how_that_
         go_on(Cursors.at(2).hand_out(4), 7, allowed=False)
 
 
-def test_a_loss_that_is_allowed_is_told_and_passed_by(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_that_is_allowed_is_logged_and_passed_by(caplog: pytest.LogCaptureFixture) -> None:
     found = go_on(Cursors.at(2).hand_out(4), 7, allowed=True)
     assert (found.next_ack, found.next_hand_out) == (7, 7)
     assert "in/manifest starts at 7, sequences 5 to 6 are gone unread" in caplog.text

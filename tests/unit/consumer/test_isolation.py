@@ -171,7 +171,7 @@ def test_the_state_of_the_version_before_is_read() -> None:
         {A.hex(): ["1", -1, 0]},
     ],
 )
-def test_a_state_of_somebody_else_is_refused(producers: object) -> None:
+def test_a_state_of_another_program_is_refused(producers: object) -> None:
     state = {"v": 1, "apps": {}, "tail": None, "producers": producers}
     with pytest.raises(InvalidInput, match="transaction state"):
         ReadCommitted.from_dict(state, "ingest")

@@ -119,7 +119,7 @@ def test_other_versions_and_less_than_a_footer_are_refused() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"<html>404</html>", b"garbage", b"\xff" * 100])
-def test_what_was_cut_or_overwritten_is_not_told_as_another_version(raw: bytes) -> None:
+def test_a_cut_or_overwritten_batch_is_not_reported_as_another_version(raw: bytes) -> None:
     refuse(raw, f"cut or overwritten: its {len(raw)} bytes begin with")
 
 

@@ -105,7 +105,7 @@ def test_any_bytes_like_manifest(view: Callable[[bytes], Any]) -> None:
     assert Manifest.parse(view(RAW)).entries() == ENTRIES
 
 
-def test_reading_piece_by_piece_walks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_piece_by_piece_decodes_each_entry_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Counting(struct.Struct):
         calls = 0
 

@@ -157,7 +157,7 @@ def test_after_a_conflict_its_owner_says_how_long_to_wait_and_after_a_lost_answe
     assert len(runtime.slept) == 3
 
 
-def test_f1_a_conflict_at_the_deadline_may_be_our_own_write_and_is_looked_up() -> None:
+def test_f1_a_conflict_at_the_deadline_may_be_our_own_write_and_is_verified() -> None:
     class Slow(ScriptedStore):
         """Each conditional write takes as long as the whole deadline."""
 

@@ -32,7 +32,7 @@ def fields_of(store: MemoryStore) -> dict[str, Any]:
     return found
 
 
-def test_whoever_claims_a_queue_says_who_it_is() -> None:
+def test_a_consumer_that_claims_a_queue_writes_its_info() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
     with Consumer(CONFIG, store=store, runtime=runtime, program="a test"):
         pass
@@ -99,7 +99,7 @@ class Refusing(MemoryStore):
 
 
 @pytest.mark.parametrize("answer", [PermanentStorageError("no"), outcomes.Unknown("lost")])
-def test_a_note_that_cannot_be_written_keeps_nobody_from_reading(
+def test_an_info_that_cannot_be_written_does_not_stop_the_consumer(
     answer: Exception | PutOutcome,
 ) -> None:
     store, runtime = Refusing(answer), ManualRuntime()

@@ -123,7 +123,7 @@ def test_of_two_claims_at_once_the_first_stays() -> None:
         _claim(Late(), "ingest", "ingest/manifest")
 
 
-def test_a_marker_that_is_too_large_is_told_with_its_place_and_what_to_do() -> None:
+def test_a_marker_that_is_too_large_is_an_error_with_its_key_and_advice() -> None:
     store = MemoryStore()
     store.put("ingest/_owner.json", bytes(64 * 1024 + 1))
     with pytest.raises(
@@ -251,7 +251,7 @@ def test_f4_beside_the_partitions_of_a_topic_whose_description_is_gone_no_queue_
     claim(store, f"{root}p-00001-05mv")  # that one belongs there
 
 
-def test_who_may_not_read_outside_of_the_prefix_still_gets_a_queue() -> None:
+def test_a_writer_that_may_not_read_outside_of_the_prefix_still_gets_a_queue() -> None:
     class Walled(MemoryStore):
         def get(self, key: str, **options: object) -> object:  # type: ignore[override]
             if not key.startswith("ingest/"):
@@ -263,7 +263,7 @@ def test_who_may_not_read_outside_of_the_prefix_still_gets_a_queue() -> None:
     assert store.get("ingest/_owner.json")
 
 
-def test_who_uses_a_queue_that_is_there_looks_for_no_others() -> None:
+def test_an_existing_queue_is_opened_without_a_search_for_others() -> None:
     class NoListing(MemoryStore):
         def list(self, prefix: str, **options: object) -> object:  # type: ignore[override]
             raise AssertionError("listed")

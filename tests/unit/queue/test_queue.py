@@ -125,7 +125,7 @@ def test_f1_f2_an_append_whose_answer_was_lost_is_found_not_repeated(
     assert locations(store) == [entry(n).location for n in range(3)]
 
 
-def test_f1_found_also_behind_others_who_wrote_since() -> None:
+def test_f1_found_also_behind_later_writes_of_others() -> None:
     store, queue = started(then(applied_answer_lost, append_as_other(7)))
     assert queue.append([entry(1)]) == 1
     assert locations(store) == [entry(0).location, entry(1).location, entry(7).location]
@@ -200,7 +200,7 @@ def test_what_is_too_large_for_a_manifest_is_not_read(monkeypatch: pytest.Monkey
         make(store).read()
 
 
-def test_f1_a_conflict_at_the_deadline_that_cannot_be_looked_up_is_unknown() -> None:
+def test_f1_a_conflict_at_the_deadline_that_cannot_be_verified_is_unknown() -> None:
     class Silent(ScriptedStore):
         silent = False
 
@@ -466,7 +466,7 @@ def test_f1_f2_a_seal_whose_answer_is_lost_holds(step: Step) -> None:
     assert stored(store).sealed
 
 
-def test_an_entry_is_replaced_only_while_it_names_the_batch_that_was_looked_at() -> None:
+def test_an_entry_is_replaced_only_while_it_names_the_batch_that_was_read() -> None:
     store = ScriptedStore()
     queue = make(store)
     queue.append([entry(0), entry(1)])

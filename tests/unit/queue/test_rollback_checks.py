@@ -43,7 +43,7 @@ def test_one_covers_another_if_it_is_below_it_in_nothing() -> None:
         assert not Watermark(5, 2, 3).covers(higher)
 
 
-def test_who_does_not_know_where_the_last_batch_was_does_not_know_all() -> None:
+def test_a_watermark_without_the_last_location_is_incomplete() -> None:
     located, bare = Watermark(5, 2, 3, "in/x.batch"), Watermark(5, 2, 3)
     assert not bare.includes(located)
     assert located.includes(bare)
@@ -86,7 +86,7 @@ def test_f4_what_the_marker_saw_tells_a_lost_manifest_from_one_that_never_was() 
         check_reached(Watermark(3, 1), at(7, 0), CONFIG, URL)
 
 
-def test_f4_who_loses_a_manifest_in_use_is_told_how_to_get_it_back() -> None:
+def test_f4_a_manifest_lost_in_use_is_an_error_with_its_restore() -> None:
     error = vanished(CONFIG, URL)
     assert "'orders/manifest' in s3://bucket/root vanished" in str(error)
     assert REBUILD in str(error)
