@@ -63,7 +63,7 @@ class Reader:
     def __init__(self, **options: Any) -> None:
         self.rule = ReadCommitted("ingest", **options)
         self.log: list[str] = []
-        self.floor = 0
+        self.stable_end = 0
         self.replays: list[tuple[int, int]] = []
 
     def read(self, *locations: str) -> list[int]:
@@ -71,12 +71,12 @@ class Reader:
         for location in locations:
             self.log.append(location)
             delivered += self.rule.offer(len(self.log) - 1, location, self.replay)
-            assert self.floor <= self.rule.stable_end(len(self.log)) <= len(self.log)
-            self.floor = self.rule.stable_end(len(self.log))
+            assert self.stable_end <= self.rule.stable_end(len(self.log)) <= len(self.log)
+            self.stable_end = self.rule.stable_end(len(self.log))
         return delivered
 
     def replay(self, begin: int, end: int) -> Iterable[tuple[int, str]]:
-        assert self.floor <= begin < end
+        assert self.stable_end <= begin < end
         self.replays.append((begin, end))
         return list(enumerate(self.log))[begin:end]
 
@@ -88,7 +88,7 @@ class Reader:
 def test_batches_without_identity_are_delivered_at_once() -> None:
     reader = Reader()
     assert reader.read(plain(), "ingest/any/name", "elsewhere/x.batch") == [0, 1, 2]
-    assert reader.floor == 3
+    assert reader.stable_end == 3
     assert reader.rule.to_dict() == TransactionFilter("ingest").to_dict()
 
 
@@ -99,9 +99,9 @@ def test_a_message_between_the_batches_of_an_old_transaction_ends_it() -> None:
 def test_a_transaction_is_delivered_whole_at_its_acknowledgement() -> None:
     reader = Reader()
     assert reader.read(plain(), con(A, 2), plain(), con(A, 3)) == [0, 2]
-    assert reader.floor == 1
+    assert reader.stable_end == 1
     assert reader.read(ack(A, 4)) == [1, 3]
-    assert reader.floor == 5
+    assert reader.stable_end == 5
     assert reader.replays == []
 
 
@@ -188,7 +188,7 @@ def test_producers_without_a_batch_for_a_month_are_forgotten_and_open_ones_are_n
     assert len(reader.rule.to_dict()["producers"]) == 3
     reader.rule.prune(NOW)
     assert set(reader.rule.to_dict()["producers"]) == {A.hex(), b"\1CCCCC".hex()}
-    assert reader.floor == 0
+    assert reader.stable_end == 0
 
 
 def test_a_message_whose_object_is_gone_is_passed_by_and_its_repeat_counts() -> None:
@@ -219,7 +219,7 @@ def test_read_uncommitted_delivers_all_but_acknowledgements_and_holds_nothing_ba
     reader = Reader(isolation=READ_UNCOMMITTED)
     log = [con(A, 2), con(A, 2), old(0), plain(), old(0), ack(A, 3), ack(A, 4, final=True)]
     assert reader.read(*log) == [0, 1, 2, 3, 4]
-    assert reader.floor == len(log)
+    assert reader.stable_end == len(log)
     reader.rule.skip(7, old(9))
     reader.rule.lost(8)
     assert reader.rule.to_dict() == TransactionFilter("ingest").to_dict()

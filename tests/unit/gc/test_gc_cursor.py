@@ -85,4 +85,4 @@ def test_a_cursor_that_cannot_be_saved_ends_no_cycle(caplog: pytest.LogCaptureFi
             raise PermanentStorageError("403")
 
     saved(ReadOnly()).save("p/a")
-    assert "the collector's place was not saved: 403" in caplog.text
+    assert "the collector's cursor was not saved: 403" in caplog.text
