@@ -84,7 +84,7 @@ class CommitLog:
         self.tracking = Tracking.UNKNOWN
         self._planned = 0  # Micro-batches planned in this run.
         self._planned_from: tuple[SourceOffset | None] | None = None  # Where the last one begins.
-        self._in_place = 0
+        self._on_time = 0
         self._handed: SourceOffset | None = None
         self._handed_at = 0.0
         self._committed: SourceOffset | None = None
@@ -124,8 +124,8 @@ class CommitLog:
         if self._committed != start:
             self.tracking = Tracking.ASYNCHRONOUS
             return
-        self._in_place += 1
-        if self._in_place >= COMMITS_THAT_PROVE and self.tracking is Tracking.UNKNOWN:
+        self._on_time += 1
+        if self._on_time >= COMMITS_THAT_PROVE and self.tracking is Tracking.UNKNOWN:
             self.tracking = Tracking.SYNCHRONOUS
 
 

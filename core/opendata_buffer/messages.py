@@ -343,7 +343,7 @@ class Sequencer:
 
     def checkpoint(self) -> list[ProducerState]:
         """What a new sequencer needs to go on behind the last message queued."""
-        return [ProducerState(who, span.low, span.begin) for who, span in self._spans.items()]
+        return [ProducerState(key, span.low, span.begin) for key, span in self._spans.items()]
 
     def pending_from(self) -> int | None:
         """Position of the first message of the oldest open transaction; None where none is open."""
@@ -368,7 +368,8 @@ class Sequencer:
         other = Sequencer(buffer=self._size)
         other._buffer = deque(self._buffer)
         other._spans = {
-            who: replace(span, buffered=deque(span.buffered)) for who, span in self._spans.items()
+            producer: replace(span, buffered=deque(span.buffered))
+            for producer, span in self._spans.items()
         }
         return other
 

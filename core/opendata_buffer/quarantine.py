@@ -215,8 +215,8 @@ def _metadata(fields: SidecarFields) -> Metadata:
         payload = b64decode(fields.text("payload_base64"), validate=True)
     except ValueError:
         raise fields.wrong("payload_base64", "base64") from None
-    taken_in_ms = fields.number("ingestion_time_ms", least=-(2**63), most=2**63 - 1)
-    return Metadata(fields.number("start_index"), taken_in_ms, payload)
+    ingested_ms = fields.number("ingestion_time_ms", least=-(2**63), most=2**63 - 1)
+    return Metadata(fields.number("start_index"), ingested_ms, payload)
 
 
 def _read(store: Get, entry: Entry) -> bytes | None:

@@ -47,7 +47,7 @@ _TYPES = {
 }  # fmt: skip
 _NO_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\[\]{}]+', re.DOTALL)
 _EMPTY_OBJECT = re.compile(rb"\{[ \t\r\n]*\}")
-_PLACE_IN_TEXT = re.compile(
+_POSITION_IN_TEXT = re.compile(
     r"(?:^JSON parse error: )|(?:^CSV parse error: )|(?:Row #\d+: )|(?: in row \d+$)"
 )
 _ROW = re.compile(r"(?:in row |Row #)(\d+)")
@@ -298,7 +298,7 @@ def _halved(
             found = read(part)
         except ValueError as error:
             if len(part) == 1:
-                yield begin, _PLACE_IN_TEXT.sub("", str(error).partition("\n")[0])
+                yield begin, _POSITION_IN_TEXT.sub("", str(error).partition("\n")[0])
                 return
             if row := _ROW.search(str(error)):  # Most often the malformed record.
                 at = begin + min(int(row[1]), len(part) - 1)

@@ -252,7 +252,7 @@ MOST_TOKENS = 100_000
 class Heartbeats:
     """When claims lapse, by the heartbeats of their workers. Times are monotonic seconds.
 
-    Any thread calls :meth:`hear`, the dispatcher's thread all else. ``steady_since`` returns the
+    Any thread calls :meth:`receive`, the dispatcher's thread all else. ``steady_since`` returns the
     time since when this broker runs without a long pause: it may have missed earlier heartbeats.
     """
 
@@ -264,7 +264,7 @@ class Heartbeats:
         self.lapses: dict[int, float] = {}
         """When the claim of each batch is checked next."""
 
-    def hear(self, tokens: Iterable[int], now: float) -> None:
+    def receive(self, tokens: Iterable[int], now: float) -> None:
         """Note a heartbeat of the worker with these claims. With the lock held."""
         for token in list(tokens)[:MOST_TOKENS]:
             self._alive.pop(token, None)  # moved to the end: the first tokens are the oldest

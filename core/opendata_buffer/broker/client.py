@@ -65,14 +65,14 @@ class PendingRequest:
 
     Attributes:
         lost: The result where no answer comes.
-        heard_at: When the broker's clock arrived that the request carries, for ``valid_s`` seconds.
+        clock_at: When the broker's clock arrived that the request carries, for ``valid_s`` seconds.
         begin_by: No write of it begins after this.
         posted: No thread waits for its answer.
         answer: Once there is one; an error is raised.
     """
 
     lost: Lost
-    heard_at: float = 0.0
+    clock_at: float = 0.0
     valid_s: float = 0.0
     begin_by: float = float("-inf")
     posted: bool = False
@@ -83,12 +83,12 @@ class PendingRequests:
     """The unanswered requests of one connection, by their numbers. Pure.
 
     The caller holds a lock and passes the time in monotonic seconds. ``clock`` is the broker's, as
-    received at ``heard_at``; every append sends it back to the broker.
+    received at ``clock_at``; every append sends it back to the broker.
     """
 
     def __init__(self) -> None:
         self.clock: Any = None
-        self.heard_at = 0.0
+        self.clock_at = 0.0
         self._pending: dict[int, PendingRequest] = {}
         self._number = 0
         self._next = 0  # sequence of the queue's next entry, as the broker last reported it
@@ -106,23 +106,23 @@ class PendingRequests:
 
     def begin(self, *, posted: bool = False) -> tuple[int, PendingRequest]:
         """A request that is not an append: its number, and where its answer will be."""
-        return self._open(PendingRequest(Lost(self._next, self.heard_at), posted=posted))
+        return self._open(PendingRequest(Lost(self._next, self.clock_at), posted=posted))
 
     def begin_append(self, since: int | None, begin_by: float) -> tuple[int, PendingRequest]:
         """An append: its number, and where its answer will be. See :meth:`Connection.append`."""
-        valid_s = min(VALID_MS / 1000, begin_by - self.heard_at)
-        lost = Lost(self._next if since is None else since, self.heard_at + valid_s)
-        return self._open(PendingRequest(lost, self.heard_at, valid_s, begin_by))
+        valid_s = min(VALID_MS / 1000, begin_by - self.clock_at)
+        lost = Lost(self._next if since is None else since, self.clock_at + valid_s)
+        return self._open(PendingRequest(lost, self.clock_at, valid_s, begin_by))
 
     def end(self, number: int) -> None:
         """Its caller has the answer, or waits no longer."""
         del self._pending[number]
 
-    def hear(self, body: Reply, now: float) -> bool:
+    def receive(self, body: Reply, now: float) -> bool:
         """Take a message of the broker; True when a caller may go on now. Raises ProtocolError
         where a broker sends no such message."""
         # The clock first: an answer that is waited for lets the next append begin at once.
-        self.clock, self.heard_at = body.get("clock"), now
+        self.clock, self.clock_at = body.get("clock"), now
         if isinstance(following := body.get("next"), int):
             self._next = max(self._next, following)
         call = self._pending.get(body["n"]) if isinstance(body.get("n"), int) else None
@@ -159,11 +159,11 @@ class PendingRequests:
         """
         renewed = []
         for number, call in self._pending.items():
-            is_old = self.heard_at - call.heard_at >= RENEW_S
-            if call.answer is None and is_old and self.heard_at + call.valid_s <= call.begin_by:
+            is_old = self.clock_at - call.clock_at >= RENEW_S
+            if call.answer is None and is_old and self.clock_at + call.valid_s <= call.begin_by:
                 # First here: this client asks no other broker while this one may still write it.
-                call.heard_at = self.heard_at
-                call.lost = Lost(call.lost.since, self.heard_at + call.valid_s)
+                call.clock_at = self.clock_at
+                call.lost = Lost(call.lost.since, self.clock_at + call.valid_s)
                 renewed.append(number)
         return renewed
 
@@ -428,7 +428,7 @@ class Connection:
     def _take(self, message: bytes) -> None:
         """With the lock."""
         body = self._end.open(message)
-        heard = self._pending.hear(body, self._runtime.monotonic())
+        heard = self._pending.receive(body, self._runtime.monotonic())
         if body.get("op") == "stats":
             self._stats = body
         if heard:

@@ -49,7 +49,7 @@ MOVED_S = 0.1
 STOP_S = 5.0
 """Seconds that the last caller waits until this process's broker has left its record."""
 
-PATIENCE_S = 10.0
+IDLE_SEARCH_S = 10.0
 """Seconds after a lost broker in which its successor is searched for every ``SEARCH_S``; later the
 search is repeated in this interval."""
 
@@ -95,7 +95,7 @@ class BrokeredCommitter:
         self._search_at: float | None = 0.0
         # Whether a broker will come for certain, as in a process that hosts one.
         self._expects = expects or config.broker == "host"
-        self._search_often_until = runtime.monotonic() + PATIENCE_S if self._expects else 0.0
+        self._search_often_until = runtime.monotonic() + IDLE_SEARCH_S if self._expects else 0.0
         self._conflicts = 0
         self._asked = 0
 
@@ -271,7 +271,7 @@ class BrokeredCommitter:
         if now < self._search_often_until:
             self._search_at = now + SEARCH_S
         elif self._discovery.announced or self._expects or self._conflicts:
-            self._search_at = now + PATIENCE_S
+            self._search_at = now + IDLE_SEARCH_S
         else:
             # No broker ever served this queue: a lone process searches once, and then only after a
             # lost race.
@@ -280,7 +280,7 @@ class BrokeredCommitter:
     def _forget(self, connection: Connection, *, unresponsive: bool = False) -> None:
         self._discovery.forget(connection, unresponsive=unresponsive)
         now = self._runtime.monotonic()
-        self._search_at, self._search_often_until = now, now + PATIENCE_S
+        self._search_at, self._search_often_until = now, now + IDLE_SEARCH_S
 
 
 def open_brokered_committer(

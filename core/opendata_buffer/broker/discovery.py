@@ -82,8 +82,8 @@ class Discovery:
                 self._searching = search
                 self._wait_until = None
                 if self._waits_s is not None:
-                    patience_s = 0.0 if self._unreached else self._waits_s
-                    self._wait_until = self._runtime.monotonic() + patience_s
+                    wait_s = 0.0 if self._unreached else self._waits_s
+                    self._wait_until = self._runtime.monotonic() + wait_s
             search_for_all = partial(self._search_for_all, search, searched)
             try:
                 self._runtime.spawn(search_for_all, "opendata-buffer-broker-finder")

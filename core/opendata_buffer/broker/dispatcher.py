@@ -172,7 +172,7 @@ class Dispatcher:
         self._last_epoch = -1
         self._leaving = False
         self._fenced: Fenced | None = None
-        self._news = False
+        self._has_new_batches = False
         self._task: Task | None = None
         self._ended: dict[int, str] = {}
         self._acked_at = float("-inf")
@@ -201,11 +201,11 @@ class Dispatcher:
             return False
         now = self._runtime.monotonic()
         with self._condition:
-            self._heartbeats.hear(tokens, now)
+            self._heartbeats.receive(tokens, now)
             if tokens and not self._leaving and self._task is None:
                 # Take the claims over at once: a predecessor that was only suspended would find no
                 # heartbeats, and hand the batches to other workers.
-                self._news = True
+                self._has_new_batches = True
                 self._start()
         return True
 
@@ -224,7 +224,7 @@ class Dispatcher:
         """Note that there are new batches in the queue."""
         if self._task is not None:
             with self._condition:
-                self._news = True
+                self._has_new_batches = True
                 self._condition.notify_all()
 
     def stop(self, timeout: float | None = None) -> None:
@@ -247,9 +247,9 @@ class Dispatcher:
                     # A batch for a worker that is gone would be held until its claim lapsed.
                     claiming = [each for each in self._claiming if each.waits()]
                     self._claiming = []
-                    news, self._news = self._news, False
+                    has_new_batches, self._has_new_batches = self._has_new_batches, False
                 try:
-                    left = self._run_round(finishing, claiming, news)
+                    left = self._run_round(finishing, claiming, has_new_batches)
                 except Exception as error:
                     left = []
                     self._fail([*finishing, *claiming], error)
@@ -269,7 +269,7 @@ class Dispatcher:
 
     def _wait(self) -> None:
         """Until there is something to do; with the lock."""
-        while not self._leaving and not self._finishing and not self._news:
+        while not self._leaving and not self._finishing and not self._has_new_batches:
             now = self._runtime.monotonic()
             times = [*self._heartbeats.lapses.values(), *self._ready.rests.values()]
             if self._claiming:
@@ -280,7 +280,7 @@ class Dispatcher:
             self._condition.wait(min(times) - now if times else None)
 
     def _run_round(
-        self, finishing: list[FinishRequest], claiming: list[ClaimRequest], news: bool
+        self, finishing: list[FinishRequest], claiming: list[ClaimRequest], has_new_batches: bool
     ) -> list[ClaimRequest]:
         term = self._ensure_term()
         ready, now = self._ready, self._runtime.monotonic()
@@ -292,7 +292,7 @@ class Dispatcher:
         def read_more(count: int) -> None:
             ready.read_more(count, term.consumer, now)
 
-        due = news or now >= ready.read_at + POLL_S
+        due = has_new_batches or now >= ready.read_at + POLL_S
         left = this_round.hand_out(claiming, read_more if due else None)
         term.write(this_round.claims)
         # It is stored: only now it is answered, and acted on.
@@ -342,7 +342,7 @@ class Dispatcher:
         if frontier == 0 or is_acked or self._ready.end < frontier:
             return
         now = self._runtime.monotonic()
-        if (self._finishing or self._news) and now - self._acked_at < ACK_S:
+        if (self._finishing or self._has_new_batches) and now - self._acked_at < ACK_S:
             return  # There is another round at once.
         self._acked_at = now
         try:

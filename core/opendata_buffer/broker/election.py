@@ -45,7 +45,7 @@ store: it may have missed heartbeats of workers."""
 STAND_BY_S = 1.0
 """Between two reads of the record while another broker serves."""
 
-DOUBT_S = 0.5
+RECHECK_S = 0.5
 """Between two reads that show whether another broker is announced, however many races are lost."""
 
 REFUSED_S = 0.2
@@ -72,7 +72,7 @@ class LeaderElection:
         self._seen: DiscoveryRecord | None = None
         self._seen_since = 0.0
         self._condition = runtime.condition()
-        self._doubted = False
+        self._check_soon = False
         self._stopping = False
         self._port: ListeningPort | None = None
         self.broker: Broker | None = None
@@ -140,15 +140,15 @@ class LeaderElection:
 
     def _wait(self, seconds: float) -> None:
         now = self._runtime.monotonic()
-        until, doubt_from = now + seconds, now + min(DOUBT_S, seconds)
+        until, may_check_at = now + seconds, now + min(RECHECK_S, seconds)
         with self._condition:
-            while not self._stopping and now < (doubt_from if self._doubted else until):
-                self._condition.wait((doubt_from if self._doubted else until) - now)
+            while not self._stopping and now < (may_check_at if self._check_soon else until):
+                self._condition.wait((may_check_at if self._check_soon else until) - now)
                 now = self._runtime.monotonic()
 
     def _keep(self) -> float:
         assert self._mine is not None
-        self._doubted = False
+        self._check_soon = False
         beaten = self._lease.beat(self._mine)
         if beaten is None:
             log.warning("another broker is announced: %s steps down", self._mine)
@@ -202,7 +202,7 @@ class LeaderElection:
             queue,
             self._runtime,
             self._config.data_path_prefix,
-            on_conflict=self._doubt,
+            on_conflict=self._note_lost_race,
             dispatcher=Dispatcher(
                 self._store,
                 consumer_settings(self._config),
@@ -236,10 +236,10 @@ class LeaderElection:
         announced = Lease(self._store, self._config, self._runtime).read()
         return mine is not None and mine.same_broker(announced)
 
-    def _doubt(self) -> None:
+    def _note_lost_race(self) -> None:
         """Another writer was faster: read at once whether it is another broker."""
         with self._condition:
-            self._doubted = True
+            self._check_soon = True
             self._condition.notify_all()
 
     def _step_down(self) -> None:

@@ -83,12 +83,12 @@ SEARCH_S = 0.25
 
 class DispatcherClient:
     """Sends a worker's requests to the announced broker, and to the next one when it is replaced.
-    It gives up after ``patience_s`` seconds without any broker."""
+    It gives up after ``timeout_s`` seconds without any broker."""
 
-    def __init__(self, discovery: Discovery, runtime: Runtime, patience_s: float, url: str) -> None:
+    def __init__(self, discovery: Discovery, runtime: Runtime, timeout_s: float, url: str) -> None:
         self._discovery = discovery
         self._runtime = runtime
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._url = url
 
     def ask(self, body: dict[str, Any], claim: Claim | None = None) -> dict[str, Any]:
@@ -99,10 +99,10 @@ class DispatcherClient:
         Raises Fenced where another consumer took the queue, TransientStorageError where no broker
         answers in time, Closed where the worker was closed meanwhile.
         """
-        limit_s = self._patience_s + body.get("wait_ms", 0) / 1000
+        limit_s = self._timeout_s + body.get("wait_ms", 0) / 1000
         deadline = self._runtime.monotonic() + limit_s
         while True:
-            connection = self.find(min(deadline, self._runtime.monotonic() + self._patience_s))
+            connection = self.find(min(deadline, self._runtime.monotonic() + self._timeout_s))
             try:
                 reply = connection.ask(body)
             except (TransientStorageError, Fenced):

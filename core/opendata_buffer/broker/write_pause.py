@@ -33,7 +33,7 @@ that sends nothing is given up after 1.5 seconds."""
 SEARCH_S = 1.0
 """Between two searches for a broker after one was lost."""
 
-PATIENCE_S = 10.0
+IDLE_SEARCH_S = 10.0
 """Between two searches where none was found."""
 
 
@@ -116,7 +116,7 @@ class BrokerPause:
     def _plan_next_search(self) -> None:
         # A connection that ends by itself has a successor within seconds.
         found = self._discovery.connection is not None
-        self._search_at = self._runtime.monotonic() + (SEARCH_S if found else PATIENCE_S)
+        self._search_at = self._runtime.monotonic() + (SEARCH_S if found else IDLE_SEARCH_S)
 
 
 def _abandon(discovery: Discovery) -> None:

@@ -40,7 +40,7 @@ def _address(context: click.Context, option: click.Parameter, text: str | None) 
 
 
 @click.command()
-@options.patient_queue
+@options.long_timeout_queue
 @click.option(
     "--listen",
     callback=_address,

@@ -57,7 +57,7 @@ _LOSS_ADVICE = "Start with --from earliest to read what is left."
 
 
 @click.command()
-@options.patient_queue
+@options.long_timeout_queue
 @options.framing
 @click.option(
     "--json",

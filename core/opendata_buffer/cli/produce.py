@@ -40,7 +40,7 @@ _JSON_FACTOR = 6
 
 
 @click.command()
-@options.patient_queue
+@options.long_timeout_queue
 @click.option(
     "--compression",
     type=click.Choice(["none", "zstd"], case_sensitive=False),

@@ -47,7 +47,7 @@ def rest_ms(delivery_count: int) -> int:
 
 
 @click.command()
-@options.patient_queue
+@options.long_timeout_queue
 @click.option("--parallel", type=options.POSITIVE, default=1, help="Batches at once.")
 @click.option(
     "--claim-timeout-ms",

@@ -152,7 +152,7 @@ class OrderedUploads:
         group, self._group = self._group, []
         for batch in group:
             batch.stage = Stage.UPLOADED
-            batch.trouble = error
+            batch.last_error = error
         self._queue.extendleft(reversed(group))
         self.expire(now.monotonic)
 
@@ -172,7 +172,7 @@ class OrderedUploads:
         if self._group and now >= self._group_limit:
             self._fail_group_as_unknown(f"no answer in {self._append_limit:g} s")
         while (head := self._head()) is not None and head.deadline <= now:
-            self._fail([head], head.trouble or _not_in_time(head))
+            self._fail([head], head.last_error or _not_in_time(head))
 
     def abandon(self, error: BaseException) -> None:
         """Complete all batches; the outcome of those that are being appended is unknown."""

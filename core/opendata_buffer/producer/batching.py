@@ -456,7 +456,7 @@ class Batch:
     data: bytes | list[bytes | memoryview] | None = None
     location: str = ""
     named: Moment | None = None
-    trouble: OpenDataBufferError | None = None  # of its last attempt
+    last_error: OpenDataBufferError | None = None  # of its last attempt
     outcome: Durable | BaseException | None = None
 
     @property

@@ -89,7 +89,7 @@ class Uploader:
         try:
             self._put(batch.location, data)
         except TransientStorageError as error:
-            batch.trouble = error
+            batch.last_error = error
             raise
 
     def _put(self, location: str, data: bytes | list[bytes | memoryview]) -> None:

@@ -34,7 +34,7 @@ def service_credential(name: str, scheme: str) -> Any:
     """
     method, instead = _CREDENTIALS[scheme]
     failed = []
-    for where, find in _PLACES.items():
+    for where, find in _CREDENTIAL_SOURCES.items():
         try:
             holder = find()
             if holder is None:
@@ -73,7 +73,7 @@ def _notebook_dbutils() -> Any:
     return found[0].credentials if found else None
 
 
-_PLACES: dict[str, Callable[[], Any]] = {
+_CREDENTIAL_SOURCES: dict[str, Callable[[], Any]] = {
     "dbutils": _notebook_dbutils,  # of a notebook or a job
     "databricks.service_credentials": lambda: import_module("databricks.service_credentials"),
     # Last: outside of Databricks it searches for a workspace, which may take long.

@@ -147,12 +147,12 @@ def test_a_pause_of_the_broker_lets_no_claim_lapse() -> None:
 
 def test_tokens_of_no_claim_are_forgotten_and_bounded() -> None:
     beats = heartbeats()
-    beats.hear(range(MOST_TOKENS + 1), now=100.5)
+    beats.receive(range(MOST_TOKENS + 1), now=100.5)
     assert len(beats._alive) == MOST_TOKENS
     beats.forget({7: HOLDER})
     assert beats._alive == {5: 100.5}
     for first in range(1_000, 4 * MOST_TOKENS, MOST_TOKENS):
-        beats.hear(range(first, first + MOST_TOKENS), 0.0)
-        beats.hear([5], now=100.75)
+        beats.receive(range(first, first + MOST_TOKENS), 0.0)
+        beats.receive([5], now=100.75)
     assert len(beats._alive) == 2 * MOST_TOKENS
     assert beats.until(7, HOLDER, now=101.0) == 101.75

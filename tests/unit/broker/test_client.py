@@ -278,9 +278,9 @@ VALID_S = VALID_MS / 1000
 def heard() -> PendingRequests:
     """Of a broker whose queue goes on at sequence 5, heard ten seconds after the start."""
     calls = PendingRequests()
-    assert calls.hear({"op": "pong", "next": 5, "clock": [1.0, 1]}, 10.0) is False
+    assert calls.receive({"op": "pong", "next": 5, "clock": [1.0, 1]}, 10.0) is False
     # The end of the queue never goes back.
-    assert calls.hear({"op": "pong", "next": 4, "clock": [1.0, 1]}, 10.0) is False
+    assert calls.receive({"op": "pong", "next": 4, "clock": [1.0, 1]}, 10.0) is False
     return calls
 
 
@@ -304,4 +304,4 @@ def test_a_message_that_no_broker_sends_is_refused(body: dict[str, Any]) -> None
     calls = heard()
     calls.begin()
     with pytest.raises(ProtocolError, match="unknown message"):
-        calls.hear(body, 11.0)
+        calls.receive(body, 11.0)

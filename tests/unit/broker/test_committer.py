@@ -236,7 +236,7 @@ def test_a_refused_append_is_asked_for_again_or_elsewhere() -> None:
 def test_a_process_finds_the_broker_that_follows_a_dead_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(committer_module, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(committer_module, "IDLE_SEARCH_S", 0.2)
     store = MemoryStore()
     direct = Direct(store)
     with serving(store) as (_, broker_record, _):
