@@ -1,4 +1,4 @@
-"""From decoded batches to the rows Spark sees: Arrow record batches, never a Python row.
+"""Converts decoded batches to the rows Spark sees: Arrow record batches, never a Python row.
 
 A task makes one :class:`RowBuilder`, and in it one builder for each column that is wanted. A batch
 is cut into pieces; each builder makes one array for each piece, and may keep arrays between

@@ -64,7 +64,7 @@ def infer_schema(
 
 
 def _without_own(schema: pa.Schema, values: ValueOptions) -> pa.Schema:
-    """Without fields whose names stand for columns of a buffer; of CSV such a field is refused."""
+    """The schema without fields named as columns of a buffer; in CSV such a field is refused."""
     left_out = {
         each: own
         for each in schema.names

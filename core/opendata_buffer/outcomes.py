@@ -50,7 +50,7 @@ class Applied(Generic[T]):
     """The write was applied."""
 
     value: T
-    """Of a store's put the new version of the object; of a change the new value."""
+    """The new version of the object for a store's put; the new value for a change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Unknown:
 
     reason: str
     first_mark: int = 0
-    """Of a change: where its first attempt with an unknown outcome would be."""
+    """Where a change's first attempt with an unknown outcome would be."""
     cause: OpenDataBufferError | None = None
     """The error that ended the change, if it was an error and not the deadline."""
 

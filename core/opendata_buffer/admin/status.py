@@ -32,7 +32,7 @@ from opendata_buffer.topic.topic import Topic
 T = TypeVar("T")
 
 STATS_S = 1.0
-"""How long a broker may take to answer; one that runs answers sooner."""
+"""Seconds that a broker may take to answer; one that runs answers sooner."""
 
 
 @dataclass(frozen=True, kw_only=True)

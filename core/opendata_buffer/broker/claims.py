@@ -177,7 +177,7 @@ def encode(claims: Claims) -> bytes:
 
 
 def decode(data: bytes) -> Claims:
-    """The claims of an object's bytes. Raises CorruptData where they are none of this version."""
+    """The claims in an object's bytes. Raises CorruptData for bytes of no or another version."""
     fields = CLAIMS.decode(data)
     held, done = _held(fields), frozenset(_done(fields))
     if len(held) + len(done) > 2 * MAX_OPEN:

@@ -182,12 +182,12 @@ class PendingRequests:
 log = logging.getLogger(__name__)
 
 CONNECT_S = 3.0
-"""For a connection and its handshake. A suspended broker accepts and sends no hello; one that
-shakes hands with hundreds at once, on a busy machine, needs more than a second for the last."""
+"""Seconds for a connection and its handshake. A suspended broker accepts and sends no hello. A broker
+with hundreds of handshakes at once, on a busy machine, needs more than a second for the last."""
 
 SILENCE_S = 0.75
-"""Without any message for so long, while an answer is due, the broker is sent a ping; without an
-answer for as long again, the connection ends."""
+"""Seconds without any message, while an answer is due, before the broker is sent a ping. Without
+an answer for as long again, the connection ends."""
 
 
 class ChannelClosed(Exception):
@@ -360,7 +360,7 @@ class Connection:
         self._wait_for(lambda: not self._pending.is_full, until)
 
     def _wait_for(self, is_true: Callable[[], bool], until: float | None) -> None:
-        """With the lock: until that is true, or the connection has ended."""
+        """Wait, with the lock, until that is true or the connection has ended."""
         wait_for(self._runtime, self._condition, lambda: self._over or is_true(), until=until)
 
     def _receive_first(self) -> bytes:
@@ -426,7 +426,7 @@ class Connection:
             self._transmit({"op": "renew", "clock": clock, "n": renewed}, waits=False)
 
     def _take(self, message: bytes) -> None:
-        """With the lock."""
+        """Process a message of the broker; with the lock."""
         body = self._end.open(message)
         heard = self._pending.receive(body, self._runtime.monotonic())
         if body.get("op") == "stats":

@@ -41,10 +41,10 @@ FIND_S = 1.0
 """Seconds that an append waits while a broker is searched for; then this process appends it."""
 
 SEARCH_S = 0.5
-"""Between two attempts to find a broker after one was lost."""
+"""Seconds between two attempts to find a broker after one was lost."""
 
 MOVED_S = 0.1
-"""After a broker that is leaving refused an append."""
+"""Seconds of a pause after a broker that is leaving refused an append."""
 
 STOP_S = 5.0
 """Seconds that the last caller waits until this process's broker has left its record."""

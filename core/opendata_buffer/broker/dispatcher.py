@@ -27,10 +27,10 @@ from opendata_buffer.stores.base import Store
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-"""Between two reads for batches that another process appended, while workers wait."""
+"""Seconds between two reads for batches that another process appended, while workers wait."""
 
 ACK_S = 1.0
-"""Between two acknowledgements while workers wait: each is a write for which they would wait."""
+"""Seconds between two acknowledgements while workers wait: they would wait for each write."""
 
 MAX_ENDED = 10_000
 """Ended claims whose outcome is remembered, for workers that ask again."""
@@ -39,7 +39,7 @@ REPLACED_S = 3.0
 """A broker whose record was replaced reads that within two seconds, and steps down."""
 
 RETRY_S = 1.0
-"""After storage did not answer."""
+"""Seconds of a pause after storage did not answer."""
 
 
 class DispatcherTerm:
@@ -117,7 +117,7 @@ class DispatcherTerm:
 
 
 def stored_epoch(store: Store, config: ConsumerConfig, runtime: Runtime) -> int | None:
-    """Of the claims as they are now; None where there are none. Raises what reading them raises."""
+    """The epoch of the stored claims; None without claims. Raises what reading them raises."""
     found = _register(store, config, runtime).read()
     return found.epoch if isinstance(found, Claims) else None
 

@@ -32,7 +32,7 @@ from opendata_buffer.stores.base import Store
 log = logging.getLogger(__name__)
 
 BEAT_S = 2.0
-"""Between two renewals of the record."""
+"""Seconds between two renewals of the record."""
 
 SILENT_S = 2.5 * BEAT_S
 """A broker that is not reached is dead when its record was not renewed for so long. One that other
@@ -43,13 +43,13 @@ LATE_S = 1.5 * BEAT_S
 store: it may have missed heartbeats of workers."""
 
 STAND_BY_S = 1.0
-"""Between two reads of the record while another broker serves."""
+"""Seconds between two reads of the record while another broker serves."""
 
 RECHECK_S = 0.5
-"""Between two reads that show whether another broker is announced, however many races are lost."""
+"""Seconds, at least, between two reads of the record after lost races."""
 
 REFUSED_S = 0.2
-"""Between the first refused connection and the second, which proves the process has ended."""
+"""Seconds between two connections: refused both times, the process has surely ended."""
 
 
 class LeaderElection:

@@ -33,7 +33,7 @@ class ListeningPort(Protocol):
 
     @property
     def address(self) -> str:
-        """For the discovery record."""
+        """``host:port`` for the discovery record."""
         ...
 
     def open(self, broker: Broker, broker_record: DiscoveryRecord) -> None:

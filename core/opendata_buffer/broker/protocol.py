@@ -36,10 +36,10 @@ from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.runtime import Moment
 
 VALID_MS = 2_000
-"""How long a request holds, at most: the longest a client waits before it asks another broker."""
+"""Seconds that a request holds at most, and a client waits before it asks another broker."""
 
 MAX_ENTRIES = 10_000
-"""Of one append; a client appends by itself what has more."""
+"""Entries of one append; a client appends by itself what has more."""
 
 MAX_OPEN_REQUESTS = 64
 """Unanswered requests of one connection; a client that sends more is disconnected."""

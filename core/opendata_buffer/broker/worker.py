@@ -78,7 +78,7 @@ class Claim:
 
 
 SEARCH_S = 0.25
-"""Between two searches for a broker."""
+"""Seconds between two searches for a broker."""
 
 
 class DispatcherClient:

@@ -24,17 +24,17 @@ from opendata_buffer.runtime import Runtime, remaining
 log = logging.getLogger(__name__)
 
 FIND_S = 1.0
-"""How long a change waits while a broker is searched for; then it goes on without a pause."""
+"""Seconds that a change waits while a broker is searched for; then it goes on without a pause."""
 
 ASK_S = 5.0
-"""How long it waits for a broker that lives, and writes or pauses for other clients. A broker
+"""Seconds that it waits for a live broker that writes or pauses for other clients. A broker
 that sends nothing is given up after 1.5 seconds."""
 
 SEARCH_S = 1.0
-"""Between two searches for a broker after one was lost."""
+"""Seconds between two searches for a broker after one was lost."""
 
 IDLE_SEARCH_S = 10.0
-"""Between two searches where none was found."""
+"""Seconds between two searches where none was found."""
 
 
 class BrokerPause:

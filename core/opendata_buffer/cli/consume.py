@@ -185,7 +185,7 @@ def _check_start(target: Target, runtime: Runtime, start: Start, no_ack: bool) -
 
 
 Render = Callable[[ArrowBatch], bytes | memoryview]
-"""From a batch to the bytes that are written for it."""
+"""Converts a batch to the bytes that are written for it."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -202,8 +202,8 @@ class Run(NamedTuple):
 
 
 Runs = Callable[[Sequence[bytes]], Iterable[Run]]
-"""From records of the input to runs. InvalidInput for one of them is raised after the runs of the
-records before it."""
+"""Converts records of the input to runs. InvalidInput for a record is raised after the runs of those
+before it."""
 
 
 def same_label(metadata: bytes, key: bytes | None) -> Runs:

@@ -42,7 +42,7 @@ LONGEST_REST_MS = 60_000
 
 
 def rest_ms(delivery_count: int) -> int:
-    """How long a batch rests after so many failures: doubled each time, a minute at most."""
+    """The back-off of a batch after so many failures: doubled each time, a minute at most."""
     return int(min(FIRST_REST_MS * 2 ** min(delivery_count - 1, 30), LONGEST_REST_MS))
 
 

@@ -552,7 +552,7 @@ class Accumulator:
     def _has_room(self, size: int) -> bool:
         """Whether one more call with so many bytes may come in (failure F33)."""
         held = self._held()
-        # A call larger than the whole buffer is let in alone, or it would wait for ever.
+        # A call larger than the whole buffer is accepted alone, or it would wait for ever.
         if held and held + size > self._config.max_buffered_bytes:
             return False
         most = self._config.max_buffered_inputs

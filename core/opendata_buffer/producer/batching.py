@@ -559,7 +559,7 @@ class Batcher:
 
     @property
     def due_at(self) -> float | None:
-        """From when on :meth:`take` has a batch; None when there is none."""
+        """The time at which :meth:`take` has a batch; None when there is none."""
         if not self._batches:
             return None
         first = self._batches[0]

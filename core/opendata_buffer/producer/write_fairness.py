@@ -18,8 +18,8 @@ How a writer knows of others:
 * **By a request.** A consumer that acknowledges, or Spark's sink, reads and then writes, and in
   between the next write of a busy broker has landed: it may lose every race and leave no trace in
   the manifest. So it asks the broker for one pause, as long as for one writer that is known.
-* **By chance.** A process that cannot ask is let in by a pause now and then of a writer that never
-  rests: seldom while no race was lost, and every second after one was lost.
+* **By chance.** A process that cannot ask writes in the pauses that a busy writer makes from time
+  to time: seldom while no race was lost, and every second after one was lost.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class IfVersion:
 ABSENT = Absent()
 
 Condition = Absent | IfVersion
-"""Of a conditional put."""
+"""The condition of a conditional put."""
 
 PutOutcome = outcomes.Outcome[str]
 """The outcome of a conditional put; the applied value is the object's new version."""

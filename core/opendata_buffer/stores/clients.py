@@ -98,15 +98,15 @@ AWS_ENVIRONMENT = ("AWS_",)
 """Prefixes of the variables that boto3 takes settings and credentials from."""
 
 GCS_ENVIRONMENT = ("GOOGLE_", "CLOUDSDK_", "GCE_", "STORAGE_EMULATOR_HOST")
-"""The same of google-auth, and where every client of GCS finds an emulator's address."""
+"""Those of google-auth, and the one with an emulator's address for every client of GCS."""
 
 AZURE_ENVIRONMENT = ("AZURE_", "IDENTITY_", "MSI_")
-"""The same of azure-identity and of Azure's own command line."""
+"""Those of azure-identity and of Azure's own command line."""
 
 T = TypeVar("T")
 
 # Each with the environment it was made in. A change of the environment replaces it, so clients with
-# old credentials do not pile up; a store that uses the old client keeps it.
+# old credentials are dropped; a store that uses the old client keeps it.
 _made: dict[Hashable, tuple[Hashable, Any]] = {}
 _lock = threading.RLock()  # A client may be made of another one.
 

@@ -401,7 +401,7 @@ _CLIENT_ERRORS = (
 """All that boto3 and its connections raise."""
 
 _NO_BULK = {"InvalidRequest", "MalformedXML", "MissingContentMD5", "NotImplemented"}
-"""Of stores that cannot delete several objects by one request."""
+"""Error codes of stores that cannot delete several objects by one request."""
 
 _THROTTLED = {"RequestTimeout", "RequestTimeoutException", "Throttling", "ThrottlingException"}
 """Answered with 400; other refusals for the rate have 429 or 503."""

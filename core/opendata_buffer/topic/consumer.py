@@ -113,7 +113,7 @@ class TopicConsumer(Closeable):
         open_pause: See :class:`.Consumer`.
 
     Raises:
-        InvalidInput: There is no topic, or it has no such partition; a position is none.
+        InvalidInput: There is no topic, or it has no such partition; or a text is no position.
         QueueReset: A position is of another queue, or beyond the end.
         OpenDataBufferError: A partition could not be taken over, as :class:`.Consumer`.
     """

@@ -187,17 +187,17 @@ class TopicDescription:
 
     @property
     def names(self) -> list[str]:
-        """Of all partitions, which are read."""
+        """Names of all partitions, which are read."""
         return [each.name for each in self.partitions]
 
     @property
     def active(self) -> list[str]:
-        """Of the partitions that are written."""
+        """Names of the partitions that are written."""
         return [each.name for each in self.partitions if each.state is State.ACTIVE]
 
     @property
     def draining(self) -> list[str]:
-        """Of the partitions that leave once they are empty."""
+        """Names of the partitions that leave once they are empty."""
         return [each.name for each in self.partitions if each.state is State.DRAINING]
 
     def expanded(self, partitions: int) -> TopicDescription:

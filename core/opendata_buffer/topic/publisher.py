@@ -574,7 +574,7 @@ class Publisher(Closeable):
         return self._queues[name]
 
     def _deadline(self) -> AbstractContextManager[None]:
-        """For several changes of one call: the record's, and those of the partitions at once."""
+        """A deadline for all changes of one call: the record's, and the partitions' at once."""
         return deadline(self._runtime, 3 * self._config.cas_deadline_ms / 1000)
 
     @contextmanager
