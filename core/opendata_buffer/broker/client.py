@@ -182,8 +182,8 @@ class PendingRequests:
 log = logging.getLogger(__name__)
 
 CONNECT_S = 3.0
-"""Seconds for a connection and its handshake. A suspended broker accepts and sends no hello. A broker
-with hundreds of handshakes at once, on a busy machine, needs more than a second for the last."""
+"""Seconds for a connection and its handshake. A suspended broker accepts and sends no hello; with
+hundreds of handshakes at once a broker on a busy machine takes more than a second for the last."""
 
 SILENCE_S = 0.75
 """Seconds without any message, while an answer is due, before the broker is sent a ping. Without

@@ -202,7 +202,7 @@ class Run(NamedTuple):
 
 
 Runs = Callable[[Sequence[bytes]], Iterable[Run]]
-"""Converts records of the input to runs. InvalidInput for a record is raised after the runs of those
+"""Converts records of the input to runs. InvalidInput for a record is raised after the runs of all
 before it."""
 
 
