@@ -12,9 +12,9 @@
             print(batch.entries)
             consumer.ack(batch.sequence)
 
-Every public name is here. The errors are imported at once; the module of any other name when the
-name is first used: importing Arrow takes 0.2 s, which neither ``--help`` nor Spark's search for
-data sources should pay.
+Every public name is here. Errors are imported at once, other modules when one of their names is
+first used: importing Arrow takes 0.2 s, which neither ``--help`` nor Spark's search for data
+sources should pay.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from opendata_buffer.config import StoreOptions as StoreOptions
     from opendata_buffer.config import WorkerConfig as WorkerConfig
     from opendata_buffer.consumer.consumer import Consumer as Consumer
-    from opendata_buffer.consumer.cursors import BatchDescriptor as BatchDescriptor
-    from opendata_buffer.consumer.cursors import Position as Position
+    from opendata_buffer.consumer.consumer import Position as Position
     from opendata_buffer.consumer.fetch import ArrowBatch as ArrowBatch
     from opendata_buffer.consumer.fetch import ConsumedBatch as ConsumedBatch
     from opendata_buffer.consumer.fetch import FetchHandle as FetchHandle
@@ -46,8 +45,9 @@ if TYPE_CHECKING:
     from opendata_buffer.consumer.isolation import TransactionFilter as TransactionFilter
     from opendata_buffer.consumer.read_ahead import fetch_many as fetch_many
     from opendata_buffer.formats.batch import Compression as Compression
-    from opendata_buffer.formats.entries import Metadata as Metadata
     from opendata_buffer.formats.keys import Transaction as Transaction
+    from opendata_buffer.formats.manifest import BatchDescriptor as BatchDescriptor
+    from opendata_buffer.formats.manifest import Metadata as Metadata
     from opendata_buffer.gc import GarbageCollector as GarbageCollector
     from opendata_buffer.gc import GcPlan as GcPlan
     from opendata_buffer.gc import GcReport as GcReport
@@ -80,14 +80,13 @@ _NAMES = {
         "StoreOptions",
         "WorkerConfig",
     ],
-    "consumer.consumer": ["Consumer"],
-    "consumer.cursors": ["Position"],
-    "consumer.fetch": ["ArrowBatch", "BatchDescriptor", "ConsumedBatch", "FetchHandle", "RawBatch"],
+    "consumer.consumer": ["Consumer", "Position"],
+    "consumer.fetch": ["ArrowBatch", "ConsumedBatch", "FetchHandle", "RawBatch"],
     "consumer.isolation": ["TransactionFilter"],
     "consumer.read_ahead": ["fetch_many"],
     "formats.batch": ["Compression"],
     "formats.keys": ["Transaction"],
-    "formats.entries": ["Metadata"],
+    "formats.manifest": ["BatchDescriptor", "Metadata"],
     "gc": ["GarbageCollector", "GcPlan", "GcReport"],
     "producer.batching": ["DurabilityWatcher", "Durable", "WriteHandle"],
     "producer.producer": ["Producer"],
@@ -104,8 +103,8 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted([*errors.__all__, *_MODULES])
 
-# Not public. Producers, consumers and queues lie below the package ``broker`` and use these of it,
-# from the moment on in which they need a broker.
+# Not public. The package ``broker`` imports producers, consumers and queues. They import these
+# names of it at the moment when they need a broker.
 _MODULES |= {
     "BrokerPause": "broker.write_pause",
     "open_brokered_committer": "broker.committer",

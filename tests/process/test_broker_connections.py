@@ -23,7 +23,7 @@ from opendata_buffer.broker.protocol import VALID_MS, append_body
 from opendata_buffer.broker.secure_channel import ClientEnd
 from opendata_buffer.broker.server import MAX_CLIENTS
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.formats.entries import NewEntry
+from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
@@ -114,7 +114,7 @@ class Client:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="measures memory in /proc")
-def test_as_many_clients_as_a_broker_takes_are_served_and_the_odd_ones_harm_nobody(
+def test_as_many_clients_as_a_broker_takes_are_served_beside_surplus_ones(
     tmp_path: Path,
 ) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

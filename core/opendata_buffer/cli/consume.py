@@ -27,14 +27,12 @@ from opendata_buffer.cli.terminal import count_progress
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.fetch import ArrowBatch, FetchHandle
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import PoisonBatch
-from opendata_buffer.formats.entries import Metadata
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, Metadata
 from opendata_buffer.framing import FRAMINGS, Framing
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
@@ -53,11 +51,11 @@ READ_AHEAD_BYTES = 64 * 1024 * 1024
 PARTITION_ENTRIES = 256
 """Entries of a partition that are read from its manifest at once."""
 
-_GAP_ADVICE = "Start with --from earliest to look at what is left."
+_LOSS_ADVICE = "Start with --from earliest to read what is left."
 
 
 @click.command()
-@options.patient_queue
+@options.long_timeout_queue
 @options.framing
 @click.option(
     "--json",
@@ -178,14 +176,14 @@ def _check_start(target: Target, runtime: Runtime, start: Start, no_ack: bool) -
     if before and not no_ack:
         until = "" if target.topic is not None else f", up to sequence {last}"
         raise Failure(
-            f"--from {start.text} would drop {plural(before, 'batch')} unread{until}: look at what "
+            f"--from {start.text} would drop {plural(before, 'batch')} unread{until}: read what "
             "is behind with --no-ack, or drop them with 'opendata-buffer seek "
             f"{options.queue_words()} --to {shlex.quote(start.text)}', which keeps a copy"
         )
 
 
 Render = Callable[[ArrowBatch], bytes | memoryview]
-"""From a batch to the bytes that are written for it."""
+"""Converts a batch to the bytes that are written for it."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -364,7 +362,7 @@ def _fetched(
 
 
 def _read_only(config: ConsumerConfig, store: Store, runtime: Runtime) -> ReadOnlyReader:
-    return ReadOnlyReader(config, store=store, runtime=runtime, advice=_GAP_ADVICE)
+    return ReadOnlyReader(config, store=store, runtime=runtime, advice=_LOSS_ADVICE)
 
 
 def _topic_source(consumer: TopicConsumer) -> BatchSource:

@@ -21,7 +21,7 @@ from opendata_buffer.formats import manifest as manifest_format
 from opendata_buffer.formats.batch import largest_object, open_batch, split_records
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.quarantine import metadata_json
-from opendata_buffer.stores.base import Blob
+from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.stores.open import open_store
 
 
@@ -54,7 +54,7 @@ def manifest_dump(object_: str, **store: Any) -> None:
             for entry in parsed.entries()
         ]
     except CorruptData as error:
-        raise Failure(f"{object_!r} is no sound manifest: {error}") from error
+        raise Failure(f"{object_!r} is not a valid manifest: {error}") from error
     fields = {
         "version": manifest_format.VERSION,
         "epoch": parsed.epoch,
@@ -84,7 +84,7 @@ def batch_dump(object_: str, max_batch_bytes: int, **store: Any) -> None:
         footer, block = open_batch(raw, max_batch_bytes)
         records = split_records(block, footer.record_count)
     except CorruptData as error:
-        raise Failure(f"{object_!r} is no sound batch: {error}") from error
+        raise Failure(f"{object_!r} is not a valid batch: {error}") from error
     fields = {
         "version": batch_format.VERSION,
         "compression": footer.compression.name.lower(),
@@ -111,6 +111,4 @@ def read_object(target: str, options: StoreOptions, *, max_bytes: int) -> bytes:
             f"{target!r} names no object: append its key, for example "
             f"{target.rstrip('/')}/ingest/manifest"
         )
-    got = store.get(key, max_bytes=max_bytes)
-    assert isinstance(got, Blob)
-    return got.data
+    return read_bytes(store, key, max_bytes)

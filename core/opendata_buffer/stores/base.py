@@ -50,10 +50,10 @@ class IfVersion:
 ABSENT = Absent()
 
 Condition = Absent | IfVersion
-"""Of a conditional put."""
+"""The condition of a conditional put."""
 
 PutOutcome = outcomes.Outcome[str]
-"""What became of a conditional put; the applied value is the object's new version."""
+"""The outcome of a conditional put; the applied value is the object's new version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class PutPieces(Protocol):
     """Writing one object that lies in several pieces: where objects are files, no copy."""
 
     def put_pieces(self, key: str, pieces: Sequence[bytes | memoryview]) -> None:
-        """As :meth:`Put.put`, of the pieces one behind the other."""
+        """As :meth:`Put.put`, of the joined pieces."""
 
 
 class ConditionalPut(Protocol):
@@ -223,6 +223,13 @@ class Store(Get, Put, ConditionalPut, List, Delete, Protocol):
 T = TypeVar("T")
 
 
+def read_bytes(store: Get, key: str, max_bytes: int | None = None) -> bytes:
+    """All bytes of an object; raises as :meth:`Get.get`."""
+    got = store.get(key, max_bytes=max_bytes)
+    assert isinstance(got, Blob)  # the other one is only an answer to if_changed
+    return got.data
+
+
 def read_sidecar(store: Get, key: str, kind: Sidecar, decode: Callable[[bytes], T]) -> T:
     """The object at a key, as a value.
 
@@ -231,14 +238,13 @@ def read_sidecar(store: Get, key: str, kind: Sidecar, decode: Callable[[bytes], 
         StorageError: As :meth:`Get.get`.
     """
     try:
-        got = store.get(key, max_bytes=kind.max_bytes)
+        data = read_bytes(store, key, kind.max_bytes)
     except CorruptData as error:
         raise CorruptData(f"{key!r}: {kind.unreadable(str(error).rstrip('.'))}") from error
-    assert isinstance(got, Blob)  # the other one is only an answer to if_changed
     try:
-        return decode(got.data)
+        return decode(data)
     except CorruptData as error:
-        # The decoder sees bytes and cannot say whose they are.
+        # The decoder sees only the bytes, and cannot name the object.
         raise CorruptData(f"{key!r}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""From a URL to a store."""
+"""Opens the store that a URL names."""
 
 from __future__ import annotations
 
@@ -59,7 +59,6 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
     options = options if options is not None else StoreOptions()
     if not isinstance(url, str) or not url:
         raise InvalidInput(f"store is {url!r}: {_USAGE}")
-    check_no_secrets("store", url)
     key, environment = (url, options), _environment(url)
     found = _cache.get(key)
     if found is not None and found[0] == environment:
@@ -75,7 +74,7 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
 
 
 def _environment(url: str) -> Hashable:
-    """What else the meaning of a URL depends on."""
+    """The environment variables on which a store also depends."""
     scheme, colon, _ = url.partition(":")
     if colon and scheme.lower() in _ENVIRONMENTS:
         return environment_of(*_ENVIRONMENTS[scheme.lower()])
@@ -91,6 +90,7 @@ def _environment(url: str) -> Hashable:
 
 
 def _open(url: str, options: StoreOptions) -> Store:
+    check_no_secrets("store", url)
     if any(ord(character) < 0x20 or ord(character) == 0x7F for character in url):
         raise InvalidInput(f"store {url!r} has a control character: {_USAGE}")
     match = _SCHEME.match(url)

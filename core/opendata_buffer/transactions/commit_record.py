@@ -22,10 +22,12 @@ from enum import Enum
 from typing import Any
 
 from opendata_buffer import outcomes
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.formats.sidecar import LARGEST, Sidecar, is_number
-from opendata_buffer.queue.cas import CasObject
+from opendata_buffer.queue.cas import CasObject, CasStore
+from opendata_buffer.runtime import Runtime
 from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker, undecided_of_app
 
 TOPIC_FOLDER = "_topic"
@@ -33,7 +35,7 @@ TOPIC_FOLDER = "_topic"
 
 RECORD = Sidecar(
     "the commit record",
-    "It remembers which batch of a query was written last. Restore its latest version (bucket "
+    "It has the last batch that a query wrote. Restore its latest version (bucket "
     "versioning). That of a single queue may also be deleted: the manifest and the reader's filter "
     "still recognise repeats. That of a topic (below '_topic/') may not while its query has a "
     "batch to repeat.",
@@ -42,7 +44,7 @@ RECORD = Sidecar(
 
 
 class Verdict(Enum):
-    """What a topic's record says about one attempt at a batch."""
+    """The meaning of a topic's record for one attempt at a batch."""
 
     COMMITTED = "committed"
     """It names the attempt's producer."""
@@ -54,7 +56,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
-    """What is committed of one app.
+    """The committed batches of one app.
 
     Attributes:
         batch: Highest committed batch; -1 when the app id is only claimed.
@@ -63,7 +65,7 @@ class CommitRecord:
         others: Fields of later versions, kept when the record is written again.
         run: The run that may decide the next batch of a topic's writer; None for a single queue.
         producer: The producer id that wrote the batch into a topic, as hexadecimal digits.
-        intents: Of each partition of the batch, the clock of the marker that commits it there.
+        intents: The clock of the marker that commits the batch, by partition.
     """
 
     batch: int
@@ -108,6 +110,21 @@ class CommitRecord:
 def record_key(prefix: str, app: str) -> str:
     """Key of an app's commit record. It is no batch's name, so the collector does not delete it."""
     return f"{prefix}/app={app}/_commit.json"
+
+
+def record_object(
+    store: CasStore, prefix: str, app: str, runtime: Runtime, settings: QueueConfig
+) -> CasObject[CommitRecord]:
+    """An app's commit record in the store; ``prefix`` is that of :func:`record_key`."""
+    return CasObject(
+        store,
+        record_key(prefix, app),
+        decode=CommitRecord.from_json,
+        encode=CommitRecord.to_json,
+        runtime=runtime,
+        settings=settings,
+        sidecar=RECORD,
+    )
 
 
 def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitRecord | None:
@@ -202,7 +219,7 @@ class OwnedRecord:
         return self._object.update(change, from_memory=True)
 
     def verdict(self, batch: int, producer: str) -> Verdict:
-        """What the record, as last read or written, says about an attempt."""
+        """The meaning of the record, as last read or written, for an attempt."""
         record = self.record
         if record is None or record.batch < batch:
             return Verdict.OPEN
@@ -210,7 +227,7 @@ class OwnedRecord:
         return Verdict.COMMITTED if named else Verdict.REPEATED
 
     def note_undecided(self, name: str, manifest: Manifest | None, but: bytes | None) -> None:
-        """Note what to roll back in a partition: what any producer but one left undecided."""
+        """Note the undecided producers of a partition, which are to be rolled back, but one."""
         if manifest is None:
             return
         found = undecided_of_app(manifest, name, self._app, self._searched.get(name, 0))

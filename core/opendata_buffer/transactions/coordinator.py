@@ -27,17 +27,16 @@ from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, Superseded, TransientStorageError
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.transactions.commit_record import (
-    RECORD,
     TOPIC_FOLDER,
     CommitRecord,
     OwnedRecord,
     Verdict,
     record_key,
+    record_object,
 )
 from opendata_buffer.transactions.markers import (
     ROLL_BACK,
@@ -49,7 +48,7 @@ from opendata_buffer.transactions.markers import (
 log = logging.getLogger(__name__)
 
 _DEADLINE_MS = 10_000
-"""Of one change of a record; a micro-batch waits for it."""
+"""Deadline of one change of a record; a micro-batch waits for it."""
 
 _ANY_BATCH = 2**63
 
@@ -61,7 +60,7 @@ class Attempt:
     Attributes:
         txn: App and batch.
         producer: 6 bytes, drawn for this attempt and used for nothing else.
-        intents: Of each partition it writes to, the clock of the marker that commits it.
+        intents: The clock of the marker that commits it, by partition.
     """
 
     txn: Transaction
@@ -119,7 +118,7 @@ class TransactionCoordinator:
         if record.batch >= txn.batch:
             if owned.roll_backs:
                 # The run that committed the batch was killed before it had rolled back the
-                # others; or it lives and writes its next batch. Only a claim tells them apart:
+                # others; or it lives and writes its next batch. Only a claim distinguishes them:
                 # in the second case it makes that run fail.
                 with suppress(Superseded):  # a run that claimed meanwhile does the same
                     self.recover(txn.app, query, partitions)
@@ -154,7 +153,7 @@ class TransactionCoordinator:
         return -1 if record is None else record.batch
 
     def verdict_on(self, txn: Transaction, producer: bytes) -> Verdict:
-        """What the record of an app that was begun or recovered says about an attempt."""
+        """The meaning of the record of an app that was begun or recovered, for an attempt."""
         return self._owned[txn.app].verdict(txn.batch, producer.hex())
 
     def prepare(self, attempt: Attempt, name: str) -> None:
@@ -248,17 +247,8 @@ class TransactionCoordinator:
         self, app: str, batch: int, query: str | None, partitions: Collection[str]
     ) -> tuple[OwnedRecord, CommitRecord, int]:
         """Claim an app's record, write its batch's markers, and note what else is undecided."""
-        record_object = CasObject(
-            self._store,
-            record_key(TOPIC_FOLDER, app),
-            decode=CommitRecord.from_json,
-            encode=CommitRecord.to_json,
-            runtime=self._runtime,
-            settings=self._config,
-            max_bytes=RECORD.max_bytes,
-            unreadable=RECORD.unreadable,
-        )
-        owned = OwnedRecord(app, record_object, self._runtime.ulid())
+        stored = record_object(self._store, TOPIC_FOLDER, app, self._runtime, self._config)
+        owned = OwnedRecord(app, stored, self._runtime.ulid())
         record = owned.claim(batch, query)
         committed = None if record.producer is None else bytes.fromhex(record.producer)
         names = sorted({*partitions, *record.intents})

@@ -13,9 +13,8 @@ from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Listing, ObjectInfo
 from opendata_buffer.stores.memory import MemoryStore
@@ -99,8 +98,8 @@ def test_a_partition_that_is_closed_and_still_listed_shows_no_giant_epoch() -> N
 # ---- a broker and its workers
 
 
-def dial(announcement: DiscoveryRecord) -> Connection:
-    return WebSocketNetwork(BROKER_RUNTIME).connect(announcement)
+def connect(broker_record: DiscoveryRecord) -> Connection:
+    return WebSocketNetwork(BROKER_RUNTIME).connect(broker_record)
 
 
 def test_a_suspended_broker_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,11 +107,11 @@ def test_a_suspended_broker_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> Non
     # Its kernel accepts, and nobody ever answers.
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        found = ask_broker(DiscoveryRecord(1, "id", address, b"s" * 32), dial)
+        found = ask_broker(DiscoveryRecord(1, "id", address, b"s" * 32), connect)
     assert found.alive is False
 
 
 def test_another_process_on_the_port_is_not_the_broker() -> None:
-    with serving(secret=b"t" * 32) as (_, announcement, _):
-        found = ask_broker(replace(announcement, secret=b"s" * 32), dial)
+    with serving(secret=b"t" * 32) as (_, broker_record, _):
+        found = ask_broker(replace(broker_record, secret=b"s" * 32), connect)
     assert found.alive is False

@@ -6,8 +6,8 @@ import pytest
 
 from buffer_source.options import SourceOptions
 from buffer_source.planner import LIST_INTERVAL_S, PAGE, UNKNOWN_SIZE, WORTH_LISTING, BatchSizes
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -98,7 +98,7 @@ def test_a_foreign_batch_is_measured_where_it_may_be_read(
     assert allowed.records(foreign) == [3]
 
 
-def test_sizes_that_nobody_asks_for_are_not_kept_for_ever(
+def test_sizes_that_are_not_asked_for_are_not_kept_for_ever(
     store: WatchedStore, batch_sizes: BatchSizes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("buffer_source.planner.KEEP", 10)

@@ -29,8 +29,7 @@ from opendata_buffer.config import ConsumerConfig, ProducerConfig
 from opendata_buffer.consumer.fetch import ArrowBatch
 from opendata_buffer.errors import DataLoss
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.entries import Metadata, NewEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.framing import FRAMINGS
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
@@ -323,7 +322,7 @@ def test_f28_batches_of_a_topic_that_were_consumed_meanwhile_are_an_error(
     assert seen(reader) == [(first, 0)]
     fill(url, [b"b"], [b"c"], data_path_prefix=first)
     ok("consume", url, "--no-gc")
-    with pytest.raises(DataLoss, match="look at what is left"):
+    with pytest.raises(DataLoss, match="read what is left"):
         seen(reader)
 
 

@@ -12,8 +12,7 @@ from opendata_buffer.cli.dump import read_object
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData
 from opendata_buffer.formats.batch import Compression, encode_batch
-from opendata_buffer.formats.entries import Metadata, NewEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import fails, ok, run
 
@@ -23,7 +22,7 @@ def test_dumping_something_else_names_the_object_and_the_fault(kind: str, tmp_pa
     path = tmp_path / "other"
     path.write_bytes(b"not in this format at all")
     line = fails(kind, "dump", str(path))
-    assert f"'{path}' is no sound {kind}: " in line
+    assert f"'{path}' is not a valid {kind}: " in line
 
 
 def dumped(kind: str, url: str, data: bytes) -> Any:

@@ -18,9 +18,8 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector, GcCursor
 from opendata_buffer.queue.ownership import claim_queue
 from opendata_buffer.stores.base import DeleteFailure, Listing
@@ -325,7 +324,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_pages")
-def test_a_cycle_looks_at_all_pages_and_leaves_no_place_behind() -> None:
+def test_a_cycle_lists_all_pages_and_leaves_no_cursor_behind() -> None:
     store = Counting()
     queue = Fixture(store, orphans=450)
     report = queue.collector().run_once()
