@@ -14,6 +14,7 @@ are known by their names.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
+
+M_ARENA_MAX = -8
+"""Of glibc's malloc.h: how many heaps a process may have."""
 
 
 @dataclass(frozen=True)
@@ -224,10 +228,25 @@ class BufferStreamReader(DataSourceStreamReader):
 
     def _stream(self) -> MicroBatchStream:
         if self._micro_batches is None:
+            _reserve_less_memory()
             queue = self._options.queue
             store = open_store(queue.store, queue.store_options)
             self._micro_batches = MicroBatchStream(self._options, store, SystemRuntime())
         return self._micro_batches
+
+
+def _reserve_less_memory() -> None:
+    """Let threads share one heap where the address space is limited (PYSPARK_PLANNER_MEMORY_MB).
+
+    glibc reserves up to 128 MiB of it for the heap of each thread, and 8 MiB for its stack.
+    """
+    try:
+        resource, ctypes = import_module("resource"), import_module("ctypes")
+        if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+            threading.stack_size(1 << 20)
+            ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+    except (ImportError, AttributeError):
+        pass  # another C library, or no Unix
 
 
 @contextmanager
