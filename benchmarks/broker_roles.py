@@ -29,7 +29,7 @@ from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.broker.protocol import VALID_MS, append_body
 from opendata_buffer.broker.secure_channel import NONCE_BYTES, ClientEnd
-from opendata_buffer.formats.entries import NewEntry
+from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore

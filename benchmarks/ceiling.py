@@ -38,7 +38,7 @@ def prebuilt(schema: StructType, size: int, rows: int) -> pa.RecordBatch:
     from opendata_buffer.consumer.fetch import Records
     from opendata_buffer.formats.arrow import decode_arrow
     from opendata_buffer.formats.batch import encode_batch
-    from opendata_buffer.formats.entries import Metadata
+    from opendata_buffer.formats.manifest import Metadata
 
     values = decode_arrow(encode_batch(records_of(size, rows)))
     metadata = (Metadata(0, 1_700_000_000_000, b"bench"),)

@@ -18,20 +18,15 @@ import pyarrow as pa
 import zstandard
 
 from benchmarks.table import Row
-from opendata_buffer.formats.arrow import (
-    decode_arrow,
-    decode_records,
-    encode_arrow_block,
-    encode_bytes,
-)
+from opendata_buffer.formats.arrow import decode_arrow, decode_records, encode_arrow_block
 from opendata_buffer.formats.batch import (
     FOOTER_SIZE,
     Compression,
     encode_batch,
     seal_block,
 )
-from opendata_buffer.formats.entries import Metadata, NewEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.producer.batching import encode_bytes
 
 MIB = 1024 * 1024
 BLOCK_BYTES = 32 * MIB

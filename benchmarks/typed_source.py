@@ -34,7 +34,7 @@ from buffer_source.rows import RowBuilder
 from opendata_buffer.consumer.fetch import Records
 from opendata_buffer.formats.arrow import decode_arrow
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.values import ValueOptions
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import WriterCommitMessage
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid, new_producer_id
 from opendata_buffer.runtime import Moment, Runtime
 

@@ -51,20 +51,24 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import (
     Transaction,
     batch_key,
     location_timestamp_ms,
     parse_location,
 )
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
 from opendata_buffer.runtime import Moment, Runtime
 from opendata_buffer.stores.base import List, Store
-from opendata_buffer.transactions.commit_record import RECORD, CommitRecord, claimed, record_key
+from opendata_buffer.transactions.commit_record import (
+    CommitRecord,
+    claimed,
+    record_key,
+    record_object,
+)
 
 log = logging.getLogger(__name__)
 
@@ -431,16 +435,8 @@ class QueueCommitter(UploadCommitter):
             CorruptData: The record is not readable.
             TransientStorageError, PermanentStorageError: The store did not answer.
         """
-        record = CasObject(
-            self._store,
-            record_key(self._config.data_path_prefix, app),
-            decode=CommitRecord.from_json,
-            encode=CommitRecord.to_json,
-            runtime=self._runtime,
-            settings=self._record_settings,
-            max_bytes=RECORD.max_bytes,
-            unreadable=RECORD.unreadable,
-        )
+        prefix, settings = self._config.data_path_prefix, self._record_settings
+        record = record_object(self._store, prefix, app, self._runtime, settings)
         outcome = record.update(lambda before: claimed(before, app, query))
         if not isinstance(outcome, outcomes.Applied):
             raise TransientStorageError(

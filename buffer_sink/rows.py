@@ -16,7 +16,7 @@ from buffer_sink.options import SinkOptions
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.arrow import encode_arrow_block
-from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.topic import partitioner as partitioners
 

@@ -19,8 +19,8 @@ from buffer_sink.options import SinkOptions
 from buffer_sink.rows import Block, BlockBuilder, Columns, PartitionRouter, coalesced
 from opendata_buffer import metrics
 from opendata_buffer.formats.batch import seal_block
-from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import batch_key, later_ulid
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime, Task
 from opendata_buffer.stores.base import Put

@@ -14,11 +14,9 @@ from buffer_source.queue_cursor import first_since, manifest_of
 from buffer_source.schema import check_schema
 from buffer_source.task import read_batches
 from opendata_buffer.concurrency import in_parallel
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import DataLoss, InvalidInput
-from opendata_buffer.formats.entries import QueueEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, QueueEntry
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store

@@ -18,10 +18,10 @@ from buffer_source.offsets import Position
 from buffer_source.options import SourceOptions
 from buffer_source.planner import BatchSizes, PartitionBatch
 from buffer_source.queue_cursor import EVERYTHING, QueueCursor, oldest_ms, read_only
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.isolation import READ_COMMITTED, ReadCommitted, is_acknowledgement
 from opendata_buffer.errors import InvalidInput, StorageError, TransientStorageError
 from opendata_buffer.formats.keys import parse_location
+from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.quarantine import count_quarantine
 from opendata_buffer.retry import Retries
 from opendata_buffer.runtime import Runtime

@@ -21,7 +21,6 @@ from pyspark.sql.datasource import InputPartition
 
 from buffer_source.offsets import ONLY
 from buffer_source.options import SourceOptions
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import (
     CorruptBatch,
@@ -33,6 +32,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import FOOTER_SIZE, parse_footer
 from opendata_buffer.formats.keys import is_confined
+from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.retry import Retries
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Blob, Store

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from buffer_source.offsets import Position
 from buffer_source.options import EARLIEST, LATEST, PROGRAM, SourceOptions
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import (
     Conflict,
@@ -25,16 +24,16 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import location_timestamp_ms
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.queue.ownership import (
     QueueClaim,
     check_owner,
     claim_for_writing,
+    ends_before,
     missing_topic_hint,
     owner_key,
 )
 from opendata_buffer.queue.queue import Queue, broker_pause
-from opendata_buffer.queue.rollback_checks import ends_before
 from opendata_buffer.retry import Retries
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store

@@ -24,7 +24,7 @@ from buffer_source.schema import OWN, arrow_schema, record_schema
 from opendata_buffer import metrics
 from opendata_buffer.errors import InvalidInput, MalformedRecord
 from opendata_buffer.formats import MIB
-from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.values import DROPMALFORMED, FAILFAST, Columns, Decoder, ValueOptions
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from buffer_source.micro_batch_stream import SourcePartitions
 from buffer_source.options import SourceOptions
 from buffer_source.queue_cursor import manifest_of
 from buffer_source.schema import INFERRED, own_column_like
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.errors import InvalidInput, PoisonBatch
+from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.retry import Retries, queue_retry
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store

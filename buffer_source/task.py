@@ -21,10 +21,10 @@ from buffer_source.planner import PartitionBatch
 from buffer_source.rows import ARRAY_BYTES, RowBuilder
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.fetch import AdaptiveConcurrency, FetchHandle, PooledBatch, Records
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import BatchMissing, OpenDataBufferError, PoisonBatch
+from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.queue.consumer_info import add_query_id, read_consumer_info
 from opendata_buffer.retry import queue_retry

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from opendata_buffer.config import StoreOptions as StoreOptions
     from opendata_buffer.config import WorkerConfig as WorkerConfig
     from opendata_buffer.consumer.consumer import Consumer as Consumer
-    from opendata_buffer.consumer.cursors import BatchDescriptor as BatchDescriptor
-    from opendata_buffer.consumer.cursors import Position as Position
+    from opendata_buffer.consumer.consumer import Position as Position
     from opendata_buffer.consumer.fetch import ArrowBatch as ArrowBatch
     from opendata_buffer.consumer.fetch import ConsumedBatch as ConsumedBatch
     from opendata_buffer.consumer.fetch import FetchHandle as FetchHandle
@@ -46,8 +45,9 @@ if TYPE_CHECKING:
     from opendata_buffer.consumer.isolation import TransactionFilter as TransactionFilter
     from opendata_buffer.consumer.read_ahead import fetch_many as fetch_many
     from opendata_buffer.formats.batch import Compression as Compression
-    from opendata_buffer.formats.entries import Metadata as Metadata
     from opendata_buffer.formats.keys import Transaction as Transaction
+    from opendata_buffer.formats.manifest import BatchDescriptor as BatchDescriptor
+    from opendata_buffer.formats.manifest import Metadata as Metadata
     from opendata_buffer.gc import GarbageCollector as GarbageCollector
     from opendata_buffer.gc import GcPlan as GcPlan
     from opendata_buffer.gc import GcReport as GcReport
@@ -80,14 +80,13 @@ _NAMES = {
         "StoreOptions",
         "WorkerConfig",
     ],
-    "consumer.consumer": ["Consumer"],
-    "consumer.cursors": ["Position"],
-    "consumer.fetch": ["ArrowBatch", "BatchDescriptor", "ConsumedBatch", "FetchHandle", "RawBatch"],
+    "consumer.consumer": ["Consumer", "Position"],
+    "consumer.fetch": ["ArrowBatch", "ConsumedBatch", "FetchHandle", "RawBatch"],
     "consumer.isolation": ["TransactionFilter"],
     "consumer.read_ahead": ["fetch_many"],
     "formats.batch": ["Compression"],
     "formats.keys": ["Transaction"],
-    "formats.entries": ["Metadata"],
+    "formats.manifest": ["BatchDescriptor", "Metadata"],
     "gc": ["GarbageCollector", "GcPlan", "GcReport"],
     "producer.batching": ["DurabilityWatcher", "Durable", "WriteHandle"],
     "producer.producer": ["Producer"],

@@ -47,14 +47,12 @@ from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.queue.ownership import (
     OWNER_NAME,
     QueueClaim,
+    Watermark,
     check_owner,
+    check_reached,
     claim_queue,
     exists,
     owner_key,
-)
-from opendata_buffer.queue.rollback_checks import (
-    Watermark,
-    check_reached,
     parse_manifest,
     queue_hint,
 )
@@ -134,8 +132,7 @@ class GcCursor:
             encode=lambda after: json.dumps({"version": _CURSOR.version, "after": after}).encode(),
             runtime=self._runtime,
             settings=self._config,
-            max_bytes=_CURSOR.max_bytes,
-            unreadable=_CURSOR.unreadable,
+            sidecar=_CURSOR,
         )
 
     def _decode(self, data: bytes) -> str:

@@ -23,11 +23,11 @@ from typing import Any, Protocol
 
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
-from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import is_confined, parse_location
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.formats.sidecar import Fields, Sidecar
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores.base import Blob, Get, List, Put, Store, read_sidecar
+from opendata_buffer.stores.base import Get, List, Put, Store, read_bytes, read_sidecar
 
 FOLDER = "_quarantine"
 MAX_OBJECT_BYTES = 1 << 30
@@ -195,7 +195,7 @@ def write_report(store: Put, data_path_prefix: str, report: QuarantineReport) ->
 
 def read_copy(store: Get, data_path_prefix: str, report: QuarantineReport) -> bytes:
     """The copied object's bytes."""
-    return _bytes_at(store, _key(data_path_prefix, report.id, "object"))
+    return read_bytes(store, _key(data_path_prefix, report.id, "object"), MAX_OBJECT_BYTES)
 
 
 def _report(fields: Fields) -> QuarantineReport:
@@ -222,7 +222,7 @@ def _metadata(fields: Fields) -> Metadata:
 def _read(store: Get, entry: Entry) -> bytes | None:
     """The object's bytes; None when there is no such object, or its key is invalid."""
     try:
-        return _bytes_at(store, entry.location)
+        return read_bytes(store, entry.location, MAX_OBJECT_BYTES)
     except (ObjectNotFound, InvalidInput):
         return None
     except CorruptData as error:
@@ -230,12 +230,6 @@ def _read(store: Get, entry: Entry) -> bytes | None:
             f"batch {entry.sequence} at {entry.location!r} is too large to be copied to the "
             f"quarantine: {error}. Copy it yourself, delete it, and try again"
         ) from error
-
-
-def _bytes_at(store: Get, key: str) -> bytes:
-    got = store.get(key, max_bytes=MAX_OBJECT_BYTES)
-    assert isinstance(got, Blob)
-    return got.data
 
 
 def _id_of(entry: Entry) -> str:

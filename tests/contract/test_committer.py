@@ -21,8 +21,7 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
-from opendata_buffer.formats.entries import Metadata, NewEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.producer.group_commit import Committer, GroupCommitter, shared_committer
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore

@@ -22,8 +22,13 @@ from opendata_buffer.formats.batch import (
     open_batch,
     seal_block,
 )
-from opendata_buffer.formats.entries import Metadata, NewEntry, QueueEntry
-from opendata_buffer.formats.manifest import Manifest, check_transition
+from opendata_buffer.formats.manifest import (
+    Manifest,
+    Metadata,
+    NewEntry,
+    QueueEntry,
+    check_transition,
+)
 
 HERE = Path(__file__).parent
 BATCHES: list[dict[str, Any]] = json.loads((HERE / "batches.json").read_text())

@@ -23,7 +23,7 @@ from opendata_buffer.broker.protocol import VALID_MS, append_body
 from opendata_buffer.broker.secure_channel import ClientEnd
 from opendata_buffer.broker.server import MAX_CLIENTS
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.formats.entries import NewEntry
+from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store

@@ -25,7 +25,7 @@ from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Blob
+from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.stores.open import open_store
 from tests.unit.broker.local import eventually
 
@@ -185,9 +185,8 @@ class Deployment:
         queue = Queue(self.store, self.config, runtime=SystemRuntime(), role="test")
         records = []
         for entry in (queue.read() or Manifest.empty()).entries():
-            blob = self.store.get(entry.location)
-            assert isinstance(blob, Blob)
-            records += [record.decode() for record in decode_batch(blob.data)]
+            blob = read_bytes(self.store, entry.location)
+            records += [record.decode() for record in decode_batch(blob)]
         return records
 
     def end(self) -> None:

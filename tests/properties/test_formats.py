@@ -19,9 +19,14 @@ from opendata_buffer.formats.batch import (
     seal_block,
     split_records,
 )
-from opendata_buffer.formats.entries import Metadata, NewEntry, QueueEntry
 from opendata_buffer.formats.keys import batch_key, is_confined, parse_location
-from opendata_buffer.formats.manifest import Manifest, check_transition
+from opendata_buffer.formats.manifest import (
+    Manifest,
+    Metadata,
+    NewEntry,
+    QueueEntry,
+    check_transition,
+)
 
 records = st.lists(st.binary(max_size=40) | st.just(b"x" * 5000), max_size=12)
 

@@ -14,11 +14,10 @@ import pytest
 from opendata_buffer.admin.rebuild import GRACE_MS, plan_rebuild
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.isolation import ReadCommitted, Replay
-from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import batch_key, parse_location
-from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest
+from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid, undecided
-from opendata_buffer.queue.rollback_checks import Watermark
+from opendata_buffer.queue.ownership import Watermark
 from opendata_buffer.stores.base import Listing, ObjectInfo
 from opendata_buffer.testing.runtime import ManualRuntime
 

@@ -20,11 +20,10 @@ from buffer_source.offsets import SourceOffset
 from buffer_source.options import SourceOptions
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import Blob
+from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -145,9 +144,7 @@ class World:
         """Nothing is open that a writer had to end."""
 
     def manifest(self) -> Manifest:
-        got = self.store.get("ingest/manifest")
-        assert isinstance(got, Blob)
-        return Manifest.parse(got.data)
+        return Manifest.parse(read_bytes(self.store, "ingest/manifest"))
 
     def queued(self) -> int:
         return self.manifest().entry_count

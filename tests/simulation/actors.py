@@ -15,7 +15,6 @@ from buffer_sink.options import SinkOptions
 from buffer_sink.queue_commit import QueueCommitter
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.fetch import ConsumedBatch
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.consumer.read_ahead import fetch_many
@@ -30,8 +29,8 @@ from opendata_buffer.errors import (
     StorageError,
 )
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
+from opendata_buffer.formats.manifest import BatchDescriptor, Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer.batching import WriteHandle
 from opendata_buffer.producer.producer import Producer

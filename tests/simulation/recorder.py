@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from opendata_buffer import outcomes
-from opendata_buffer.formats.entries import QueueEntry, decode_entry
-from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest
+from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, QueueEntry, decode_entry
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from tests.support.simulation import Simulation

@@ -11,7 +11,7 @@ from opendata_buffer.broker.committer import BrokeredCommitter
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import CommitStateUnknown, Conflict, TransientStorageError
-from opendata_buffer.formats.entries import NewEntry
+from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from tests.simulation.recorder import Recorder

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.formats.entries import Metadata, NewEntry
+from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store

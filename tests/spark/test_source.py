@@ -16,8 +16,8 @@ from pyspark.errors import StreamingQueryException
 
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.formats.batch import Compression, encode_batch
-from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.quarantine import list_quarantine, read_copy
 from opendata_buffer.queue.queue import Queue

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig, StoreOptions
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction, parse_location
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store

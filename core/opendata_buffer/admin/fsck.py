@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from opendata_buffer.admin.rebuild import RebuildPlan, plan_rebuild, read_raw, rebuild
 from opendata_buffer.admin.trim import skip_batch
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import BatchMissing, ForeignLocation, PoisonBatch
+from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store

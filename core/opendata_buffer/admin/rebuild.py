@@ -20,16 +20,20 @@ from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import no_such_queue
 from opendata_buffer.errors import Conflict, CorruptManifest, ObjectNotFound, TransientStorageError
-from opendata_buffer.formats.entries import NewEntry, QueueEntry, salvage_entries
 from opendata_buffer.formats.keys import BatchLocation, Transaction, is_confined, parse_location
-from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
+from opendata_buffer.formats.manifest import (
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    NewEntry,
+    QueueEntry,
+    salvage_entries,
+)
 from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid
 from opendata_buffer.queue.cas import CasObject
-from opendata_buffer.queue.ownership import OWNER_NAME, check_owner, claim_for_writing
+from opendata_buffer.queue.ownership import OWNER_NAME, Watermark, check_owner, claim_for_writing
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.rollback_checks import Watermark
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Blob, Listing, Store
+from opendata_buffer.stores.base import Listing, Store, read_bytes
 
 SEQUENCES_AHEAD = 1_000_000
 EPOCHS_AHEAD = 1_000
@@ -257,11 +261,9 @@ def _by_clock(own: Sequence[_Found]) -> list[_Found]:
 def read_raw(store: Store, key: str) -> bytes | None:
     """A manifest's bytes; None without an object, CorruptData for one larger than a manifest."""
     try:
-        got = store.get(key, max_bytes=MAX_MANIFEST_BYTES)
+        return read_bytes(store, key, MAX_MANIFEST_BYTES)
     except ObjectNotFound:
         return None
-    assert isinstance(got, Blob)
-    return got.data
 
 
 def open_for_repair(store: Store, config: QueueConfig, runtime: Runtime) -> Queue:

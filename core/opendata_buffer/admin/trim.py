@@ -14,7 +14,6 @@ from typing import NamedTuple
 from opendata_buffer.admin.rebuild import open_for_repair
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import (
@@ -25,9 +24,8 @@ from opendata_buffer.errors import (
     PoisonBatch,
 )
 from opendata_buffer.formats.batch import decode_batch, encode_batch
-from opendata_buffer.formats.entries import NewEntry, QueueEntry
 from opendata_buffer.formats.keys import batch_key, location_timestamp_ms, parse_location
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, NewEntry, QueueEntry
 from opendata_buffer.gc import GarbageCollector, GcReport
 from opendata_buffer.messages import undecided
 from opendata_buffer.quarantine import (

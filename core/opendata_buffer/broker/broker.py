@@ -25,8 +25,7 @@ from opendata_buffer.broker.protocol import (
 )
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
-from opendata_buffer.formats.entries import NewEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.producer.write_fairness import WriteFairness
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue

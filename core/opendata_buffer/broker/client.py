@@ -17,7 +17,7 @@ from opendata_buffer.broker.protocol import (
 )
 from opendata_buffer.broker.secure_channel import ClientEnd, ProtocolError
 from opendata_buffer.errors import OpenDataBufferError
-from opendata_buffer.formats.entries import NewEntry
+from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.runtime import Runtime, wait_for
 
 RENEW_S = 0.5

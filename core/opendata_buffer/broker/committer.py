@@ -28,7 +28,7 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
-from opendata_buffer.formats.entries import NewEntry
+from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.producer.group_commit import Committer, shared_committer
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue

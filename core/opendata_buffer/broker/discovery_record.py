@@ -112,17 +112,17 @@ class Lease:
         self._store = store
         self.key = discovery_record_key(config.data_path_prefix)
         self._settings = replace(config, cas_deadline_ms=min(deadline_ms, config.cas_deadline_ms))
-        self._register = self._made()
+        self._object = self._opened()
 
     def read(self) -> DiscoveryRecord | None:
         """The record; None where no broker ever served, or the object was deleted. Raises
         StorageError without an answer of the store, CorruptData where the object is no discovery
         record."""
-        found = self._register.read()
+        found = self._object.read()
         if not isinstance(found, outcomes.Vanished):
             return found
         # Deleted while it was watched. It is a hint and may be made anew, unlike a manifest.
-        self._register = self._made()
+        self._object = self._opened()
         return None
 
     def take(self, mine: DiscoveryRecord, over: DiscoveryRecord | None) -> DiscoveryRecord | None:
@@ -159,14 +159,14 @@ class Lease:
         decide: Callable[[DiscoveryRecord | None], DiscoveryRecord | None],
         mine: DiscoveryRecord,
     ) -> DiscoveryRecord | None:
-        outcome = self._register.update(decide)
+        outcome = self._object.update(decide)
         if not isinstance(outcome, outcomes.Applied):
-            self._register = self._made()
+            self._object = self._opened()
             return None
         value = outcome.value
         return value if value is not None and mine.same_broker(value) and value.serves else None
 
-    def _made(self) -> CasObject[DiscoveryRecord]:
+    def _opened(self) -> CasObject[DiscoveryRecord]:
         return CasObject(
             self._store,
             self.key,
@@ -174,6 +174,5 @@ class Lease:
             encode=encode,
             runtime=self._runtime,
             settings=self._settings,
-            max_bytes=DISCOVERY_RECORD.max_bytes,
-            unreadable=DISCOVERY_RECORD.unreadable,
+            sidecar=DISCOVERY_RECORD,
         )

@@ -69,7 +69,7 @@ class DispatcherTerm:
         try:
             last = self.consumer.last_handed_out_sequence
             self.first = 0 if last is None else last + 1
-            self._register = _register(store, config, runtime)
+            self._object = _claims_object(store, config, runtime)
             self.claims = self._adopt()
         except BaseException:
             self.consumer.close()
@@ -86,10 +86,10 @@ class DispatcherTerm:
                 return found
             return found.adopted(epoch, queue, self.first)
 
-        outcome = self._register.update(decide)
+        outcome = self._object.update(decide)
         if not isinstance(outcome, outcomes.Applied) or outcome.value is None:
             raise TransientStorageError(
-                f"claims {self._register.key!r} could not be taken over: {outcome}. Try again."
+                f"claims {self._object.key!r} could not be taken over: {outcome}. Try again."
             )
         if outcome.value.epoch != epoch:
             raise Fenced(self._config.manifest_path, epoch, outcome.value.epoch)
@@ -105,10 +105,10 @@ class DispatcherTerm:
             return after if found == before else found
 
         if after != before:
-            outcome = self._register.update(decide, from_memory=True)
+            outcome = self._object.update(decide, from_memory=True)
             if not isinstance(outcome, outcomes.Applied):
                 raise TransientStorageError(
-                    f"claims {self._register.key!r} could not be written: {outcome}. Try again."
+                    f"claims {self._object.key!r} could not be written: {outcome}. Try again."
                 )
             if outcome.value != after:
                 found = after.epoch if outcome.value is None else outcome.value.epoch
@@ -118,11 +118,11 @@ class DispatcherTerm:
 
 def stored_epoch(store: Store, config: ConsumerConfig, runtime: Runtime) -> int | None:
     """Of the claims as they are now; None where there are none. Raises what reading them raises."""
-    found = _register(store, config, runtime).read()
+    found = _claims_object(store, config, runtime).read()
     return found.epoch if isinstance(found, Claims) else None
 
 
-def _register(store: Store, config: ConsumerConfig, runtime: Runtime) -> CasObject[Claims]:
+def _claims_object(store: Store, config: ConsumerConfig, runtime: Runtime) -> CasObject[Claims]:
     return CasObject(
         store,
         claims_key(config.data_path_prefix),
@@ -130,8 +130,7 @@ def _register(store: Store, config: ConsumerConfig, runtime: Runtime) -> CasObje
         encode=encode,
         runtime=runtime,
         settings=config,
-        max_bytes=CLAIMS.max_bytes,
-        unreadable=CLAIMS.unreadable,
+        sidecar=CLAIMS,
     )
 
 

@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 from opendata_buffer import errors
 from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.errors import OpenDataBufferError
-from opendata_buffer.formats.entries import Metadata, NewEntry
+from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Moment
 
 VALID_MS = 2_000

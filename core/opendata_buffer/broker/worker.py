@@ -23,7 +23,6 @@ from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
 from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_metadata
 from opendata_buffer.concurrency import Closeable
 from opendata_buffer.config import WorkerConfig
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.fetch import FetchHandle, PooledBatch
 from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.errors import (
@@ -35,7 +34,7 @@ from opendata_buffer.errors import (
     PoisonBatch,
     TransientStorageError,
 )
-from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.runtime import Moment, Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store

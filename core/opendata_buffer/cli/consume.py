@@ -27,14 +27,12 @@ from opendata_buffer.cli.terminal import count_progress
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.fetch import ArrowBatch, FetchHandle
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import PoisonBatch
-from opendata_buffer.formats.entries import Metadata
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, Metadata
 from opendata_buffer.framing import FRAMINGS, Framing
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime

@@ -21,7 +21,7 @@ from opendata_buffer.formats import manifest as manifest_format
 from opendata_buffer.formats.batch import largest_object, open_batch, split_records
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.quarantine import metadata_json
-from opendata_buffer.stores.base import Blob
+from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.stores.open import open_store
 
 
@@ -111,6 +111,4 @@ def read_object(target: str, options: StoreOptions, *, max_bytes: int) -> bytes:
             f"{target!r} names no object: append its key, for example "
             f"{target.rstrip('/')}/ingest/manifest"
         )
-    got = store.get(key, max_bytes=max_bytes)
-    assert isinstance(got, Blob)
-    return got.data
+    return read_bytes(store, key, max_bytes)

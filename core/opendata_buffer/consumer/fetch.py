@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig, StoreOptions
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.errors import (
     BatchMissing,
     BatchUnreadable,
@@ -30,10 +29,10 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, decode_records, open_arrow
 from opendata_buffer.formats.batch import DEFAULT_MAX_BYTES, largest_object
-from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import is_confined
+from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores.base import Blob, Get, GetInto, Near
+from opendata_buffer.stores.base import Get, GetInto, Near, read_bytes
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.values import DROPMALFORMED, FAILFAST, Decoder, ValueOptions, infer
 
@@ -41,7 +40,8 @@ NEAR_S, NEAR_BYTES_PER_S = 0.001, 1e9
 """A fetch that waited no longer than this came from a page cache, and not over a network."""
 
 FAR, STRIKES = 4, 2
-"""Only so many times that wait, so often in a row, makes a store far: a busy machine waits, too."""
+"""A store is far after ``STRIKES`` waits in a row of more than ``FAR`` times that. A busy machine
+makes single waits long, too."""
 
 LEAST_THREADS, MOST_THREADS = 16, 128
 """Fetches at once where the caller gives no number; a store keeps connections for the latter."""
@@ -118,9 +118,11 @@ def _average(so_far: float, value: float) -> float:
     return so_far + (value - so_far) / (10 if so_far else 1)
 
 
-SAMPLE = 1000
-_HEAD = 64
-_OWN: dict[str, tuple[pa.DataType, ...]] = {
+_SAMPLE = 1000
+"""Records that a schema is inferred from."""
+
+_SHOWN_BYTES = 64  # of a malformed record, in the error
+_BATCH_COLUMNS: dict[str, tuple[pa.DataType, ...]] = {
     "_sequence": (pa.int64(),),
     "_index": (pa.int32(), pa.int64()),
     "_location": (pa.string(),),
@@ -132,26 +134,26 @@ _OWN: dict[str, tuple[pa.DataType, ...]] = {
 def _to_table(batch: ArrowBatch, schema: pa.Schema | None, options: ValueOptions) -> pa.Table:
     values = batch.values
     if schema is None:
-        schema = infer(values[:SAMPLE], options)
+        schema = infer(values[:_SAMPLE], options)
         if not schema.names:
             raise InvalidInput(
                 f"batch {batch.sequence} has no record that shows which columns there are: name "
                 "them, to_table(pa.schema([('id', pa.int64())]))"
             )
     for each in schema:
-        if each.name in _OWN and each.type not in _OWN[each.name]:
-            types = " or ".join(map(str, _OWN[each.name]))
+        if each.name in _BATCH_COLUMNS and each.type not in _BATCH_COLUMNS[each.name]:
+            types = " or ".join(map(str, _BATCH_COLUMNS[each.name]))
             raise InvalidInput(f"column {each.name!r} is of type {each.type}: make it {types}")
-    fields = [each for each in schema if each.name not in _OWN]
+    fields = [each for each in schema if each.name not in _BATCH_COLUMNS]
     decoded = Decoder(pa.schema(fields), options).decode(values)
     if decoded.malformed and options.mode == FAILFAST:
         row = min(decoded.malformed)
-        head = values[row].as_py()[:_HEAD]
+        head = values[row].as_py()[:_SHOWN_BYTES]
         raise MalformedRecord(batch.sequence, row, batch.location, decoded.malformed[row], head)
     columns = {each.name: array for each, array in zip(fields, decoded.arrays, strict=True)}
     for each in schema:
-        if each.name in _OWN:
-            columns[each.name] = _own(each, batch)
+        if each.name in _BATCH_COLUMNS:
+            columns[each.name] = _batch_column(each, batch)
     table = pa.table([columns[each.name] for each in schema], schema=schema)
     dropped = list(decoded.headers)
     if options.mode == DROPMALFORMED:
@@ -163,7 +165,7 @@ def _to_table(batch: ArrowBatch, schema: pa.Schema | None, options: ValueOptions
     return table.filter(pa.array(kept))
 
 
-def _own(field: pa.Field, batch: ArrowBatch) -> pa.Array:
+def _batch_column(field: pa.Field, batch: ArrowBatch) -> pa.Array:
     """One of the columns that come from the batch and not from its records."""
     count = len(batch.values)
     if field.name in ("_sequence", "_location"):
@@ -407,10 +409,9 @@ class FetchHandle:
         """As :attr:`fetch`, without decoding: see :meth:`decode`, :meth:`decode_arrow`."""
         started = self._runtime.monotonic()
         with self._reading(descriptor) as (location, limit):
-            got = self._store.get(location, max_bytes=limit)
-        assert isinstance(got, Blob)
-        self._count_read(started, len(got.data))
-        return RawBatch(got.data, descriptor.sequence, location, descriptor.metadata)
+            data = read_bytes(self._store, location, limit)
+        self._count_read(started, len(data))
+        return RawBatch(data, descriptor.sequence, location, descriptor.metadata)
 
     def fetch_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
         """As :meth:`fetch_raw`, into memory that :meth:`records` decodes without copying it."""
@@ -471,7 +472,7 @@ class FetchHandle:
     def _reading(self, descriptor: BatchDescriptor) -> Iterator[tuple[str, int]]:
         """Key and largest size of the batch's object; errors of reading it name the batch."""
         sequence, location = descriptor.sequence, descriptor.location
-        # Otherwise a manifest that someone else wrote could make the consumer read, with its own
+        # Otherwise a manifest that another program wrote could make the consumer read, with its own
         # rights, any object of the bucket (failure F23).
         if not self._allow_foreign and not is_confined(location, self._prefix):
             why = f"it is not below the data prefix {self._prefix!r}"

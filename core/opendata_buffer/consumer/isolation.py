@@ -1,4 +1,4 @@
-"""Which queued batches count, each once: the one rule for everything that reads. Pure.
+"""Which queued batches are delivered, each once: the one rule of all readers. Pure.
 
 The names of batches have two kinds of identity, and each has its part of the rule:
 
@@ -140,8 +140,8 @@ class TransactionFilter:
     def lost(self, through: int) -> None:
         """Sequences up to and including ``through`` are gone, and their names are unknown.
 
-        What follows is passed even when it belongs to the transaction before the gap: it is
-        more likely the rest of that transaction than a repeat whose separator is gone.
+        The next entry is passed even when it is of the same transaction as the last one before
+        them: it is more likely the rest of that transaction than a repeat whose separator is gone.
         """
         if self._tail is not None and self._tail[2] < through:
             self._tail = (*self._tail[:2], through)
@@ -295,7 +295,8 @@ class ReadCommitted:
         self._prefix = data_path_prefix
         self._isolation = isolation
         self._transactions = TransactionFilter(data_path_prefix)
-        self._sequencer = Sequencer((), buffer)
+        self._sequencer: Sequencer | None = None
+        """Made with the first message: most queues have none."""
         self._buffer = buffer
         self._seen: dict[Hashable, int] = {}  # producer: day since the epoch of its newest batch
         self._queued: int | None = None  # sequence whose offer failed in the replay
@@ -313,7 +314,7 @@ class ReadCommitted:
         if self._isolation == READ_UNCOMMITTED:
             return [] if is_acknowledgement(location, self._prefix) else [sequence]
         passes = self._transactions.offer(sequence, location)
-        # Most queues have no messages: their names are not parsed twice.
+        # Names that are no message's are not parsed twice.
         parsed = parse_location(location, self._prefix) if "/message=" in location else None
         if parsed is None or parsed.message is None:
             return [sequence] if passes else []
@@ -321,17 +322,18 @@ class ReadCommitted:
         if message.clock:
             day = parsed.timestamp_ms // _DAY_MS
             self._seen[message.producer] = max(self._seen.get(message.producer, 0), day)
+        if self._sequencer is None:
+            self._sequencer = Sequencer((), self._buffer)
         if self._queued != sequence:
             self._sequencer.queue_uncommitted(message)
             self._queued = sequence
-        delivered = self._committed(replay)
+        delivered = self._committed(self._sequencer, replay)
         self._queued = None
         if final and message.clock:
             self._forget(message.producer)
         return delivered
 
-    def _committed(self, replay: Replay) -> list[int]:
-        sequencer = self._sequencer
+    def _committed(self, sequencer: Sequencer, replay: Replay) -> list[int]:
         if not sequencer.has_committed():
             return []
         begin, end = sequencer.replay_range()
@@ -355,7 +357,7 @@ class ReadCommitted:
 
         That is ``next_sequence``, behind the last entry offered, where nothing is undecided.
         """
-        pending = self._sequencer.pending_from()
+        pending = None if self._sequencer is None else self._sequencer.pending_from()
         return next_sequence if pending is None else min(pending, next_sequence)
 
     def skip(self, sequence: int, location: str) -> None:
@@ -378,13 +380,14 @@ class ReadCommitted:
         """Sequences up to and including ``through`` are gone, and their names are unknown.
 
         Transactions that were open are given up: their batches are gone with them, and the
-        acknowledgement may be, too. Of one that goes on behind the gap the rest is delivered
-        when it is committed.
+        acknowledgement may be, too. The rest of a transaction that goes on behind them is
+        delivered when it is committed.
         """
         if self._isolation == READ_UNCOMMITTED:
             return
         self._transactions.lost(through)
-        self._sequencer.drop_before(through + 1)
+        if self._sequencer is not None:
+            self._sequencer.drop_before(through + 1)
 
     def prune(self, now_ms: int, horizon_days: int = HORIZON_DAYS) -> None:
         """Forget apps and producers whose newest batch is older than the horizon.
@@ -393,9 +396,7 @@ class ReadCommitted:
         times. A producer with an open transaction is not forgotten.
         """
         self._transactions.prune(now_ms, horizon_days)
-        begins: dict[Hashable, int] = {
-            _id(state): state.begin for state in self._sequencer.checkpoint()
-        }
+        begins: dict[Hashable, int] = {_id(state): state.begin for state in self._producers()}
         for producer in _expired(self._seen, begins, now_ms, horizon_days):
             if begins[producer] < 0:
                 self._forget(producer)
@@ -404,7 +405,7 @@ class ReadCommitted:
         """An independent one in the same state, to try a plan out."""
         other = ReadCommitted(self._prefix, self._isolation, buffer=self._buffer)
         other._transactions = self._transactions.copy()
-        other._sequencer = self._sequencer.copy()
+        other._sequencer = None if self._sequencer is None else self._sequencer.copy()
         other._seen = dict(self._seen)
         return other
 
@@ -418,7 +419,7 @@ class ReadCommitted:
         state = self._transactions.to_dict()
         producers = {
             _id(each).hex(): [each.last_ack, each.begin, self._seen[_id(each)]]
-            for each in self._sequencer.checkpoint()
+            for each in self._producers()
         }
         if producers:
             state["producers"] = dict(sorted(producers.items()))
@@ -456,10 +457,15 @@ class ReadCommitted:
                     made._seen[producer] = day
                 case _:
                     raise _unreadable(state)
-        made._sequencer = Sequencer(states, buffer)
+        if states:
+            made._sequencer = Sequencer(states, buffer)
         return made
 
+    def _producers(self) -> list[ProducerState]:
+        return [] if self._sequencer is None else self._sequencer.checkpoint()
+
     def _forget(self, producer: Hashable) -> None:
+        assert self._sequencer is not None, "producers are known by their messages"
         self._sequencer.forget(producer)
         self._seen.pop(producer, None)
 

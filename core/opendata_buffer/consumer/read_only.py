@@ -8,18 +8,18 @@ that the queue's consumer dequeues before are lost to this reader, which reports
 from __future__ import annotations
 
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.cursors import BatchDescriptor, Cursors, check_data_loss
+from opendata_buffer.consumer.consumer import Cursors, check_data_loss
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.queue.ownership import (
     PARTITION_NAME,
     TOPIC_KEY,
     check_owner,
+    ends_before,
     exists,
     missing_topic_hint,
 )
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.rollback_checks import ends_before
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 

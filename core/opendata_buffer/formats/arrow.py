@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -136,7 +135,7 @@ MAX_BLOCK_BYTES = 2**31 - 1024
 _FEW_RECORDS = 256
 """Below this many records a Python loop is faster than opening a Parquet file."""
 
-_MANY_RECORDS = 1024
+MANY_RECORDS = 1024
 """From this many records on, joining Python bytes in Arrow, and making them of its arrays, is
 faster than a Python loop, and lets other threads run."""
 
@@ -181,14 +180,6 @@ def encode_arrow_block(array: pa.Array | pa.ChunkedArray) -> tuple[bytes | memor
             )
         blocks.append(_join_lengths(values))
     return blocks[0] if len(blocks) == 1 else b"".join(blocks), len(array)
-
-
-def encode_bytes(records: Sequence[bytes]) -> bytes | memoryview:
-    """:func:`.encode_block` of records that are all ``bytes``."""
-    if len(records) >= _MANY_RECORDS:
-        with suppress(InvalidInput):  # more than Arrow joins at once
-            return encode_arrow_block(pa.array(records, pa.binary()))[0]
-    return join_records(records)
 
 
 def _array_of(records: list[bytes]) -> pa.BinaryArray:
@@ -282,7 +273,7 @@ def decode_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTE
 def decode_records(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> list[bytes]:
     """:func:`.decode_batch`, several times faster for many records."""
     view = data.data if isinstance(data, ReadBuffer) else data
-    if parse_footer(view).record_count < _MANY_RECORDS or max_bytes > MAX_BLOCK_BYTES:
+    if parse_footer(view).record_count < MANY_RECORDS or max_bytes > MAX_BLOCK_BYTES:
         return decode_batch(view, max_bytes)
     _keep_freed_memory()
     records: list[bytes] = decode_arrow(data, max_bytes).to_pylist()

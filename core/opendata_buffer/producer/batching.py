@@ -41,10 +41,10 @@ import pyarrow as pa
 
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
-from opendata_buffer.formats.arrow import encode_arrow_block, encode_bytes
-from opendata_buffer.formats.batch import Compression, encode_block, seal_pieces
-from opendata_buffer.formats.entries import Metadata, NewEntry
+from opendata_buffer.formats.arrow import MANY_RECORDS, encode_arrow_block
+from opendata_buffer.formats.batch import Compression, encode_block, join_records, seal_pieces
 from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Moment, Runtime, locked, wait_for
 
 log = logging.getLogger(__name__)
@@ -400,6 +400,14 @@ def encode_list(entries: Sequence[Any]) -> tuple[bytes | memoryview, int] | None
     if set(map(type, records)) != _BYTES:
         return None
     return encode_bytes(records), len(records)
+
+
+def encode_bytes(records: Sequence[bytes]) -> bytes | memoryview:
+    """:func:`.encode_block` of records that are all ``bytes``."""
+    if len(records) >= MANY_RECORDS:
+        with suppress(InvalidInput):  # more than Arrow joins at once
+            return encode_arrow_block(pa.array(records, pa.binary()))[0]
+    return join_records(records)
 
 
 Part = ProduceRequest | AppendBuffer

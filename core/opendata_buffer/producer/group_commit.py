@@ -23,9 +23,8 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
-from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import ulid_tag
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.producer.write_fairness import WriteFairness
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
@@ -86,8 +85,8 @@ class _Request:
 
     entries: Sequence[NewEntry]
     begin_by: float
-    patient_until: float
-    """However many others there are, it waits no longer for this process's turn."""
+    pause_until: float
+    """End of the pause for other writers, however many there are."""
     taken: bool = False
     outcome: int | BaseException | None = None
 
@@ -150,8 +149,8 @@ class GroupCommitter:
     def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
         """See :class:`Committer`."""
         now = self._runtime.monotonic()
-        request = _Request(entries, begin_by, patient_until=(now + begin_by) / 2)
-        group = self._await_turn(request)
+        request = _Request(entries, begin_by, pause_until=(now + begin_by) / 2)
+        group = self._await_write(request)
         if group:
             try:
                 self._write(group)
@@ -185,7 +184,7 @@ class GroupCommitter:
         return self._ended
 
     @locked
-    def _await_turn(self, request: _Request) -> list[_Request]:
+    def _await_write(self, request: _Request) -> list[_Request]:
         """Wait until another thread has appended the request; or what this one must write."""
         self._waiting.append(request)
         try:
@@ -195,7 +194,7 @@ class GroupCommitter:
                 if not request.taken and left <= 0 and self._writing:
                     raise _too_late()
                 if not self._writing:
-                    pause = min(self._pause(now), request.patient_until - now)
+                    pause = min(self._pause(now), request.pause_until - now)
                     if pause <= 0:
                         self._writing = True
                         return self._take()

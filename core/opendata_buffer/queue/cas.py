@@ -35,6 +35,7 @@ from opendata_buffer.errors import (
     PermanentStorageError,
     TransientStorageError,
 )
+from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime, deadline, remaining
 from opendata_buffer.stores.base import ABSENT, ConditionalPut, Get, IfVersion, NotModified
@@ -74,7 +75,7 @@ class Proof(Protocol[T_contra]):
 
 
 class _AmbiguousWrites(Generic[T]):
-    """Which attempts of one change are in doubt: written, or still to be, without our knowing.
+    """The attempts of one change that are in doubt: the store may have applied them, or still may.
 
     * An attempt that lost its race is in doubt until the object is read: a proxy that repeats
       requests turns our own success into a conflict (failure F1).
@@ -147,8 +148,8 @@ class CasObject(Generic[T]):
         encode: From the value to bytes.
         runtime: Clock and jitter.
         settings: Deadline of one change, and its backoff.
-        max_bytes: A larger object is not read.
-        unreadable: Makes the error about an object that is too large; None raises the store's.
+        max_bytes: A larger object is not read; a sidecar has a limit of its own.
+        sidecar: The kind of a small object: it makes the error about one that is too large.
         check_read: Raises when the value read now cannot follow the one known so far.
         after_conflict: Seconds to wait after a lost race, asked each time; None for the backoff.
     """
@@ -162,8 +163,8 @@ class CasObject(Generic[T]):
         encode: Callable[[T], bytes],
         runtime: Runtime,
         settings: QueueConfig,
-        max_bytes: int,
-        unreadable: Callable[[str], CorruptData] | None = None,
+        max_bytes: int | None = None,
+        sidecar: Sidecar | None = None,
         check_read: Callable[[T, T], None] | None = None,
         after_conflict: Callable[[], float | None] | None = None,
     ) -> None:
@@ -172,8 +173,8 @@ class CasObject(Generic[T]):
         self._decode = decode
         self._encode = encode
         self._runtime = runtime
-        self._max_bytes = max_bytes
-        self._unreadable = unreadable
+        self._max_bytes = max_bytes if sidecar is None else sidecar.max_bytes
+        self._sidecar = sidecar
         self._check_read = check_read
         self._reading = queue_retry(runtime, settings)
         self._deadline_s = settings.cas_deadline_ms / 1000
@@ -240,7 +241,9 @@ class CasObject(Generic[T]):
                 value: T | None = self._changing(self._attempt, decide, writes)
                 if proof is None or not writes.in_doubt:
                     return outcomes.Applied(value)
-                reason = "nothing more was to be written, but an earlier attempt may still land"
+                reason = (
+                    "nothing more was to be written, but an earlier attempt may still be applied"
+                )
             except _LostRace as error:
                 # The deadline has passed, but what the last attempt did must be known.
                 self._read_once()
@@ -324,9 +327,9 @@ class CasObject(Generic[T]):
             self._fresh = True
             return None
         except CorruptData as error:
-            if self._unreadable is None:
+            if self._sidecar is None:
                 raise
-            raise self._named(self._unreadable(str(error).rstrip("."))) from error
+            raise self._named(self._sidecar.unreadable(str(error).rstrip("."))) from error
         if isinstance(got, NotModified):
             if self._version is None:
                 raise PermanentStorageError(
@@ -345,7 +348,7 @@ class CasObject(Generic[T]):
         return self._value
 
     def _named(self, error: CorruptData) -> CorruptData:
-        """The error with the object's name: codecs see bytes and cannot say whose they are."""
+        """The error with the object's name: codecs see only its bytes."""
         return type(error)(f"{self.key!r} in {self._store.url}: {error}")
 
     def _missing(self) -> _Missing:

@@ -1,4 +1,4 @@
-"""Host, process and program of a queue's consumer, for the person who finds it fenced or stuck.
+"""Host, process and program of a queue's consumer, shown where a consumer is fenced or stuck.
 
 The manifest's epoch decides which consumer owns a queue, and says nothing about it. So a consumer
 that claims a queue writes ``<prefix>/_consumer.json``::
@@ -33,14 +33,14 @@ _SIDECAR = Sidecar(
     "Nothing depends on it: delete it, and the next consumer writes it anew.",
 )
 _DEADLINE_MS = 2_000
-"""Writing it is worth a short wait: without it the queue is read as well."""
+"""Longest wait for a write; the queue is read without it, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
     """The consumer that claimed an epoch.
 
-    ``query`` is the id of the streaming query: empty when it is none, or not known yet.
+    ``query`` is the id of the streaming query: empty without one, or while it is not known.
     ``since_ms`` is milliseconds since the Unix epoch, by the consumer's clock. ``others`` are
     fields of later versions, kept when the object is written again.
     """
@@ -94,7 +94,7 @@ def write_consumer_info(
 def add_query_id(
     store: CasStore, config: QueueConfig, runtime: Runtime, epoch: int, query: str
 ) -> None:
-    """Add the query's id to what is noted of an epoch, once it is known. Raises nothing."""
+    """Add the query's id to the note about an epoch, once it is known. Raises nothing."""
 
     def noted(before: ConsumerInfo | None) -> ConsumerInfo | None:
         if before is None or before.epoch != epoch or before.query == query:
@@ -107,7 +107,7 @@ def add_query_id(
 def read_consumer_info(
     store: CasStore, config: QueueConfig, runtime: Runtime
 ) -> ConsumerInfo | None:
-    """What was noted last; None when nothing was."""
+    """The last note; None when there is none."""
     found = _object(store, config, runtime).read()
     return found if isinstance(found, ConsumerInfo) else None
 
@@ -138,6 +138,5 @@ def _object(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasObject
         encode=ConsumerInfo.to_json,
         runtime=runtime,
         settings=config,
-        max_bytes=_SIDECAR.max_bytes,
-        unreadable=_SIDECAR.unreadable,
+        sidecar=_SIDECAR,
     )

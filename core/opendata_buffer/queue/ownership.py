@@ -1,5 +1,10 @@
 """Which queue a data prefix belongs to, and how far that queue's manifest was.
 
+A manifest only goes forward. One that is gone or behind was deleted, created again or restored from
+an old copy: its sequences stand for other batches by now, and the collector would delete unread
+batches that it does not name. So every process refuses it (failure F4); each error names the
+command that repairs the queue.
+
 The garbage collector deletes what its manifest does not name. Two queues with one data prefix
 would therefore delete each other's batches, even though both manifests are sound. The owner
 marker ``<prefix>/_owner.json`` names the one manifest that the prefix belongs to; a writer or
@@ -14,9 +19,8 @@ collector of another manifest is refused before it writes a batch or deletes one
   distinguishes a position of this queue from one of another queue, or of a queue that was deleted
   and created again (failure F4).
 * The other four are a watermark, which the manifest has once reached. It lags, because it is
-  written seldom (:meth:`QueueClaim.note`), and never runs ahead. A manifest that is gone or behind
-  it was lost or restored from an old copy: no manifest names its unread batches any more, and the
-  collector would delete them (failure F4). Markers without a watermark are read as well.
+  written seldom (:meth:`QueueClaim.note`), and never runs ahead. Markers without a watermark are
+  read as well.
 
 A v1 client's collector deletes everything under its prefix that its manifest does not name, and so
 a queue inside that prefix. So a new queue's creator looks for markers above the new prefix, and
@@ -30,14 +34,17 @@ import json
 import logging
 import posixpath
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import QueueConfig
+from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
 from opendata_buffer.errors import (
     CorruptData,
+    CorruptManifest,
+    DataLoss,
     InvalidInput,
     ObjectNotFound,
     OpenDataBufferError,
@@ -46,12 +53,11 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
+from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest, with_queue_in_hint
 from opendata_buffer.formats.sidecar import Fields, Sidecar
 from opendata_buffer.queue.cas import CasObject, CasStore
-from opendata_buffer.queue.rollback_checks import Watermark, check_reached, parse_manifest
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
-from opendata_buffer.stores.base import Blob, Get, List
+from opendata_buffer.stores.base import Get, List, read_bytes
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +85,61 @@ _MAX_SMALL_BYTES = 1024 * 1024
 def owner_key(data_path_prefix: str) -> str:
     """The key of the owner marker of a data prefix."""
     return f"{data_path_prefix}/{OWNER_NAME}"
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """What a manifest has reached; later ones are never below it.
+
+    ``acked`` is the highest sequence that a consumer took out of the manifest, ``acked_location``
+    where that batch was; empty when that is not known.
+    """
+
+    next_sequence: int
+    epoch: int
+    acked: int | None = None
+    acked_location: str = ""
+
+    @classmethod
+    def of(cls, manifest: Manifest, acked_location: str = "") -> Watermark:
+        """The watermark of a manifest."""
+        acked = manifest.first_sequence - 1 if manifest.first_sequence else None
+        return cls(manifest.next_sequence, manifest.epoch, acked, acked_location)
+
+    def allows(self, manifest: Manifest | None) -> bool:
+        """Whether this manifest can follow: it is there, and is not behind (failure F4)."""
+        return (
+            manifest is not None
+            and manifest.next_sequence >= self.next_sequence
+            and manifest.epoch >= self.epoch
+        )
+
+    def covers(self, other: Watermark) -> bool:
+        """Whether it is in nothing below the other."""
+        return all(mine >= its for mine, its in zip(self._levels, other._levels, strict=True))
+
+    def includes(self, other: Watermark) -> bool:
+        """Whether it covers the other, and has the location of the last batch if the other has.
+
+        A collector or a producer only reads the manifest and does not know where the last batch
+        was: its note must not keep the consumer from adding that.
+        """
+        lacks_location = other.acked_location and not self.acked_location
+        return self.covers(other) and not (self.acked == other.acked and lacks_location)
+
+    def joined(self, other: Watermark) -> Watermark:
+        """The lowest one that includes both."""
+        further = max(self, other, key=lambda each: (each._levels[2], each.acked_location))
+        return Watermark(
+            max(self.next_sequence, other.next_sequence),
+            max(self.epoch, other.epoch),
+            further.acked,
+            further.acked_location,
+        )
+
+    @property
+    def _levels(self) -> tuple[int, int, int]:
+        return self.next_sequence, self.epoch, -1 if self.acked is None else self.acked
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,8 +365,7 @@ def _owner_object(store: CasStore, config: QueueConfig, runtime: Runtime) -> Cas
         encode=lambda owner: owner.to_json(prefix),
         runtime=runtime,
         settings=config,
-        max_bytes=_OWNER.max_bytes,
-        unreadable=_OWNER.unreadable,
+        sidecar=_OWNER,
     )
 
 
@@ -400,7 +460,7 @@ def exists(store: Get, key: str) -> bool:
 def _is_beside_partitions(store: Get, root: str, inner: str) -> bool:
     """Whether there is a topic at this root, and it has no partition of this name."""
     try:
-        found = store.get(_topic_key(root), max_bytes=_MAX_SMALL_BYTES)
+        description = read_bytes(store, _topic_key(root), _MAX_SMALL_BYTES)
     except (ObjectNotFound, PermanentStorageError):
         # A process that may not read outside of the prefix may still have a queue there.
         return False
@@ -409,9 +469,8 @@ def _is_beside_partitions(store: Get, root: str, inner: str) -> bool:
         # A name with letters cannot be guessed, so it was listed once. If it is listed no more,
         # its manifest is sealed and refuses every write.
         return name is None
-    assert isinstance(found, Blob)
     try:
-        names = [str(each["name"]) for each in json.loads(found.data)["partitions"]]
+        names = [str(each["name"]) for each in json.loads(description)["partitions"]]
     except (ValueError, RecursionError, TypeError, KeyError):
         return False  # Reading the topic raises the error about its description.
     return inner not in names and any(has_letters(name) for name in names)
@@ -435,4 +494,126 @@ def _nested(data_path_prefix: str, other: str, where: str) -> InvalidInput:
     return InvalidInput(
         f"data prefix {data_path_prefix!r} lies {where} queue: a garbage collector of the outer "
         f"one may delete the inner one's batches. Use a prefix beside {other!r}."
+    )
+
+
+def queue_hint(url: str, config: QueueConfig) -> str:
+    """A queue as the command line takes it: store, and the options that are not at their default.
+
+    Quoted where a shell needs it.
+    """
+    prefix, manifest = config.data_path_prefix, config.manifest_path
+    found = [url]
+    if prefix != DEFAULT_DATA_PATH_PREFIX:
+        found += ["--data-path-prefix", prefix]
+    if manifest != f"{prefix}/manifest":
+        found += ["--manifest-path", manifest]
+    return shlex.join(found)
+
+
+def parse_manifest(data: bytes, url: str, config: QueueConfig) -> Manifest:
+    """A queue's manifest, whose errors about damaged entries name it and the command that helps.
+
+    An error from here names the command only: the caller, which has read the bytes, adds their key.
+    """
+    hint = queue_hint(url, config)
+    try:
+        return Manifest.parse(data).named(f"{config.manifest_path!r} in {url}", hint)
+    except CorruptManifest as error:
+        raise CorruptManifest(with_queue_in_hint(str(error), hint)) from error
+
+
+def check_follows(known: Manifest, now: Manifest, config: QueueConfig, url: str) -> None:
+    """Raise ``QueueReset`` for a manifest behind the one that this process read or wrote before."""
+    seen = Watermark.of(known)
+    if not seen.allows(now):
+        raise QueueReset(f"{_went_backwards(seen, now, config, url)}. {_restore(config, url)}")
+
+
+def check_reached(seen: Watermark, now: Manifest | None, config: QueueConfig, url: str) -> None:
+    """Raise ``QueueReset`` for a manifest that is gone, or behind what the marker remembers."""
+    if seen.allows(now):
+        return
+    what = (
+        f"manifest {config.manifest_path!r} is gone from {url}: it had reached next sequence "
+        f"{seen.next_sequence} and epoch {seen.epoch}"
+        if now is None
+        else _went_backwards(seen, now, config, url)
+    )
+    raise QueueReset(
+        f"{what}. Batches that wait to be read may be named by nothing now. Stop producers, "
+        "consumers and collectors. Then 'opendata-buffer manifest rebuild "
+        f"{queue_hint(url, config)}' enqueues them again. To start over "
+        "without them, use --recreate (in Python recreate=True)."
+    )
+
+
+def vanished(config: QueueConfig, url: str) -> QueueReset:
+    """The error about a manifest that was deleted while this process used it."""
+    return QueueReset(
+        f"manifest {config.manifest_path!r} in {url} vanished while in use. It is not "
+        "recreated: sequences would start again at 0 and acknowledged positions would hide "
+        f"new batches. {_restore(config, url)} Check lifecycle rules on the bucket."
+    )
+
+
+def check_resume(
+    now: Manifest | None,
+    last_acked: int,
+    config: QueueConfig,
+    url: str,
+    *,
+    allow_data_loss: bool,
+) -> None:
+    """Refuse to resume after a batch that this queue does not have, or is far beyond.
+
+    Raises:
+        InvalidInput: ``last_acked`` is negative.
+        QueueReset: The queue is not there, or ends before the batch (failure F27).
+        DataLoss: Later batches were dequeued by another consumer, and that is not allowed.
+    """
+    if last_acked < 0:
+        raise InvalidInput(
+            f"last_acked_sequence is {last_acked}: use None to start at the oldest entry"
+        )
+    if now is None:
+        raise QueueReset(
+            f"cannot resume after sequence {last_acked}: manifest {config.manifest_path!r} does "
+            f"not exist in {url}. The queue was deleted or the URL, data_path_prefix "
+            "or manifest_path is another queue's. Start without a position to create it."
+        )
+    if last_acked >= now.next_sequence:
+        why = ends_before(last_acked, now.next_sequence, config.manifest_path, url)
+        raise QueueReset(f"{why} Start without a position to read what is queued now.")
+    if last_acked + 1 < now.first_sequence and not allow_data_loss:
+        raise DataLoss(
+            config.manifest_path,
+            last_acked + 1,
+            now.first_sequence,
+            "Another consumer read this queue. Resume from its position, or accept the loss "
+            "explicitly.",
+        )
+
+
+def ends_before(last_acked: int, next_sequence: int, key: str, url: str) -> str:
+    """The text of an error about a queue that ends before the batch to resume after."""
+    return (
+        f"cannot resume after sequence {last_acked}: manifest {key!r} in {url} ends at "
+        f"{next_sequence - 1}. The queue was recreated or the position belongs to another queue."
+    )
+
+
+def _went_backwards(known: Watermark, now: Manifest, config: QueueConfig, url: str) -> str:
+    return (
+        f"manifest {config.manifest_path!r} in {url} went backwards: next sequence "
+        f"{known.next_sequence} -> {now.next_sequence}, epoch {known.epoch} -> {now.epoch}. "
+        "It was deleted and recreated, or restored from an old copy"
+    )
+
+
+def _restore(config: QueueConfig, url: str) -> str:
+    return (
+        "Stop producers, consumers and collectors. Restore the latest version (bucket "
+        "versioning), or let 'opendata-buffer manifest rebuild "
+        f"{queue_hint(url, config)}' enqueue the batches again that are still there."
     )

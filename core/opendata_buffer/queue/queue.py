@@ -25,16 +25,16 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
-from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.manifest import (
     MAX_MANIFEST_BYTES,
     SEALED_EPOCH,
     Manifest,
+    NewEntry,
     check_transition,
 )
 from opendata_buffer.queue.cas import CasObject, CasStore, OutcomeUnknown
-from opendata_buffer.queue.ownership import QueueClaim
-from opendata_buffer.queue.rollback_checks import (
+from opendata_buffer.queue.ownership import (
+    QueueClaim,
     check_follows,
     check_resume,
     parse_manifest,
@@ -118,7 +118,7 @@ class WritePause(Protocol):
 
 
 OpenPause = Callable[[CasStore, QueueConfig, Runtime], WritePause]
-"""Called at the first lost race, the sign that somebody else writes the manifest, too."""
+"""Called at the first lost race, the sign that another process writes the manifest, too."""
 
 
 def broker_pause(store: CasStore, config: QueueConfig, runtime: Runtime) -> WritePause:
@@ -138,12 +138,12 @@ class Queue:
         config: Manifest path, deadline, backoff and size limit.
         runtime: Clock and jitter.
         role: Label of the write and conflict counters: ``producer``, ``consumer``, ...
-        claim: Of a writer: its marker refuses a manifest that was lost or restored, and
+        claim: A writer's claim, whose marker refuses a manifest that was lost or restored, and
             remembers how far this one gets. None for a reader.
         after_conflict: Seconds to wait after a lost race, asked each time; without it the
             backoff of any other retry.
         open_pause: Has a broker beside this queue pause for each change, from the first lost race
-            on; for those who read before they write. None: no broker is asked.
+            on; for owners that read before they write. None: no broker is asked.
     """
 
     # Producers write all the time, so a consumer's remembered manifest is out of date: one read is
@@ -201,7 +201,7 @@ class Queue:
 
     @property
     def conflicts(self) -> int:
-        """Those of them that lost a race."""
+        """Attempts that lost a race."""
         return self._object.conflicts
 
     @property
@@ -210,7 +210,7 @@ class Queue:
         return self._object.last_seen
 
     def close(self) -> None:
-        """Let the marker remember how far the queue got. Free to repeat; raises nothing."""
+        """Write into the marker how far the queue got. Free to repeat; raises nothing."""
         manifest = self._object.last_seen
         if self._claim is not None and manifest is not None:
             self._claim.note(manifest, now=True, acked_location=self._acked_location(manifest))
@@ -340,7 +340,7 @@ class Queue:
             if found is not None and found.sequence == sequence and found.location != location:
                 raise InvalidInput(
                     f"sequence {sequence} of manifest {self.key!r} names {found.location!r} by "
-                    f"now, and not {location!r}: look again"
+                    f"now, and not {location!r}: read the queue again"
                 )
             return before.replace(sequence, entry).with_epoch(before.epoch + 1)
 

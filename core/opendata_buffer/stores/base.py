@@ -223,6 +223,13 @@ class Store(Get, Put, ConditionalPut, List, Delete, Protocol):
 T = TypeVar("T")
 
 
+def read_bytes(store: Get, key: str, max_bytes: int | None = None) -> bytes:
+    """All bytes of an object; raises as :meth:`Get.get`."""
+    got = store.get(key, max_bytes=max_bytes)
+    assert isinstance(got, Blob)  # the other one is only an answer to if_changed
+    return got.data
+
+
 def read_sidecar(store: Get, key: str, kind: Sidecar, decode: Callable[[bytes], T]) -> T:
     """The object at a key, as a value.
 
@@ -231,14 +238,13 @@ def read_sidecar(store: Get, key: str, kind: Sidecar, decode: Callable[[bytes], 
         StorageError: As :meth:`Get.get`.
     """
     try:
-        got = store.get(key, max_bytes=kind.max_bytes)
+        data = read_bytes(store, key, kind.max_bytes)
     except CorruptData as error:
         raise CorruptData(f"{key!r}: {kind.unreadable(str(error).rstrip('.'))}") from error
-    assert isinstance(got, Blob)  # the other one is only an answer to if_changed
     try:
-        return decode(got.data)
+        return decode(data)
     except CorruptData as error:
-        # The decoder sees bytes and cannot say whose they are.
+        # The decoder sees only the bytes, and cannot name the object.
         raise CorruptData(f"{key!r}: {error}") from error
 
 

@@ -59,7 +59,6 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
     options = options if options is not None else StoreOptions()
     if not isinstance(url, str) or not url:
         raise InvalidInput(f"store is {url!r}: {_USAGE}")
-    check_no_secrets("store", url)
     key, environment = (url, options), _environment(url)
     found = _cache.get(key)
     if found is not None and found[0] == environment:
@@ -91,6 +90,7 @@ def _environment(url: str) -> Hashable:
 
 
 def _open(url: str, options: StoreOptions) -> Store:
+    check_no_secrets("store", url)
     if any(ord(character) < 0x20 or ord(character) == 0x7F for character in url):
         raise InvalidInput(f"store {url!r} has a control character: {_USAGE}")
     match = _SCHEME.match(url)

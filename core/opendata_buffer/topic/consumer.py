@@ -18,7 +18,7 @@ from opendata_buffer.consumer.fetch import AdaptiveConcurrency, ArrowBatch, Cons
 from opendata_buffer.consumer.isolation import READ_COMMITTED
 from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.errors import Closed, DataLoss, Drained, InvalidInput, OpenDataBufferError
-from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.queue.queue import OpenPause, broker_pause
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.cursors import BatchDescriptor, Position, warn_data_loss
+from opendata_buffer.consumer.consumer import Consumer, Position, warn_data_loss
 from opendata_buffer.consumer.fetch import ArrowBatch, ConsumedBatch, PooledBatch
 from opendata_buffer.consumer.isolation import ReadCommitted, Replay
 from opendata_buffer.errors import DataLoss, Drained, InvalidInput, PoisonBatch, QueueReset
+from opendata_buffer.formats.manifest import BatchDescriptor
 
 _MAX_SEQUENCE = 2**64 - 1
 

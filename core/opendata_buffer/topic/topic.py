@@ -56,8 +56,7 @@ class Topic:
             encode=TopicDescription.to_json,
             runtime=runtime,
             settings=settings,
-            max_bytes=DESCRIPTION.max_bytes,
-            unreadable=DESCRIPTION.unreadable,
+            sidecar=DESCRIPTION,
             check_read=self._check_same,
         )
         self._description = TopicDescription("", (), 0)

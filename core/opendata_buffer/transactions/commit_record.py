@@ -22,10 +22,12 @@ from enum import Enum
 from typing import Any
 
 from opendata_buffer import outcomes
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.formats.sidecar import LARGEST, Sidecar, is_number
-from opendata_buffer.queue.cas import CasObject
+from opendata_buffer.queue.cas import CasObject, CasStore
+from opendata_buffer.runtime import Runtime
 from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker, undecided_of_app
 
 TOPIC_FOLDER = "_topic"
@@ -108,6 +110,21 @@ class CommitRecord:
 def record_key(prefix: str, app: str) -> str:
     """Key of an app's commit record. It is no batch's name, so the collector does not delete it."""
     return f"{prefix}/app={app}/_commit.json"
+
+
+def record_object(
+    store: CasStore, prefix: str, app: str, runtime: Runtime, settings: QueueConfig
+) -> CasObject[CommitRecord]:
+    """An app's commit record in the store; ``prefix`` is that of :func:`record_key`."""
+    return CasObject(
+        store,
+        record_key(prefix, app),
+        decode=CommitRecord.from_json,
+        encode=CommitRecord.to_json,
+        runtime=runtime,
+        settings=settings,
+        sidecar=RECORD,
+    )
 
 
 def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitRecord | None:

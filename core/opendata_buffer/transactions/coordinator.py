@@ -27,17 +27,16 @@ from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, Superseded, TransientStorageError
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.transactions.commit_record import (
-    RECORD,
     TOPIC_FOLDER,
     CommitRecord,
     OwnedRecord,
     Verdict,
     record_key,
+    record_object,
 )
 from opendata_buffer.transactions.markers import (
     ROLL_BACK,
@@ -248,17 +247,8 @@ class TransactionCoordinator:
         self, app: str, batch: int, query: str | None, partitions: Collection[str]
     ) -> tuple[OwnedRecord, CommitRecord, int]:
         """Claim an app's record, write its batch's markers, and note what else is undecided."""
-        record_object = CasObject(
-            self._store,
-            record_key(TOPIC_FOLDER, app),
-            decode=CommitRecord.from_json,
-            encode=CommitRecord.to_json,
-            runtime=self._runtime,
-            settings=self._config,
-            max_bytes=RECORD.max_bytes,
-            unreadable=RECORD.unreadable,
-        )
-        owned = OwnedRecord(app, record_object, self._runtime.ulid())
+        stored = record_object(self._store, TOPIC_FOLDER, app, self._runtime, self._config)
+        owned = OwnedRecord(app, stored, self._runtime.ulid())
         record = owned.claim(batch, query)
         committed = None if record.producer is None else bytes.fromhex(record.producer)
         names = sorted({*partitions, *record.intents})

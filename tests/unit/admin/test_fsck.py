@@ -17,8 +17,7 @@ from opendata_buffer.admin.fsck import (
 )
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.formats.batch import Compression, encode_batch
-from opendata_buffer.formats.entries import Metadata, NewEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore

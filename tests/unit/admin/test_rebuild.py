@@ -13,12 +13,11 @@ from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, Produ
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import Conflict, InvalidInput
-from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest
+from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, Metadata, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.queue.rollback_checks import Watermark
+from opendata_buffer.queue.ownership import Watermark
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Listing, ObjectInfo
 from opendata_buffer.stores.memory import MemoryStore

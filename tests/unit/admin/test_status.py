@@ -13,9 +13,8 @@ from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Listing, ObjectInfo
 from opendata_buffer.stores.memory import MemoryStore

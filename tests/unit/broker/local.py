@@ -16,8 +16,7 @@ from opendata_buffer.broker.network import ListeningPort, WebSocketNetwork
 from opendata_buffer.broker.server import Listen, WebSocketPort
 from opendata_buffer.broker.write_pause import BrokerPause
 from opendata_buffer.config import ProducerConfig, QueueConfig
-from opendata_buffer.formats.entries import NewEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime

@@ -22,8 +22,7 @@ from opendata_buffer.broker.protocol import VALID_MS, append_body
 from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import CommitStateUnknown, Fenced
-from opendata_buffer.formats.entries import Metadata, NewEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome

@@ -22,7 +22,7 @@ from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.protocol import MAX_ENTRIES, MAX_OPEN_REQUESTS, VALID_MS, error_body
 from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, BrokerEnd, ProtocolError
 from opendata_buffer.errors import QueueFull
-from opendata_buffer.formats.entries import Metadata, NewEntry
+from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Task
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import connect, entries, eventually, serving

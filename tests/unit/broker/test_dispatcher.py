@@ -19,11 +19,11 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Closed, Fenced, InvalidInput
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.entries import Metadata, NewEntry
+from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.quarantine import list_quarantine
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Blob
+from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import RUNTIME, Hooked, eventually
@@ -50,9 +50,7 @@ def filled(count: int, store: MemoryStore | None = None) -> MemoryStore:
 
 
 def stored(store: MemoryStore) -> Claims:
-    blob = store.get(CLAIMS)
-    assert isinstance(blob, Blob)
-    return decode(blob.data)
+    return decode(read_bytes(store, CLAIMS))
 
 
 def epoch_of(store: MemoryStore) -> int:

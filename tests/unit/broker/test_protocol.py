@@ -26,7 +26,7 @@ from opendata_buffer.broker.protocol import (
 )
 from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.errors import CommitStateUnknown, Conflict, OpenDataBufferError, QueueFull
-from opendata_buffer.formats.entries import Metadata, NewEntry
+from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Moment
 
 ENTRIES = (

@@ -29,7 +29,7 @@ from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, ClientEnd, 
 from opendata_buffer.broker.server import MAX_OPEN_REQUESTS, QUEUED_ANSWERS, Listen, WebSocketPort
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.entries import NewEntry
+from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.producer.write_fairness import (
     CYCLES_EACH,
     FIRST_CYCLE_S,

@@ -21,8 +21,8 @@ from opendata_buffer.broker.worker import Claim, ClaimedBatch, DispatcherClient,
 from opendata_buffer.config import WorkerConfig
 from opendata_buffer.errors import ClaimLost, Closed, Fenced, InvalidInput, TransientStorageError
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.quarantine import list_quarantine
 from opendata_buffer.queue.queue import Queue

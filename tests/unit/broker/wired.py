@@ -9,7 +9,7 @@ from opendata_buffer.broker.protocol import VALID_MS, append_body
 from opendata_buffer.broker.secure_channel import BrokerEnd, ClientEnd
 from opendata_buffer.broker.server import Session
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.formats.entries import NewEntry
+from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -10,9 +10,8 @@ from buffer_sink.queue_commit import QueueCommitter
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.formats.batch import decode_batch, encode_batch
-from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata
 from opendata_buffer.queue.ownership import claim_queue
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment

@@ -18,8 +18,8 @@ from buffer_sink.messages import (
 )
 from buffer_sink.messages import collect as collect_and_store
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Moment
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.description import TopicDescription

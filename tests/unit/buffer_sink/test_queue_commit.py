@@ -34,9 +34,8 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector, Queued, plan
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Moment

@@ -34,7 +34,7 @@ from buffer_sink.rows import (
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Compression, decode_batch, seal_block
-from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic import partitioner as partitioners
 

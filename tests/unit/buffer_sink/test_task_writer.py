@@ -23,8 +23,8 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.arrow import encode_arrow_block
 from opendata_buffer.formats.batch import Compression, decode_batch, parse_footer
-from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction, location_timestamp_ms, parse_location
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.messages import CONTINUE_TXN, parse_uuid
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore

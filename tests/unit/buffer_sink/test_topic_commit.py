@@ -16,9 +16,8 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.batch import decode_batch, encode_batch
-from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import Transaction, later_ulid
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata
 from opendata_buffer.messages import undecided
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment

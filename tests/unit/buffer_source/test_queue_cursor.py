@@ -12,10 +12,9 @@ from buffer_source.partition_stream import stable_end_of
 from buffer_source.queue_cursor import EVERYTHING, QueueCursor, first_since, oldest_ms
 from opendata_buffer import outcomes
 from opendata_buffer.broker.write_pause import BrokerPause
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.errors import DataLoss, InvalidInput
-from opendata_buffer.formats.entries import Metadata
 from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.world import World
 

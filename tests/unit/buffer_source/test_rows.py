@@ -18,7 +18,7 @@ from buffer_source.rows import MAX_TIME_MS, MIN_TIME_MS, RowBuilder
 from buffer_source.schema import check_schema, default_schema
 from opendata_buffer.consumer.fetch import Records
 from opendata_buffer.errors import InvalidInput, MalformedRecord
-from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.values import ValueOptions
 from tests.unit.buffer_source.structs import struct
 

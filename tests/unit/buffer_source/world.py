@@ -13,11 +13,10 @@ from buffer_source.planner import PartitionBatch
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import StorageError, TransientStorageError
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.stores.base import Blob, Listing, NotModified
+from opendata_buffer.stores.base import Blob, Listing, NotModified, read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
@@ -96,9 +95,7 @@ class World:
         self._queue = self._new_queue()
 
     def manifest(self) -> Manifest:
-        got = self.store.get("ingest/manifest")
-        assert isinstance(got, Blob)
-        return Manifest.parse(got.data)
+        return Manifest.parse(read_bytes(self.store, "ingest/manifest"))
 
     @property
     def queued(self) -> list[int]:

@@ -18,7 +18,7 @@ from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
 
@@ -69,9 +69,7 @@ def topic_of(url: str, partitions: int) -> list[str]:
 
 
 def bytes_of(store: MemoryStore, key: str) -> bytes:
-    got = store.get(key)
-    assert isinstance(got, Blob)
-    return got.data
+    return read_bytes(store, key)
 
 
 def copy_into(store: MemoryStore, source: MemoryStore) -> None:

@@ -29,8 +29,7 @@ from opendata_buffer.config import ConsumerConfig, ProducerConfig
 from opendata_buffer.consumer.fetch import ArrowBatch
 from opendata_buffer.errors import DataLoss
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.entries import Metadata, NewEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.framing import FRAMINGS
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime

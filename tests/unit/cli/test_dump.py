@@ -12,8 +12,7 @@ from opendata_buffer.cli.dump import read_object
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import CorruptData
 from opendata_buffer.formats.batch import Compression, encode_batch
-from opendata_buffer.formats.entries import Metadata, NewEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import fails, ok, run
 

@@ -12,8 +12,7 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Fenced
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.entries import NewEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.ownership import owner_key
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore

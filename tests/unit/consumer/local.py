@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
-from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.cursors import Position
+from opendata_buffer.consumer.consumer import Consumer, Position
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import batch_key
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,8 +12,7 @@ import pytest
 
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
-from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.cursors import Position
+from opendata_buffer.consumer.consumer import Consumer, Cursors, Position, check_data_loss
 from opendata_buffer.errors import (
     BatchMissing,
     BatchUnreadable,
@@ -25,9 +25,8 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.entries import Metadata, NewEntry
 from opendata_buffer.formats.keys import batch_key
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.ownership import claim_queue
 from opendata_buffer.queue.queue import Queue
@@ -89,7 +88,7 @@ def test_a_position_before_the_queue_is_data_loss(queue: LocalQueue) -> None:
 
 
 def test_data_loss_can_be_allowed_and_is_logged(
-    queue: LocalQueue, caplog: pytest.LogCaptureLocalQueue
+    queue: LocalQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue.produce(b"a", b"b", b"c", b"d")
     queue.consumer(2)
@@ -157,7 +156,7 @@ def test_f25_a_missing_batch_stays_at_the_head_until_it_is_back(queue: LocalQueu
 
 
 def test_f25_a_poison_batch_can_be_skipped_with_an_audit_record(
-    queue: LocalQueue, caplog: pytest.LogCaptureLocalQueue
+    queue: LocalQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     locations = queue.produce(b"a", b"b", b"c")
     queue.store.put(locations[1], b"garbage")
@@ -192,7 +191,7 @@ def test_f25_skip_takes_nothing_that_is_not_queued(queue: LocalQueue) -> None:
 # Read-ahead
 
 
-def test_descriptors_come_in_order_from_one_look_and_fetch_nothing(queue: LocalQueue) -> None:
+def test_descriptors_come_in_order_from_one_read_and_fetch_nothing(queue: LocalQueue) -> None:
     locations = queue.produce(b"a", b"b", b"c")
     queue.store.delete_many(locations)
     consumer = queue.consumer()
@@ -256,7 +255,7 @@ def test_next_batch_and_descriptors_share_one_cursor(queue: LocalQueue) -> None:
 # Fences and damage
 
 
-def test_f8_a_fenced_consumer_learns_of_it_at_its_next_look(queue: LocalQueue) -> None:
+def test_f8_a_fenced_consumer_learns_of_it_at_its_next_read(queue: LocalQueue) -> None:
     queue.produce(b"a", b"b", b"c")
     zombie = queue.consumer(ack_interval=1)
     (descriptor,) = zombie.next_descriptors(1)
@@ -407,7 +406,7 @@ def test_the_collector_runs_beside_and_stops_with_the_consumer(queue: LocalQueue
     assert orphan not in {info.key for info in queue.store.list("").objects}
 
 
-def test_of_a_transaction_that_nobody_decided_each_batch_is_delivered_and_so_is_its_end(
+def test_batches_and_end_of_an_undecided_transaction_are_delivered(
     queue: LocalQueue,
 ) -> None:
     message, acknowledgement = (
@@ -453,7 +452,7 @@ def test_f9_a_consumer_dropped_without_close_takes_its_collector_along() -> None
 
 
 @pytest.mark.parametrize("moment", ["opens", "acknowledges"])
-def test_a_consumer_that_loses_a_race_looks_for_a_broker_to_let_it_in(moment: str) -> None:
+def test_a_consumer_that_loses_a_race_asks_a_broker_for_a_pause(moment: str) -> None:
     store, runtime = Overtaken(), ManualRuntime()
     config = ConsumerConfig(store="memory://unused", ack_interval=1)
     entry = NewEntry("ingest/a.batch")
@@ -469,3 +468,122 @@ def test_a_consumer_that_loses_a_race_looks_for_a_broker_to_let_it_in(moment: st
         consumer.ack(0)
         assert len(consumer) == 0
     assert store.asked == ["somewhere:1"]
+
+
+# Cursors and positions
+
+
+def test_a_new_consumer_has_nothing_before_its_cursor() -> None:
+    cursors = Cursors.at(0)
+    assert cursors.last_acked is None
+    assert cursors.last_handed_out is None
+    assert Cursors.at(5).last_acked == 4
+
+
+def test_f26_first_ack_must_have_been_handed_out() -> None:
+    with pytest.raises(InvalidInput, match=r"ack sequence 3: it was not handed out\. Nothing can"):
+        Cursors.at(0).ack(3)
+
+
+def test_f26_first_ack_must_be_contiguous() -> None:
+    cursors = Cursors.at(0).hand_out(3)
+    with pytest.raises(InvalidInput, match="cannot ack sequence 3: 0 comes first"):
+        cursors.ack(3)
+    assert cursors.ack(0).ack(1).last_acked == 1
+
+
+@pytest.mark.parametrize("sequence", [4, 2**63, 2**64])
+def test_f27_ack_through_stops_at_what_was_handed_out(sequence: int) -> None:
+    cursors = Cursors.at(0).hand_out(3)
+    with pytest.raises(InvalidInput, match=r"was not handed out\. Sequences 0 to 3 can"):
+        cursors.ack_through(sequence)
+    assert cursors.ack_through(3).next_ack == 4
+
+
+@pytest.mark.parametrize("sequence", [-1, 0, 2])
+def test_f27_ack_through_rejects_what_is_acknowledged(sequence: int) -> None:
+    cursors = Cursors.at(0).hand_out(5).ack_through(2)
+    with pytest.raises(InvalidInput, match="everything through 2 is acknowledged already"):
+        cursors.ack_through(sequence)
+
+
+def test_ack_through_moves_over_everything() -> None:
+    cursors = Cursors.at(7).hand_out(9).ack_through(9)
+    assert (cursors.last_acked, cursors.undequeued) == (9, 3)
+    assert cursors.dequeued().undequeued == 0
+    assert cursors.hand_out(8).last_handed_out == 9, "nothing moves back"
+
+
+def test_f25_ack_passes_over_skipped_sequences() -> None:
+    cursors = Cursors.at(0).hand_out(0).skip(1).hand_out(2).ack(0)
+    assert cursors.last_acked == 0, "a skipped entry leaves the queue with the next ack only"
+    assert cursors.ack(2).last_acked == 2
+    assert cursors.ack(2).skipped == frozenset()
+
+
+def test_f25_a_skipped_sequence_can_be_acknowledged_itself() -> None:
+    assert Cursors.at(0).skip(0).ack(0).last_acked == 0
+
+
+def test_f25_skip_takes_the_next_or_a_handed_out_sequence() -> None:
+    cursors = Cursors.at(0).hand_out(4).ack(0)
+    assert cursors.skip(3).last_handed_out == 4
+    assert cursors.skip(5).last_handed_out == 5
+    for sequence in (0, 6):
+        with pytest.raises(InvalidInput, match=f"skip sequence {sequence}: only sequences 1 to 5"):
+            cursors.skip(sequence)
+    with pytest.raises(InvalidInput, match="only sequence 7 can"):
+        Cursors.at(7).skip(8)
+
+
+def test_a_jump_drops_skipped_sequences_that_are_lost() -> None:
+    cursors = Cursors.at(0).hand_out(1).skip(1).jump(10)
+    assert cursors == Cursors.at(10)
+
+
+ID = "01JD5T4R3KXBMZ7QV9N2WG8Y00"
+
+
+@pytest.mark.parametrize("position", [Position(ID, 0), Position(ID, 2**63), Position("", 41)])
+def test_a_position_prints_parses_and_pickles(position: Position) -> None:
+    assert str(Position(ID, 41)) == f"{ID}:41"
+    assert Position.of(41) == Position("", 41)
+    assert Position.parse(str(position)) == position
+    assert pickle.loads(pickle.dumps(position)) == position
+    assert Position.of(str(position)) == Position.of(position) == position
+
+
+@pytest.mark.parametrize("text", ["", ":", f"{ID}:", f"{ID}:-1", f"{ID}:1:2", "1.5", "٤١", " 1"])
+def test_a_text_that_is_no_position_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="use '<queue id>:<sequence>'"):
+        Position.parse(text)
+
+
+@pytest.mark.parametrize("given", [True, -1, 1.5, b"1"])
+def test_a_value_that_is_no_sequence_is_refused(given: object) -> None:
+    with pytest.raises(InvalidInput, match="last_acked_sequence is"):
+        Position.of(given)  # type: ignore[arg-type]
+
+
+def after_loss(cursors: Cursors, oldest: int, *, allowed: bool) -> Cursors:
+    manifest = Manifest.starting_at(oldest, 1)
+    return check_data_loss(
+        cursors, manifest, "in/manifest", allowed=allowed, cause="Another consumer."
+    )
+
+
+def test_entries_that_were_handed_out_may_leave_the_queue() -> None:
+    cursors = Cursors.at(2).hand_out(4)
+    for oldest in (0, 2, 4, 5):
+        assert after_loss(cursors, oldest, allowed=False) is cursors
+
+
+def test_f28_entries_that_are_gone_before_they_were_handed_out_are_data_loss_with_a_cause() -> None:
+    with pytest.raises(DataLoss, match=r"sequence 5 is needed .* starts at 7.*Another consumer\."):
+        after_loss(Cursors.at(2).hand_out(4), 7, allowed=False)
+
+
+def test_an_allowed_loss_is_logged_and_passed_by(caplog: pytest.LogCaptureFixture) -> None:
+    found = after_loss(Cursors.at(2).hand_out(4), 7, allowed=True)
+    assert (found.next_ack, found.next_hand_out) == (7, 7)
+    assert "in/manifest starts at 7, sequences 5 to 6 are gone unread" in caplog.text

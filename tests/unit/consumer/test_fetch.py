@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.fetch import (
     AdaptiveConcurrency,
     ArrowBatch,
@@ -21,8 +20,8 @@ from opendata_buffer.consumer.fetch import (
 from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocation, InvalidInput
 from opendata_buffer.formats.arrow import ReadBuffer
 from opendata_buffer.formats.batch import Compression, encode_batch
-from opendata_buffer.formats.entries import Metadata
-from opendata_buffer.stores.base import Blob, Store
+from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
+from opendata_buffer.stores.base import Store, read_bytes
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.open import open_store
@@ -160,9 +159,7 @@ def test_f23_foreign_locations_can_be_allowed_and_stay_in_the_store() -> None:
 
 def test_a_handle_within_another_prefix_reads_there_and_nowhere_else() -> None:
     store = _store()
-    blob = store.get(LOCATION)
-    assert isinstance(blob, Blob)
-    store.put("other/a.batch", blob.data)
+    store.put("other/a.batch", read_bytes(store, LOCATION))
     handle = _handle(store)
     other = handle.within("other")
     assert other.fetch(BatchDescriptor(7, "other/a.batch")).entries == [b"abc", b""]
@@ -190,7 +187,7 @@ def test_a_handle_on_a_named_memory_store_travels_within_the_process() -> None:
     assert received.fetch(BatchDescriptor(7, LOCATION)).entries == []
 
 
-def test_a_handle_on_a_private_store_says_why_it_cannot_travel() -> None:
+def test_the_error_about_pickling_a_handle_on_a_private_store_has_the_reason() -> None:
     with pytest.raises(InvalidInput, match="cannot be pickled"):
         pickle.dumps(_handle(MemoryStore()))
 

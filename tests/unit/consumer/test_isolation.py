@@ -63,7 +63,7 @@ class Reader:
     def __init__(self, **options: Any) -> None:
         self.rule = ReadCommitted("ingest", **options)
         self.log: list[str] = []
-        self.floor = 0
+        self.stable_end = 0
         self.replays: list[tuple[int, int]] = []
 
     def read(self, *locations: str) -> list[int]:
@@ -71,12 +71,12 @@ class Reader:
         for location in locations:
             self.log.append(location)
             delivered += self.rule.offer(len(self.log) - 1, location, self.replay)
-            assert self.floor <= self.rule.stable_end(len(self.log)) <= len(self.log)
-            self.floor = self.rule.stable_end(len(self.log))
+            assert self.stable_end <= self.rule.stable_end(len(self.log)) <= len(self.log)
+            self.stable_end = self.rule.stable_end(len(self.log))
         return delivered
 
     def replay(self, begin: int, end: int) -> Iterable[tuple[int, str]]:
-        assert self.floor <= begin < end
+        assert self.stable_end <= begin < end
         self.replays.append((begin, end))
         return list(enumerate(self.log))[begin:end]
 
@@ -88,8 +88,10 @@ class Reader:
 def test_batches_without_identity_are_delivered_at_once() -> None:
     reader = Reader()
     assert reader.read(plain(), "ingest/any/name", "elsewhere/x.batch") == [0, 1, 2]
-    assert reader.floor == 3
+    assert reader.stable_end == 3
     assert reader.rule.to_dict() == TransactionFilter("ingest").to_dict()
+    reader.rule.lost(8)
+    assert reader.rule.stable_end(9) == 9
 
 
 def test_a_message_between_the_batches_of_an_old_transaction_ends_it() -> None:
@@ -99,9 +101,9 @@ def test_a_message_between_the_batches_of_an_old_transaction_ends_it() -> None:
 def test_a_transaction_is_delivered_whole_at_its_acknowledgement() -> None:
     reader = Reader()
     assert reader.read(plain(), con(A, 2), plain(), con(A, 3)) == [0, 2]
-    assert reader.floor == 1
+    assert reader.stable_end == 1
     assert reader.read(ack(A, 4)) == [1, 3]
-    assert reader.floor == 5
+    assert reader.stable_end == 5
     assert reader.replays == []
 
 
@@ -138,7 +140,7 @@ def test_a_message_without_a_clock_counts_once_when_it_is_read() -> None:
     assert reader.read(ack(A, 3)) == [0]
 
 
-def test_the_state_names_producers_with_their_last_word_and_what_they_have_open() -> None:
+def test_the_state_has_each_producers_last_clock_and_open_transaction() -> None:
     reader = Reader()
     reader.read(con(A, 2), ack(A, 3), con(B, 9))
     day = NOW // DAY_MS
@@ -171,7 +173,7 @@ def test_the_state_of_the_version_before_is_read() -> None:
         {A.hex(): ["1", -1, 0]},
     ],
 )
-def test_a_state_of_somebody_else_is_refused(producers: object) -> None:
+def test_a_state_of_another_program_is_refused(producers: object) -> None:
     state = {"v": 1, "apps": {}, "tail": None, "producers": producers}
     with pytest.raises(InvalidInput, match="transaction state"):
         ReadCommitted.from_dict(state, "ingest")
@@ -188,7 +190,7 @@ def test_producers_without_a_batch_for_a_month_are_forgotten_and_open_ones_are_n
     assert len(reader.rule.to_dict()["producers"]) == 3
     reader.rule.prune(NOW)
     assert set(reader.rule.to_dict()["producers"]) == {A.hex(), b"\1CCCCC".hex()}
-    assert reader.floor == 0
+    assert reader.stable_end == 0
 
 
 def test_a_message_whose_object_is_gone_is_passed_by_and_its_repeat_counts() -> None:
@@ -203,7 +205,7 @@ def test_an_acknowledgement_is_not_to_be_skipped() -> None:
         ReadCommitted("ingest").skip(0, ack(A, 2))
 
 
-def test_behind_a_loss_what_was_open_is_given_up_and_blocks_nothing() -> None:
+def test_a_loss_gives_up_open_transactions_and_blocks_nothing() -> None:
     reader = Reader()
     reader.read(con(A, 2), con(B, 2))
     reader.rule.lost(9)
@@ -219,7 +221,7 @@ def test_read_uncommitted_delivers_all_but_acknowledgements_and_holds_nothing_ba
     reader = Reader(isolation=READ_UNCOMMITTED)
     log = [con(A, 2), con(A, 2), old(0), plain(), old(0), ack(A, 3), ack(A, 4, final=True)]
     assert reader.read(*log) == [0, 1, 2, 3, 4]
-    assert reader.floor == len(log)
+    assert reader.stable_end == len(log)
     reader.rule.skip(7, old(9))
     reader.rule.lost(8)
     assert reader.rule.to_dict() == TransactionFilter("ingest").to_dict()
@@ -230,7 +232,7 @@ def test_an_unknown_isolation_is_refused() -> None:
         ReadCommitted("ingest", "serializable")
 
 
-def test_what_is_an_acknowledgement() -> None:
+def test_which_locations_are_acknowledgements() -> None:
     assert is_acknowledgement(ack(A, 2), "ingest")
     assert is_acknowledgement(ack(A, 2, final=True), "ingest")
     assert not is_acknowledgement(con(A, 2), "ingest")
@@ -309,7 +311,7 @@ def test_a_copy_has_its_own_missing_transactions() -> None:
     assert "missing" not in other.to_dict()
 
 
-def test_a_gap_inside_a_transaction_does_not_drop_what_is_behind_it() -> None:
+def test_the_rest_of_a_transaction_behind_lost_entries_is_passed() -> None:
     made = TransactionFilter("ingest")
     assert made.offer(0, _location(("a", 5)))
     before = made.copy()

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.consumer.cursors import BatchDescriptor
 from opendata_buffer.consumer.fetch import (
     AdaptiveConcurrency,
     ArrowBatch,
@@ -21,6 +20,7 @@ from opendata_buffer.consumer.fetch import (
 from opendata_buffer.consumer.read_ahead import fetch_many, read_ahead
 from opendata_buffer.errors import BatchMissing, InvalidInput
 from opendata_buffer.formats.batch import Compression, encode_batch
+from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.runtime import Condition, SystemRuntime, Task
 from opendata_buffer.stores.memory import MemoryStore
 
@@ -417,7 +417,7 @@ class Handle(FetchHandle):
 
 
 @pytest.mark.parametrize("arrow", [False, True])
-def test_what_is_in_flight_of_a_handle_is_stored_batches_and_each_is_decoded_when_taken(
+def test_stored_batches_are_in_flight_and_each_is_decoded_when_taken(
     arrow: bool,
 ) -> None:
     handle = Handle()

@@ -7,7 +7,7 @@ import pytest
 
 from opendata_buffer.consumer.fetch import ArrowBatch
 from opendata_buffer.errors import InvalidInput, MalformedRecord
-from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.values import ValueOptions
 
 RECORDS = [b'{"id":1,"name":"n"}', b'{"id":"x"}', b'{"id":3}']
@@ -35,7 +35,7 @@ def test_records_become_rows_with_the_columns_that_are_named() -> None:
     assert last["_ingestion_time"] == datetime.datetime(1970, 1, 1, 0, 0, 2, tzinfo=datetime.UTC)
 
 
-def test_without_a_schema_the_records_say_what_they_have() -> None:
+def test_without_a_schema_it_is_inferred_from_the_records() -> None:
     table = BATCH.to_table()
     assert table.schema.names == ["id", "name", "_corrupt_record"]
     assert table.schema.field("id").type == pa.int64()
@@ -59,7 +59,7 @@ def test_lines_of_csv_and_their_header() -> None:
     assert table.to_pylist() == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_a_table_without_columns_or_with_a_wrong_type_is_refused() -> None:
     empty = ArrowBatch(pa.array([b"plain"], pa.binary()), 1, "x", ())
     with pytest.raises(InvalidInput, match="no record that shows which columns"):
         empty.to_table()

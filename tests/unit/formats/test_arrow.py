@@ -19,7 +19,6 @@ from opendata_buffer.formats.arrow import (
     TAIL_SIZE,
     decode_arrow,
     encode_arrow_block,
-    encode_bytes,
     head,
     tail,
 )
@@ -46,7 +45,6 @@ def block_of(array: Any) -> bytes:
 def test_every_layout_of_text_and_bytes(kind: pa.DataType) -> None:
     assert block_of(pa.array(RECORDS, pa.binary()).cast(kind)) == join_records(RECORDS)
     assert block_of(pa.array([b"ab", b"cd"], pa.binary(2))) == join_records([b"ab", b"cd"])
-    assert bytes(encode_bytes(RECORDS * 500)) == join_records(RECORDS * 500)
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=str)

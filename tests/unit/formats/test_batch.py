@@ -86,7 +86,7 @@ def test_any_bytes_like_record(record: bytes) -> None:
         ([b"x"] * 3000 + ["text"], r"record 3000 is str"),
     ],
 )
-def test_what_is_no_record(records: list[object], message: str) -> None:
+def test_values_that_are_no_records_are_refused(records: list[object], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         encode_batch(records)  # type: ignore[arg-type]
 
@@ -119,7 +119,7 @@ def test_other_versions_and_less_than_a_footer_are_refused() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"<html>404</html>", b"garbage", b"\xff" * 100])
-def test_what_was_cut_or_overwritten_is_not_told_as_another_version(raw: bytes) -> None:
+def test_an_object_that_was_cut_or_overwritten_is_no_other_version(raw: bytes) -> None:
     refuse(raw, f"cut or overwritten: its {len(raw)} bytes begin with")
 
 

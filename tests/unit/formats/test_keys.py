@@ -100,7 +100,7 @@ def test_ulid_timestamps(ulid: str, timestamp_ms: int) -> None:
         ULID + "\n",
     ],
 )
-def test_what_is_no_ulid(text: str) -> None:
+def test_a_text_that_is_no_ulid_is_refused(text: str) -> None:
     assert not is_ulid(text)
     assert location_timestamp_ms(f"p/{text}.batch") is None
     with pytest.raises(InvalidInput, match="not a ULID"):
@@ -239,7 +239,7 @@ def test_a_tag_takes_the_place_of_the_first_random_characters_and_is_found_again
 
 
 @pytest.mark.parametrize("tag", ["", "ZZZZZ", "ZZZZZZZ", "ZZZZZU", "zzzzz/", "ZZZZ Z"])
-def test_what_makes_no_ulid_is_no_tag(tag: str) -> None:
+def test_a_tag_that_makes_no_ulid_is_refused(tag: str) -> None:
     with pytest.raises(InvalidInput, match="not a ULID"):
         tagged_ulid(ULID, tag)
 

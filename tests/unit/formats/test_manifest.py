@@ -11,10 +11,19 @@ from typing import Any
 import pytest
 
 from opendata_buffer.errors import CorruptManifest, InvalidInput
-from opendata_buffer.formats import entries as entries_module
+from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats import manifest as module
-from opendata_buffer.formats.entries import Metadata, NewEntry, QueueEntry
-from opendata_buffer.formats.manifest import Manifest, check_transition
+from opendata_buffer.formats.keys import location_timestamp_ms
+from opendata_buffer.formats.manifest import (
+    Manifest,
+    Metadata,
+    NewEntry,
+    QueueEntry,
+    check_transition,
+    decode_entry,
+    encode_entry,
+    salvage_entries,
+)
 
 # Entry 7 "p/a" without metadata, entry 8 "é" with two items: every byte of the format.
 ENTRY_7 = (
@@ -105,7 +114,7 @@ def test_any_bytes_like_manifest(view: Callable[[bytes], Any]) -> None:
     assert Manifest.parse(view(RAW)).entries() == ENTRIES
 
 
-def test_reading_piece_by_piece_walks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_piece_by_piece_parses_each_header_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Counting(struct.Struct):
         calls = 0
 
@@ -114,7 +123,7 @@ def test_reading_piece_by_piece_walks_once(monkeypatch: pytest.MonkeyPatch) -> N
             return super().unpack_from(*args, **kwargs)
 
     manifest = queue(100)
-    monkeypatch.setattr(entries_module, "_ORDER", Counting("<IQ"))
+    monkeypatch.setattr(module, "_ORDER", Counting("<IQ"))
     for start in range(0, 100, 10):
         assert len(manifest.entries(start, 10)) == 10
     assert Counting.calls == 100
@@ -186,7 +195,7 @@ def test_f34_values_that_do_not_fit_are_refused(new: NewEntry, message: str) -> 
 
 
 def test_f34_entry_and_payload_lengths_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries_module, "_U32_MAX", 100)
+    monkeypatch.setattr(module, "_U32_MAX", 100)
     fits = NewEntry("p/x", (Metadata(0, 0, b"x" * (100 - 14 - 3 - 16)),))
     assert Manifest.empty().append([fits]).size == 4 + 100 + 22
     too_large = NewEntry("p/x", (Metadata(0, 0, b"x" * (101 - 14 - 3 - 16)),))
@@ -212,7 +221,7 @@ def test_drop_through() -> None:
     assert manifest.drop_through(7).entries() == ENTRIES[1:]
 
 
-def test_f27_dropping_what_is_not_queued_is_refused() -> None:
+def test_f27_dropping_beyond_the_newest_entry_is_refused() -> None:
     for sequence in (9, 10, 2**64 - 1):
         with pytest.raises(InvalidInput, match=f"{sequence}: the newest entry queued is 8"):
             Manifest.parse(RAW).drop_through(sequence)
@@ -381,7 +390,7 @@ def test_one_entry_is_replaced_and_every_other_byte_kept(sequence: int) -> None:
     assert (manifest.next_sequence, manifest.epoch) == (9, 3)
 
 
-def test_what_is_not_queued_is_not_replaced_and_no_queue_starts_below_zero() -> None:
+def test_a_sequence_that_is_not_queued_is_not_replaced_and_no_queue_starts_below_zero() -> None:
     for sequence in (6, 9):
         with pytest.raises(InvalidInput, match="holds 7 to 8"):
             Manifest.parse(RAW).replace(sequence, NewEntry("x"))
@@ -389,7 +398,7 @@ def test_what_is_not_queued_is_not_replaced_and_no_queue_starts_below_zero() -> 
         Manifest.starting_at(-1, 0)
 
 
-def test_an_entry_is_as_old_as_it_says_and_never_younger_than_now() -> None:
+def test_the_age_of_an_entry_is_by_its_time_and_never_negative() -> None:
     timed = (NewEntry("p/a", (Metadata(0, 5_000),)), NewEntry("p/b", (Metadata(0, 9_000),)))
     manifest = Manifest.empty().append(timed)
     assert manifest.age_s(10_500) == 5.5
@@ -440,3 +449,74 @@ def manifest_at(first: int, count: int, epoch: int = 0) -> Manifest:
 def test_f4_f10_f15_steps_back_are_refused(after: Manifest, message: str) -> None:
     with pytest.raises(CorruptManifest, match=message):
         check_transition(manifest_at(2, 3, 1), after)
+
+
+# One entry
+
+ENTRY = (
+    b"\x25\x00\x00\x00"  # entry_len 37
+    b"\x01\x02\x00\x00\x00\x00\x00\x00"  # sequence 513
+    b"\x03\x00p/\x61"
+    b"\x01\x00\x00\x00"  # one item
+    b"\x0a\x00\x00\x00" + b"\x00\x00\x00\x00\x00\x00\x00\x80" + b"\x04\x00\x00\x00meta"
+)
+VALUE = QueueEntry(513, "p/a", (Metadata(10, -(2**63), b"meta"),))
+
+
+def encoded(sequence: int, entry: NewEntry) -> bytes:
+    pieces: list[BytesLike] = []
+    encode_entry(sequence, entry, pieces)
+    return b"".join(pieces)
+
+
+def test_an_entry_is_read_where_it_starts_and_no_further() -> None:
+    assert encoded(513, NewEntry("p/a", VALUE.metadata)) == ENTRY
+    raw = b"before" + ENTRY + b"behind"
+    assert decode_entry(raw, 6, 513, len(raw)) == (VALUE, 6 + len(ENTRY))
+    with pytest.raises(CorruptManifest, match="entry 513 at byte 6 claims 37 bytes of the 36 left"):
+        decode_entry(raw, 6, 513, len(raw) - 7)
+
+
+@pytest.mark.parametrize("payload", [b"meta", bytearray(b"meta"), memoryview(b"meta")])
+def test_any_bytes_like_payload(payload: bytes) -> None:
+    assert encoded(513, NewEntry("p/a", (Metadata(10, -(2**63), payload),))) == ENTRY
+
+
+@pytest.mark.parametrize("at", range(len(ENTRY)))
+def test_f15_a_changed_byte_changes_the_values_or_is_refused(at: int) -> None:
+    for change in (1, 0x80, 0xFF):
+        raw = bytearray(ENTRY)
+        raw[at] ^= change
+        try:
+            value, end = decode_entry(bytes(raw), 0, 513, len(raw))
+        except CorruptManifest:
+            continue
+        assert value != VALUE
+        assert end == len(ENTRY)
+
+
+def test_entries_in_front_of_a_damage_are_salvaged() -> None:
+    pieces: list[BytesLike] = []
+    for sequence in (7, 8, 9):
+        encode_entry(sequence, NewEntry(f"p/{sequence}"), pieces)
+    raw = b"".join(pieces)
+    assert [each.location for each in salvage_entries(raw)] == ["p/7", "p/8", "p/9"]
+    assert [each.sequence for each in salvage_entries(raw[:-1])] == [7, 8]
+    assert salvage_entries(raw[1:]) == []
+    assert salvage_entries(b"") == []
+
+
+def test_the_time_of_an_entry_is_its_first_records_and_else_its_names() -> None:
+    location = "ingest/01JD5T4R3KXBMZ7QV9N2WG8Y00.batch"
+    named = location_timestamp_ms(location)
+    assert named is not None
+    # A sink dates the names of a slow micro-batch ahead.
+    assert QueueEntry(0, location, (Metadata(0, 7, b""), Metadata(5, 9, b""))).time_ms == 7
+    assert QueueEntry(0, location).time_ms == named
+    assert QueueEntry(0, "ingest/by-hand").time_ms is None
+
+
+def test_bytes_after_the_last_metadata_item_are_refused() -> None:
+    longer = b"\x28" + ENTRY[1:] + b"new"
+    with pytest.raises(CorruptManifest, match="513 has 3 bytes after its 1 metadata items"):
+        decode_entry(longer, 0, 513, len(longer))

@@ -11,7 +11,7 @@ import pytest
 from opendata_buffer.broker import claims
 from opendata_buffer.broker import discovery_record as announcement
 from opendata_buffer.errors import CorruptData
-from opendata_buffer.formats.entries import Metadata
+from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.formats.sidecar import LARGEST, Fields, Sidecar
 from opendata_buffer.quarantine import QuarantineReport, read_report, write_report
 from opendata_buffer.queue.consumer_info import ConsumerInfo
@@ -44,7 +44,7 @@ def test_a_field_with_a_default_may_be_missing_or_null() -> None:
         assert (fields.items(name, None), fields.mapping(name, {})) == (None, {})
 
 
-def test_a_later_version_says_who_can_read_it() -> None:
+def test_the_error_about_a_later_version_names_the_release_that_reads_it() -> None:
     with pytest.raises(CorruptData) as caught:
         NOTE.decode(b'{"version": 3}')
     assert str(caught.value) == (
@@ -55,7 +55,7 @@ def test_a_later_version_says_who_can_read_it() -> None:
 
 
 @pytest.mark.parametrize("version", [0, True, 1.0, None])
-def test_what_is_no_version_is_named(version: Any) -> None:
+def test_a_value_that_is_no_version_is_refused(version: Any) -> None:
     with pytest.raises(CorruptData) as caught:
         NOTE.decode(json.dumps({"version": version}).encode())
     assert str(caught.value) == (
@@ -68,7 +68,7 @@ def test_what_is_no_version_is_named(version: Any) -> None:
     "data",
     [b"", b"null", b"7", b"[1]", b'"text"', b"\xff{}", b"{", b"[" * 99_999, b'{"a":' * 9_999],
 )
-def test_what_is_no_object_shows_how_it_begins(data: bytes) -> None:
+def test_the_error_about_bytes_that_are_no_object_shows_how_they_begin(data: bytes) -> None:
     with pytest.raises(
         CorruptData, match=r"^the note is not readable: it is no JSON obj"
     ) as caught:
@@ -83,7 +83,7 @@ def test_more_bytes_than_the_limit_are_not_parsed() -> None:
 
 
 @pytest.mark.parametrize("read", ["text", "number", "items", "mapping", "objects"])
-def test_a_missing_field_is_named_with_what_it_has_to_be(read: str) -> None:
+def test_the_error_about_a_missing_field_has_its_name_and_type(read: str) -> None:
     with pytest.raises(CorruptData, match=r"field 'x' is missing, a .*\. Delete it\.$"):
         getattr(fields_of(), read)("x")
 
@@ -148,7 +148,7 @@ def test_no_byte_of_a_secret_is_shown() -> None:
         assert shown is None or "4711" not in str(vars(shown))
 
 
-def test_fields_that_nobody_asked_for_are_kept_in_front() -> None:
+def test_unknown_fields_are_kept_in_front() -> None:
     fields = fields_of(mine=1, later=[2], missing=None)
     assert (fields.number("mine"), fields.text("missing", "")) == (1, "")
     assert fields.others() == {"later": [2]}
@@ -231,7 +231,7 @@ def with_field(data: bytes, field: str, value: Any) -> bytes:
 
 
 @pytest.mark.parametrize("name", OBJECTS)
-def test_what_is_written_is_read(name: str) -> None:
+def test_a_field_that_was_written_is_read(name: str) -> None:
     data, read = OBJECTS[name]
     assert read(data) == read(with_field(data, "of_a_later_release", [1])) or name in (
         "the owner marker",  # these keep the field

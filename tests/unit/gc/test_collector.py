@@ -18,9 +18,8 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.formats.entries import NewEntry
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector, GcCursor
 from opendata_buffer.queue.ownership import claim_queue
 from opendata_buffer.stores.base import DeleteFailure, Listing

@@ -6,8 +6,7 @@ from typing import Any
 
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.entries import QueueEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.stores.base import Blob, Store
 from opendata_buffer.stores.memory import MemoryStore
 

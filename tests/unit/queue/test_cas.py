@@ -15,7 +15,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.queue.cas import CasObject, OutcomeUnknown
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome, read_bytes
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import (
     ScriptedStore,
@@ -94,9 +94,7 @@ def conflict(*_: object) -> PutOutcome:
 
 
 def stored(store: ScriptedStore) -> Numbers:
-    blob = store.get(KEY)
-    assert isinstance(blob, Blob)
-    return decode(blob.data)
+    return decode(read_bytes(store, KEY))
 
 
 def test_a_change_creates_then_replaces_and_the_same_value_is_not_written() -> None:
@@ -131,7 +129,7 @@ def test_a_remembered_value_saves_the_read_but_refuses_nothing() -> None:
     assert numbers.update(lambda now: now, from_memory=True) == outcomes.Applied((9,))
 
 
-def test_after_a_conflict_its_owner_says_how_long_to_wait_and_after_a_lost_answer_not() -> None:
+def test_the_owner_gives_the_wait_after_a_conflict_but_not_after_a_lost_answer() -> None:
     runtime = ManualRuntime()
     store = ScriptedStore(
         applied, before(applied, by_another(5)), not_applied_answer_lost, applied_then_412
@@ -157,7 +155,7 @@ def test_after_a_conflict_its_owner_says_how_long_to_wait_and_after_a_lost_answe
     assert len(runtime.slept) == 3
 
 
-def test_f1_a_conflict_at_the_deadline_may_be_our_own_write_and_is_looked_up() -> None:
+def test_f1_after_a_conflict_at_the_deadline_the_object_is_read_for_the_own_write() -> None:
     class Slow(ScriptedStore):
         """Each conditional write takes as long as the whole deadline."""
 

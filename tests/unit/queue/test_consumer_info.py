@@ -17,7 +17,7 @@ from opendata_buffer.queue.consumer_info import (
     read_consumer_info,
     write_consumer_info,
 )
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -26,13 +26,11 @@ CONFIG = ConsumerConfig(store="memory://q", gc=GarbageCollectorConfig(enabled=Fa
 
 
 def fields_of(store: MemoryStore) -> dict[str, Any]:
-    got = store.get(KEY)
-    assert isinstance(got, Blob)
-    found: dict[str, Any] = json.loads(got.data)
+    found: dict[str, Any] = json.loads(read_bytes(store, KEY))
     return found
 
 
-def test_whoever_claims_a_queue_says_who_it_is() -> None:
+def test_a_consumer_that_claims_a_queue_names_itself() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
     with Consumer(CONFIG, store=store, runtime=runtime, program="a test"):
         pass
@@ -99,7 +97,7 @@ class Refusing(MemoryStore):
 
 
 @pytest.mark.parametrize("answer", [PermanentStorageError("no"), outcomes.Unknown("lost")])
-def test_a_note_that_cannot_be_written_keeps_nobody_from_reading(
+def test_a_consumer_reads_when_its_note_cannot_be_written(
     answer: Exception | PutOutcome,
 ) -> None:
     store, runtime = Refusing(answer), ManualRuntime()

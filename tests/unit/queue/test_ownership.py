@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,32 +28,29 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.formats.entries import NewEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import (
     NOTE_INTERVAL_S,
     TOPIC_KEY,
     PrefixOwner,
+    Watermark,
+    check_follows,
     check_owner,
+    check_reached,
     claim_for_writing,
     claim_queue,
     owner_key,
+    parse_manifest,
+    queue_hint,
+    vanished,
 )
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.rollback_checks import Watermark
-from opendata_buffer.stores.base import ABSENT, Absent, Blob, IfVersion, PutOutcome
+from opendata_buffer.stores.base import ABSENT, Absent, IfVersion, PutOutcome, read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import ScriptedStore, not_applied_answer_lost
-
-
-def read_key(store: MemoryStore, key: str) -> bytes:
-    got = store.get(key)
-    assert isinstance(got, Blob)
-    return got.data
-
 
 INGEST = QueueConfig(store="memory://unused")
 
@@ -75,10 +73,10 @@ def test_each_queue_gets_a_marker_with_an_id_of_its_own() -> None:
     assert store.list("").objects == ()
     first = _claim(store, "ingest", "ingest/manifest")
     second = _claim(store, "other", "queues/b")
-    assert read_key(store, owner_key("ingest")) == (
+    assert read_bytes(store, owner_key("ingest")) == (
         b'{"version": 1, "manifest": "manifest", "id": "%s"}\n' % first.encode()
     )
-    assert read_key(store, "other/_owner.json") == (
+    assert read_bytes(store, "other/_owner.json") == (
         b'{"version": 1, "manifest": "../queues/b", "id": "%s"}\n' % second.encode()
     )
     assert len({first, second, ""}) == 3
@@ -123,7 +121,7 @@ def test_of_two_claims_at_once_the_first_stays() -> None:
         _claim(Late(), "ingest", "ingest/manifest")
 
 
-def test_a_marker_that_is_too_large_is_told_with_its_place_and_what_to_do() -> None:
+def test_the_error_about_a_marker_that_is_too_large_has_its_key_and_a_remedy() -> None:
     store = MemoryStore()
     store.put("ingest/_owner.json", bytes(64 * 1024 + 1))
     with pytest.raises(
@@ -251,7 +249,7 @@ def test_f4_beside_the_partitions_of_a_topic_whose_description_is_gone_no_queue_
     claim(store, f"{root}p-00001-05mv")  # that one belongs there
 
 
-def test_who_may_not_read_outside_of_the_prefix_still_gets_a_queue() -> None:
+def test_a_process_that_may_not_read_outside_of_the_prefix_gets_a_queue() -> None:
     class Walled(MemoryStore):
         def get(self, key: str, **options: object) -> object:  # type: ignore[override]
             if not key.startswith("ingest/"):
@@ -263,7 +261,7 @@ def test_who_may_not_read_outside_of_the_prefix_still_gets_a_queue() -> None:
     assert store.get("ingest/_owner.json")
 
 
-def test_who_uses_a_queue_that_is_there_looks_for_no_others() -> None:
+def test_opening_an_existing_queue_lists_no_others() -> None:
     class NoListing(MemoryStore):
         def list(self, prefix: str, **options: object) -> object:  # type: ignore[override]
             raise AssertionError("listed")
@@ -308,7 +306,7 @@ def consume(store: MemoryStore, config: ConsumerConfig = CONSUMER) -> list[bytes
 
 
 def marker(store: MemoryStore) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(read_key(store, OWNER_KEY))
+    fields: dict[str, Any] = json.loads(read_bytes(store, OWNER_KEY))
     return fields
 
 
@@ -348,7 +346,7 @@ def test_f4_a_lost_or_restored_manifest_stops_everybody_and_destroys_nothing(har
 def test_f4_an_epoch_that_went_backwards_is_refused_too() -> None:
     store = MemoryStore()
     produce(store, b"a")
-    old = read_key(store, MANIFEST)
+    old = read_bytes(store, MANIFEST)
     assert consume(store) == [b"a"]
     store.put(MANIFEST, old)
     with pytest.raises(QueueReset, match=r"next sequence 1 -> 1, epoch 1 -> 0"):
@@ -446,7 +444,7 @@ def test_a_watermark_never_falls() -> None:
 def test_a_consumer_adds_where_its_last_batch_was_to_what_a_collector_noted_before() -> None:
     store = MemoryStore()
     produce(store, b"a", b"b")
-    (_, last) = Manifest.parse(read_key(store, MANIFEST)).entries()
+    (_, last) = Manifest.parse(read_bytes(store, MANIFEST)).entries()
     with Consumer(CONSUMER, store=store) as consumer:
         for _ in range(2):
             assert consumer.next_batch() is not None
@@ -454,12 +452,12 @@ def test_a_consumer_adds_where_its_last_batch_was_to_what_a_collector_noted_befo
         consumer.flush()
         # Seen by a collector after the acknowledgement, before the consumer's own note.
         collector = claim_queue(store, CONSUMER, runtime=ManualRuntime())
-        collector.note(Manifest.parse(read_key(store, MANIFEST)), now=True)
+        collector.note(Manifest.parse(read_bytes(store, MANIFEST)), now=True)
         assert marker(store)["acked"] == 1
     assert marker(store)["acked_location"] == last.location
     # Who knows less does not take it away.
     assert consume(store) == []
-    collector.note(Manifest.parse(read_key(store, MANIFEST)), now=True)
+    collector.note(Manifest.parse(read_bytes(store, MANIFEST)), now=True)
     assert marker(store)["acked_location"] == last.location
 
 
@@ -530,3 +528,124 @@ def test_a_damaged_manifest_is_named_before_anything_is_uploaded() -> None:
     with pytest.raises(CorruptManifest, match=r"'ingest/manifest' in memory://"):
         produce(store, b"b")
     assert batches(store) == 1
+
+
+# Watermarks
+
+
+def test_the_watermark_of_a_manifest_has_the_last_sequence_that_left_it() -> None:
+    assert Watermark.of(Manifest.empty()) == Watermark(0, 0, None, "")
+    assert Watermark.of(Manifest.starting_at(7, 3), "in/x.batch") == Watermark(
+        7, 3, 6, "in/x.batch"
+    )
+
+
+def test_f4_a_manifest_that_is_gone_or_behind_cannot_follow() -> None:
+    seen = Watermark(5, 2)
+    assert seen.allows(Manifest.starting_at(5, 2))
+    assert seen.allows(Manifest.starting_at(9, 4))
+    assert not seen.allows(None)
+    assert not seen.allows(Manifest.starting_at(4, 9))
+    assert not seen.allows(Manifest.starting_at(9, 1))
+
+
+def test_a_watermark_covers_another_that_is_above_it_in_nothing() -> None:
+    assert Watermark(5, 2, 3).covers(Watermark(5, 2, 3))
+    assert Watermark(5, 2, 0).covers(Watermark(5, 2))
+    for higher in (Watermark(6, 2, 3), Watermark(5, 3, 3), Watermark(5, 2, 4)):
+        assert not Watermark(5, 2, 3).covers(higher)
+
+
+def test_a_watermark_without_the_last_location_does_not_include_one_that_has_it() -> None:
+    located, bare = Watermark(5, 2, 3, "in/x.batch"), Watermark(5, 2, 3)
+    assert not bare.includes(located)
+    assert located.includes(bare)
+    assert located.includes(located)
+    assert not located.includes(Watermark(5, 2, 4))
+
+
+def test_joined_watermarks_are_as_high_as_the_higher_in_each_field() -> None:
+    early, late = Watermark(5, 9, 3, "in/early.batch"), Watermark(8, 2, 6, "in/late.batch")
+    assert early.joined(late) == late.joined(early) == Watermark(8, 9, 6, "in/late.batch")
+    assert Watermark(1, 1).joined(early) == early
+
+
+URL = "s3://bucket/root"
+CONFIG = QueueConfig(store=URL, data_path_prefix="orders", manifest_path="orders/manifest")
+REPAIR = "'opendata-buffer manifest rebuild s3://bucket/root --data-path-prefix orders'"
+
+
+def at(next_sequence: int, epoch: int) -> Manifest:
+    return Manifest.starting_at(next_sequence, epoch)
+
+
+def test_f4_a_manifest_follows_only_forwards() -> None:
+    check_follows(at(3, 1), at(3, 1), CONFIG, URL)
+    check_follows(at(3, 1), at(5, 2), CONFIG, URL)
+    for behind in (at(2, 1), at(5, 0)):
+        with pytest.raises(QueueReset, match=r"went backwards: next sequence 3 -> ") as caught:
+            check_follows(at(3, 1), behind, CONFIG, URL)
+        assert REPAIR in str(caught.value)
+
+
+def test_f4_a_manifest_behind_the_watermark_of_the_marker_is_refused() -> None:
+    check_reached(Watermark(3, 1), at(3, 1), CONFIG, URL)
+    check_reached(Watermark(3, 1, 2, "orders/x.batch"), at(9, 4), CONFIG, URL)
+    with pytest.raises(QueueReset, match="is gone from s3://bucket/root: it had reached next") as e:
+        check_reached(Watermark(3, 1), None, CONFIG, URL)
+    assert REPAIR in str(e.value)
+    assert "recreate=True" in str(e.value)
+    with pytest.raises(QueueReset, match="epoch 1 -> 0"):
+        check_reached(Watermark(3, 1), at(7, 0), CONFIG, URL)
+
+
+def test_f4_the_error_about_a_vanished_manifest_names_the_repair() -> None:
+    error = vanished(CONFIG, URL)
+    assert "'orders/manifest' in s3://bucket/root vanished" in str(error)
+    assert REPAIR in str(error)
+
+
+def test_the_hint_leaves_out_options_at_their_default() -> None:
+    url = "s3://bucket"
+    assert queue_hint(url, QueueConfig(store=url)) == url
+    config = QueueConfig(store=url, data_path_prefix="p-00003-04vf")
+    assert queue_hint(url, config) == f"{url} --data-path-prefix p-00003-04vf"
+    config = QueueConfig(store=url, data_path_prefix="a b", manifest_path="m")
+    assert queue_hint(url, config) == f"{url} --data-path-prefix 'a b' --manifest-path m"
+
+
+SOUND = Manifest.empty().append([NewEntry(f"p-1/{n}.batch") for n in range(3)])
+PARTITION = QueueConfig(store="s3://bucket", data_path_prefix="p-1")
+COMMAND = "'opendata-buffer manifest rebuild s3://bucket --data-path-prefix p-1'"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        Manifest.entries,
+        Manifest.locations,
+        lambda manifest: manifest.drop_through(0),
+        lambda manifest: manifest.append([NewEntry("p-1/x.batch")]).with_epoch(1).entries(),
+        lambda manifest: manifest.replace(0, NewEntry("p-1/x.batch")),
+        lambda manifest: manifest.find("p-1/2.batch"),
+    ],
+)
+def test_damage_behind_the_first_entry_names_the_manifest_and_the_command(
+    read: Callable[[Manifest], object],
+) -> None:
+    size = (SOUND.size - FOOTER_SIZE) // 3
+    damaged = bytearray(SOUND.raw)
+    damaged[size + 4] ^= 0xFF  # the second entry's sequence
+    manifest = parse_manifest(bytes(damaged), "s3://bucket", PARTITION)
+    with pytest.raises(CorruptManifest) as caught:
+        read(manifest)
+    text = str(caught.value)
+    assert text.startswith("'p-1/manifest' in s3://bucket: manifest entry at byte")
+    assert COMMAND in text
+    assert text.count("s3://bucket") == 2
+
+
+def test_the_error_about_bytes_that_are_no_manifest_names_the_command() -> None:
+    with pytest.raises(CorruptManifest) as caught:
+        parse_manifest(b"<html>", "s3://bucket", PARTITION)
+    assert COMMAND in str(caught.value)

@@ -19,8 +19,7 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.formats.entries import NewEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import ABSENT, Absent, IfVersion, PutOutcome
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -125,7 +124,7 @@ def test_f1_f2_an_append_whose_answer_was_lost_is_found_not_repeated(
     assert locations(store) == [entry(n).location for n in range(3)]
 
 
-def test_f1_found_also_behind_others_who_wrote_since() -> None:
+def test_f1_an_append_is_found_behind_later_appends_of_others() -> None:
     store, queue = started(then(applied_answer_lost, append_as_other(7)))
     assert queue.append([entry(1)]) == 1
     assert locations(store) == [entry(0).location, entry(1).location, entry(7).location]
@@ -144,7 +143,7 @@ def test_f2_a_group_of_which_a_part_was_dequeued_counts_as_landed() -> None:
     assert locations(store) == [entry(2).location]
 
 
-def test_f2_an_append_dequeued_before_it_was_found_is_unknown_and_says_what_is_known() -> None:
+def test_f2_an_append_dequeued_before_it_was_found_is_unknown() -> None:
     store, queue = started(then(applied_answer_lost, dequeue_all))
     with pytest.raises(CommitStateUnknown) as caught:
         queue.append([entry(1)])
@@ -192,7 +191,7 @@ def test_answers_lost_until_the_deadline_are_no_conflict_with_others() -> None:
     assert "may have been written; try again" in str(caught.value)
 
 
-def test_what_is_too_large_for_a_manifest_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_too_large_for_a_manifest_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opendata_buffer.queue.queue.MAX_MANIFEST_BYTES", 100)
     store = ScriptedStore()
     store.put("ingest/manifest", bytes(101))
@@ -200,7 +199,7 @@ def test_what_is_too_large_for_a_manifest_is_not_read(monkeypatch: pytest.Monkey
         make(store).read()
 
 
-def test_f1_a_conflict_at_the_deadline_that_cannot_be_looked_up_is_unknown() -> None:
+def test_f1_a_conflict_at_the_deadline_is_unknown_when_the_manifest_cannot_be_read() -> None:
     class Silent(ScriptedStore):
         silent = False
 
@@ -466,7 +465,7 @@ def test_f1_f2_a_seal_whose_answer_is_lost_holds(step: Step) -> None:
     assert stored(store).sealed
 
 
-def test_an_entry_is_replaced_only_while_it_names_the_batch_that_was_looked_at() -> None:
+def test_an_entry_is_replaced_only_while_it_names_the_batch_that_was_read() -> None:
     store = ScriptedStore()
     queue = make(store)
     queue.append([entry(0), entry(1)])

@@ -9,7 +9,7 @@ import pytest
 from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.stores import memory
-from opendata_buffer.stores.base import ABSENT, Blob
+from opendata_buffer.stores.base import ABSENT, Blob, read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 
 
@@ -42,9 +42,7 @@ def test_bytes_are_copied_in() -> None:
     data = bytearray(b"abc")
     store.put("a", memoryview(data))
     data[0] = 0
-    blob = store.get("a")
-    assert isinstance(blob, Blob)
-    assert blob.data == b"abc"
+    assert read_bytes(store, "a") == b"abc"
 
 
 def test_a_named_store_pickles_to_itself() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.entries import Metadata, NewEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from tests.support.model import DeliveryModel, Record, Sink
 
 A = "ingest/01JMTRJ8G00000000000000000.batch"

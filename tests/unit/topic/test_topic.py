@@ -14,8 +14,7 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.formats.entries import NewEntry
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.ownership import TOPIC_KEY, claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Task
