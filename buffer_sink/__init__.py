@@ -12,7 +12,7 @@ __all__ = ["foreach_batch_writer"]
 
 def __getattr__(name: str) -> Any:
     if name == "foreach_batch_writer":
-        from buffer_sink.foreach_batch import foreach_batch_writer
+        from buffer_sink.foreach_batch import foreach_batch_writer  # see the top
 
         return foreach_batch_writer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

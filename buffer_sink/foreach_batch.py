@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REFRESH_S = 60.0
-"""How old the list of a topic's partitions may be."""
+"""Seconds after which the list of a topic's partitions is read again."""
 
 _RUNTIME = SystemRuntime()
 

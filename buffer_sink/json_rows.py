@@ -2,7 +2,7 @@
 
 The objects are those of Spark's ``to_json``: a field that is null is left out, also of structs, and
 an element of an array or a map is ``null``; binary is Base64; numbers that JSON does not have are
-text (``"NaN"``, ``"Infinity"``). Other than there, timestamps are in UTC with microseconds, and
+text (``"NaN"``, ``"Infinity"``). Unlike there, timestamps are in UTC with microseconds, and
 floating-point numbers have their shortest spelling: ``1e+20`` for ``1.0E20``.
 """
 
@@ -28,13 +28,13 @@ _ESCAPES = {ord("\\"): r"\\", ord('"'): r"\""} | {
 }
 
 OWN = ("_metadata", "_key", "_partition")
-"""Columns that are no fields of the record: what ``metadata``, ``key`` and ``partition`` are
+"""Columns that are no fields of the record: the ``metadata``, ``key`` and ``partition`` of rows
 without ``valueFormat``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Where the fields of a record, and the buffer's own columns, are in the rows.
+    """The columns of the rows that are fields of a record, and the buffer's own ones.
 
     Attributes:
         fields: Name and column of each field, in order.

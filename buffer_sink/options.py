@@ -57,18 +57,18 @@ class SinkOptions:
         gather_bytes: A task with no more than this stores nothing itself: its rows travel to the
             driver, which joins those of all such tasks into batches of ``target_batch_bytes``.
             The driver holds as much for each task. 0: every task stores its own.
-        value_format: ``bytes``: column ``value`` is the record; or ``json``: all columns are, as
-            a JSON object.
+        value_format: ``bytes``: column ``value`` is the record; ``json``: a JSON object of all
+            columns is.
         compression: ``Compression.NONE`` or ``Compression.ZSTD``.
-        zstd_level: JSON gets as small by 1 as by 3, in 60 % of the time.
+        zstd_level: 1 compresses JSON as well as 3, in 60 % of the time.
         upload_concurrency: Uploads at once of one task; they run beside encoding.
         max_metadata_ranges: Runs of equal ``metadata`` that one task may write. Each costs
             bytes in the manifest, which every append rewrites (failure F35).
         gc_grace_period_ms: The grace period of the collector that reads this queue (failure
             F5). An append may retry for half of it, and for a minute at most.
-        max_write_duration_ms: How long a write may take, from its plan to its commit; a longer
-            one is refused. Batches are named so far ahead of time, and no collector deletes
-            them, used or not, before that and its grace period are over.
+        max_write_duration_ms: Longest time of a write, from its plan to its commit; a longer one is
+            refused. Batches are named so far ahead of time, and no collector deletes them, used or
+            not, before that and its grace period are over.
         partitioner: How rows are divided among the partitions of a topic; None for ``random``.
         broker: ``auto``: an append that loses a race has the announced broker, if there is one,
             wait for it; ``off``: the append retries without that.

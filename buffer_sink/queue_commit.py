@@ -79,7 +79,7 @@ T = TypeVar("T")
 
 
 class UploadAges:
-    """Tells how long uploads are safe, from the plan of their write or by a listing."""
+    """Checks how long uploads are safe, from the plan of their write or by a listing."""
 
     def __init__(self, store: List, options: SinkOptions, runtime: Runtime) -> None:
         self.grace_ms = options.gc_grace_period_ms
@@ -159,7 +159,7 @@ class UploadAges:
 
 
 class UploadCommitter:
-    """Makes the uploads of a write visible; what the commit to a queue and to a topic share.
+    """Makes the uploads of a write visible; the common part of a commit to a queue and to a topic.
 
     Args:
         store: Where queue, or topic, and batches live.
@@ -226,21 +226,12 @@ class UploadCommitter:
     ) -> int | T:
         """Append entries while the uploads that they name are safe (failure F5).
 
-        Args:
-            queue, group, entries: The entries name all uploads of the group, and may be more.
-            guard: Called with the manifest that is about to be replaced; anything but None stops
-                the append.
-            objects_missing: Makes the error, from the first sequence, for an append that landed
-                after the uploads had expired and some of them were gone: the process was frozen
-                between its last reading of the clock and the write, and no other process wrote
-                the manifest meanwhile.
-
-        Returns:
-            The first sequence, or the guard's answer.
-
-        Raises:
-            TransientStorageError: Uploads are too old, or gone.
-            OpenDataBufferError: As :meth:`.Queue.append`.
+        The entries name all uploads of the group, and may be more. ``guard`` is called with the
+        manifest that is about to be replaced; its answer, unless None, stops the append and is
+        returned. ``objects_missing`` makes the error, from the first sequence, for an append that
+        landed after the uploads had expired and some were gone: the process was suspended between
+        its last reading of the clock and the write. Raises TransientStorageError for uploads that
+        are too old or gone, and what :meth:`.Queue.append` raises.
         """
         while True:
             oldest = self._ages.oldest(group)
@@ -426,14 +417,9 @@ class QueueCommitter(UploadCommitter):
     def _claim_record(self, app: str, query: str | None) -> CasObject[CommitRecord]:
         """The app's commit record, which from now on belongs to this query.
 
-        Costs one read, and one write when the app id belongs to no query yet. That write must
-        have landed before the first append under the id: two queries that begin at once would
-        otherwise both find nothing.
-
-        Raises:
-            InvalidInput: The app id belongs to another query; nothing was written.
-            CorruptData: The record is not readable.
-            TransientStorageError, PermanentStorageError: The store did not answer.
+        Costs one read, and one write when the app id belongs to no query yet. The write has landed
+        before the first append under the id: two queries that begin at once would otherwise both
+        find nothing. Raises InvalidInput, and writes nothing, if the id is another query's.
         """
         prefix, settings = self._config.data_path_prefix, self._record_settings
         record = record_object(self._store, prefix, app, self._runtime, settings)
@@ -486,12 +472,10 @@ class QueueCommitter(UploadCommitter):
     def _objects_missing(self, queued: tuple[str, ...]) -> bool:
         """Whether queued batches of a transaction have lost their objects: it landed too late.
 
-        Then they must be written again. The reader cannot deliver the first ones; once they are
-        skipped there, its filter passes the others (``TransactionFilter.skip``).
-
-        This asks the manifest that shows them, and a listing made after it: a reader may have
-        skipped them at any time since, and a later manifest would not show it. If the reader
-        delivered them, and they were collected since, its filter drops the others as a repeat.
+        Then they must be written again. A reader cannot deliver the first ones; once it skips them,
+        its filter passes the others (``TransactionFilter.skip``). A listing is compared with the
+        manifest that was read before it: a later manifest would not show skipped entries. If the
+        reader delivered them before they were collected, its filter drops the others as a repeat.
         """
         if not queued:  # a record is written only once all objects outlived the collector
             return False

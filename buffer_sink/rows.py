@@ -1,4 +1,4 @@
-"""From Spark's rows to record blocks: columns, partitions of a topic, metadata ranges."""
+"""Converts Spark's rows to record blocks: columns, partitions of a topic, metadata ranges."""
 
 from __future__ import annotations
 

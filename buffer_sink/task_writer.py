@@ -26,7 +26,7 @@ from opendata_buffer.runtime import Runtime, Task
 from opendata_buffer.stores.base import Put
 
 OPEN_BLOCKS = 4
-"""Most bytes of rows in blocks that are not full, as a number of full blocks."""
+"""Bytes of rows in blocks that are not full, at most, as a number of full blocks."""
 
 
 class TaskWriter:

@@ -15,7 +15,7 @@ from enum import Enum
 from itertools import islice
 from typing import Any, TypeVar
 
-from buffer_source.offsets import ONLY, Position, SourceOffset
+from buffer_source.offsets import ONLY, PartitionOffset, SourceOffset
 from buffer_source.options import QUARANTINE, SourceOptions
 from buffer_source.partition_stream import READ_AHEAD, PartitionPlan, PartitionStream, PollResult
 from buffer_source.planner import (
@@ -44,10 +44,10 @@ FIRST_BATCH_LOGGED_S = 60.0
 """Idle seconds after which the first batch of a run counts as being in Spark's commit log."""
 
 COMMITS_THAT_PROVE = 2
-"""So many commits in a row, each in its place, prove synchronous tracking.
+"""Commits in a row, each where a normal query makes it, that prove synchronous tracking.
 
-Asynchronous tracking would have to win the same race as often: its log would have to be written,
-by another thread, between two statements of Spark's main thread."""
+Asynchronous tracking would have to win the same race each time: another thread would have to write
+its log between two statements of Spark's main thread."""
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class CommitLog:
     offset is in the commit log. ``commit(end)`` proves that, but comes only with the next batch
     that has data: an idle query would never acknowledge its last one. In a normal query
     ``latestOffset(start)`` proves it too. With asynchronous progress tracking it does not, and a
-    source learns which of the two it serves only by these signs:
+    source finds out which of the two it serves only by these signs:
 
     - a normal query calls ``commit(start)`` between ``latestOffset(start)`` and
       ``partitions(start, end)``, always;
@@ -77,14 +77,14 @@ class CommitLog:
     - ``Trigger.AvailableNow`` refuses asynchronous tracking;
     - what the first call of a run hands over was read from the log;
     - with asynchronous tracking the log is always written for the first batch of a run, in the
-      background, so after some idle time that one is on record as well.
+      background, so after some idle time it is on record as well.
     """
 
     def __init__(self) -> None:
         self.tracking = Tracking.UNKNOWN
         self._planned = 0  # Micro-batches planned in this run.
         self._planned_from: tuple[SourceOffset | None] | None = None  # Where the last one begins.
-        self._in_place = 0
+        self._on_time = 0
         self._handed: SourceOffset | None = None
         self._handed_at = 0.0
         self._committed: SourceOffset | None = None
@@ -124,14 +124,14 @@ class CommitLog:
         if self._committed != start:
             self.tracking = Tracking.ASYNCHRONOUS
             return
-        self._in_place += 1
-        if self._in_place >= COMMITS_THAT_PROVE and self.tracking is Tracking.UNKNOWN:
+        self._on_time += 1
+        if self._on_time >= COMMITS_THAT_PROVE and self.tracking is Tracking.UNKNOWN:
             self.tracking = Tracking.SYNCHRONOUS
 
 
 @dataclass(slots=True)
 class Progress:
-    """What one run has planned and passed by. All start at 0 and only ``quarantined`` may fall.
+    """Counts of one run, of planned and skipped batches. Only ``quarantined`` may fall.
 
     Attributes:
         batches: Batches given to tasks.
@@ -341,7 +341,7 @@ class MicroBatchStream:
             InvalidInput: ``start`` is about something else than this source reads.
         """
         self._partitions.check(start)
-        before: Mapping[str, Position] = {} if start is None else start.partitions
+        before: Mapping[str, PartitionOffset] = {} if start is None else start.partitions
         if self._log.handed(start, self._runtime.monotonic()):
             self._acknowledge(before)
         self._await_poll()
@@ -353,7 +353,7 @@ class MicroBatchStream:
         self._count_quarantine(names)
         counts = self._rate_limit(polls, limits)
 
-        def end_offset(name: str) -> Position:
+        def end_offset(name: str) -> PartitionOffset:
             return self._stream(name).end_offset(polls[name], counts[name])
 
         ends = self._in_parallel(end_offset, [name for name in names if counts[name]])
@@ -387,7 +387,7 @@ class MicroBatchStream:
         """
         self._partitions.check(end)
         self._log.planned(start)
-        before: Mapping[str, Position] = {} if start is None else start.partitions
+        before: Mapping[str, PartitionOffset] = {} if start is None else start.partitions
 
         def plan(name: str) -> PartitionPlan:
             return self._stream(name).plan(before.get(name), end.partitions[name])
@@ -417,7 +417,7 @@ class MicroBatchStream:
         self._acknowledge(end.partitions)
 
     def report(self) -> dict[str, Any] | None:
-        """What the source is, how far the queue reaches, and what was read; makes no request.
+        """The source's name, the end and backlog of the queue, and what was read; makes no request.
 
         Spark shows it as the ``latestOffset`` of the query's progress, the only place that a
         Python source has there. All counts are of this run. ``{"v":1, "source":
@@ -467,7 +467,7 @@ class MicroBatchStream:
         return dict(zip(names, in_parallel(self._runtime, function, names), strict=True))
 
     def _poll(
-        self, before: Mapping[str, Position], limits: ReadLimits, *, earliest: bool
+        self, before: Mapping[str, PartitionOffset], limits: ReadLimits, *, earliest: bool
     ) -> tuple[list[str], dict[str, PollResult]]:
         """Which partitions there are now, and what waits in those and in the ones ``before``."""
         if limits.batches is not None:
@@ -497,7 +497,7 @@ class MicroBatchStream:
         in_parallel(self._runtime, poll, sorted({*current}.difference(before)))
         return current, polls
 
-    def _acknowledge(self, ends: Mapping[str, Position]) -> None:
+    def _acknowledge(self, ends: Mapping[str, PartitionOffset]) -> None:
         # Spark commits the offset before once more when a partition has left it: opened again for
         # that, it would be claimed, and be shown as a backlog for as long as this run lasts.
         streams = {name: self._stream(name) for name in {*ends}.difference(self._left)}

@@ -29,13 +29,13 @@ INITIAL: dict[str, Any] = {"v": VERSION, "at": "start"}
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class PartitionOffset:
     """How far one queue was read: everything below sequence ``next``.
 
     Attributes:
         next: First sequence that has not been read.
         base: Where reading began: the resolved ``startingOffsets``, or the sequence reading
-            continued at behind a gap, when ``failOnDataLoss`` is false.
+            continued at behind a loss, when ``failOnDataLoss`` is false.
         transactions: State of the transaction filter, small JSON.
         queue: Id of the queue; empty when it has none. A sequence of another queue, or of one
             that was deleted and made anew, means nothing in this one.
@@ -67,7 +67,7 @@ class Position:
         return position
 
     @classmethod
-    def from_json(cls, position: Mapping[str, Any]) -> Position:
+    def from_json(cls, position: Mapping[str, Any]) -> PartitionOffset:
         """Read back what :meth:`to_json` wrote; a damaged position is an error."""
         following, base, transactions = (position.get(key) for key in ("next", "base", "txn"))
         queue, missing = position.get("queue", ""), position.get("missing", [])
@@ -83,7 +83,7 @@ class Position:
             )
         return cls(following, base, transactions, queue, tuple(missing))  # type: ignore[arg-type]
 
-    def begin_of(self, start: Position | None) -> int:
+    def begin_of(self, start: PartitionOffset | None) -> int:
         """First sequence of the micro-batch from ``start`` to this position; pure, for replays."""
         if start is None or self.base != start.base or self.next < start.next:
             return self.base
@@ -94,10 +94,10 @@ class Position:
 class SourceOffset:
     """A position for each partition of the source, by the partition's name."""
 
-    partitions: Mapping[str, Position]
+    partitions: Mapping[str, PartitionOffset]
 
     @property
-    def only(self) -> Position:
+    def only(self) -> PartitionOffset:
         """The position of a source that reads one queue; an error for other partitions."""
         if set(self.partitions) != {ONLY}:
             raise InvalidInput(
@@ -139,7 +139,7 @@ class SourceOffset:
         if offset == {"v": version, "at": "start"}:
             return None
         if version == 1:
-            return cls({ONLY: Position.from_json(offset)})
+            return cls({ONLY: PartitionOffset.from_json(offset)})
         partitions = offset.get("partitions")
         if (
             not isinstance(partitions, Mapping)
@@ -149,7 +149,7 @@ class SourceOffset:
             raise InvalidInput(
                 f"offset {offset!r} is damaged: partitions must be an object of positions"
             )
-        return cls({name: Position.from_json(each) for name, each in partitions.items()})
+        return cls({name: PartitionOffset.from_json(each) for name, each in partitions.items()})
 
 
 def _is_sequence(value: object) -> bool:

@@ -128,8 +128,8 @@ class SourceOptions:
         max_records: Records per trigger; soft, at least one batch.
         cores: Tasks that run at the same time (``parallelism``). Default: what
             ``pyspark_opendata_buffer.register`` saw, else the CPUs of the driver.
-        min_partitions: Tasks per trigger, while there are as many batches, or parts of very large
-            ones. Default: as ``cores`` has it, for triggers that are worth it.
+        min_partitions: Least number of tasks per trigger, while there are as many batches, or parts
+            of very large ones. Default: ``cores``, for triggers that are large enough.
         poll_interval_ms: Least time between two polls of an idle queue.
         fetch_concurrency: Downloads at once in a task. Default None: 16 to 128, by latency.
         max_in_flight_bytes: Stored bytes a task may have downloaded and not yet decoded.
@@ -294,7 +294,7 @@ def _value_options(read: OptionReader) -> ValueOptions | None:
         for name in names:
             if value_format not in formats and read.given(name):
                 raise InvalidInput(
-                    f"option {name} is given and valueFormat is {value_format}: it says how "
+                    f"option {name} is given and valueFormat is {value_format}: it sets how "
                     f"{' or '.join(formats)} is read, so set valueFormat, or leave it out"
                 )
     if value_format == "bytes":

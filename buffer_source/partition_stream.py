@@ -1,4 +1,4 @@
-"""One queue of a source: where reading is, what waits behind it, what a micro-batch takes of it.
+"""One queue of a source: the position of the query, and what a micro-batch reads behind it.
 
 Every answer of a :class:`PartitionStream` is a function of the positions that Spark hands over and
 of the manifest; what is kept between calls only saves requests.
@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from buffer_source.offsets import Position
+from buffer_source.offsets import PartitionOffset
 from buffer_source.options import SourceOptions
 from buffer_source.planner import BatchSizes, PartitionBatch
 from buffer_source.queue_cursor import EVERYTHING, QueueCursor, oldest_ms, read_only
@@ -33,7 +33,7 @@ READ_AHEAD = 10_000
 """Entries polled for one trigger when only bytes or records limit it."""
 
 
-def rule_behind(start: Position | None, options: SourceOptions) -> ReadCommitted:
+def rule_behind(start: PartitionOffset | None, options: SourceOptions) -> ReadCommitted:
     """The rule in the state it had at a position.
 
     Raises:
@@ -53,7 +53,7 @@ def rule_behind(start: Position | None, options: SourceOptions) -> ReadCommitted
     return rule
 
 
-def stable_end_of(position: Position, options: SourceOptions) -> int:
+def stable_end_of(position: PartitionOffset, options: SourceOptions) -> int:
     """The first sequence that a query which continues at the position may still ask for."""
     return rule_behind(position, options).stable_end(position.next)
 
@@ -66,7 +66,7 @@ class IsolationFilter:
 
     def __init__(
         self,
-        start: Position | None,
+        start: PartitionOffset | None,
         options: SourceOptions,
         entries: Callable[[int, int], Sequence[BatchDescriptor]],
     ) -> None:
@@ -110,25 +110,25 @@ class IsolationFilter:
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
-    """What waits in one partition behind the position ``start``: entries in a row from ``begin``.
+    """The waiting entries of one partition behind the position ``start``, in a row from ``begin``.
 
-    ``fixed`` is where the next micro-batch ends, whatever waits; None when that depends.
+    ``fixed`` is where the next micro-batch ends, whatever waits; None where it depends on that.
     """
 
-    start: Position | None
+    start: PartitionOffset | None
     begin: int
     base: int
     waiting: list[BatchDescriptor] = field(default_factory=list)
-    fixed: Position | None = None
+    fixed: PartitionOffset | None = None
 
-    def moves_to(self, end: Position) -> bool:
+    def moves_to(self, end: PartitionOffset) -> bool:
         """Whether a micro-batch that ends there takes anything from this partition."""
         return self.fixed is not None or end.next > self.begin
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """What one micro-batch reads of one partition."""
+    """The batches that one micro-batch reads of one partition."""
 
     batches: list[PartitionBatch]  # In the order they are read.
     sizes: list[int]  # Stored bytes of each, estimated.
@@ -161,14 +161,14 @@ class PartitionStream:
         self._run_end = EVERYTHING  # With AvailableNow: the first sequence of a later run.
         self._next = 0  # Where the last answer ends.
         self._is_fresh = False  # Whether the last poll has read the manifest.
-        self._acknowledged: Position | None = None  # The last one that is done with.
+        self._acknowledged: PartitionOffset | None = None  # The last one that was acknowledged.
 
     def freeze_end(self) -> None:
         """Let this run end at what is queued now."""
         manifest = read_only(self._options, self._store, self._runtime).find()  # Retries by itself.
         self._run_end = 0 if manifest is None else manifest.next_sequence
 
-    def acknowledge(self, end: Position) -> None:
+    def acknowledge(self, end: PartitionOffset) -> None:
         """What was read below ``end`` is safe with Spark: let it leave the queue.
 
         Cumulative and repeatable. An undecided batch stays, and all behind it.
@@ -179,12 +179,12 @@ class PartitionStream:
         if cursor.acknowledged >= stable_end or not cursor.owns(end):
             self._acknowledged = end
 
-    def has_acknowledged(self, end: Position) -> bool:
+    def has_acknowledged(self, end: PartitionOffset) -> bool:
         """Whether :meth:`acknowledge` has nothing more to do."""
         return end == self._acknowledged
 
     def poll(
-        self, start: Position | None, most: int = EVERYTHING, *, earliest: bool = False
+        self, start: PartitionOffset | None, most: int = EVERYTHING, *, earliest: bool = False
     ) -> PollResult:
         """What waits behind ``start``; reads the manifest once, if it needs more than it knows.
 
@@ -207,21 +207,21 @@ class PartitionStream:
             # numbers say nothing here.
             passed = start.transactions if cursor.owns(start) else {}
             return PollResult(
-                start, begin, base, fixed=Position(begin, base, passed, cursor.queue_id)
+                start, begin, base, fixed=PartitionOffset(begin, base, passed, cursor.queue_id)
             )
-        waiting = self._wait_for(cursor, begin, most)
+        waiting = self._waiting(cursor, begin, most)
         if waiting and waiting[0].sequence > begin:
             begin = base = waiting[0].sequence  # A loss the consumer was allowed to pass by.
         self._next = begin
         return PollResult(start, begin, base, waiting)
 
-    def end_offset(self, poll: PollResult, count: int) -> Position:
+    def end_offset(self, poll: PollResult, count: int) -> PartitionOffset:
         """The position behind the first ``count`` batches that wait; the start itself for none."""
         end = self._end_offset(poll, count)
         self._next = end.next
         return end
 
-    def plan(self, start: Position | None, end: Position) -> PartitionPlan:
+    def plan(self, start: PartitionOffset | None, end: PartitionOffset) -> PartitionPlan:
         """What the micro-batch from ``start`` to ``end`` reads; in any run the same."""
         begin = end.begin_of(start)
         # The first call of a run is a replay after a crash. What is before `start` is in the commit
@@ -289,7 +289,7 @@ class PartitionStream:
         if cursor is not None:
             cursor.close()
 
-    def _opened(self, start: Position | None, queue_id: str) -> QueueCursor:
+    def _opened(self, start: PartitionOffset | None, queue_id: str) -> QueueCursor:
         """The queue's cursor, opened behind ``start`` by the first call of a run."""
         if self._cursor is None:
             stable_end = 0 if start is None else stable_end_of(start, self._options)
@@ -299,7 +299,7 @@ class PartitionStream:
             )
         return self._cursor
 
-    def _end_offset(self, poll: PollResult, count: int) -> Position:
+    def _end_offset(self, poll: PollResult, count: int) -> PartitionOffset:
         if poll.fixed is not None:
             return poll.fixed
         cursor = self._cursor
@@ -334,7 +334,7 @@ class PartitionStream:
         # stays known.
         before = () if poll.start is None else poll.start.missing
         known = (*(each for each in before if each >= stable_end), *missing)
-        return Position(next_sequence, poll.base, state, cursor.queue_id, known)
+        return PartitionOffset(next_sequence, poll.base, state, cursor.queue_id, known)
 
     def _taken(
         self, cursor: QueueCursor, poll: PollResult, count: int
@@ -357,14 +357,14 @@ class PartitionStream:
                 self._is_fresh = True
             taken = _contiguous(cursor.pending(behind, stop), behind)
 
-    def _wait_for(self, cursor: QueueCursor, begin: int, most: int) -> list[BatchDescriptor]:
+    def _waiting(self, cursor: QueueCursor, begin: int, most: int) -> list[BatchDescriptor]:
         """Entries in a row from ``begin`` on that this trigger may read."""
         stop = min(self._run_end, cursor.next_available(begin) + most)
         if cursor.read_end < stop:
             # One more than is wanted: its age is the lag the progress shows.
             cursor.read_until(stop + 1)
             self._is_fresh = True
-        # Counted anew: a gap that was passed by may be wider than all that a trigger reads.
+        # Counted anew: a loss that was passed by may be larger than all that a trigger reads.
         stop = min(self._run_end, cursor.next_available(begin) + most)
         waiting = cursor.pending(begin, stop)
         # A loss that was allowed, in the middle: a micro-batch ends at it.
@@ -373,9 +373,9 @@ class PartitionStream:
     def _missing(self, batches: Sequence[BatchDescriptor]) -> frozenset[int]:
         """Sequences of batches that are passed by because their objects are gone.
 
-        Asked only where a loss is allowed, and only of batches whose writer repeats one that it
-        finds to be gone: the rule delivers the repeat only when it knows of the loss. Other
-        missing batches are found by their tasks.
+        The store is asked only where a loss is allowed, and only about batches whose writer repeats
+        one that it finds to be gone: the rule delivers the repeat only when it knows of the loss.
+        Tasks find other missing batches.
         """
         if self._options.fail_on_data_loss:
             return frozenset()
@@ -396,7 +396,7 @@ class PartitionStream:
             return False
         return named.txn is not None or named.message is not None
 
-    def _check_isolation(self, rule: ReadCommitted, end: Position) -> None:
+    def _check_isolation(self, rule: ReadCommitted, end: PartitionOffset) -> None:
         """Refuse to hold back a batch that the position behind it does not name: it is lost."""
         if rule.stable_end(end.next) < stable_end_of(end, self._options):
             raise InvalidInput(

@@ -1,4 +1,4 @@
-"""What waiting batches weigh, how many of them a trigger reads, and which task reads which part.
+"""The size of waiting batches, the number that a trigger reads, and their division among tasks.
 
 :class:`BatchSizes` asks the store for sizes and records; all else here is pure. Limits are soft, as
 everywhere in Spark: the first batch is always admitted, because a batch larger than a limit would
@@ -41,29 +41,29 @@ OPEN_COST_BYTES = 256 * 1024
 """Cost of opening one more batch in a task, in bytes it could have read instead."""
 
 MIN_TASK_BYTES = 1 * MIB
-"""Below this a second task costs more than it saves."""
+"""Bytes below which a second task costs more than it saves."""
 
 MAX_TASK_BYTES = 128 * MIB
-"""Tasks larger than this are split, so that a retried task repeats little."""
+"""Bytes above which a task is split, so that a retried task repeats little."""
 
 MIN_PART_BYTES = 16 * MIB
-"""A smaller part of a batch is not worth a task: each task that shares a batch fetches all of it,
-and decodes what lies before its part."""
+"""Bytes of the smallest part of a batch: each task that shares a batch fetches all of it, and
+decodes what lies before its part."""
 
 LIST_INTERVAL_S = 30.0
-"""Least time between two listings that are made for estimates only."""
+"""Seconds between two listings that are made for estimates only."""
 
 PAGE = 1000
-"""Objects asked for in one listing: what S3 gives in one answer."""
+"""Objects in one listing: as many as S3 gives in one answer."""
 
 KEEP = 50_000
-"""Sizes remembered of objects that a listing showed and that were not asked for yet."""
+"""Sizes that are remembered of objects which a listing showed and no caller asked for yet."""
 
 WORTH_LISTING = 16
-"""From so many batches of unknown size on, a listing is worth its price for planning tasks."""
+"""Batches of unknown size from which on tasks are planned by a listing."""
 
 UNKNOWN_SIZE = 1 * MIB
-"""Size that a batch is taken to have while nothing is known."""
+"""Bytes of a batch while no size is known."""
 
 T = TypeVar("T")
 
@@ -193,7 +193,7 @@ class BatchSizes:
         return [each for each, found in zip(batches, exists, strict=True) if not found]
 
     def forget_before(self, sequence: int) -> None:
-        """Drop what is known of batches that were read."""
+        """Forget the sizes of batches that were read."""
         for known in [each for each in self._records if each < sequence]:
             del self._records[known]
         for known in [each for each in self._asked if each < sequence]:
@@ -337,7 +337,7 @@ def plan_tasks(
 
     ``sizes`` are the stored bytes of each; estimates will do.
     """
-    # Spark does not tell a source how large the cluster is.
+    # A source does not get the size of the cluster from Spark.
     parallelism = options.cores or options.min_partitions or os.cpu_count() or 1
     wanted = max(parallelism, options.min_partitions or 1)
     share = min(MAX_TASK_BYTES, max(MIN_PART_BYTES, -(-sum(sizes) // wanted)))

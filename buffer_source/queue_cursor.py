@@ -10,7 +10,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from buffer_source.offsets import Position
+from buffer_source.offsets import PartitionOffset
 from buffer_source.options import EARLIEST, LATEST, PROGRAM, SourceOptions
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.read_only import ReadOnlyReader
@@ -41,7 +41,7 @@ from opendata_buffer.stores.base import Store
 log = logging.getLogger(__name__)
 
 EVERYTHING = 1 << 64
-"""A sequence that no queue reaches."""
+"""A sequence beyond the end of any queue."""
 
 
 class QueueCursor:
@@ -61,8 +61,8 @@ class QueueCursor:
         self.queue_id = "" if claim is None else claim.queue_id
         self._reader: Consumer | ReadOnlyReader
         self._pending: list[BatchDescriptor] = []
-        self._rebased: tuple[Position, int] | None = None
-        self._beyond: Position | None = None  # A position that this new queue never reached.
+        self._rebased: tuple[PartitionOffset, int] | None = None
+        self._beyond: PartitionOffset | None = None  # A position that this new queue never reached.
 
     @classmethod
     def open(
@@ -71,7 +71,7 @@ class QueueCursor:
         store: Store,
         runtime: Runtime,
         retrying: Retries,
-        start: Position | None,
+        start: PartitionOffset | None,
         stable_end: int,
         queue_id: str,
     ) -> QueueCursor:
@@ -128,11 +128,11 @@ class QueueCursor:
         """Whether all entries of the manifest that was read last are acknowledged."""
         return self.end == self.acknowledged
 
-    def owns(self, position: Position) -> bool:
-        """Whether a position is about this queue, as far as ids tell."""
+    def owns(self, position: PartitionOffset) -> bool:
+        """Whether a position is of this queue, as far as ids show."""
         return position.queue in ("", self.queue_id) or not self.queue_id
 
-    def continue_behind(self, start: Position) -> tuple[int, int]:
+    def continue_behind(self, start: PartitionOffset) -> tuple[int, int]:
         """Where reading continues behind ``start``, and its base; in a new queue that differs."""
         if start.next > self.end:
             # A loss was allowed: this queue ends before `start`, and all of it was read.
@@ -220,7 +220,7 @@ class QueueCursor:
                 self._report_loss(begin, oldest, f"So {message}.")
         return found
 
-    def acknowledge(self, end: Position, stable_end: int) -> bool:
+    def acknowledge(self, end: PartitionOffset, stable_end: int) -> bool:
         """Let everything below ``stable_end`` leave the queue; whether anything did.
 
         Cumulative and repeatable. ``end`` is in the commit log, and a query that continues there
@@ -298,7 +298,7 @@ class QueueCursor:
                 "id back into it."
             )
 
-    def _check_holds(self, start: Position, stable_end: int) -> None:
+    def _check_holds(self, start: PartitionOffset, stable_end: int) -> None:
         """Refuse a position that the queue begins behind or ends before."""
         try:
             # A consumer that opens behind no sequence does not check this.
@@ -315,7 +315,7 @@ class QueueCursor:
     def _report_loss(self, needed: int, oldest: int, cause: str) -> None:
         self._options.report_data_loss(DataLoss(self._manifest_path, needed, oldest, cause))
 
-    def _rebase(self, start: Position) -> None:
+    def _rebase(self, start: PartitionOffset) -> None:
         self._rebased = (start, self.read_end)
         self._beyond = start
 

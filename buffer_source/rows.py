@@ -1,4 +1,4 @@
-"""From decoded batches to the rows Spark sees: Arrow record batches, never a Python row.
+"""Converts decoded batches to the rows Spark sees: Arrow record batches, never a Python row.
 
 A task makes one :class:`RowBuilder`, and in it one builder for each column that is wanted. A batch
 is cut into pieces; each builder makes one array for each piece, and may keep arrays between
@@ -25,7 +25,7 @@ from opendata_buffer import metrics
 from opendata_buffer.errors import InvalidInput, MalformedRecord
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.values import DROPMALFORMED, FAILFAST, Columns, Decoder, ValueOptions
+from opendata_buffer.values import DROPMALFORMED, FAILFAST, DecodedColumns, Decoder, ValueOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -217,9 +217,9 @@ class RowBuilder:
         return self._without_malformed(rows, piece, decoded)
 
     def _without_malformed(
-        self, rows: pa.RecordBatch, piece: Piece, decoded: Columns
+        self, rows: pa.RecordBatch, piece: Piece, decoded: DecodedColumns
     ) -> pa.RecordBatch:
-        """The rows that are delivered: all but those of headers, and as ``mode`` says."""
+        """The rows that are delivered: without headers, and by ``mode`` without malformed ones."""
         malformed, dropped = decoded.malformed, list(decoded.headers)
         if malformed:
             row = min(malformed)

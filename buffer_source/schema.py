@@ -38,7 +38,7 @@ from opendata_buffer.values import Decoder, ValueOptions
 class Column:
     """A column of a buffer."""
 
-    types: tuple[type[DataType], ...]  # That a user schema may ask for, the default first.
+    types: tuple[type[DataType], ...]  # Types that a user schema may have, the default first.
     nullable: bool = False  # Whether rows that no metadata range covers have null there.
     by_default: bool = True  # Whether a read without ``.schema(...)`` has it.
 
@@ -73,7 +73,7 @@ INFERRED = "opendata-buffer.inferred"
 
 
 def default_schema(include_location: bool = False, topic: bool = False) -> StructType:
-    """The schema of a read without ``.schema(...)``; that of a topic tells partitions apart."""
+    """The schema of a read without ``.schema(...)``; of a topic with ``partition``."""
     also = {"location": include_location, "partition": topic}
     return StructType(
         [
@@ -85,7 +85,7 @@ def default_schema(include_location: bool = False, topic: bool = False) -> Struc
 
 
 def check_schema(schema: StructType, values: ValueOptions | None = None) -> None:
-    """Refuse other than a subset of the columns; with ``values`` also fields of records."""
+    """Refuse columns that there are not; with ``values`` fields of records are allowed, too."""
     if values is not None:
         _check_typed_schema(schema, values)
         return
@@ -158,7 +158,7 @@ def _check_type(field: StructField, column: Column) -> None:
 
 
 def _check_typed_schema(schema: StructType, options: ValueOptions) -> None:
-    """Accept what records can be read into."""
+    """Refuse names and types that records cannot be read into."""
     for field in schema.fields:
         own = OWN.get(field.name)
         if own is None:

@@ -26,7 +26,7 @@ BATCHES = 8
 """Batches of a sample, over all partitions."""
 
 RECORDS = 1000
-"""Records of each of them."""
+"""Records of each of these batches."""
 
 
 def infer_schema(
@@ -51,7 +51,7 @@ def infer_schema(
     if not schema.names:
         raise InvalidInput(
             f"valueFormat is {values.format}, there is no schema, and "
-            + ("no record" if not records else f"none of {len(records)} records looked at")
+            + ("no record" if not records else f"none of {len(records)} records read")
             + " shows which columns there are: say it, for example "
             ".schema('id BIGINT, name STRING, at TIMESTAMP')"
         )
@@ -64,7 +64,7 @@ def infer_schema(
 
 
 def _without_own(schema: pa.Schema, values: ValueOptions) -> pa.Schema:
-    """Without fields whose names stand for columns of a buffer; of CSV such a field is refused."""
+    """The schema without fields named as columns of a buffer; in CSV such a field is refused."""
     left_out = {
         each: own
         for each in schema.names

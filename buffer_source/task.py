@@ -1,7 +1,7 @@
-"""What a task does on an executor: download ahead, decode, cut into record batches.
+"""The work of a task on an executor: download ahead, decode, cut into record batches.
 
 A task also adds the query's id to the info about the queue's consumer, for ``opendata-buffer
-status``: Spark tells the id to the tasks of a micro-batch, and not to the process that claims the
+status``: Spark passes the id to the tasks of a micro-batch, and not to the process that claims the
 queue.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RECORD_INTERVAL_S = 60.0
-"""Least time between two records of one query's id by one process."""
+"""Seconds between two records of one query's id by one process."""
 
 
 class QueryIdRecorder:
@@ -50,7 +50,7 @@ class QueryIdRecorder:
         self._at: dict[tuple[str, str, str], float] = {}
 
     def add(self, config: QueueConfig, query: str) -> None:
-        """A task of this query reads this queue. Returns at once, and raises nothing."""
+        """Record the query of a task that reads this queue. Returns at once, and raises nothing."""
         key = config.store, config.manifest_path, query
         now = self._runtime.monotonic()
         if now - self._at.get(key, -RECORD_INTERVAL_S) < RECORD_INTERVAL_S:

@@ -203,7 +203,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Left out",
             "Repeats: a transaction came twice. Restarts make some; without restarts two writers "
-            "share an app id. Malformed: records that are not what the schema says.",
+            "share an app id. Malformed: records that do not fit the schema.",
             (
                 Line(rate("buffer_repeats_dropped_total"), "repeats, by readers {{job}}"),
                 Line(rate("buffer_write_repeats_dropped_total"), "repeats, by sinks {{job}}"),

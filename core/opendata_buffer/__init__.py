@@ -12,9 +12,9 @@
             print(batch.entries)
             consumer.ack(batch.sequence)
 
-Every public name is here. The errors are imported at once; the module of any other name when the
-name is first used: importing Arrow takes 0.2 s, which neither ``--help`` nor Spark's search for
-data sources should pay.
+Every public name is here. Errors are imported at once, other modules when one of their names is
+first used: importing Arrow takes 0.2 s, which neither ``--help`` nor Spark's search for data
+sources should pay.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted([*errors.__all__, *_MODULES])
 
-# Not public. Producers, consumers and queues lie below the package ``broker`` and use these of it,
-# from the moment on in which they need a broker.
+# Not public. The package ``broker`` imports producers, consumers and queues. They import these
+# names of it at the moment when they need a broker.
 _MODULES |= {
     "BrokerPause": "broker.write_pause",
     "open_brokered_committer": "broker.committer",

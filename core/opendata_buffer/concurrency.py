@@ -56,8 +56,8 @@ def in_parallel(
     """The results of ``call`` of each item, from threads that have the caller's deadline.
 
     Raises:
-        Exception: What the first of the failed calls raised, in the order of the items. All
-            others have ended by then. For each outcome, let ``call`` return its error.
+        Exception: The error of the first item whose call failed; all calls have ended by then. To
+            get each outcome, let ``call`` return its error.
     """
     wanted = tuple(items)
     if len(wanted) <= 1:
@@ -83,7 +83,7 @@ def in_parallel(
     for _ in range(min(most, len(wanted))):
         with changed:
             if not waiting:
-                break  # a store nearby has answered all before there was a thread for each
+                break  # a fast store has answered all calls before every thread was started
         context = copy_context()  # one context cannot be entered twice at once
         try:
             runtime.spawn(lambda context=context: context.run(work), "opendata-buffer-together")  # type: ignore[misc]

@@ -18,7 +18,7 @@ from opendata_buffer.redaction import check_no_secrets
 
 DEFAULT_DATA_PATH_PREFIX = "ingest"
 _MOST_MS = 10**12
-"""Thirty years. Beyond some three hundred, waiting overflows in the thread that waits."""
+"""Thirty years. A wait of some three hundred years overflows in ``threading``."""
 
 _SECRETS = ("access_key_id", "secret_access_key", "session_token")
 _REFERENCE = re.compile(r"\{\{\s*secrets/")
@@ -35,9 +35,9 @@ def _at_least(name: str, value: int, least: int) -> None:
 class StoreOptions:
     """How to reach a cloud. Credentials come from its standard chain unless some are named here.
 
-    Keys that are given here go with the options into every process that opens the store, also
-    pickled. They are not printed. A name (``service_credential``, ``role_arn``, ``profile``) goes
-    as a name, and each process gets credentials for it that are renewed in time.
+    Keys that are given here go with the options into every process that opens the store, also by
+    pickling; they are not printed. Of a name (``service_credential``, ``role_arn``, ``profile``)
+    only the name goes there, and each process renews the credentials of it in time.
 
     Attributes:
         endpoint_url: Another endpoint than the cloud's own. Default: ``AWS_ENDPOINT_URL``,
@@ -45,13 +45,13 @@ class StoreOptions:
         region: S3 only. Default: the chain's.
         profile: S3 only: a profile of the shared configuration files. Default: the chain's.
         role_arn: S3 only: a role that the credentials assume; its credentials are renewed before
-            they end. AWS STS is asked, or what ``AWS_ENDPOINT_URL_STS`` names.
-        external_id: Of that role, where its owner asks for one.
-        session_name: How the role's log names these requests. Default ``opendata-buffer``.
+            they end. The endpoint is that of AWS STS, or ``AWS_ENDPOINT_URL_STS``.
+        external_id: The role's external id, if its owner requires one.
+        session_name: The session of the role in AWS's logs. Default ``opendata-buffer``.
         service_credential: The name of a Databricks service credential, for any cloud.
         access_key_id: S3 only, with ``secret_access_key``.
         secret_access_key: S3 only.
-        session_token: S3 only: of keys that end.
+        session_token: S3 only: the token of temporary keys.
         anonymous: Send no credentials: a public bucket can be read so. Default false.
         connect_timeout_ms: Default 5,000.
         read_timeout_ms: How long one answer may take. Default 30,000.
@@ -114,8 +114,7 @@ class StoreOptions:
         ]
         if len(kinds) > 1:
             raise InvalidInput(
-                f"{' and '.join(kinds)} are given, and each says where credentials come from: "
-                "leave one"
+                f"{' and '.join(kinds)} are given, and each is a source of credentials: leave one"
             )
         if self.role_arn is None:
             for name in ("external_id", "session_name"):
@@ -163,7 +162,7 @@ class QueueConfig:
         manifest_path: Key of the manifest. Default ``<data_path_prefix>/manifest``.
         store_options: How to reach a cloud.
         cas_deadline_ms: How long one change or read of the manifest may take, with connects and
-            retries, and opening a queue for use; a change may take 5 s more, to look up what its
+            retries, and opening a queue for use; a change may take 5 s more, to find out what its
             last attempt did. Default 60,000.
         backoff_base_ms: First step of the full-jitter backoff between attempts. Default 10.
         backoff_max_ms: Largest step. Default 2,000.
@@ -224,7 +223,7 @@ class ProducerConfig(QueueConfig):
             metadata and uploads in flight included, 256 bytes for each call with metadata or an
             Arrow array, and 64 for each record of the others. Default 256 MiB.
         compression: ``Compression.NONE`` (default) or ``Compression.ZSTD``.
-        zstd_level: Default 1: JSON gets as small by it as by 3, in 60 % of the time.
+        zstd_level: Default 1: it compresses JSON as well as level 3, in 60 % of the time.
         max_batch_bytes: Largest record block written; readers refuse larger ones. One
             ``produce()`` call must fit. Default 256 MiB.
         upload_concurrency: Uploads at once. Default 8.
@@ -233,7 +232,7 @@ class ProducerConfig(QueueConfig):
             120,000.
         gc_grace_period_ms: The collector's grace period. A batch older than half of it is
             uploaded again instead of enqueued (failure F5). Default 600,000.
-        broker: Many processes that append to one manifest get in each other's way; a broker
+        broker: Many processes that append to one manifest lose races to each other; a broker
             appends for all. ``auto`` (default): use the one that is announced, append alone
             where there is none; ``host``: this process serves as the broker while there is no
             other; ``off``: append alone.
@@ -326,10 +325,10 @@ class WorkerConfig(ConsumerConfig):
     Attributes:
         broker: ``host`` (default): this process serves as the broker while no other one does;
             ``auto``: it does not, and waits for one.
-        claim_timeout_ms: A batch whose worker gave no heartbeat for so long goes to another
-            worker. Heartbeats go by themselves, four in this time. Default 60,000.
-        max_deliveries: A batch that was handed out so often and never finished goes to the
-            quarantine. 0 hands it out for ever. Default 5.
+        claim_timeout_ms: A batch whose worker sends no heartbeat for this time is handed to another
+            worker. A worker sends four heartbeats in this time by itself. Default 60,000.
+        max_deliveries: A batch that was handed out this often and is not finished goes to the
+            quarantine. 0 means without limit. Default 5.
         name: Shown by ``status``, and logged. Default host, process and some random characters.
     """
 

@@ -17,7 +17,7 @@
     ├── Drained                       the partition has left its topic: use the others
     ├── Superseded                    another run of the app writes to the topic: stop one
     ├── CorruptData                   bytes on storage break the v1 format
-    │   ├── CorruptManifest           stop and look: ``opendata-buffer manifest dump``
+    │   ├── CorruptManifest           inspect it: ``opendata-buffer manifest dump``
     │   └── CorruptBatch              the batch object cannot be decoded
     ├── PoisonBatch                   one queued batch cannot be delivered: repair or skip it
     │   ├── BatchMissing              its object is gone
@@ -26,7 +26,7 @@
     ├── MalformedRecord               a record does not fit the schema, and mode is FAILFAST
     ├── QueueReset                    the manifest vanished or went backwards: do not resume
     ├── DataLoss                      a position that must be read is no longer queued
-    ├── ClaimLost                     a worker was silent for too long: its batch is another's
+    ├── ClaimLost                     no heartbeat in time: another worker gets the batch
     ├── FlushFailed                   batches could not be made durable: produce them again
     └── Closed                        the producer or consumer was closed before the call
 
@@ -215,8 +215,8 @@ class Drained(OpenDataBufferError):
         super().__init__(
             f"the queue with manifest {key!r} was a partition of a topic, was drained and is "
             "closed for good. Nothing was written. Produce these records again: a TopicProducer "
-            "gives their keys to the partitions that there are now. (It does not by itself: later "
-            "records of a key may be there already.)"
+            "gives their keys to the current partitions. (It does not do so by itself, because "
+            "later records of a key may already be there.)"
         )
         self.key = key
 
@@ -258,7 +258,7 @@ class CorruptBatch(CorruptData):
 class PoisonBatch(OpenDataBufferError):
     """One queued batch cannot be delivered. ``Consumer.skip(sequence)`` passes it by.
 
-    Of a topic ``partition`` says where it is: ``TopicConsumer.skip(partition, sequence)``.
+    In a topic it is in ``partition``: ``TopicConsumer.skip(partition, sequence)``.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class ForeignLocation(PoisonBatch):
 
 
 class MalformedRecord(OpenDataBufferError):
-    """A record is not what the schema says, and it was asked for that this is an error."""
+    """A record does not fit the schema, and the mode is FAILFAST."""
 
     def __init__(self, sequence: int, index: int, location: str, reason: str, head: bytes) -> None:
         super().__init__(
@@ -350,4 +350,4 @@ class FlushFailed(OpenDataBufferError):
 
 
 class Closed(OpenDataBufferError):
-    """It was closed before the call, or a producer belongs to the process that forked this one."""
+    """The object was closed before the call, or made before this process was forked."""

@@ -16,9 +16,9 @@ record allowed. A record of ``ndjson`` or ``csv`` keeps the bytes that it has in
 its line ending: it is checked and not written anew.
 
 The last line needs no newline. An empty line is an empty record of ``lines``; ``ndjson`` and
-``csv`` pass it over. The magic word of ``protobuf-fixed`` lets a reader that lost its place,
-because a writer died in the middle of a frame or garbage was written, find the next frame
-(:func:`unpack_fixed`); the bytes that it passes over are reported.
+``csv`` pass it over. Where a writer died in the middle of a frame, or garbage was written, the
+magic word of ``protobuf-fixed`` lets a reader find the next frame (:func:`unpack_fixed`), which
+reports the bytes that it passes over.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def unpack_fixed(
 
 
 class PrefixSplitter(Splitter):
-    """Cuts a stream of records that follow their u32 length, and a magic word if there is one."""
+    """Cuts a stream of records, each of which follows its u32 length and an optional magic word."""
 
     def __init__(self, max_bytes: int, word: bytes = b"") -> None:
         super().__init__(max_bytes)
@@ -186,7 +186,7 @@ class PrefixSplitter(Splitter):
 
 
 def _join(records: Iterable[bytes], word: bytes = b"") -> bytes:
-    """The records, each behind its length, and that behind the magic word."""
+    """The records, each after the magic word and its length."""
     pieces: list[bytes] = []
     for record in records:
         pieces += (word, _LENGTH.pack(len(record)), record)
@@ -262,8 +262,8 @@ class _TextSplitter(Splitter):
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)
-        # Pieces of the last line, and complete lines of the record before it: not one growing
-        # string, of which each chunk would copy all.
+        # Pieces of the last line, and complete lines of its record. One growing string would be
+        # copied as a whole for each chunk.
         self._pieces: list[bytes] = []
         self._open: list[bytes] = []
         self._size = 0  # bytes of both
@@ -311,12 +311,12 @@ class _TextSplitter(Splitter):
                 yield record
 
     def _ends(self, line: bytes) -> bool:
-        """Whether the record ends with this line of it; asked of each line once, in order."""
+        """Whether the record ends with this line; called once for each line, in order."""
         return True
 
     @abstractmethod
     def _check(self, data: bytes) -> None:
-        """Raise ValueError when a whole record, with its line ending, is none."""
+        """Raise ValueError if a complete record, with its line ending, is not valid."""
 
     def _check_size(self) -> None:
         if self._size > self._max_bytes + 2 and self._error is None:  # Two for the line ending.
@@ -349,8 +349,8 @@ class CsvSplitter(_TextSplitter):
         self._quotes = 0
 
     def _ends(self, line: bytes) -> bool:
-        # Inside a quoted field the quotes so far are odd in number. Counting them, a field of
-        # many lines is parsed once and not at each of its lines.
+        # Inside a quoted field the number of quotes so far is odd. With that count a field of many
+        # lines is parsed once, and not at each of its lines.
         self._quotes += line.count(b'"')
         return self._quotes % 2 == 0
 
@@ -371,7 +371,7 @@ class Framing:
         unit: The word for records in messages, in the plural.
         splitter: From the largest record, in bytes, to a new splitter of a stream.
         join: From records to the bytes of a stream.
-        checks: Whether only some bytes are records; then :meth:`framed` checks them.
+        checks: Whether some bytes are no valid record; :meth:`framed` then checks them.
     """
 
     name: str
@@ -384,8 +384,8 @@ class Framing:
         """The bytes of a batch's records.
 
         Raises:
-            InvalidInput: A record would not be read back as it is: no JSON value on one
-                line, no row, or nothing at all. None of the batch must be written then.
+            InvalidInput: A record would not be read back as it is, because it is empty or not one
+                JSON value on one line or row. The caller must then write nothing of the batch.
         """
         data = self.join(records)
         if self.checks:

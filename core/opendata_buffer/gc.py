@@ -69,8 +69,8 @@ from opendata_buffer.stores.base import (
 log = logging.getLogger(__name__)
 
 _CURSOR = Sidecar(
-    "the garbage collector's place",
-    "Nothing depends on it: the collector writes another.",
+    "the garbage collector's cursor",
+    "Nothing depends on it: delete the object, and the collector writes a new one.",
 )
 _PAGE = 10_000  # objects listed, compared with one reading of the manifest, and deleted
 _BULK = 1_000  # the most keys one S3 bulk delete takes; the age of the manifest is checked between
@@ -116,7 +116,7 @@ class GcCursor:
         try:
             outcome = self._object.update(lambda _: after, from_memory=True)
         except (CorruptData, StorageError) as error:
-            log.warning("the collector's place was not saved: %s", error)
+            log.warning("the collector's cursor was not saved: %s", error)
             return
         if isinstance(outcome, outcomes.Applied):
             self._known = after
@@ -136,7 +136,7 @@ class GcCursor:
         )
 
     def _decode(self, data: bytes) -> str:
-        """The key; the beginning where it cannot be read, so that the next one can be saved."""
+        """The key; empty if the object cannot be read, so that the next key can be saved."""
         try:
             return _CURSOR.decode(data).text("after")
         except CorruptData as error:
@@ -156,7 +156,7 @@ class GcPlan:
     """What to delete, and why the rest stays.
 
     Attributes:
-        delete: Orphans that no reader can come to need, oldest first within a page.
+        delete: Orphans that no reader can need any more, oldest first within a page.
         referenced: Batches the manifest names.
         waiting: Orphans that are too young, or newer than the oldest queued batch.
         ignored: Objects that are no batch of this queue.
@@ -187,10 +187,8 @@ class GcPlan:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The locations of all queued batches, and when the first one was written, if there is one.
-
-    Milliseconds since the Unix epoch.
-    """
+    """The locations of all queued batches, and when the oldest one was written, if there is one:
+    milliseconds since the Unix epoch."""
 
     locations: frozenset[str] = frozenset()
     oldest_ms: int | None = None
@@ -252,7 +250,7 @@ def name_time_ms(location: str) -> int | None:
 
 
 def clock_fault(store_ms: int, own_ms: int, grace_ms: int) -> str | None:
-    """Why the store's and the collector's clock do not allow to collect, or None.
+    """Why the clocks of store and collector do not allow to collect, or None.
 
     They may be apart by a quarter of the grace period. All are milliseconds.
     """
@@ -262,8 +260,8 @@ def clock_fault(store_ms: int, own_ms: int, grace_ms: int) -> str | None:
     ahead = "ahead of" if store_ms > own_ms else "behind"
     return (
         f"the store's clock is {apart_ms / 1000:.0f} s {ahead} this machine's, which is more than "
-        f"a quarter of the grace period of {grace_ms / 1000:.0f} s. One of them is wrong, and no "
-        "object's age can be told. Set this machine's clock (NTP), or mend the store's."
+        f"a quarter of the grace period of {grace_ms / 1000:.0f} s. One of them is wrong, and the "
+        "age of an object is not known. Set this machine's clock (NTP), or mend the store's."
     )
 
 
@@ -334,8 +332,8 @@ class GarbageCollector:
         store: Where the queue lives.
         config: Prefix, manifest and, in ``config.gc``, interval and grace period.
         runtime: Clock and threads.
-        epoch: Of the consumer it runs beside; a manifest with another one ends it (failure
-            F9). None to run whichever consumer owns the queue.
+        epoch: Of the consumer beside which it runs; another epoch in the manifest ends it (failure
+            F9). None to collect under any consumer.
     """
 
     def __init__(
@@ -361,7 +359,7 @@ class GarbageCollector:
         self._queued: tuple[Manifest, Queued] | None = None
 
     def run_once(self, *, dry_run: bool = False) -> GcReport:
-        """One cycle: all objects, page by page, from the saved place on and around to it.
+        """One cycle: all objects, page by page, from the saved cursor on and around to it.
 
         Args:
             dry_run: Only read and plan; nothing is written.
@@ -498,7 +496,7 @@ class GarbageCollector:
         return self._manifest[1]
 
     def _queued_in(self, manifest: Manifest) -> Queued:
-        """Of this manifest; pages that meet the same one share it."""
+        """The queued batches of this manifest; pages with the same one share them."""
         if self._queued is None or self._queued[0] is not manifest:
             oldest_ms = None
             if manifest.entry_count:
@@ -568,7 +566,7 @@ class GarbageCollector:
             except OpenDataBufferError as error:
                 log.warning("collection failed, next cycle tries again: %s", error)
             except Exception:
-                # The consumer beside it must go on, whatever this is.
+                # The consumer beside it must go on after any error.
                 log.exception("collection failed unexpectedly, next cycle tries again")
             with self._condition:
                 if not self._stopping:
@@ -578,6 +576,6 @@ class GarbageCollector:
 def _until(page: Listing, last: str) -> Listing:
     """The page without what comes after ``last``."""
     kept = tuple(each for each in page.objects if each.key <= last)
-    # Truncated also where the cut is made: the marker of a queue inside the prefix may be what
-    # was cut off, and is asked for only where more follows (failure F7).
+    # A cut page is truncated, too: the owner marker of a queue inside the prefix may have been cut
+    # off, and the collector asks for it only where more follows (failure F7).
     return Listing(kept, page.now_ms, page.truncated or len(kept) < len(page.objects))

@@ -105,7 +105,7 @@ def parse_uuid(value: uuid.UUID) -> MessageId:
 
 
 def new_producer_id(entropy: Callable[[int], bytes]) -> bytes:
-    """A producer id of so many random bytes, with the bit set that no network card's has."""
+    """A random producer id. Its multicast bit is set, which no network card's address has."""
     drawn = entropy(PRODUCER_BYTES)
     return bytes([drawn[0] | 1]) + drawn[1:]
 
@@ -129,13 +129,13 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """What one producer wrote in one queue and has neither committed nor rolled back.
+    """One producer's batches in one queue that are neither committed nor rolled back.
 
     Attributes:
-        first_sequence: Of the first batch; no entry from here on can be acknowledged.
+        first_sequence: Of the first batch; no entry from it on can be acknowledged.
         first_clock: Of the first batch. An acknowledgement with a clock below it rolls back.
         last_clock: Of the last batch. An acknowledgement with a clock beyond it commits.
-        batches: How many, without duplicates.
+        batches: Their number, without duplicates.
         txn: App and batch number, where the first batch's name has them.
     """
 
@@ -199,7 +199,7 @@ class Message:
 
 
 class Outcome(Enum):
-    """What :meth:`Sequencer.queue_uncommitted` made of a message, in Gazette's words.
+    """The result of :meth:`Sequencer.queue_uncommitted` for a message, with Gazette's names.
 
     ``ALREADY_ACKED`` and ``CLOCK_LARGER`` are duplicates. At ``ACK_COMMIT_RING`` the whole span is
     in the buffer, at ``ACK_COMMIT_REPLAY`` its beginning must be read again.
@@ -264,7 +264,7 @@ class Sequencer:
     order, and a replay of another range, raise ``InvalidInput``.
 
     Args:
-        states: A checkpoint to go on from, with the first message behind the checkpoint.
+        states: A checkpoint; the first message to queue is the one behind it.
         buffer: Messages that are kept for undecided transactions; at least 1.
     """
 
@@ -296,7 +296,7 @@ class Sequencer:
                 span.begin = message.begin
             self._buffer.append(message)
             span.buffered.append(message)
-            # Messages of the span behind the clock of an acknowledgement are not committed.
+            # Messages behind the acknowledgement's clock are not committed.
             span.high = message.clock
             if outcome not in _CONTINUES:
                 self._emitting, self._producer = span, message.producer
@@ -318,10 +318,10 @@ class Sequencer:
         self._replay = iter(messages)
 
     def dequeue_committed(self) -> Iterator[Message]:
-        """The committed messages, in order, each once; none where none wait.
+        """The committed messages, in order, each once; none if none are committed.
 
-        A message is processed when the next one is asked for: a checkpoint in between names the
-        others as still to be read.
+        To ask for the next message means that the last one was processed: a checkpoint taken in
+        between names the others as unread.
         """
         span = self._emitting
         if span is None:
@@ -343,7 +343,7 @@ class Sequencer:
 
     def checkpoint(self) -> list[ProducerState]:
         """What a new sequencer needs to go on behind the last message queued."""
-        return [ProducerState(who, span.low, span.begin) for who, span in self._spans.items()]
+        return [ProducerState(key, span.low, span.begin) for key, span in self._spans.items()]
 
     def pending_from(self) -> int | None:
         """Position of the first message of the oldest open transaction; None where none is open."""
@@ -368,7 +368,8 @@ class Sequencer:
         other = Sequencer(buffer=self._size)
         other._buffer = deque(self._buffer)
         other._spans = {
-            who: replace(span, buffered=deque(span.buffered)) for who, span in self._spans.items()
+            producer: replace(span, buffered=deque(span.buffered))
+            for producer, span in self._spans.items()
         }
         return other
 

@@ -63,7 +63,7 @@ def queue_label(url: str, manifest_path: str) -> str:
 
 
 class WatchedGauge:
-    """A gauge that is computed when a reader collects, by calling those that have a value."""
+    """A gauge that is computed when a reader collects, for each watched owner."""
 
     def __init__(self, name: str, unit: str, meaning: str) -> None:
         # Weak references: an owner that is dropped without being closed must not be kept alive, nor
@@ -74,7 +74,7 @@ class WatchedGauge:
     def watch(
         self, owner: Owner, value: Callable[[Owner], float | None], labels: Mapping[str, str]
     ) -> None:
-        """Ask for ``value(owner)`` from now on, in the reader's thread; None is no measurement."""
+        """Report ``value(owner)`` when a reader collects, in its thread; None reports nothing."""
         key = id(owner)
         alive = ref(owner, lambda _: self._owners.pop(key, None))
 
@@ -187,7 +187,7 @@ repeats_dropped = _counter(
 records_malformed = _counter(
     "records_malformed",
     "{record}",
-    "Records read into columns that are not what the schema says, dropped ones included.",
+    "Records read into columns that do not fit the schema, dropped ones included.",
 )
 records_dropped = _counter(
     "records_dropped",
@@ -238,5 +238,5 @@ claims_held = _watched("claims_held", "{batch}", "Batches that workers hold.", _
 claims_lapsed = _counter(
     "claims_lapsed",
     "{claim}",
-    "Claims that ended because their worker gave no sign of life; the batch is handed out again.",
+    "Claims that ended because their worker sent no heartbeat; the batch is handed out again.",
 )

@@ -22,8 +22,8 @@ outcome         the store's answer    what surely happened,   what the caller do
                 is no object (404)                            again (failure F4).
 `Unknown`       nothing, nothing      Nothing is sure: it     Reads the object: it  `Commit-
                 that can be believed  may be written, or may  is written if the     StateUnknown`
-                in time               still be written later  change is in it, and  when it cannot
-                                      (failure F2).           never will be if the  be told until
+                in time               still be written later  change is in it, and  when that is
+                                      (failure F2).           never will be if the  unknown until
                                                               version it was bound  the deadline
                                                               to is replaced.
 ==============  ====================  ======================  ====================  ==============
@@ -50,7 +50,7 @@ class Applied(Generic[T]):
     """The write was applied."""
 
     value: T
-    """Of a store's put the new version of the object; of a change the new value."""
+    """The new version of the object for a store's put; the new value for a change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Unknown:
 
     reason: str
     first_mark: int = 0
-    """Of a change, where the first attempt in doubt would be found."""
+    """Where a change's first attempt with an unknown outcome would be."""
     cause: OpenDataBufferError | None = None
     """The error that ended the change, if it was an error and not the deadline."""
 

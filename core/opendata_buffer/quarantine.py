@@ -25,7 +25,7 @@ from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.formats.keys import is_confined, parse_location
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.formats.sidecar import Fields, Sidecar
+from opendata_buffer.formats.sidecar import Sidecar, SidecarFields
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Get, List, Put, Store, read_bytes, read_sidecar
 
@@ -45,7 +45,7 @@ class Entry(Protocol):
 
     @property
     def sequence(self) -> int:
-        """Its place in the queue."""
+        """Its sequence in the queue."""
 
     @property
     def location(self) -> str:
@@ -198,7 +198,7 @@ def read_copy(store: Get, data_path_prefix: str, report: QuarantineReport) -> by
     return read_bytes(store, _key(data_path_prefix, report.id, "object"), MAX_OBJECT_BYTES)
 
 
-def _report(fields: Fields) -> QuarantineReport:
+def _report(fields: SidecarFields) -> QuarantineReport:
     return QuarantineReport(
         **{name: fields.text(name) for name in ("id", "location", "error", "query", "time")},
         sequence=fields.number("sequence"),
@@ -210,13 +210,13 @@ def _report(fields: Fields) -> QuarantineReport:
     )
 
 
-def _metadata(fields: Fields) -> Metadata:
+def _metadata(fields: SidecarFields) -> Metadata:
     try:
         payload = b64decode(fields.text("payload_base64"), validate=True)
     except ValueError:
         raise fields.wrong("payload_base64", "base64") from None
-    taken_in_ms = fields.number("ingestion_time_ms", least=-(2**63), most=2**63 - 1)
-    return Metadata(fields.number("start_index"), taken_in_ms, payload)
+    ingested_ms = fields.number("ingestion_time_ms", least=-(2**63), most=2**63 - 1)
+    return Metadata(fields.number("start_index"), ingested_ms, payload)
 
 
 def _read(store: Get, entry: Entry) -> bytes | None:

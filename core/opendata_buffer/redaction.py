@@ -10,8 +10,8 @@ import re
 
 from opendata_buffer.errors import InvalidInput
 
-# The second form is a password with slashes, as AWS secret keys have them. It takes too much of a
-# URL with a port and an @ in its path; hiding a path is the lesser harm.
+# The second form is a password with slashes, as AWS secret keys have them. It also hides the path
+# of a URL with a port and an @ in its path, which is the lesser harm.
 # A container before the host of an abfss:// URL is a name and no secret.
 _USER = re.compile(
     r"(?<=://)(?!(?<=abfss://)[^/\s:@]+@[^/\s:@'\"]+(?![^/\s'\"]))"

@@ -28,10 +28,9 @@ class Retries:
         runtime: Where sleeping, time and randomness come from.
         base_ms: First backoff step, milliseconds.
         max_ms: Largest backoff step, milliseconds.
-        deadline_ms: Milliseconds after the first attempt began when no further one begins. A
-            sleep is cut at the deadline, so the last attempt is made about then. No sleep
-            lasts until the caller's :func:`~opendata_buffer.runtime.deadline`: it ends the
-            retries at once.
+        deadline_ms: No attempt begins later than so many milliseconds after the first one. The last
+            sleep is cut short, so that an attempt is made about then. A sleep that would reach the
+            caller's :func:`~.runtime.deadline` ends the retries.
         retry_on: Errors that are retried. Any other, and the last of these, is raised as it is.
         pause: Seconds to sleep after an error in place of the backoff; None for the backoff.
         before_pause: Called before each of these sleeps.
@@ -71,14 +70,14 @@ class Retries:
         def wait(state: tenacity.RetryCallState) -> float:
             assert state.outcome is not None
             pause = self._pause_after(state.attempt_number, state.outcome.exception())
-            # Cut at the deadline, so that the last attempt is made at it and not given away.
+            # Cut at the deadline, so that the last attempt is made at it.
             return min(pause, max(0.0, until - self.runtime.monotonic()))
 
         def stop(state: tenacity.RetryCallState) -> bool:
             if state.attempt_number == self.max_attempts:
                 return True
             # At the caller's deadline nothing can be tried any more, and the error of the last
-            # attempt says more than that time is up.
+            # attempt has more in it than that time is up.
             around = remaining()
             late = around is not None and state.upcoming_sleep >= around
             return late or until <= self.runtime.monotonic()

@@ -29,7 +29,7 @@ def ulid_of(timestamp_ms: int, randomness: bytes) -> str:
 
 
 class Condition(AbstractContextManager[bool], Protocol):
-    """``threading.Condition``, which also tells whether the calling thread holds it."""
+    """``threading.Condition``, which also knows whether the calling thread holds it."""
 
     def wait(self, timeout: float | None = None) -> bool: ...
     def notify_all(self) -> None: ...
@@ -152,9 +152,9 @@ class Moment:
         return self.wall_ms <= now.wall_ms and self.monotonic <= now.monotonic
 
     def age_ms(self, now: Moment) -> float:
-        """Milliseconds until ``now``, by the clock that says more.
+        """Milliseconds until ``now``, by the clock with the larger difference.
 
-        A collector elsewhere goes on while this machine sleeps (failure F5).
+        A collector elsewhere goes on while this machine is suspended (failure F5).
         """
         return max(float(now.wall_ms - self.wall_ms), (now.monotonic - self.monotonic) * 1000)
 
@@ -206,8 +206,8 @@ def wait_for(
 ) -> bool:
     """Wait, with the lock held, until ``is_met()``; False where that took too long.
 
-    ``is_met`` is asked after each notification. Without a limit it waits for ever: in ``seconds``,
-    or ``until`` a time of the monotonic clock.
+    ``is_met`` is called after each notification. The limit is ``seconds``, or ``until``, a time of
+    the monotonic clock; without either it waits for ever.
     """
     if seconds is not None:
         until = runtime.monotonic() + seconds

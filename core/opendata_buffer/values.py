@@ -32,14 +32,14 @@ JSON, CSV = "json", "csv"
 PERMISSIVE, DROPMALFORMED, FAILFAST = "PERMISSIVE", "DROPMALFORMED", "FAILFAST"
 
 _TEXT_BYTES = 4 << 20
-"""Of records in a text, unless a single one has more: all are read again because of one."""
+"""Bytes of records in a text, unless one has more: a malformed one makes all be read again."""
 
 _INFERRED_AT_ONCE = 256
-"""Records in a text. Objects with ids for names take memory by the square of this."""
+"""Records in a text. Where ids are names of fields, Arrow takes memory by the square of this."""
 
 _MOST_LEVELS = 50
-"""Of nested types. Arrow sends Spark no more than 64, and overflows the process's stack where it
-infers the type of a record with a hundred thousand."""
+"""Levels of nested types. Arrow sends Spark no more than 64, and overflows the process's stack
+where it infers the type of a record with a hundred thousand."""
 
 _TYPES = {
     pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(),
@@ -47,7 +47,7 @@ _TYPES = {
 }  # fmt: skip
 _NO_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[^\[\]{}]+', re.DOTALL)
 _EMPTY_OBJECT = re.compile(rb"\{[ \t\r\n]*\}")
-_PLACE_IN_TEXT = re.compile(
+_POSITION_IN_TEXT = re.compile(
     r"(?:^JSON parse error: )|(?:^CSV parse error: )|(?:Row #\d+: )|(?: in row \d+$)"
 )
 _ROW = re.compile(r"(?:in row |Row #)(\d+)")
@@ -64,10 +64,10 @@ class ValueOptions:
         mode: What becomes of a malformed record: ``PERMISSIVE`` keeps a row of nulls with its text
             in ``corrupt_column``, ``DROPMALFORMED`` leaves it out, ``FAILFAST`` raises.
         corrupt_column: The column for the text of malformed records, if the schema names it.
-        sep: Of CSV: what separates fields; one ASCII character, as ``quote`` and ``escape``.
-        quote: Of CSV: what encloses a field, and is doubled inside of one; empty: nothing does.
-        escape: Of CSV: what makes the next character a part of the field; empty: nothing does.
-        null_value: Of CSV: the text of a field that is null, unless it is quoted.
+        sep: CSV: the separator of fields; one ASCII character, as ``quote`` and ``escape``.
+        quote: CSV: the character around a field, doubled inside of it; empty: none.
+        escape: CSV: the character that makes the next one a part of the field; empty: none.
+        null_value: CSV: the text of a field that is null, unless it is quoted.
         header: Of CSV: whether records that repeat the names of the columns are left out.
     """
 
@@ -82,12 +82,12 @@ class ValueOptions:
 
 
 @dataclass(frozen=True)
-class Columns:
-    """What became of some records, in their order.
+class DecodedColumns:
+    """The columns of some records, and which records have none.
 
     Attributes:
         arrays: A column for each field of the schema, one value for each record.
-        malformed: By index of a record that is malformed, why.
+        malformed: The reason of each malformed record, by the record's index.
         headers: Indexes of records that repeat the names of the columns.
     """
 
@@ -100,12 +100,12 @@ class Decoder:
     """Reads records into the columns of one schema; made once, used for many arrays of records.
 
     Args:
-        schema: The columns, in their order. That for corrupt records may be among them.
+        schema: The columns, in their order. The column for corrupt records may be among them.
         options: How to read.
 
     Raises:
-        InvalidInput: A column of a type that such records are not read into, two of one name, no
-            column to fill, or one for corrupt records that is no string.
+        InvalidInput: A column of an unsupported type, two columns of one name, no column to fill,
+            or a column for corrupt records that is no string.
     """
 
     def __init__(self, schema: pa.Schema, options: ValueOptions) -> None:
@@ -134,8 +134,8 @@ class Decoder:
             if options.header:
                 self._header = options.sep.join(names).encode()
 
-    def decode(self, values: pa.BinaryArray) -> Columns:
-        """The columns of records of type ``pa.binary()`` without nulls, whatever they are."""
+    def decode(self, values: pa.BinaryArray) -> DecodedColumns:
+        """The columns of records, which are any bytes: ``pa.binary()`` without nulls."""
         texts, malformed = _readable(values, self._reader)
         parts = [[pa.nulls(0, each.type) for each in self._fields]]
         for at, part in _halved(texts, self._read, 0, len(texts)) if len(texts) else ():
@@ -154,7 +154,7 @@ class Decoder:
             for row in malformed:
                 corrupt[row] = values[row].as_py().decode("utf-8", "replace")
             columns.insert(self.schema.names.index(self._corrupt), pa.array(corrupt, pa.string()))
-        return Columns(columns, malformed, headers)
+        return DecodedColumns(columns, malformed, headers)
 
     def _read(self, texts: pa.BinaryArray) -> list[pa.Array]:
         columns = self._reader.read(texts).columns
@@ -263,7 +263,7 @@ class _CsvReader:
 def _readable(
     values: pa.BinaryArray, reader: _CsvReader | _JsonReader
 ) -> tuple[pa.BinaryArray, dict[int, str]]:
-    """The records as they are joined, with placeholders for malformed ones; why they are."""
+    """The records as they are joined, malformed ones as placeholders; their reasons."""
     unusual = reader.unusual(values)
     try:
         values.cast(pa.string())
@@ -298,7 +298,7 @@ def _halved(
             found = read(part)
         except ValueError as error:
             if len(part) == 1:
-                yield begin, _PLACE_IN_TEXT.sub("", str(error).partition("\n")[0])
+                yield begin, _POSITION_IN_TEXT.sub("", str(error).partition("\n")[0])
                 return
             if row := _ROW.search(str(error)):  # Most often the malformed record.
                 at = begin + min(int(row[1]), len(part) - 1)

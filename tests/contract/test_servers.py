@@ -31,7 +31,7 @@ def test_one_is_got_by_its_own_command_and_one_by_a_shell_that_calls_it(
 
 
 @pytest.mark.parametrize("server", SERVERS, ids=lambda each: each.name)
-def test_one_that_is_not_there_is_told_of_with_the_command(
+def test_a_missing_server_is_reported_with_the_command(
     server: Server,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

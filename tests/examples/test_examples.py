@@ -48,7 +48,7 @@ def test_a_pool_of_workers_fetches_and_one_consumer_acknowledges(tmp_path: Path)
     assert list(batches_of(store)) == []
 
 
-def test_workers_share_a_queue_and_put_aside_what_nobody_can_use(tmp_path: Path) -> None:
+def test_workers_share_a_queue_and_quarantine_what_cannot_be_processed(tmp_path: Path) -> None:
     store = str(tmp_path)
     with Producer(ProducerConfig(store=store)) as producer:
         for number in range(5):

@@ -114,7 +114,7 @@ class Client:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="measures memory in /proc")
-def test_as_many_clients_as_a_broker_takes_are_served_and_the_odd_ones_harm_nobody(
+def test_as_many_clients_as_a_broker_takes_are_served_beside_surplus_ones(
     tmp_path: Path,
 ) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

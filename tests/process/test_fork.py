@@ -119,7 +119,7 @@ main()
 """
 
 
-def test_f30_a_producer_nobody_closed_is_flushed_at_exit(tmp_path: Path) -> None:
+def test_f30_a_producer_that_was_not_closed_is_flushed_at_exit(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FORGETFUL, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

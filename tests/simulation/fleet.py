@@ -299,7 +299,7 @@ class Fleet:
                 self.network.cut(victim.runtime, other.runtime)
                 self._later(seconds, lambda: self.network.heal(victim.runtime, other.runtime))
         elif deed == "deny":
-            self.simulation.log("the announcement is deleted")
+            self.simulation.log("the discovery record is deleted")
             self.store.delete_many(["ingest/_broker.json"])
         elif deed == "outage":
             seconds = self.random.uniform(0.5, 15)

@@ -40,7 +40,7 @@ def test_writers_that_know_each_other_share_the_manifest(writers: int, p99: floa
     assert min(growth.durable) >= 0.8 * 60 / growth.every_s
 
 
-def test_a_writer_that_never_waits_is_not_shut_out_and_shuts_nobody_out() -> None:
+def test_a_writer_that_never_waits_is_not_shut_out_and_shuts_no_other_out() -> None:
     growth = Growth(1, 2, every_s=0.1, brokers=False, foreign=1)
     found = growth.measure(20, 60)
     assert min(growth.durable) >= 0.5 * 60 / growth.every_s

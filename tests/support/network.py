@@ -4,7 +4,7 @@
 
     network = SimNetwork(simulation)
     port = network.listen(broker_runtime)              # what a Host opens
-    channel = network.dial(client_runtime, announcement, timeout=1.0)
+    channel = network.open_channel(client_runtime, broker_record, timeout=1.0)
     network.cut(broker_runtime, client_runtime)        # nothing passes, nobody is told
     network.kill(broker_runtime)                       # with the process: connections are reset
 
@@ -50,7 +50,7 @@ class SimNetwork:
         self._ports[port.address] = port
         return port
 
-    def dial(
+    def open_channel(
         self, process: SimRuntime, broker_record: DiscoveryRecord, timeout: float
     ) -> SimChannel:
         """A channel from a process to an announced address.
@@ -78,7 +78,7 @@ class SimNetwork:
         """What opens connections for a process."""
 
         def connect(broker_record: DiscoveryRecord) -> Connection:
-            channel = self.dial(process, broker_record, CONNECT_S)
+            channel = self.open_channel(process, broker_record, CONNECT_S)
             nonce = secrets.token_bytes(NONCE_BYTES)
             return Connection(channel, broker_record, process, nonce)
 

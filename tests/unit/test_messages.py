@@ -67,7 +67,7 @@ def test_a_uuid_of_another_version_is_refused() -> None:
         parse_uuid(uuid.UUID("7d444840-9dc0-41d1-b245-5ffdce74fad2"))
 
 
-def test_a_producer_id_never_looks_like_a_network_card() -> None:
+def test_a_producer_id_is_never_the_address_of_a_network_card() -> None:
     assert new_producer_id(bytes) == b"\1\0\0\0\0\0"
 
 

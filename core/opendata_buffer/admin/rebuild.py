@@ -203,10 +203,10 @@ def _ordered(found: Sequence[_Found]) -> list[_Found]:
     """Order by ULID, with each transaction in one piece and an app's transactions by number."""
     by_name = sorted(found, key=lambda each: (each[1].ulid, each[0]))
     groups: dict[object, list[_Found]] = {}
-    for each in _within_places(by_name, lambda each: _producer(each[1]), _by_clock):
+    for each in _within_positions(by_name, lambda each: _producer(each[1]), _by_clock):
         groups.setdefault(_group_of(each) or each[0], []).append(each)
     # In insertion order, which is by each group's first ULID.
-    ordered = _within_places(
+    ordered = _within_positions(
         list(groups.values()),
         lambda group: None if (txn := _group_of(group[0])) is None else txn.app,
         lambda own: sorted(own, key=_number),
@@ -214,18 +214,18 @@ def _ordered(found: Sequence[_Found]) -> list[_Found]:
     return [each for group in ordered for each in group]
 
 
-def _within_places(
+def _within_positions(
     items: Sequence[T], owner: Callable[[T], object], arrange: Callable[[list[T]], list[T]]
 ) -> list[T]:
-    """Rearrange each owner's items within the places that they have among the others."""
-    places: dict[object, list[int]] = {}
-    for place, item in enumerate(items):
+    """Rearrange each owner's items within the positions that they have among the others."""
+    positions: dict[object, list[int]] = {}
+    for position, item in enumerate(items):
         if (own := owner(item)) is not None:
-            places.setdefault(own, []).append(place)
+            positions.setdefault(own, []).append(position)
     ordered = list(items)
-    for taken in places.values():
-        for place, item in zip(taken, arrange([items[each] for each in taken]), strict=True):
-            ordered[place] = item
+    for taken in positions.values():
+        for position, item in zip(taken, arrange([items[each] for each in taken]), strict=True):
+            ordered[position] = item
     return ordered
 
 
@@ -243,10 +243,10 @@ def _number(group: Sequence[_Found]) -> int:
 def _by_clock(own: Sequence[_Found]) -> list[_Found]:
     """Sort one producer's messages.
 
-    Names may be made ahead of time and in many processes, so messages go by the producer's clock:
-    a message behind a later one would pass for a duplicate. Acknowledgements keep the places of
-    their names, because a roll-back has an earlier clock. The final acknowledgement goes to the
-    last place: messages behind it would stay undecided.
+    By the producer's clock, because names may be made ahead of time and in many processes, and a
+    message behind a later one would pass for a duplicate. Acknowledgements stay where their names
+    are, because a roll-back has an earlier clock; the final one goes last, so that no message
+    behind it stays undecided.
     """
     messages = [(parse_uuid(each[1].message), each) for each in own if each[1].message is not None]
     final = [each for message, each in messages if message.flags & FINAL]

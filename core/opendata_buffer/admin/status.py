@@ -1,4 +1,4 @@
-"""What is in a queue or a topic, who consumes it, and how its broker and workers are doing.
+"""The content of a queue or a topic, its consumer, and the state of its broker and workers.
 
 Everything here reads manifests and the small objects next to them, and changes nothing.
 """
@@ -32,7 +32,7 @@ from opendata_buffer.topic.topic import Topic
 T = TypeVar("T")
 
 STATS_S = 1.0
-"""How long a broker may take to answer; one that runs answers sooner."""
+"""Seconds that a broker may take to answer; one that runs answers sooner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ class Status:
     """A queue at one moment.
 
     Ages are the time since a batch was produced, by its producer's clock and ours. ``notes`` are
-    what an operator should look at: a marker that makes producers and consumers fail, a transaction
+    what an operator should check: a marker that makes producers and consumers fail, a transaction
     that is undecided for long, a damaged object next to the manifest.
     """
 

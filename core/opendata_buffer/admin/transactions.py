@@ -54,7 +54,7 @@ class OpenTransaction:
     last_clock: int  # the producer's, at its last batch
     batches: int
     behind: int  # queued batches from its first one on, of all producers
-    age_seconds: float | None  # since the first was produced; None where its name does not tell
+    age_seconds: float | None  # since the first was produced; None where its name has no time
     committed: bool = False
 
 

@@ -1,7 +1,7 @@
 """A broker appends for all its clients by group commit, and pauses for a client that writes itself.
 
-While one compare-and-swap is on its way, requests of all clients pile up; the next one takes
-them all. A request is answered after its compare-and-swap has landed and never before. One thread
+While one compare-and-swap is in flight, requests of all clients queue up; the next one appends them
+all. A request is answered after its compare-and-swap has landed and never before. One thread
 writes; sessions hand it requests and are called back with the answers.
 """
 
@@ -51,7 +51,7 @@ def find_earlier_attempt(
     """
 
     def guard(before: Manifest) -> Landed | None:
-        # The last entry, because a consumer takes an append from its front.
+        # The last entry, because a consumer dequeues an append from its front.
         last = before.find(entries[-1].location)
         if last is not None:
             return Landed(last - len(entries) + 1)
@@ -226,7 +226,7 @@ class Broker:
         self._task = self.runtime.spawn(self._run, "opendata-buffer-broker")
 
     def stop(self, timeout: float | None = None) -> None:
-        """Refuse what waits and everything that comes; end after the write under way."""
+        """Refuse waiting and later requests; end after the write in flight."""
         with self._condition:
             self._leaving = True
             self._condition.notify_all()
@@ -242,7 +242,7 @@ class Broker:
         return clock_body(Moment.now(self.runtime))
 
     def submit(self, request: AppendRequest, message_bytes: int) -> None:
-        """Append in the next write, and answer."""
+        """Append the entries in the next write, and answer."""
         size = len(request.entries)
         with self._condition:
             if self._leaving:
@@ -289,7 +289,7 @@ class Broker:
                 while not self._waiting and not self._leaving and not self._pause_requests:
                     self._condition.wait()
                 asking, self._pause_requests = self._pause_requests, []
-            # Between two pauses what waits is written, however many clients ask for one.
+            # What waits is written between two pauses, however many clients ask for a pause.
             self._pause_for(asking)
             with self._condition:
                 group, self._waiting = self._waiting, []
@@ -319,7 +319,7 @@ class Broker:
             self._pause_until(now + self._fairness.pause(now))
 
     def _pause_for(self, asking: Sequence[PauseRequest]) -> None:
-        """Let clients write that have asked for it: all at once, as long as each needs."""
+        """Let all clients write that have asked for it, together for as long as each needs."""
         if not asking:
             return
         self.pauses += 1
@@ -361,7 +361,7 @@ class Broker:
                 if len(group) == 1:
                     self._fail(group, error)
                     return
-                # Half of them may fit; all together never would, also into an empty queue.
+                # Half of them may fit; all together do not, even into an empty queue.
                 half = len(group) // 2
                 self._append(group[:half], read_first)
                 group, read_first = group[half:], False

@@ -1,4 +1,4 @@
-"""Who works on which batch: the value of ``<prefix>/_claims.json`` and its rules. Pure.
+"""The claims of workers: the value of ``<prefix>/_claims.json`` and its rules. Pure.
 
 Batches are handed out oldest first, each to one worker at a time, and again when its worker
 releases it or sends no heartbeat. A batch that is done in the middle waits for those before it: the
@@ -10,8 +10,8 @@ queue can only be dequeued from its front, so the **frontier** is the first batc
        ^                  │ release (back-off), lapse (no heartbeat)
        └──────────────────┘ reject, or max_deliveries reached: to the quarantine, then done
 
-The object has what a successor must know. When a claim lapses is not in it: a successor cannot
-compare its clock with its predecessor's, so it gives every worker the whole time anew.
+The object has what a successor needs. The time when a claim lapses is not in it: a successor cannot
+compare its clock with its predecessor's, so every worker gets its full timeout again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from opendata_buffer.formats.sidecar import Fields, Sidecar, is_number
+from opendata_buffer.formats.sidecar import Sidecar, SidecarFields, is_number
 from opendata_buffer.runtime import Condition
 
 CLAIMS = Sidecar(
@@ -35,8 +35,8 @@ MAX_OPEN = 50_000
 many, no further batch is handed out: the object must not grow without end."""
 
 MAX_NAME_BYTES = 202
-"""Of a worker's name as it is stored, in JSON with its quotes. With longer names, of up to twelve
-bytes a character, ``MAX_OPEN`` claims would be too large to be read by a successor."""
+"""Bytes of a worker's name as it is stored, in JSON with its quotes. With longer names, of up to
+twelve bytes a character, ``MAX_OPEN`` claims would be too large to be read by a successor."""
 
 
 def claims_key(data_path_prefix: str) -> str:
@@ -82,8 +82,8 @@ class Claims:
     queue: str = ""
 
     def adopted(self, epoch: int, queue: str, first_sequence: int) -> Claims:
-        """As a new dispatcher takes them over; the queue begins at this sequence. None are kept of
-        a queue that was deleted: the new one's batches would be below the old frontier."""
+        """The claims as a new dispatcher takes them over. Those of a deleted queue are dropped: the
+        batches of the new one would be below the old frontier."""
         if self.queue and self.queue != queue:
             return Claims(epoch, first_sequence, tokens=self.tokens, queue=queue)
         return replace(self, epoch=epoch, queue=queue).dequeued_to(first_sequence)
@@ -92,7 +92,7 @@ class Claims:
         """Batches before ``end`` that can be handed out, oldest first. Those in ``resting`` were
         released, and their back-off is not over."""
         taken = {*self.held, *self.done, *resting}
-        # What is held was handed out.
+        # A held batch was handed out: it is among the deliveries.
         room = MAX_OPEN - len(self.deliveries) - len(self.done)
         found: list[int] = []
         for sequence in range(self.frontier, end):
@@ -122,7 +122,7 @@ class Claims:
         return holder is not None and holder.token == token
 
     def finish(self, sequence: int) -> Claims:
-        """The batch is done, or in the quarantine; the frontier passes what is done behind it."""
+        """End a batch that is done or in the quarantine; the frontier passes all that is done."""
         if sequence < self.frontier:
             return self
         held, deliveries = dict(self.held), dict(self.deliveries)
@@ -132,7 +132,7 @@ class Claims:
         return replace(self, held=held, deliveries=deliveries, done=done)._past_done()
 
     def release(self, sequence: int) -> Claims:
-        """Take the batch from its worker; how often it was handed out is remembered."""
+        """Take the batch from its worker; its number of deliveries stays."""
         held = dict(self.held)
         held.pop(sequence, None)
         return replace(self, held=held)
@@ -150,7 +150,7 @@ class Claims:
         )._past_done()
 
     def _past_done(self) -> Claims:
-        """With the frontier behind all that is done without a gap."""
+        """With the frontier behind the batches that are done without an open one among them."""
         frontier, done = self.frontier, set(self.done)
         while frontier in done:
             done.remove(frontier)
@@ -177,7 +177,7 @@ def encode(claims: Claims) -> bytes:
 
 
 def decode(data: bytes) -> Claims:
-    """The claims of an object's bytes. Raises CorruptData where they are none of this version."""
+    """The claims in an object's bytes. Raises CorruptData for bytes of no or another version."""
     fields = CLAIMS.decode(data)
     held, done = _held(fields), frozenset(_done(fields))
     if len(held) + len(done) > 2 * MAX_OPEN:
@@ -193,7 +193,7 @@ def decode(data: bytes) -> Claims:
     )
 
 
-def _held(fields: Fields) -> dict[int, ClaimHolder]:
+def _held(fields: SidecarFields) -> dict[int, ClaimHolder]:
     held = {}
     for row in fields.items("held"):
         match row:
@@ -206,7 +206,7 @@ def _held(fields: Fields) -> dict[int, ClaimHolder]:
     return held
 
 
-def _done(fields: Fields) -> Iterator[int]:
+def _done(fields: SidecarFields) -> Iterator[int]:
     total = 0
     for row in fields.items("done"):
         match row:
@@ -219,7 +219,7 @@ def _done(fields: Fields) -> Iterator[int]:
         raise fields.wrong("done", f"ranges [first, last] of {MAX_OPEN} batches at most", row)
 
 
-def _deliveries(fields: Fields) -> dict[int, int]:
+def _deliveries(fields: SidecarFields) -> dict[int, int]:
     deliveries = {}
     for row in fields.items("deliveries"):
         match row:
@@ -242,18 +242,18 @@ def _ranges(numbers: Iterable[int]) -> list[list[int]]:
 
 
 LATE_S = 0.5
-"""A dispatcher that checks a claim so long after its end may have missed heartbeats, because it
-was suspended or storage held it up. It gives the worker the whole time anew, once."""
+"""Seconds. A dispatcher that checks a claim so long after its end was suspended or waited for
+storage, and may have missed heartbeats. It then gives the worker the full timeout again, once."""
 
 MOST_TOKENS = 100_000
-"""Of one heartbeat."""
+"""Tokens of one heartbeat."""
 
 
 class Heartbeats:
     """When claims lapse, by the heartbeats of their workers. Times are monotonic seconds.
 
-    Any thread calls :meth:`hear`, the dispatcher's thread all else. ``steady_since`` tells since
-    when this broker has run without a long pause: heartbeats of a pause may have been missed.
+    Any thread calls :meth:`receive`, the dispatcher's thread all else. ``steady_since`` returns the
+    time since when this broker runs without a long pause: it may have missed earlier heartbeats.
     """
 
     def __init__(self, condition: Condition, steady_since: Callable[[], float]) -> None:
@@ -264,10 +264,10 @@ class Heartbeats:
         self.lapses: dict[int, float] = {}
         """When the claim of each batch is checked next."""
 
-    def hear(self, tokens: Iterable[int], now: float) -> None:
-        """The worker that holds these lives. With the lock held."""
+    def receive(self, tokens: Iterable[int], now: float) -> None:
+        """Note a heartbeat of the worker with these claims. With the lock held."""
         for token in list(tokens)[:MOST_TOKENS]:
-            self._alive.pop(token, None)  # behind the others: the first ones were not heard longest
+            self._alive.pop(token, None)  # moved to the end: the first tokens are the oldest
             self._alive[token] = now
         # forget() is called only while workers ask for batches.
         excess = max(0, len(self._alive) - 2 * MOST_TOKENS)
@@ -275,18 +275,18 @@ class Heartbeats:
             del self._alive[token]
 
     def begin(self, held: Mapping[int, ClaimHolder], now: float) -> None:
-        """Give each worker the whole time: its last heartbeat is not known."""
+        """Give each worker its full timeout: its last heartbeat is not known."""
         self.lapses = {key: now + each.timeout_ms / 1000 for key, each in held.items()}
 
     def end(self) -> None:
-        """Another dispatcher owns the claims."""
+        """Forget the times: another dispatcher owns the claims."""
         self.lapses, self._renewed = {}, {}
 
     def until(self, sequence: int, holder: ClaimHolder, now: float) -> float | None:
-        """For a claim whose time is over: until when it holds all the same; None when it lapses."""
+        """The new end of a claim that is to last longer than its timeout; None when it lapses."""
         with self._condition:
             alive = self._alive.get(holder.token, float("-inf"))
-        # Behind a pause of its own the broker knows as little as a successor, and does the same.
+        # A broker that paused knows as little as a successor, and does the same.
         until = max(alive, self._steady_since()) + holder.timeout_ms / 1000
         if until > now:
             return until
@@ -296,7 +296,7 @@ class Heartbeats:
         return None
 
     def landed(self, lapses: Mapping[int, float | None]) -> None:
-        """What a round has changed is stored."""
+        """Take over the times of a round whose claims are stored."""
         for sequence, at in lapses.items():
             if at is None:
                 self.lapses.pop(sequence, None)
@@ -304,12 +304,12 @@ class Heartbeats:
                 self.lapses[sequence] = at
 
     def drop(self, token: int) -> None:
-        """Its claim has ended."""
+        """Forget the heartbeat of a claim that has ended."""
         with self._condition:
             self._alive.pop(token, None)
 
     def forget(self, held: Mapping[int, ClaimHolder]) -> None:
-        """Keep what is held; what ended long ago is dropped now and then."""
+        """Forget the heartbeats of all but the held claims, once they are many."""
         if len(self._alive) <= 2 * len(held) + 1_000:
             return
         tokens = {each.token for each in held.values()}

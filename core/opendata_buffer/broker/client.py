@@ -21,19 +21,19 @@ from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.runtime import Runtime, wait_for
 
 RENEW_S = 0.5
-"""An append is renewed when a message of the broker came so long after the clock it holds by."""
+"""Seconds: an append whose clock is so much older than the broker's newest one is renewed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """It is in the queue."""
+    """The entries are in the queue."""
 
     sequence: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It was not appended and will not be.
+    """The entries were not appended and will not be.
 
     ``why`` is ``expired``, ``moved``, ``busy``, ``unsent``, ``late`` for its own deadline, or
     ``large``: no broker takes it.
@@ -44,8 +44,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No answer: it may be in the queue, at ``since`` or later. From ``safe_at`` on, monotonic
-    seconds, this broker begins no write of it."""
+    """No answer: the entries may be in the queue, at ``since`` or later. From ``safe_at`` on,
+    monotonic seconds, this broker begins no write of them."""
 
     since: int
     safe_at: float
@@ -64,15 +64,15 @@ class PendingRequest:
     """One request that waits for its answer. Times are monotonic seconds.
 
     Attributes:
-        lost: Its answer where none will come.
-        heard_at: When the broker's clock came by which the request holds, for ``valid_s`` seconds.
+        lost: The result where no answer comes.
+        clock_at: When the broker's clock arrived that the request carries, for ``valid_s`` seconds.
         begin_by: No write of it begins after this.
         posted: No thread waits for its answer.
         answer: Once there is one; an error is raised.
     """
 
     lost: Lost
-    heard_at: float = 0.0
+    clock_at: float = 0.0
     valid_s: float = 0.0
     begin_by: float = float("-inf")
     posted: bool = False
@@ -83,15 +83,15 @@ class PendingRequests:
     """The unanswered requests of one connection, by their numbers. Pure.
 
     The caller holds a lock and passes the time in monotonic seconds. ``clock`` is the broker's, as
-    it last came at ``heard_at``; every append takes it back to the broker.
+    received at ``clock_at``; every append sends it back to the broker.
     """
 
     def __init__(self) -> None:
         self.clock: Any = None
-        self.heard_at = 0.0
+        self.clock_at = 0.0
         self._pending: dict[int, PendingRequest] = {}
         self._number = 0
-        self._next = 0  # sequence of the queue's next entry, as far as was heard
+        self._next = 0  # sequence of the queue's next entry, as the broker last reported it
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -101,28 +101,28 @@ class PendingRequests:
 
     @property
     def is_full(self) -> bool:
-        """Whether the broker would end the connection at one more request."""
+        """Whether the broker would close the connection at one more request."""
         return len(self._pending) >= MAX_OPEN_REQUESTS
 
     def begin(self, *, posted: bool = False) -> tuple[int, PendingRequest]:
         """A request that is not an append: its number, and where its answer will be."""
-        return self._open(PendingRequest(Lost(self._next, self.heard_at), posted=posted))
+        return self._open(PendingRequest(Lost(self._next, self.clock_at), posted=posted))
 
     def begin_append(self, since: int | None, begin_by: float) -> tuple[int, PendingRequest]:
         """An append: its number, and where its answer will be. See :meth:`Connection.append`."""
-        valid_s = min(VALID_MS / 1000, begin_by - self.heard_at)
-        lost = Lost(self._next if since is None else since, self.heard_at + valid_s)
-        return self._open(PendingRequest(lost, self.heard_at, valid_s, begin_by))
+        valid_s = min(VALID_MS / 1000, begin_by - self.clock_at)
+        lost = Lost(self._next if since is None else since, self.clock_at + valid_s)
+        return self._open(PendingRequest(lost, self.clock_at, valid_s, begin_by))
 
     def end(self, number: int) -> None:
         """Its caller has the answer, or waits no longer."""
         del self._pending[number]
 
-    def hear(self, body: Reply, now: float) -> bool:
+    def receive(self, body: Reply, now: float) -> bool:
         """Take a message of the broker; True when a caller may go on now. Raises ProtocolError
         where a broker sends no such message."""
         # The clock first: an answer that is waited for lets the next append begin at once.
-        self.clock, self.heard_at = body.get("clock"), now
+        self.clock, self.clock_at = body.get("clock"), now
         if isinstance(following := body.get("next"), int):
             self._next = max(self._next, following)
         call = self._pending.get(body["n"]) if isinstance(body.get("n"), int) else None
@@ -132,7 +132,7 @@ class PendingRequests:
             case {"op": "refused", "why": str(why)} if call is not None:
                 call.answer = Refused(why)
             case {"op": "lost", "since": int(since)} if call is not None:
-                # The broker has begun its last write of it; what that one did shows later.
+                # The broker has begun its last write of it; the answer to that write follows.
                 call.answer = Lost(since, now)
             case {"op": "failed", "error": error} if call is not None:
                 call.answer = error_of(error)
@@ -145,13 +145,13 @@ class PendingRequests:
             case {"op": str(op)} if call is None and op in _ANSWERS:
                 return False  # Its caller waits no longer.
             case _:
-                raise ProtocolError(f"the broker says {str(body.get('op'))[:50]!r}: unknown")
+                raise ProtocolError(f"unknown message {str(body.get('op'))[:50]!r} of the broker")
         if call is not None and call.posted:
             self.end(body["n"])
         return True
 
     def renew(self) -> list[int]:
-        """Let appends that wait for a slow write hold by the clock that just came.
+        """Renew the appends that wait for a slow write, by the clock that was just received.
 
         Otherwise an append that came during a write of more than two seconds would be refused, sent
         again as the next write begins, and never be written. Returns the numbers of these appends,
@@ -159,11 +159,11 @@ class PendingRequests:
         """
         renewed = []
         for number, call in self._pending.items():
-            is_old = self.heard_at - call.heard_at >= RENEW_S
-            if call.answer is None and is_old and self.heard_at + call.valid_s <= call.begin_by:
-                # First here: no other broker is asked while this one may still write it.
-                call.heard_at = self.heard_at
-                call.lost = Lost(call.lost.since, self.heard_at + call.valid_s)
+            is_old = self.clock_at - call.clock_at >= RENEW_S
+            if call.answer is None and is_old and self.clock_at + call.valid_s <= call.begin_by:
+                # First here: this client asks no other broker while this one may still write it.
+                call.clock_at = self.clock_at
+                call.lost = Lost(call.lost.since, self.clock_at + call.valid_s)
                 renewed.append(number)
         return renewed
 
@@ -182,12 +182,12 @@ class PendingRequests:
 log = logging.getLogger(__name__)
 
 CONNECT_S = 3.0
-"""For a connection and its handshake. A suspended broker accepts and sends no hello; one that
-shakes hands with hundreds at once, on a busy machine, needs more than a second for the last."""
+"""Seconds for a connection and its handshake. A suspended broker accepts and sends no hello; with
+hundreds of handshakes at once a broker on a busy machine takes more than a second for the last."""
 
 SILENCE_S = 0.75
-"""Without any message for so long, while an answer is due, the broker is sent a ping; without an
-answer for as long again, the connection ends."""
+"""Seconds without any message, while an answer is due, before the broker is sent a ping. Without
+an answer for as long again, the connection ends."""
 
 
 class ChannelClosed(Exception):
@@ -218,7 +218,7 @@ class Channel(Protocol):
 
 
 class Connection:
-    """A connection that has shaken hands. Thread-safe; one thread of its own reads.
+    """A connection after its handshake. Thread-safe; one thread of its own reads.
 
     Nothing was received from ``channel`` yet; ``nonce`` are random bytes for this connection alone.
     Raises ChannelClosed where the other side ends it or sends nothing, ProtocolError where it is
@@ -291,7 +291,7 @@ class Connection:
         return Refused("unknown") if isinstance(answer, Appended) else answer
 
     def tell(self, body: Mapping[str, Any]) -> None:
-        """Send a message that has no answer."""
+        """Send a message that gets no answer."""
         self._transmit(dict(body))
 
     def post(self, body: Mapping[str, Any], until: float | None) -> bool:
@@ -337,7 +337,7 @@ class Connection:
             try:
                 sent = self._transmit(body)
             except ProtocolError as error:
-                log.warning("the broker is not asked: %s", error)
+                log.warning("a request was not sent to the broker: %s", error)
                 call.answer, sent = Refused("large"), True
             with self._condition:
                 if not sent:
@@ -360,7 +360,7 @@ class Connection:
         self._wait_for(lambda: not self._pending.is_full, until)
 
     def _wait_for(self, is_true: Callable[[], bool], until: float | None) -> None:
-        """With the lock: until that is true, or the connection has ended."""
+        """Wait, with the lock, until that is true or the connection has ended."""
         wait_for(self._runtime, self._condition, lambda: self._over or is_true(), until=until)
 
     def _receive_first(self) -> bytes:
@@ -426,9 +426,9 @@ class Connection:
             self._transmit({"op": "renew", "clock": clock, "n": renewed}, waits=False)
 
     def _take(self, message: bytes) -> None:
-        """With the lock."""
+        """Process a message of the broker; with the lock."""
         body = self._end.open(message)
-        heard = self._pending.hear(body, self._runtime.monotonic())
+        heard = self._pending.receive(body, self._runtime.monotonic())
         if body.get("op") == "stats":
             self._stats = body
         if heard:

@@ -38,20 +38,20 @@ from opendata_buffer.stores.base import Store
 log = logging.getLogger(__name__)
 
 FIND_S = 1.0
-"""How long an append waits while a broker is searched for; then it is made alone."""
+"""Seconds that an append waits while a broker is searched for; then this process appends it."""
 
 SEARCH_S = 0.5
-"""Between two attempts to find a broker after one was lost."""
+"""Seconds between two attempts to find a broker after one was lost."""
 
 MOVED_S = 0.1
-"""After a broker that is leaving refused an append."""
+"""Seconds of a pause after a broker that is leaving refused an append."""
 
 STOP_S = 5.0
-"""How long the last caller waits for this process's broker to say that it leaves."""
+"""Seconds that the last caller waits until this process's broker has left its record."""
 
-PATIENCE_S = 10.0
-"""For so long after a broker was lost its successor is searched for so often; later every so many
-seconds."""
+IDLE_SEARCH_S = 10.0
+"""Seconds after a lost broker in which its successor is searched for every ``SEARCH_S``; later the
+search is repeated in this interval."""
 
 
 @dataclass(slots=True)
@@ -93,9 +93,9 @@ class BrokeredCommitter:
         self._election: LeaderElection | None = None
         self._discovery = Discovery(store, config, runtime, network.connect, waits_s=FIND_S)
         self._search_at: float | None = 0.0
-        # Whether a broker is sure to come, as in a process that serves by itself.
+        # Whether a broker will come for certain, as in a process that hosts one.
         self._expects = expects or config.broker == "host"
-        self._hopeful_until = runtime.monotonic() + PATIENCE_S if self._expects else 0.0
+        self._search_often_until = runtime.monotonic() + IDLE_SEARCH_S if self._expects else 0.0
         self._conflicts = 0
         self._asked = 0
 
@@ -168,12 +168,12 @@ class BrokeredCommitter:
                         answer.since if since is None else since, answer.safe_at
                     )
                     if connection.is_over:
-                        self._forget(connection, fell_silent=True)
+                        self._forget(connection, unresponsive=True)
                     left = doubt.safe_at - self._runtime.monotonic()
                     if left > 0:
                         self._runtime.sleep(left)
                 case _ if answer.why in ("expired", "late"):
-                    pass  # Its answer carried its clock; the next request holds by that.
+                    pass  # Its answer carried its clock, which the next request sends.
                 case _ if answer.why == "large":
                     return self._append_alone(entries, begin_by, doubt)
                 case _ if answer.why == "busy":
@@ -181,8 +181,8 @@ class BrokeredCommitter:
                 case _:
                     self._forget(connection)
                     if answer.why == "moved":
-                        # It may be announced for a moment yet: without a pause its clients
-                        # would come back as fast as they can.
+                        # Its record may still name it: without a pause its clients would come back
+                        # as fast as they can.
                         self._runtime.sleep(MOVED_S)
 
     def close(self) -> None:
@@ -268,19 +268,19 @@ class BrokeredCommitter:
 
     def _plan_next_search(self) -> None:
         now = self._runtime.monotonic()
-        if now < self._hopeful_until:
+        if now < self._search_often_until:
             self._search_at = now + SEARCH_S
         elif self._discovery.announced or self._expects or self._conflicts:
-            self._search_at = now + PATIENCE_S
+            self._search_at = now + IDLE_SEARCH_S
         else:
             # No broker ever served this queue: a lone process searches once, and then only after a
             # lost race.
             self._search_at = None
 
-    def _forget(self, connection: Connection, *, fell_silent: bool = False) -> None:
-        self._discovery.forget(connection, fell_silent=fell_silent)
+    def _forget(self, connection: Connection, *, unresponsive: bool = False) -> None:
+        self._discovery.forget(connection, unresponsive=unresponsive)
         now = self._runtime.monotonic()
-        self._search_at, self._hopeful_until = now, now + PATIENCE_S
+        self._search_at, self._search_often_until = now, now + IDLE_SEARCH_S
 
 
 def open_brokered_committer(

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 class Discovery:
     """One connection to the broker of a queue, for all threads of a process. Thread-safe.
 
-    :meth:`find` waits ``waits_s`` seconds at most, and not at all while the announced broker was
-    not reached when last tried. With None it waits until the search is over.
+    :meth:`find` waits ``waits_s`` seconds at most, and not at all if the last search did not reach
+    the announced broker. With None it waits until the search is over.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Discovery:
         self._searching: object | None = None
         self.is_closed = False
         self.announced = False
-        """Whether the last search found a broker announced, or could not tell."""
+        """Whether the last search found a broker announced, or failed."""
         self.reason = ""
         """Why the last search found none."""
 
@@ -82,8 +82,8 @@ class Discovery:
                 self._searching = search
                 self._wait_until = None
                 if self._waits_s is not None:
-                    patience_s = 0.0 if self._unreached else self._waits_s
-                    self._wait_until = self._runtime.monotonic() + patience_s
+                    wait_s = 0.0 if self._unreached else self._waits_s
+                    self._wait_until = self._runtime.monotonic() + wait_s
             search_for_all = partial(self._search_for_all, search, searched)
             try:
                 self._runtime.spawn(search_for_all, "opendata-buffer-broker-finder")
@@ -129,18 +129,18 @@ class Discovery:
                     searched()
                     self._condition.notify_all()
 
-    def forget(self, connection: Connection, *, fell_silent: bool = False) -> None:
-        """Use a connection no more. A broker that ``fell_silent`` may be suspended, and would still
+    def forget(self, connection: Connection, *, unresponsive: bool = False) -> None:
+        """Use a connection no more. An ``unresponsive`` broker may be suspended, and would still
         accept connections: it is asked again once it has renewed its record."""
         connection.close()
         with self._condition:
             if self._connection is connection:
                 self._connection = None
-                if fell_silent:
+                if unresponsive:
                     self._silent, self._beat = connection.broker_record, None
 
     def close(self) -> Connection | None:
-        """Search no more; gives the connection there was, to be closed. Free to repeat."""
+        """Stop searching; returns the connection, which the caller closes. Free to repeat."""
         with self._condition:
             self.is_closed = True
             connection, self._connection = self._connection, None

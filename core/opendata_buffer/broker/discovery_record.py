@@ -21,7 +21,7 @@ from opendata_buffer.runtime import Runtime
 SECRET_BYTES = 32
 
 DISCOVERY_RECORD = Sidecar(
-    "a broker's announcement",
+    "a broker's discovery record",
     "Nothing depends on it: delete the object, and the next broker writes a new one.",
     confidential=True,
 )
@@ -58,7 +58,7 @@ class DiscoveryRecord:
 
     @property
     def serves(self) -> bool:
-        """Whether it is to be asked at all; it may be dead all the same."""
+        """Whether it names an address. The broker may have died since."""
         return bool(self.address)
 
     def same_broker(self, other: DiscoveryRecord | None) -> bool:

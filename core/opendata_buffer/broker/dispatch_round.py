@@ -157,7 +157,7 @@ class DispatchRound:
             until = self._heartbeats.until(sequence, holder, self._now)
             self.lapses[sequence] = until
             if until is None:
-                log.warning("worker %s of batch %d fell silent", holder.worker, sequence)
+                log.warning("worker %s of batch %d sends no heartbeat", holder.worker, sequence)
                 self.claims = self.claims.release(sequence)
                 self.lapsed += 1
 

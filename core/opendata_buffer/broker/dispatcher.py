@@ -1,10 +1,10 @@
 """Hands the queue's batches to workers: the broker as the queue's consumer.
 
-Requests of all workers pile up while one compare-and-swap on the claims is on its way; the next one
-takes them all, and each is answered after it has landed. Heartbeats are kept in memory only. What
-is finished without a gap is acknowledged after that, so a dispatcher that dies in between only
+While one compare-and-swap on the claims is in flight, requests of all workers queue up; the next
+one handles them all, and each is answered after it has landed. Heartbeats are kept in memory only.
+Finished batches at the front are acknowledged after that, so a dispatcher that dies in between only
 acknowledges later. Another consumer of the queue, or another dispatcher, fences this one, and its
-workers turn to the broker that is announced now.
+workers go to the broker that is announced now.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from opendata_buffer.stores.base import Store
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-"""Between two reads for batches that another process appended, while workers wait."""
+"""Seconds between two reads for batches that another process appended, while workers wait."""
 
 ACK_S = 1.0
-"""Between two acknowledgements while workers wait: each is a write for which they would wait."""
+"""Seconds between two acknowledgements while workers wait: they would wait for each write."""
 
 MAX_ENDED = 10_000
-"""Claims of which it is remembered how they ended, for workers that ask again."""
+"""Ended claims whose outcome is remembered, for workers that ask again."""
 
 REPLACED_S = 3.0
 """A broker whose record was replaced reads that within two seconds, and steps down."""
 
 RETRY_S = 1.0
-"""After storage did not answer."""
+"""Seconds of a pause after storage did not answer."""
 
 
 class DispatcherTerm:
@@ -141,7 +141,7 @@ class Dispatcher:
         queue: What the broker appends to; None for a queue of its own.
         is_announced: Whether clients are sent to this broker and to no other; reads the store. Only
             then are the claims taken over from another dispatcher.
-        is_current: Whether that was so some seconds ago.
+        is_current: Whether that was so some seconds ago; reads nothing.
         steady_since: Since when this broker has run without a long pause, monotonic seconds.
             Heartbeats of a pause may have been missed.
     """
@@ -171,7 +171,7 @@ class Dispatcher:
         self._last_epoch = -1
         self._leaving = False
         self._fenced: Fenced | None = None
-        self._news = False
+        self._has_new_batches = False
         self._task: Task | None = None
         self._ended: dict[int, str] = {}
         self._acked_at = float("-inf")
@@ -191,7 +191,7 @@ class Dispatcher:
         self._refuse([request])
 
     def beat(self, tokens: list[int]) -> bool:
-        """A worker lives and works on these; False when it must turn to another broker.
+        """Note a worker's heartbeat for these claims; False when it must go to another broker.
 
         A broker that does not reach the store may have been replaced. Answered heartbeats would
         keep its workers from the next broker, where their claims would lapse.
@@ -200,11 +200,11 @@ class Dispatcher:
             return False
         now = self._runtime.monotonic()
         with self._condition:
-            self._heartbeats.hear(tokens, now)
+            self._heartbeats.receive(tokens, now)
             if tokens and not self._leaving and self._task is None:
-                # Take the claims over at once: a predecessor that was only suspended would find
-                # no heartbeats and give them away.
-                self._news = True
+                # Take the claims over at once: a predecessor that was only suspended would find no
+                # heartbeats, and hand the batches to other workers.
+                self._has_new_batches = True
                 self._start()
         return True
 
@@ -220,10 +220,10 @@ class Dispatcher:
         return None if term is None else len(term.claims.held)
 
     def appended(self) -> None:
-        """There are new batches in the queue."""
+        """Note that there are new batches in the queue."""
         if self._task is not None:
             with self._condition:
-                self._news = True
+                self._has_new_batches = True
                 self._condition.notify_all()
 
     def stop(self, timeout: float | None = None) -> None:
@@ -246,9 +246,9 @@ class Dispatcher:
                     # A batch for a worker that is gone would be held until its claim lapsed.
                     claiming = [each for each in self._claiming if each.waits()]
                     self._claiming = []
-                    news, self._news = self._news, False
+                    has_new_batches, self._has_new_batches = self._has_new_batches, False
                 try:
-                    left = self._run_round(finishing, claiming, news)
+                    left = self._run_round(finishing, claiming, has_new_batches)
                 except Exception as error:
                     left = []
                     self._fail([*finishing, *claiming], error)
@@ -268,7 +268,7 @@ class Dispatcher:
 
     def _wait(self) -> None:
         """Until there is something to do; with the lock."""
-        while not self._leaving and not self._finishing and not self._news:
+        while not self._leaving and not self._finishing and not self._has_new_batches:
             now = self._runtime.monotonic()
             times = [*self._heartbeats.lapses.values(), *self._ready.rests.values()]
             if self._claiming:
@@ -279,7 +279,7 @@ class Dispatcher:
             self._condition.wait(min(times) - now if times else None)
 
     def _run_round(
-        self, finishing: list[FinishRequest], claiming: list[ClaimRequest], news: bool
+        self, finishing: list[FinishRequest], claiming: list[ClaimRequest], has_new_batches: bool
     ) -> list[ClaimRequest]:
         term = self._ensure_term()
         ready, now = self._ready, self._runtime.monotonic()
@@ -291,7 +291,7 @@ class Dispatcher:
         def read_more(count: int) -> None:
             ready.read_more(count, term.consumer, now)
 
-        due = news or now >= ready.read_at + POLL_S
+        due = has_new_batches or now >= ready.read_at + POLL_S
         left = this_round.hand_out(claiming, read_more if due else None)
         term.write(this_round.claims)
         # It is stored: only now it is answered, and acted on.
@@ -313,9 +313,9 @@ class Dispatcher:
         if self._term is not None:
             return self._term
         if not self._is_announced():
-            # Taken and given up before the claims are written, the queue would seem to have another
-            # consumer, and the announced broker would leave it to that one.
-            raise TransientStorageError("another broker is announced by now: ask that one")
+            # A broker that claimed the queue and gave up before it wrote the claims would look like
+            # another consumer, and the announced broker would stop for it.
+            raise TransientStorageError("another broker is announced by now: ask it")
         term = DispatcherTerm(self._store, self._config, self._runtime, self._queue)
         claims, ready = term.claims, self._ready
         # Where the claims were deleted, tokens are drawn again that named other claims before.
@@ -325,7 +325,7 @@ class Dispatcher:
         now = self._runtime.monotonic()
         self._heartbeats.begin(claims.held, now)
         self._term = term
-        # What is held or done must be known, to be handed out again or acknowledged.
+        # Held and finished batches must be known, to be handed out again or acknowledged.
         needed = max([claims.frontier, *(key + 1 for key in claims.held)])
         while ready.end < needed and ready.read_more(needed - ready.end, term.consumer, now):
             pass
@@ -341,7 +341,7 @@ class Dispatcher:
         if frontier == 0 or is_acked or self._ready.end < frontier:
             return
         now = self._runtime.monotonic()
-        if (self._finishing or self._news) and now - self._acked_at < ACK_S:
+        if (self._finishing or self._has_new_batches) and now - self._acked_at < ACK_S:
             return  # There is another round at once.
         self._acked_at = now
         try:
@@ -352,7 +352,7 @@ class Dispatcher:
         self._ready.drop_before(frontier)
 
     def _fail(self, requests: list[Request], error: BaseException) -> None:
-        """A round has not landed, or that is not known: begin anew from what storage holds."""
+        """Begin anew from storage, after a round that failed or whose outcome is not known."""
         self._end_term()
         if isinstance(error, Fenced):
             if self._fenced is None and self._was_fenced_by_a_replaced_broker():

@@ -1,9 +1,9 @@
 """Which of several processes serves a queue as its broker.
 
 One thread watches the discovery record. While another broker is announced and alive, this one
-stands by; when that one is dead this one replaces the record, and the compare-and-swap lets one of
-many through. While it serves, it renews the record, and steps down once another broker's is there.
-Two brokers at once are safe, and only slow.
+stands by; when the other one is dead this one replaces the record, and the compare-and-swap lets
+one of many succeed. While it serves, it renews the record, and steps down once the record is
+another broker's. Two brokers at once are safe, and only slow.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from opendata_buffer.stores.base import Store
 log = logging.getLogger(__name__)
 
 BEAT_S = 2.0
-"""Between two renewals of the record."""
+"""Seconds between two renewals of the record."""
 
 SILENT_S = 2.5 * BEAT_S
 """A broker that is not reached is dead when its record was not renewed for so long. One that other
@@ -43,13 +43,13 @@ LATE_S = 1.5 * BEAT_S
 store: it may have missed heartbeats of workers."""
 
 STAND_BY_S = 1.0
-"""Between two reads of the record while another broker serves."""
+"""Seconds between two reads of the record while another broker serves."""
 
-DOUBT_S = 0.5
-"""Between two reads that show whether another broker is announced, however many races are lost."""
+RECHECK_S = 0.5
+"""Seconds, at least, between two reads of the record after lost races."""
 
 REFUSED_S = 0.2
-"""Between the first refused connection and the second, which proves the process has ended."""
+"""Seconds between two connections: refused both times, the process has surely ended."""
 
 
 class LeaderElection:
@@ -72,7 +72,7 @@ class LeaderElection:
         self._seen: DiscoveryRecord | None = None
         self._seen_since = 0.0
         self._condition = runtime.condition()
-        self._doubted = False
+        self._check_soon = False
         self._stopping = False
         self._port: ListeningPort | None = None
         self.broker: Broker | None = None
@@ -140,22 +140,22 @@ class LeaderElection:
 
     def _wait(self, seconds: float) -> None:
         now = self._runtime.monotonic()
-        until, doubt_from = now + seconds, now + min(DOUBT_S, seconds)
+        until, may_check_at = now + seconds, now + min(RECHECK_S, seconds)
         with self._condition:
-            while not self._stopping and now < (doubt_from if self._doubted else until):
-                self._condition.wait((doubt_from if self._doubted else until) - now)
+            while not self._stopping and now < (may_check_at if self._check_soon else until):
+                self._condition.wait((may_check_at if self._check_soon else until) - now)
                 now = self._runtime.monotonic()
 
     def _keep(self) -> float:
         assert self._mine is not None
-        self._doubted = False
+        self._check_soon = False
         beaten = self._lease.beat(self._mine)
         if beaten is None:
             log.warning("another broker is announced: %s steps down", self._mine)
             self._step_down()
             return 0.0
         self._mine = beaten
-        # In this order: the dispatcher asks between the two.
+        # In this order: the dispatcher may read them between the two lines.
         self._steady_at = self._steady_since()
         self._beaten_at = self._runtime.monotonic()
         return BEAT_S
@@ -202,7 +202,7 @@ class LeaderElection:
             queue,
             self._runtime,
             self._config.data_path_prefix,
-            on_conflict=self._doubt,
+            on_conflict=self._note_lost_race,
             dispatcher=Dispatcher(
                 self._store,
                 consumer_settings(self._config),
@@ -236,10 +236,10 @@ class LeaderElection:
         announced = Lease(self._store, self._config, self._runtime).read()
         return mine is not None and mine.same_broker(announced)
 
-    def _doubt(self) -> None:
+    def _note_lost_race(self) -> None:
         """Another writer was faster: read at once whether it is another broker."""
         with self._condition:
-            self._doubted = True
+            self._check_soon = True
             self._condition.notify_all()
 
     def _step_down(self) -> None:

@@ -33,7 +33,7 @@ class ListeningPort(Protocol):
 
     @property
     def address(self) -> str:
-        """For the discovery record."""
+        """``host:port`` for the discovery record."""
         ...
 
     def open(self, broker: Broker, broker_record: DiscoveryRecord) -> None:
@@ -71,7 +71,7 @@ class WebSocketNetwork:
 
     def connect(self, broker_record: DiscoveryRecord) -> Connection:
         """See :class:`Network`. It takes :data:`.CONNECT_S` at most."""
-        channel = dial(broker_record, CONNECT_S)
+        channel = open_channel(broker_record, CONNECT_S)
         nonce = secrets.token_bytes(NONCE_BYTES)
         return Connection(channel, broker_record, self._runtime, nonce)
 
@@ -90,7 +90,7 @@ def listen_for(store: Store) -> Listen:
     return Listen() if on_one_machine else Listen(host="0.0.0.0")
 
 
-def dial(broker_record: DiscoveryRecord, timeout: float) -> Channel:
+def open_channel(broker_record: DiscoveryRecord, timeout: float) -> Channel:
     """A channel to the announced address, within ``timeout`` seconds. Raises ChannelRefused where
     no process listens there, ChannelClosed where it is not reached."""
     scheme = "wss" if broker_record.certificate else "ws"

@@ -36,10 +36,10 @@ from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Moment
 
 VALID_MS = 2_000
-"""How long a request holds, at most: the longest a client waits before it asks another broker."""
+"""Seconds that a request holds at most, and a client waits before it asks another broker."""
 
 MAX_ENTRIES = 10_000
-"""Of one append; a client appends by itself what has more."""
+"""Entries of one append; a client appends by itself what has more."""
 
 MAX_OPEN_REQUESTS = 64
 """Unanswered requests of one connection; a client that sends more is disconnected."""
@@ -80,7 +80,7 @@ class AppendRequest(Request):
 
     def is_late(self, now: Moment) -> bool:
         """Whether no write of it may begin any more."""
-        # A clock that runs backwards tells no age: the client sends the request again.
+        # A clock that ran backwards gives no age: the client sends the request again.
         return not self.heard.precedes(now) or self.heard.age_ms(now) > self.valid_ms
 
 
@@ -181,7 +181,7 @@ def _metadata(row: Any) -> Metadata:
 
 
 def parse_renewal(body: Mapping[str, Any]) -> list[int]:
-    """The numbers of the requests that are to hold on."""
+    """The numbers of the requests to renew."""
     numbers = body.get("n")
     if isinstance(numbers, list) and len(numbers) <= MAX_OPEN_REQUESTS:
         return [each for each in numbers if isinstance(each, int)]
@@ -233,7 +233,7 @@ def error_of(body: Any) -> OpenDataBufferError:
                 }
             )
             return error
-    raise ProtocolError("a broker reports an error that is none")
+    raise ProtocolError("a broker reports an error in an unknown form")
 
 
 def _plain(value: object) -> bool:

@@ -120,7 +120,7 @@ class ClientEnd(_End):
             )
         self._theirs = _bytes(message, "nonce")
         if len(self._theirs) != NONCE_BYTES or self._theirs == self._nonce:
-            raise ProtocolError("the broker's nonce is none")
+            raise ProtocolError(f"the broker's nonce is not {NONCE_BYTES} new bytes")
         shown = proof(self._secret, b"client", self._theirs, self._nonce)
         return _line({"v": _VERSION, "nonce": self._nonce.hex(), "proof": shown.hex()})
 
@@ -139,7 +139,7 @@ def _line(message: Mapping[str, Any]) -> bytes:
 
 def _handshake(data: bytes) -> dict[str, Any]:
     if len(data) > MAX_HANDSHAKE_BYTES:
-        raise ProtocolError(f"a handshake of {len(data)} bytes is none")
+        raise ProtocolError(f"a handshake has {len(data)} bytes: more than {MAX_HANDSHAKE_BYTES}")
     message = _object(data)
     if message.get("v") != _VERSION:
         raise ProtocolError(

@@ -87,11 +87,11 @@ class Session:
                 self._begin()
                 self._dispatcher.submit(finish)
             case "beat":
-                # Answered: a worker relies on its claims by answered heartbeats only, and learns
-                # by missing answers that a broker is gone.
+                # Answered: a worker relies on its claims by answered heartbeats only, and concludes
+                # from missing answers that a broker is gone.
                 lives = self._dispatcher.beat(parse_beat(body))
                 answer = {"op": "beaten"} if lives else {"op": "refused", "why": "moved"}
-                self._say({**answer, "n": whole(body, "n")})
+                self._send_answer({**answer, "n": whole(body, "n")})
             case "pause":
                 self._begin()
                 writes = whole(body, "writes")
@@ -99,11 +99,11 @@ class Session:
             case "renew":
                 self._renew(parse_renewal(body), moment_of(body.get("clock")))
             case "ping":
-                self._say({"op": "pong", "next": self._broker.next_sequence})
+                self._send_answer({"op": "pong", "next": self._broker.next_sequence})
             case "stats":
-                self._say({"op": "stats", **self._broker.stats()})
+                self._send_answer({"op": "stats", **self._broker.stats()})
             case other:
-                raise ProtocolError(f"a client asks for {str(other)[:50]!r}, which is not known")
+                raise ProtocolError(f"unknown request {str(other)[:50]!r} of a client")
 
     @property
     def _dispatcher(self) -> Dispatcher:
@@ -122,7 +122,7 @@ class Session:
                 self._pending[append.number] = append
 
     def _renew(self, numbers: Sequence[int], heard: Moment) -> None:
-        """The client waits on: it heard this clock since."""
+        """Renew appends that still wait, by a later clock that the client received."""
         with self._lock:
             for number in numbers:
                 waiting = self._pending.get(number)
@@ -133,7 +133,7 @@ class Session:
         with self._lock:
             self._open -= 1
             self._pending.pop(body["n"], None)
-        self._say(body)
+        self._send_answer(body)
 
     def close(self) -> None:
         """The connection has ended: answers are dropped."""
@@ -144,7 +144,7 @@ class Session:
         if self._end.ready:
             self._broker.sessions -= 1
 
-    def _say(self, body: Body) -> None:
+    def _send_answer(self, body: Body) -> None:
         if not self._closed:
             self._send({**body, "clock": self._broker.clock()})
 
@@ -152,17 +152,17 @@ class Session:
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 2.0
-"""For a client to show that it knows the secret; then its connection is closed."""
+"""Seconds for a client to prove that it knows the secret; then its connection is closed."""
 
 MAX_CLIENTS = 10_000
 
-MAX_STRANGERS = 1_000
-"""Connections beyond those of clients whose handshake is not over. More are closed at once: the
-process needs files for its store."""
+MAX_OPEN_HANDSHAKES = 1_000
+"""Connections with an open handshake, beyond ``MAX_CLIENTS``. More are closed at once: the process
+needs files for its store."""
 
 PING_S, PONG_S = 20.0, 60.0
-"""A silent client is sent a ping, and disconnected without an answer. Not soon: a client that has
-no processor for a while only holds a connection."""
+"""Seconds after which a silent client is sent a ping, and then disconnected without an answer. They
+are long: a client without processor time costs only a connection."""
 
 QUEUED_ANSWERS = 1_024
 """Answers that wait for a client that does not read; then it is disconnected."""
@@ -201,7 +201,7 @@ class WebSocketPort:
         self._refused: set[str] = set()
         files = _file_limit()
         self._most_clients = min(MAX_CLIENTS, files // 2)
-        self._most_open = min(MAX_CLIENTS + MAX_STRANGERS, files * 3 // 4)
+        self._most_open = min(MAX_CLIENTS + MAX_OPEN_HANDSHAKES, files * 3 // 4)
         self._size_name: str | None = None
         self._server: Server | None = None
         self.certificate = ""
@@ -272,8 +272,8 @@ class WebSocketPort:
     async def _start(self) -> None:
         port = self
 
-        class Connection(ServerConnection):
-            """Counted from the first moment on."""
+        class CountedConnection(ServerConnection):
+            """A connection that counts before its handshake."""
 
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
                 super().connection_made(transport)
@@ -293,7 +293,7 @@ class WebSocketPort:
             ssl=self._context(),
             # Small, until a client has shown that it knows the secret.
             max_size=MAX_MESSAGE_BYTES if self._size_name is None else MAX_HANDSHAKE_BYTES,
-            create_connection=Connection,
+            create_connection=CountedConnection,
             compression=None,
             open_timeout=HANDSHAKE_S,
             close_timeout=1,
@@ -329,7 +329,7 @@ class WebSocketPort:
         assert self._server is not None
         self._server.close(close_connections=True)
         await self._server.wait_closed()
-        # A client that connected meanwhile would wait for an answer until its own time is up.
+        # A client that connected meanwhile would wait for an answer until its timeout.
         for client in list(self._open):
             client.transport.abort()
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -344,14 +344,14 @@ class WebSocketPort:
         broker, broker_record = active
         self._clients.add(client)
         try:
-            await self._talk(client, broker, broker_record)
+            await self._run_session(client, broker, broker_record)
         except ProtocolError as error:
             self._log_once(client, error)
             client.transport.abort()
         finally:
             self._clients.discard(client)
 
-    async def _talk(
+    async def _run_session(
         self, client: ServerConnection, broker: Broker, broker_record: DiscoveryRecord
     ) -> None:
         end = BrokerEnd(broker_record.secret, broker_record.term, secrets.token_bytes(NONCE_BYTES))
@@ -378,7 +378,7 @@ class WebSocketPort:
                 setattr(client.protocol, self._size_name, MAX_MESSAGE_BYTES)
             await client.send(welcome)
             writer = asyncio.create_task(_write(client, end, outbox))
-            # However it ends: a connection without answers is of no use.
+            # However it ends: a connection without answers is of no use to the client.
             writer.add_done_callback(lambda _: client.transport.abort())
             async for message in client:
                 session.received(_raw(message))
@@ -427,8 +427,8 @@ def _close_sockets() -> None:
         for owner in list(_socket_owners):
             for descriptor in owner.descriptors():
                 if descriptor >= 0:
-                    # Replaced and not closed: the socket's object in the child knows nothing of
-                    # it, and would later close a number that means something else by then.
+                    # Replaced and not closed: the socket's object in the child would later close
+                    # the number, which may be another file's by then.
                     os.dup2(null, descriptor, inheritable=False)
     finally:
         os.close(null)

@@ -42,7 +42,7 @@ from opendata_buffer.stores.open import open_store
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """What a worker knows of its claim of a batch. Pure.
+    """A worker's knowledge of its claim of a batch. Pure.
 
     Attributes:
         token: Drawn for this claim alone; names it to the broker.
@@ -77,17 +77,17 @@ class Claim:
 
 
 SEARCH_S = 0.25
-"""Between two searches for a broker."""
+"""Seconds between two searches for a broker."""
 
 
 class DispatcherClient:
     """Sends a worker's requests to the announced broker, and to the next one when it is replaced.
-    It gives up after ``patience_s`` seconds without any broker."""
+    It gives up after ``timeout_s`` seconds without any broker."""
 
-    def __init__(self, discovery: Discovery, runtime: Runtime, patience_s: float, url: str) -> None:
+    def __init__(self, discovery: Discovery, runtime: Runtime, timeout_s: float, url: str) -> None:
         self._discovery = discovery
         self._runtime = runtime
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._url = url
 
     def ask(self, body: dict[str, Any], claim: Claim | None = None) -> dict[str, Any]:
@@ -98,10 +98,10 @@ class DispatcherClient:
         Raises Fenced where another consumer took the queue, TransientStorageError where no broker
         answers in time, Closed where the worker was closed meanwhile.
         """
-        limit_s = self._patience_s + body.get("wait_ms", 0) / 1000
+        limit_s = self._timeout_s + body.get("wait_ms", 0) / 1000
         deadline = self._runtime.monotonic() + limit_s
         while True:
-            connection = self.find(min(deadline, self._runtime.monotonic() + self._patience_s))
+            connection = self.find(min(deadline, self._runtime.monotonic() + self._timeout_s))
             try:
                 reply = connection.ask(body)
             except (TransientStorageError, Fenced):
@@ -148,7 +148,7 @@ class DispatcherClient:
 log = logging.getLogger(__name__)
 
 WAIT_S = 20.0
-"""One claim waits at the broker no longer; a worker that waits longer claims again."""
+"""Seconds that one claim waits at the broker; a worker that waits longer claims again."""
 
 BEATS_PER_CLAIM = 4
 """Heartbeats within one ``claim_timeout_ms``: three may be lost before the claim is."""
@@ -268,7 +268,7 @@ class Worker(Closeable):
     def claim(self, max: int = 1, timeout: float | None = None) -> list[ClaimedBatch]:  # noqa: A002
         """Claim and fetch the oldest batches that no worker holds.
 
-        A batch that cannot be read goes to the quarantine, and another one takes its place.
+        A batch that cannot be read goes to the quarantine, and another one is claimed instead.
 
         Args:
             max: Batches, at most; fewer when fewer are there.
@@ -366,7 +366,7 @@ class Worker(Closeable):
                 batch.entries = entries
                 fetched.append(batch)
         except BaseException:
-            # The caller does not get these: kept by heartbeats they would never be done.
+            # The caller does not get these: heartbeats would hold them for ever.
             self._release([batch for batch, _ in made])
             raise
         # After a pause of this process another worker may have got them, and done them.

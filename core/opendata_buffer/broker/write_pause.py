@@ -24,17 +24,17 @@ from opendata_buffer.runtime import Runtime, remaining
 log = logging.getLogger(__name__)
 
 FIND_S = 1.0
-"""How long a change waits while a broker is searched for; then it goes on without a pause."""
+"""Seconds that a change waits while a broker is searched for; then it goes on without a pause."""
 
 ASK_S = 5.0
-"""How long it waits for a broker that lives, and writes or pauses for other clients. A broker
+"""Seconds that it waits for a live broker that writes or pauses for other clients. A broker
 that sends nothing is given up after 1.5 seconds."""
 
 SEARCH_S = 1.0
-"""Between two searches for a broker after one was lost."""
+"""Seconds between two searches for a broker after one was lost."""
 
-PATIENCE_S = 10.0
-"""Between two searches where none was found."""
+IDLE_SEARCH_S = 10.0
+"""Seconds between two searches where none was found."""
 
 
 class BrokerPause:
@@ -84,7 +84,7 @@ class BrokerPause:
             return True
         if connection.is_over or not isinstance(answer, Lost):
             log.warning("the broker does not pause: going on without it (%s)", answer)
-            self._discovery.forget(connection, fell_silent=isinstance(answer, Lost))
+            self._discovery.forget(connection, unresponsive=isinstance(answer, Lost))
             self._search_at = self._runtime.monotonic() + SEARCH_S
         return False
 
@@ -116,7 +116,7 @@ class BrokerPause:
     def _plan_next_search(self) -> None:
         # A connection that ends by itself has a successor within seconds.
         found = self._discovery.connection is not None
-        self._search_at = self._runtime.monotonic() + (SEARCH_S if found else PATIENCE_S)
+        self._search_at = self._runtime.monotonic() + (SEARCH_S if found else IDLE_SEARCH_S)
 
 
 def _abandon(discovery: Discovery) -> None:

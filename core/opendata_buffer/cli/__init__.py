@@ -19,7 +19,7 @@ def main() -> NoReturn:
         # Registered first, so called last: after it Python restores the default action, which
         # would end a slow interpreter shutdown by the signal.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
-    from opendata_buffer.cli.errors import run_group
+    from opendata_buffer.cli.errors import run_group  # a tenth of a second: see above
     from opendata_buffer.cli.main import cli
 
     run_group(cli)

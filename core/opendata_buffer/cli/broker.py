@@ -17,10 +17,10 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.runtime import Runtime
 
 POLL_S = 0.25
-"""Between two checks whether it still serves."""
+"""Seconds between two checks whether it still serves."""
 
 STOP_S = 3.5
-"""For an orderly stop; the process ends within five seconds in any case."""
+"""Seconds for an orderly stop; the process ends within five seconds in any case."""
 
 
 def _parts(address: str) -> tuple[str, int]:
@@ -40,7 +40,7 @@ def _address(context: click.Context, option: click.Parameter, text: str | None) 
 
 
 @click.command()
-@options.patient_queue
+@options.long_timeout_queue
 @click.option(
     "--listen",
     callback=_address,
@@ -52,7 +52,7 @@ def _address(context: click.Context, option: click.Parameter, text: str | None) 
     "--advertise",
     callback=_address,
     metavar="HOST:PORT",
-    help="The address that clients are told, if not the one above. Each broker needs its own "
+    help="The address that clients connect to, if not the one above. Each broker needs its own "
     "address: do not use a load balancer's.",
 )
 @click.option("--tls-cert", metavar="FILE", help="Certificate, PEM. Clients need no certificate.")

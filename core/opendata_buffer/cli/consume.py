@@ -51,11 +51,11 @@ READ_AHEAD_BYTES = 64 * 1024 * 1024
 PARTITION_ENTRIES = 256
 """Entries of a partition that are read from its manifest at once."""
 
-_GAP_ADVICE = "Start with --from earliest to look at what is left."
+_LOSS_ADVICE = "Start with --from earliest to read what is left."
 
 
 @click.command()
-@options.patient_queue
+@options.long_timeout_queue
 @options.framing
 @click.option(
     "--json",
@@ -176,14 +176,14 @@ def _check_start(target: Target, runtime: Runtime, start: Start, no_ack: bool) -
     if before and not no_ack:
         until = "" if target.topic is not None else f", up to sequence {last}"
         raise Failure(
-            f"--from {start.text} would drop {plural(before, 'batch')} unread{until}: look at what "
+            f"--from {start.text} would drop {plural(before, 'batch')} unread{until}: read what "
             "is behind with --no-ack, or drop them with 'opendata-buffer seek "
             f"{options.queue_words()} --to {shlex.quote(start.text)}', which keeps a copy"
         )
 
 
 Render = Callable[[ArrowBatch], bytes | memoryview]
-"""From a batch to the bytes that are written for it."""
+"""Converts a batch to the bytes that are written for it."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -362,7 +362,7 @@ def _fetched(
 
 
 def _read_only(config: ConsumerConfig, store: Store, runtime: Runtime) -> ReadOnlyReader:
-    return ReadOnlyReader(config, store=store, runtime=runtime, advice=_GAP_ADVICE)
+    return ReadOnlyReader(config, store=store, runtime=runtime, advice=_LOSS_ADVICE)
 
 
 def _topic_source(consumer: TopicConsumer) -> BatchSource:

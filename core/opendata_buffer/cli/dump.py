@@ -54,7 +54,7 @@ def manifest_dump(object_: str, **store: Any) -> None:
             for entry in parsed.entries()
         ]
     except CorruptData as error:
-        raise Failure(f"{object_!r} is no sound manifest: {error}") from error
+        raise Failure(f"{object_!r} is not a valid manifest: {error}") from error
     fields = {
         "version": manifest_format.VERSION,
         "epoch": parsed.epoch,
@@ -84,7 +84,7 @@ def batch_dump(object_: str, max_batch_bytes: int, **store: Any) -> None:
         footer, block = open_batch(raw, max_batch_bytes)
         records = split_records(block, footer.record_count)
     except CorruptData as error:
-        raise Failure(f"{object_!r} is no sound batch: {error}") from error
+        raise Failure(f"{object_!r} is not a valid batch: {error}") from error
     fields = {
         "version": batch_format.VERSION,
         "compression": footer.compression.name.lower(),

@@ -92,7 +92,7 @@ class FailureGroup(click.Group):
         except Exception as error:
             log.debug("failed", exc_info=True)
             if (code := signalled()) is not None:
-                ctx.exit(code)  # Making a class turns Ctrl-C into an error of its own.
+                ctx.exit(code)  # A class body turns Ctrl-C into another error.
             raise Failure(
                 f"internal error, {type(error).__name__}: {error}. This is a bug; run with -vv "
                 "for details"

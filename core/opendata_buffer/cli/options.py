@@ -113,7 +113,7 @@ _queue = _options(
     _reach_store,
 )
 queue = _options(_queue, _timeout(SOON_MS))
-patient_queue = _options(_queue, _timeout(LONG_MS))
+long_timeout_queue = _options(_queue, _timeout(LONG_MS))
 """Options of commands that move records."""
 
 allow_foreign = click.option(

@@ -40,7 +40,7 @@ _JSON_FACTOR = 6
 
 
 @click.command()
-@options.patient_queue
+@options.long_timeout_queue
 @click.option(
     "--compression",
     type=click.Choice(["none", "zstd"], case_sensitive=False),
@@ -202,8 +202,8 @@ class Run(NamedTuple):
 
 
 Runs = Callable[[Sequence[bytes]], Iterable[Run]]
-"""From records of the input to runs. InvalidInput for one of them is raised after the runs of the
-records before it."""
+"""Converts records of the input to runs. InvalidInput for a record is raised after the runs of all
+before it."""
 
 
 def same_label(metadata: bytes, key: bytes | None) -> Runs:
@@ -305,7 +305,7 @@ def into_topic(producer: TopicProducer, partitioner: Partitioner) -> Put:
 
 @dataclass
 class Produced:
-    """What is durable, always a prefix of the input; ``bytes`` is the size of the records."""
+    """The durable part, always a prefix of the input; ``bytes`` is the size of the records."""
 
     records: int = 0
     batches: int = 0
@@ -360,7 +360,7 @@ class InputProducer:
             self._count()
 
     def summary(self) -> str:
-        """What became of the input, when a signal ends the command."""
+        """How much of the input is durable, when a signal ends the command."""
         # With a timeout: the thread that was interrupted may hold the lock for ever.
         if self._counting.acquire(timeout=0.5):
             with suppress(OpenDataBufferError):

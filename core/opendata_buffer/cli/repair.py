@@ -242,7 +242,7 @@ def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None
 
 
 @click.command()
-@options.patient_queue
+@options.long_timeout_queue
 @click.option(
     "--to",
     required=True,

@@ -23,7 +23,7 @@ from opendata_buffer.runtime import Runtime, SystemRuntime
 INTERRUPTED = 130
 TERMINATED = 143
 ORDERLY_S = 4.0
-"""How long an orderly end may take; the whole has five seconds."""
+"""Seconds that an orderly end may take; the whole has five."""
 
 _EXIT_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 _summaries: list[Callable[[], str]] = []

@@ -112,7 +112,7 @@ def one_queue(
     prefix, partition = given.pop("data_path_prefix"), given.pop("partition")
     if partition is not None and (prefix is not None or given["manifest_path"] is not None):
         raise click.UsageError(
-            "--partition says where the queue is: leave --data-path-prefix and --manifest-path out"
+            "--partition names the queue: leave --data-path-prefix and --manifest-path out"
         )
     if prefix is not None:  # The configuration refuses an empty one.
         given["data_path_prefix"] = prefix

@@ -29,25 +29,25 @@ CLAIM_S = 1.0
 """Longest wait of one claim, so that a signal is noticed."""
 
 POLL_S = 0.1
-"""Between two checks whether all threads still work."""
+"""Seconds between two checks whether all threads still work."""
 
 TERM_S = 1.5
-"""From a signal until a command that still runs is killed."""
+"""Seconds from a signal until a command that still runs is killed."""
 
 END_S = 3.0
-"""From a signal until threads are no longer waited for; their claims expire then."""
+"""Seconds from a signal until threads are no longer waited for; their claims expire then."""
 
 FIRST_REST_MS = 1_000
 LONGEST_REST_MS = 60_000
 
 
 def rest_ms(delivery_count: int) -> int:
-    """How long a batch rests after so many failures: doubled each time, a minute at most."""
+    """The back-off of a batch after so many failures: doubled each time, a minute at most."""
     return int(min(FIRST_REST_MS * 2 ** min(delivery_count - 1, 30), LONGEST_REST_MS))
 
 
 @click.command()
-@options.patient_queue
+@options.long_timeout_queue
 @click.option("--parallel", type=options.POSITIVE, default=1, help="Batches at once.")
 @click.option(
     "--claim-timeout-ms",
@@ -147,7 +147,7 @@ class CommandPool:
             raise self._error
 
     def summary(self) -> str:
-        """What became of the batches, when a signal ends the command."""
+        """The outcomes of the batches, when a signal ends the command."""
         return (
             f"ended by a signal: {plural(self.done, 'batch')} done, {self.released} released, "
             f"{self.rejected} in the quarantine"

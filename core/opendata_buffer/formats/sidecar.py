@@ -2,10 +2,10 @@
 
 Owner marker, commit record, a topic's description and the others are each one JSON object with a
 ``version``. :class:`Sidecar` has the name of one kind and the remedy for an object that cannot be
-read; :class:`Fields` gives its fields by name, type and range.
+read; :class:`SidecarFields` gives its fields by name, type and range.
 
 A later release may add fields without another version: readers pass them over, and a writer of
-the object keeps them (:meth:`Fields.others`).
+the object keeps them (:meth:`SidecarFields.others`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Sidecar:
     max_bytes: int = 64 * 1024
     confidential: bool = False
 
-    def decode(self, data: bytes) -> Fields:
+    def decode(self, data: bytes) -> SidecarFields:
         """The fields of an object's bytes.
 
         ``CorruptData`` where they are too many, no JSON object, or of a later version.
@@ -60,7 +60,7 @@ class Sidecar:
         if not isinstance(values, dict):
             begins = "" if self.confidential else f" and begins with {data[:_SHOWN]!r}"
             raise self.unreadable(f"it is no JSON object{begins}")
-        fields = Fields(self, values)
+        fields = SidecarFields(self, values)
         version = fields.number("version", least=1)
         if version > self.version:
             raise self.unreadable(
@@ -87,7 +87,7 @@ class Sidecar:
 _REQUIRED: Final[Any] = object()
 
 
-class Fields:
+class SidecarFields:
     """The fields of one object, or of an object inside it at a path such as ``partitions[3].``.
 
     A field with a default may be missing or null. All methods raise ``CorruptData``.
@@ -134,13 +134,13 @@ class Fields:
         )
         return found
 
-    def objects(self, name: str) -> list[Fields]:
+    def objects(self, name: str) -> list[SidecarFields]:
         """A list of JSON objects, each by its fields."""
         found = []
         for index, value in enumerate(self.items(name)):
             if not isinstance(value, dict):
                 raise self.wrong(f"{name}[{index}]", "a JSON object", value)
-            found.append(Fields(self._sidecar, value, f"{self._path}{name}[{index}]."))
+            found.append(SidecarFields(self._sidecar, value, f"{self._path}{name}[{index}]."))
         return found
 
     def others(self) -> dict[str, Any]:

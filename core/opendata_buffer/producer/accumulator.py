@@ -2,8 +2,8 @@
 
 The calling thread may be interrupted anywhere, so it changes the state in single steps. The threads
 of the :class:`~.sender.Sender` take work from here and bring the results back. The accumulator
-calls no store, no callback and no other object with a lock. Only the monotonic clock says what is
-due (failure F31).
+calls no store, no callback and no other object with a lock. A batch is due by the monotonic clock
+only (failure F31).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from opendata_buffer.producer.batching import (
 from opendata_buffer.runtime import Moment, Runtime, locked, wait_for
 
 LateUpload = tuple[Batch, int, float]
-"""A batch whose entry landed when a collector may have deleted its object, its sequence, and the
+"""A batch whose entry landed when a collector may have deleted its object; its sequence; and the
 seconds since its name was made."""
 
 
@@ -114,7 +114,7 @@ class OrderedUploads:
                 again.append(batch)
             elif not again:
                 ready.append(batch)
-            # The loop goes on behind an old one: all old ones are stored again at the same time.
+            # Go on behind an old one: all old ones are stored again at the same time.
         for batch in ready:
             batch.stage = Stage.APPENDING
         while self._queue and self._queue[0].stage in (Stage.APPENDING, Stage.COMPLETED):
@@ -152,12 +152,12 @@ class OrderedUploads:
         group, self._group = self._group, []
         for batch in group:
             batch.stage = Stage.UPLOADED
-            batch.trouble = error
+            batch.last_error = error
         self._queue.extendleft(reversed(group))
         self.expire(now.monotonic)
 
     def failed(self, error: BaseException) -> None:
-        """The group failed for good."""
+        """The append of the group failed, and is not repeated."""
         group, self._group = self._group, []
         self._fail(group, error)
 
@@ -172,10 +172,10 @@ class OrderedUploads:
         if self._group and now >= self._group_limit:
             self._fail_group_as_unknown(f"no answer in {self._append_limit:g} s")
         while (head := self._head()) is not None and head.deadline <= now:
-            self._fail([head], head.trouble or _not_in_time(head))
+            self._fail([head], head.last_error or _not_in_time(head))
 
     def abandon(self, error: BaseException) -> None:
-        """Complete everything; what is being appended is unknown."""
+        """Complete all batches; the outcome of those that are being appended is unknown."""
         self._fail_group_as_unknown(str(error))
         for batch in self._queue:
             self._complete(batch, error)
@@ -250,7 +250,7 @@ def _not_in_time(batch: Batch) -> TransientStorageError:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """What a worker does next: it uploads a batch, or completes the watchers of batches."""
+    """The next task of a worker: it uploads a batch, or completes the watchers of batches."""
 
     batch: Batch | None = None
     completed: Sequence[Batch] = ()
@@ -552,7 +552,7 @@ class Accumulator:
     def _has_room(self, size: int) -> bool:
         """Whether one more call with so many bytes may come in (failure F33)."""
         held = self._held()
-        # A call larger than the whole buffer is let in alone, or it would wait for ever.
+        # A call larger than the whole buffer is accepted alone, or it would wait for ever.
         if held and held + size > self._config.max_buffered_bytes:
             return False
         most = self._config.max_buffered_inputs

@@ -1,4 +1,4 @@
-"""Records, the batches that they go into, and the handles that tell their outcome.
+"""Records, the batches that they go into, and the handles that report their outcome.
 
 A lock, two clocks, an encoded block and a handle for each ``produce()`` call would cost a call
 with one record many times what its record costs. So the :class:`Batcher` opens an
@@ -16,7 +16,7 @@ record is not lost::
     3  batcher.buffer is still buffer?
 
 If it is, (a) has not happened, and (b) will see the item. If not, the caller takes the lock and
-calls :meth:`AppendBuffer.was_included`: an item behind those that count is taken out, and the
+calls :meth:`AppendBuffer.was_included`: an item behind the counted ones is removed, and the
 caller puts it into the next buffer. A caller that is interrupted between 2 and 3 does not know
 whether its record was accepted; nor does it after any other exception.
 
@@ -50,26 +50,26 @@ from opendata_buffer.runtime import Moment, Runtime, locked, wait_for
 log = logging.getLogger(__name__)
 
 BUFFER_S = 0.001
-"""How long a buffer is open: metadata has times in milliseconds."""
+"""Seconds that a buffer is open: metadata has times in milliseconds."""
 
 RECORD_HELD = 64
-"""What a record takes of ``max_buffered_bytes`` beside its bytes: a Python object's head, and its
-place in a list."""
+"""Bytes of ``max_buffered_bytes`` that a record takes beside its own: a Python object's head, and a
+slot in a list."""
 
 PIECE_HELD = 128
-"""What a piece takes beside its bytes: two objects, and their place in a list."""
+"""The same for a piece: two objects, and their slots in a list."""
 
 BUFFER_HELD = 256
-"""What an append buffer takes beside its items: its objects."""
+"""The same for an append buffer beside its items: its objects."""
 
 REQUEST_HELD = 256
-"""What a produce request takes beside its bytes: about the memory of its objects."""
+"""The same for a produce request: about the memory of its objects."""
 
 RANGE_BYTES = 16
-"""What a metadata range takes in the manifest beside its payload."""
+"""Bytes of a metadata range in the manifest beside its payload."""
 
 MAX_RECORDS = 2**32 - 1
-"""What a footer can count (failure F34)."""
+"""The largest count of a footer (failure F34)."""
 
 METADATA_FLUSH_BYTES = 4 * 1024 * 1024
 """Metadata beyond which a batch is full: it is one entry of the manifest (failure F35)."""
@@ -85,8 +85,8 @@ _BYTES = {bytes}
 
 Item = bytes | tuple[bytes | memoryview, int]
 """What one call adds to a buffer: a record; or a piece, several records encoded as part of a record
-block with their number. The caller encodes them because it has just made them: they are in the
-processor's caches, and one object is kept instead of each."""
+block, with their number. The caller encodes them while they are in the processor's caches, and one
+object is kept instead of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Durable:
 
 
 class DurabilityWatcher:
-    """Tells whether the entries of the calls in one batch are durable. Thread-safe."""
+    """Reports whether the entries of the calls in one batch are durable. Thread-safe."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -110,7 +110,7 @@ class DurabilityWatcher:
         """None while the entries wait; where they are once they are durable.
 
         Raises:
-            OpenDataBufferError: The entries were given up; ``CommitStateUnknown`` says that they
+            OpenDataBufferError: The entries were given up; with ``CommitStateUnknown`` they
                 may be in the queue all the same.
         """
         outcome = self._outcome
@@ -202,7 +202,7 @@ class WriteHandle:
     """What ``produce()`` returns. ``await handle`` waits for durability in asyncio.
 
     Attributes:
-        watcher: Tells when the entries are durable.
+        watcher: Reports when the entries are durable.
         ingestion_time_ms: The time recorded for them, milliseconds since the Unix epoch.
     """
 
@@ -316,7 +316,7 @@ class AppendBuffer:
         return True
 
     def items(self) -> list[Item]:
-        """Those that count, once it is closed."""
+        """The counted items, once it is closed."""
         # A copy: a thread that is late may still add an item to the list, and remove it again.
         return self._items[: self.calls]
 
@@ -464,7 +464,7 @@ class Batch:
     data: bytes | list[bytes | memoryview] | None = None
     location: str = ""
     named: Moment | None = None
-    trouble: OpenDataBufferError | None = None  # of its last attempt
+    last_error: OpenDataBufferError | None = None  # of its last attempt
     outcome: Durable | BaseException | None = None
 
     @property
@@ -473,7 +473,7 @@ class Batch:
         return NewEntry(self.location, self.metadata)
 
     def age(self, now: Moment) -> float:
-        """Seconds since its name was made, by the clock that says more (failure F5)."""
+        """Seconds since its name was made, by the clock with the larger difference (failure F5)."""
         return 0.0 if self.named is None else self.named.age_ms(now) / 1000
 
     def add(self, request: ProduceRequest) -> None:
@@ -554,7 +554,7 @@ def _shares_range(part: Part, before: Part) -> bool:
 
 
 class Batcher:
-    """Accumulates calls until size or age says that a batch is full."""
+    """Accumulates calls until a batch is full by size or age."""
 
     def __init__(self, config: ProducerConfig, watcher: Callable[[], DurabilityWatcher]) -> None:
         self._flush_interval = config.flush_interval_ms / 1000
@@ -567,7 +567,7 @@ class Batcher:
 
     @property
     def due_at(self) -> float | None:
-        """From when on :meth:`take` has a batch; None when there is none."""
+        """The time at which :meth:`take` has a batch; None when there is none."""
         if not self._batches:
             return None
         first = self._batches[0]

@@ -1,8 +1,8 @@
 """Appends to a manifest: the protocol :class:`Committer`, and the process's own.
 
-While one compare-and-swap is under way, appends of all producers of the process wait, and the next
+While one compare-and-swap is in flight, appends of all producers of the process wait, and the next
 one takes them all. So they never race each other, and the store's rate of compare-and-swaps is not
-the limit on batches per second. Where the store accepts writes of one object only so often, an
+the limit on batches per second. Where the store limits the writes of one object, an
 append waits until the next is due. After each write, other processes may write
 (:mod:`opendata_buffer.producer.write_fairness`).
 """
@@ -31,8 +31,8 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, locked
 from opendata_buffer.stores.base import RateLimited, Store
 
-MOST_LOOKED_AT = 1_000
-"""Of the entries that others appended, the newest so many are looked at for their tags."""
+MOST_READ = 1_000
+"""Of the entries that others appended, the newest so many are searched for their tags."""
 
 
 class Committer(Protocol):
@@ -48,8 +48,8 @@ class Committer(Protocol):
 
     @property
     def tag(self) -> str:
-        """Six characters for the ULIDs of all batches that are appended through it: by them
-        other processes tell how many write. See :func:`.tagged_ulid`."""
+        """Six characters for the ULIDs of all batches that are appended through it: by them other
+        processes count the writers. See :func:`.tagged_ulid`."""
 
     def pause(self) -> float:
         """Seconds until an append would begin, because others write; not above zero: at once.
@@ -119,7 +119,7 @@ class GroupCommitter:
             after_conflict=lambda: self._fairness.lost(runtime.monotonic()),
         )
         self._paced = store if isinstance(store, RateLimited) else None
-        self._looked_to: int | None = None
+        self._read_to: int | None = None
         self._condition = runtime.condition()
         self._waiting: list[_Request] = []
         self._under_way: list[_Request] = []
@@ -211,7 +211,7 @@ class GroupCommitter:
         return self._take()
 
     def _take(self) -> list[_Request]:
-        """Take what waits into the write under way; called with the lock held."""
+        """Take the waiting appends into the write in flight; called with the lock held."""
         joined, self._waiting = self._waiting, []
         for each in joined:
             each.taken = True
@@ -232,7 +232,7 @@ class GroupCommitter:
             entries = [entry for each in group for entry in each.entries]
             try:
                 first = self._queue.append(
-                    entries, guard=self._look(read_first), read_first=read_first
+                    entries, guard=self._guard(read_first), read_first=read_first
                 )
             except (InvalidInput, QueueFull) as error:
                 if len(group) == 1:
@@ -256,13 +256,13 @@ class GroupCommitter:
         for request in group:
             request.outcome = first
             first += len(request.entries)
-        self._looked_to = first
+        self._read_to = first
 
-    def _look(self, read_first: bool) -> Callable[[Manifest], _Joined | None]:
-        """What is done with each manifest that is about to be replaced."""
+    def _guard(self, read_first: bool) -> Callable[[Manifest], _Joined | None]:
+        """A guard that reads each manifest that is about to be replaced."""
         attempts, conflicts = self._queue.attempts, self._queue.conflicts
 
-        def look(before: Manifest) -> _Joined | None:
+        def guard(before: Manifest) -> _Joined | None:
             self._fairness.saw(self._appended(before), self._runtime.monotonic())
             tried = self._queue.attempts - attempts
             # Behind a read only, or it would cost one. And not while an attempt is in doubt: it
@@ -271,16 +271,16 @@ class GroupCommitter:
                 return None
             return None if tried > self._queue.conflicts - conflicts else _Joined()
 
-        return look
+        return guard
 
     def _appended(self, manifest: Manifest) -> list[str]:
-        """Locations that others have appended since the last look."""
-        start, end = self._looked_to, manifest.next_sequence
-        self._looked_to = end
+        """Locations that others have appended since the manifest that was read before."""
+        start, end = self._read_to, manifest.next_sequence
+        self._read_to = end
         if start is None or start >= end:
             return []
         try:
-            return [each.location for each in manifest.entries(max(start, end - MOST_LOOKED_AT))]
+            return [each.location for each in manifest.entries(max(start, end - MOST_READ))]
         except CorruptManifest:
             # An error of readers: an append copies the entries as they are.
             return []

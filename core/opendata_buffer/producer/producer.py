@@ -56,7 +56,7 @@ class Producer(Closeable):
         config: Settings.
         store: Use this store instead of opening ``config.store``.
         runtime: Clock and threads; the system's by default.
-        open_committer: Opens what appends the batches; by default what ``config.broker`` says.
+        open_committer: Opens what appends the batches; by default as ``config.broker``.
 
     Raises:
         InvalidInput: A setting or the URL is wrong.
@@ -79,7 +79,7 @@ class Producer(Closeable):
         runtime = runtime or SystemRuntime()
         store = store or open_store(config.store, config.store_options)
         self._sender = Sender(config, store, runtime, open_committer)
-        # Used by every call, so looked up once.
+        # An attribute, because every call uses it.
         self._accumulator = self._sender.accumulator
         self._batcher = self._accumulator.batcher
         self._monotonic = runtime.monotonic
@@ -162,8 +162,8 @@ class Producer(Closeable):
             message: Gives the call a batch of its own that is this message: a version 1 UUID of
                 producer, clock and flags, see :mod:`opendata_buffer.messages`. Messages enter
                 the queue in produce order, so clocks of one producer must rise from call to
-                call: readers take a lower one for a duplicate. ``transaction`` then only says
-                whose it is. A :class:`.Publisher` does all that.
+                call: readers take a lower one for a duplicate. ``transaction`` then only names
+                its writer. A :class:`.Publisher` does all that.
 
         Returns:
             A handle to await durability with. The entries are not durable before.
@@ -267,7 +267,7 @@ class Producer(Closeable):
 
         Raises:
             FlushFailed: This or an earlier batch was given up; a producer that has lost a
-                batch says so at every flush and at close (failures F29, F30).
+                batch raises it at every flush and at close (failures F29, F30).
             TimeoutError: Not done after ``timeout`` seconds; the producer goes on trying.
             Closed: The producer was made before this process was forked.
         """

@@ -89,7 +89,7 @@ class Uploader:
         try:
             self._put(batch.location, data)
         except TransientStorageError as error:
-            batch.trouble = error
+            batch.last_error = error
             raise
 
     def _put(self, location: str, data: bytes | list[bytes | memoryview]) -> None:
@@ -103,13 +103,13 @@ class Uploader:
 log = logging.getLogger(__name__)
 
 RETRY_PAUSE_S = 0.25
-"""Between appends that the queue gave up; each of them has backed off on its own already."""
+"""Seconds between appends that the queue gave up, each after a backoff of its own."""
 
 CLOSE_S = 5.0
-"""How long the committer may take to end; all is durable then."""
+"""Seconds that the committer may take to end; all is durable then."""
 
 ABANDON_S = 1.0
-"""How long a close that is out of time waits for the outcomes to be set."""
+"""Seconds that a close that is out of time waits for the outcomes to be set."""
 
 
 class Sender:
@@ -131,7 +131,7 @@ class Sender:
         self._runtime = runtime
         self._uploader = Uploader(store, config, runtime)
         self._append_config = _with_long_deadline(config)
-        # An append makes its last attempt at its deadline; half of this is for that one's answer.
+        # An append makes its last attempt at its deadline; half of this is for its answer.
         self._append_limit = 2 * self._append_config.cas_deadline_ms / 1000
         self.accumulator = Accumulator(config, self._append_limit, runtime)
         self.process = os.getpid()  # a forked process has no threads
@@ -197,8 +197,8 @@ class Sender:
                 try:
                     self._start_worker()
                 except RuntimeError:
-                    # The process has no thread left, or the interpreter is ending and starts
-                    # none: the workers there are do everything, one thing after the other.
+                    # The process has no thread left, or the interpreter is ending and starts none:
+                    # the existing workers do everything, one task after the other.
                     log.debug("no thread for one more worker")
             if work.batch is None:
                 self._complete(work.completed)
@@ -261,7 +261,7 @@ class Sender:
 
     @locked
     def _await_claim(self) -> None:
-        """Wait for the appender's first act; with a deadline, whatever the store does."""
+        """Wait until the appender has claimed the queue, at most until the deadline."""
 
         def is_claimed() -> bool:
             return self._committer is not None or self._refusal is not None
@@ -330,7 +330,7 @@ def _for_handles(error: BaseException) -> BaseException:
 def _with_long_deadline(config: ProducerConfig) -> ProducerConfig:
     """Let an append try as long as its batches do.
 
-    The manifest tells what became of an append without an answer, once the store answers again.
+    The manifest shows whether an append without an answer has landed, once the store answers again.
     Given up before, its batches would fail although they may be queued. But no longer than the
     second half of the grace period: the first may have passed when it begins (failure F5).
     """

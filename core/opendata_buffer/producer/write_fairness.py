@@ -18,8 +18,8 @@ How a writer knows of others:
 * **By a request.** A consumer that acknowledges, or Spark's sink, reads and then writes, and in
   between the next write of a busy broker has landed: it may lose every race and leave no trace in
   the manifest. So it asks the broker for one pause, as long as for one writer that is known.
-* **By chance.** A process that cannot ask is let in by a pause now and then of a writer that never
-  rests: seldom while no race was lost, and every second after one was lost.
+* **By chance.** A process that cannot ask writes in the pauses that a busy writer makes from time
+  to time: seldom while no race was lost, and every second after one was lost.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from opendata_buffer.formats.keys import location_tag
 CYCLES_EACH = 1.5
 JITTER = 0.05
 WINDOW_S = 10.0
-"""A writer counts for so long after it was seen, and for two of our pauses."""
+"""Seconds for which a writer counts after it was seen, and for two of our pauses."""
 
 MAX_PAUSE_S = 15.0
-"""Whatever tags are found in a manifest, by mistake or by malice."""
+"""Seconds; the limit whatever tags a manifest has, by mistake or by malice."""
 
 MAX_UNKNOWN_PAUSE_S = 2.0
-"""For a writer that is not known by its tag, however long a write took."""
+"""Seconds; the limit for a writer that is not known by its tag, however long a write took."""
 
 MAX_TAGS = 4_096
 
 FIRST_CYCLE_S = 0.1
-"""Before anything was measured."""
+"""Seconds of a cycle before any was measured."""
 
 ALONE_S = 20.0
-"""Between two pauses while no other writer is known. Longer, and a consumer that begins beside a
-writer that never rests waits longer; shorter, and more than one append in a hundred is late
-although no other writer waits: a pause is three writes of 60 ms."""
+"""Seconds between two pauses while no other writer is known. If it were longer, a consumer that
+begins beside a writer that never rests would wait longer; if shorter, more than one append in a
+hundred would be late without need: a pause is three writes of 60 ms."""
 
 BESIDE_S = 1.0
-"""Between two pauses for :data:`KNOWN_S` after a lost race."""
+"""Seconds between two pauses for :data:`KNOWN_S` after a lost race."""
 
 KNOWN_S = 60.0
 
@@ -81,11 +81,11 @@ class WriteFairness:
         self._next_at = 0.0
 
     def saw(self, locations: Iterable[str], now: float) -> None:
-        """These were appended since the last look, by any writer."""
+        """Note the batches that any writer appended since the last call."""
         for location in locations:
             tag = location_tag(location)
             if tag is not None and tag != self.tag:
-                # Behind the others: the first ones are those not seen for longest.
+                # Moved to the end: the first tags are those not seen for longest.
                 times = self._seen.pop(tag, None) or deque(maxlen=2)
                 times.append(now)
                 self._seen[tag] = times
@@ -126,7 +126,7 @@ class WriteFairness:
     def won(self, now: float) -> None:
         """The write has landed."""
         took = now - self._cycle_began
-        if took > 0:  # A broker's queue repeats a lost race itself, and says so behind the write.
+        if took > 0:  # A broker's queue repeats a lost race itself, and reports it after the write.
             (self._cycles if self._reads_first else self._writes).append(took)
         if self._paused_at is None:
             self._paused_at = now
@@ -147,7 +147,7 @@ class WriteFairness:
         return BESIDE_S if now - self._raced_at < KNOWN_S else ALONE_S
 
     def _cycle(self) -> float:
-        # The median: one write that hung says nothing about how long the others take.
+        # The median: one write that hung does not show how long the others take.
         if self._cycles and len(self._cycles) >= len(self._writes):
             return statistics.median(self._cycles)
         # A writer that was alone so far has measured writes and few reads: on a disk both take a

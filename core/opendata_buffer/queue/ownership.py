@@ -54,7 +54,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest, with_queue_in_hint
-from opendata_buffer.formats.sidecar import Fields, Sidecar
+from opendata_buffer.formats.sidecar import Sidecar, SidecarFields
 from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Get, List, read_bytes
@@ -182,7 +182,7 @@ class PrefixOwner:
         return cls(manifest_path, queue_id, watermark, fields.others())
 
 
-def _watermark(fields: Fields) -> Watermark | None:
+def _watermark(fields: SidecarFields) -> Watermark | None:
     next_sequence, epoch = fields.number("next_sequence", None), fields.number("epoch", None)
     acked, acked_location = fields.number("acked", None), fields.text("acked_location", "")
     if next_sequence is None or epoch is None:

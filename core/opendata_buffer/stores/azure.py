@@ -58,7 +58,7 @@ from opendata_buffer.stores.http import (
 _PAGE = 5_000
 """Most blobs of one page of a listing."""
 _CONTINUATIONS = 16
-"""Listings of which it is remembered where they continue."""
+"""Listings whose continuation is remembered."""
 _ONE_REQUEST = 4 * 1024**3
 """Objects up to this size are written by one request: its condition holds for all of it."""
 _CHUNK = 32 * 1024**2
@@ -83,7 +83,7 @@ class AzureStore(CloudStore):
     _BULK = 256
     _CLOUD = "Azure"
     _USE = "Use Azure Storage itself, or take the proxy before it away."
-    _ALLOW = " (role 'Storage Blob Data Contributor'), and look at the account's firewall"
+    _ALLOW = " (role 'Storage Blob Data Contributor'), and check the account's firewall"
     _CHECK = (
         "Check the container, its policies (immutability, archive tier), and that Azure Blob "
         "Storage answers at this endpoint."
@@ -169,7 +169,7 @@ class AzureStore(CloudStore):
             return self._put(name, data, **how)
         except self._client_errors() as error:
             code, replaces = _code_of(error), isinstance(condition, IfVersion)
-            # S3's 409 says that nothing was decided. Azure's says that the object exists.
+            # S3's 409 means that nothing was decided, Azure's that the object exists.
             if code == "BlobAlreadyExists" and not replaces:
                 return outcomes.Conflict()
             if _is_missing(error) and replaces:
@@ -236,7 +236,7 @@ class AzureStore(CloudStore):
         return self._client.get().get_blob_client(self._bucket, name)
 
     def _timeouts(self) -> dict[str, Any]:
-        """Of a request that is sent now."""
+        """The timeouts of a request that is sent now."""
         return {"read_timeout": read_timeout_s(self._options)}
 
     def _client_errors(self) -> tuple[type[BaseException], ...]:
@@ -248,7 +248,7 @@ class AzureStore(CloudStore):
 
     def _answered(self, error: BaseException, verb: str, name: str) -> StorageError:
         status, code = _status_of(error), _code_of(error)
-        # Behind the first line come request ids and dates, and of credentials all that was tried.
+        # Behind the first line come request ids, dates, and all credentials that were tried.
         first_line = redacted((str(error).strip().splitlines() or [""])[0]).rstrip(".")
         what = self._cannot(verb, name, self._endpoint())
         if not status:

@@ -50,10 +50,10 @@ class IfVersion:
 ABSENT = Absent()
 
 Condition = Absent | IfVersion
-"""Of a conditional put."""
+"""The condition of a conditional put."""
 
 PutOutcome = outcomes.Outcome[str]
-"""What became of a conditional put; the applied value is the object's new version."""
+"""The outcome of a conditional put; the applied value is the object's new version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class PutPieces(Protocol):
     """Writing one object that lies in several pieces: where objects are files, no copy."""
 
     def put_pieces(self, key: str, pieces: Sequence[bytes | memoryview]) -> None:
-        """As :meth:`Put.put`, of the pieces one behind the other."""
+        """As :meth:`Put.put`, of the joined pieces."""
 
 
 class ConditionalPut(Protocol):

@@ -34,7 +34,7 @@ def service_credential(name: str, scheme: str) -> Any:
     """
     method, instead = _CREDENTIALS[scheme]
     failed = []
-    for where, find in _PLACES.items():
+    for where, find in _CREDENTIAL_SOURCES.items():
         try:
             holder = find()
             if holder is None:
@@ -59,7 +59,7 @@ def service_credential(name: str, scheme: str) -> Any:
         )
     raise PermanentStorageError(
         f"service_credential {name!r} gives no credentials here ({'; '.join(failed)}). Check the "
-        "name, and that the user who runs this has ACCESS on it in Unity Catalog. Where Databricks "
+        "name, and that this process's user has ACCESS on it in Unity Catalog. Where Databricks "
         f"gives none to the process that plans a query, give the compute {instead}"
     )
 
@@ -73,10 +73,10 @@ def _notebook_dbutils() -> Any:
     return found[0].credentials if found else None
 
 
-_PLACES: dict[str, Callable[[], Any]] = {
+_CREDENTIAL_SOURCES: dict[str, Callable[[], Any]] = {
     "dbutils": _notebook_dbutils,  # of a notebook or a job
     "databricks.service_credentials": lambda: import_module("databricks.service_credentials"),
-    # Last: outside of Databricks it looks for a workspace to talk to, which may take long.
+    # Last: outside of Databricks it searches for a workspace, which may take long.
     "databricks.sdk.runtime": lambda: import_module("databricks.sdk.runtime").dbutils.credentials,
 }
 
@@ -95,18 +95,18 @@ def load(module: str) -> Any:
 
 
 AWS_ENVIRONMENT = ("AWS_",)
-"""How the variables begin that boto3 takes settings and credentials from."""
+"""Prefixes of the variables that boto3 takes settings and credentials from."""
 
 GCS_ENVIRONMENT = ("GOOGLE_", "CLOUDSDK_", "GCE_", "STORAGE_EMULATOR_HOST")
-"""The same of google-auth, and where every client of GCS finds an emulator's address."""
+"""Those of google-auth, and the one with an emulator's address for every client of GCS."""
 
 AZURE_ENVIRONMENT = ("AZURE_", "IDENTITY_", "MSI_")
-"""The same of azure-identity and of Azure's own command line."""
+"""Those of azure-identity and of Azure's own command line."""
 
 T = TypeVar("T")
 
-# Each with the environment it was made in. A changed one replaces it: of credentials that rotate
-# every hour nothing is left behind; a store that uses the old client keeps it.
+# Each with the environment it was made in. A change of the environment replaces it, so clients with
+# old credentials are dropped; a store that uses the old client keeps it.
 _made: dict[Hashable, tuple[Hashable, Any]] = {}
 _lock = threading.RLock()  # A client may be made of another one.
 

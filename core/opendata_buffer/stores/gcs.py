@@ -59,9 +59,9 @@ _PAGE = 1_000
 """Most keys of one page of a listing."""
 _LISTED = "nextPageToken,items(name,size,timeCreated)"
 _WRITE_INTERVAL_S = 1.0
-"""Between two writes of one object that Google accepts."""
+"""Seconds between two writes of one object that Google accepts."""
 _THROTTLED_MS = 5_000
-"""For how long a conditional write that was refused for its rate is sent again."""
+"""Seconds for which a conditional write that was refused for its rate is sent again."""
 
 
 class GcsStore(CloudStore):
@@ -254,14 +254,14 @@ class _Throttled(Exception):
 class WriteRate:
     """When an object may be written again, learned from the writes that were refused.
 
-    A sender that waits before it writes is not refused, and its write has all that came meanwhile.
+    A sender that waits before it writes is not refused, and can add to its write meanwhile.
     Times are monotonic seconds. Thread-safe: threads may at most lose one observation of each
     other. It pickles as a new one, because another process has another clock.
     """
 
     REMEMBERED_S = 600.0
-    """For so long after a refusal a store counts as one that refuses. Then a write is tried at
-    once, in case the store has become another one."""
+    """Seconds after a refusal in which a store counts as one that refuses. Then a write is tried at
+    once, in case the store has been replaced."""
     MAX_KEYS = 1_000
     """Objects remembered; those that are written under a condition are few."""
 
@@ -281,7 +281,7 @@ class WriteRate:
         self._keep(self._refused, key, now)
 
     def due(self, key: str, now: float) -> float:
-        """Seconds until the next write of the object is accepted; 0 where none is known of."""
+        """Seconds until the next write of the object is accepted; 0 where no limit is known."""
         refused, accepted = self._refused.get(key), self._accepted.get(key)
         if refused is None or accepted is None or now - refused > self.REMEMBERED_S:
             return 0.0
@@ -295,7 +295,7 @@ class WriteRate:
 
 def expected_generation(condition: Condition) -> str:
     """The generation on whose condition an object is written; ``0`` is no object. A version that is
-    no generation must become neither that nor no condition at all."""
+    no generation must become a generation that no object has."""
     if not isinstance(condition, IfVersion):
         return "0"
     version = condition.version

@@ -513,7 +513,7 @@ def time_left() -> float | None:
 
 
 def read_timeout_s(options: StoreOptions) -> float:
-    """For how long the service may send nothing, of a request that is sent now."""
+    """Seconds for which the service may send nothing, for a request that is sent now."""
     left = time_left()
     silence_s = options.read_timeout_ms / 1000
     return silence_s if left is None else min(silence_s, left)
@@ -559,8 +559,8 @@ def within_deadline(runtime: Runtime, call: Callable[[], T]) -> T:
 def verify_write(store: Get, key: str, written: bytes) -> outcomes.Applied[str] | outcomes.Unknown:
     """The outcome of a write that was answered without a version, as behind some proxies.
 
-    If the object holds the bytes that were written, its version is one of them, whoever wrote it
-    last. It raises nothing: the write may be applied, and an error would deny it.
+    If the object holds the bytes that were written, its version is one of them, even if another
+    writer wrote it last. It raises nothing: the write may be applied, and an error would deny it.
     """
     why = "the object has changed since"
     try:
@@ -570,12 +570,12 @@ def verify_write(store: Get, key: str, written: bytes) -> outcomes.Applied[str] 
     except (CorruptData, ObjectNotFound):
         pass  # it may have been written all the same, and is larger or deleted since
     except OpenDataBufferError as error:
-        why = f"it cannot be looked up: {error}"
+        why = f"it cannot be read: {error}"
     return outcomes.Unknown(f"the store answered a write of {key!r} without its version, and {why}")
 
 
 def strong_etag(etag: str | None) -> str | None:
-    """A response's ETag; None when there is none, or when it is weak (``W/"..."``): that says that
+    """A response's ETag; None when there is none, or when it is weak (``W/"..."``): it means that
     two contents are equivalent, not that they are the same bytes."""
     return None if not etag or etag.startswith("W/") else etag
 

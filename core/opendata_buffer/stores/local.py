@@ -584,8 +584,7 @@ class LocalStore:
             if not os.path.isdir(os.path.dirname(lock_path)):
                 make_directories(os.path.dirname(lock_path))
             # A writer that has lost its race already writes nothing. Otherwise all is written
-            # before the lock is taken: a process that is suspended while it holds it stops all
-            # others.
+            # before the lock is taken: a process that is suspended with the lock stops all others.
             if (refused := _refusal(path, condition)) is not None:
                 return refused
             with self._temporary.written((data,)) as (fd, temporary):
@@ -665,8 +664,8 @@ class LocalStore:
         """Give a written file its name, under its key's lock if it has one; returns its version."""
         previous = stat_file(path)
         # The stamp is not fsynced: after a power cut no process remembers the version, and the
-        # kernel's own stamp, which may be back, was never a version.
-        # The lock file remembers the time too: after a delete the file does not.
+        # kernel's own stamp, which may return, was never a version. The lock file remembers the
+        # time too: after a delete the file does not.
         previous_ns = max(previous.st_mtime_ns if previous else 0, lock.load())
         lock.store(stamp_later(fd, temporary, previous_ns))
         version = version_of(os.fstat(fd))
@@ -680,7 +679,7 @@ class LocalStore:
             except IsADirectoryError:
                 if attempt:
                     raise
-                os.rmdir(path)  # left empty by a delete; otherwise ENOTEMPTY says so
+                os.rmdir(path)  # left empty by a delete; else it raises ENOTEMPTY
         else:
             os.replace(temporary, path)
         return version

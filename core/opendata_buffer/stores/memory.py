@@ -25,7 +25,7 @@ from opendata_buffer.stores.base import (
     cut,
 )
 
-# Never repeats in this process, not even over two stores: equal versions mean equal bytes.
+# Never repeats in this process, not even in two stores: equal versions mean equal bytes.
 _versions = itertools.count(1)
 _registry: dict[str, MemoryStore] = {}
 _registry_lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""From a URL to a store."""
+"""Opens the store that a URL names."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
 
 
 def _environment(url: str) -> Hashable:
-    """What else the meaning of a URL depends on."""
+    """The environment variables on which a store also depends."""
     scheme, colon, _ = url.partition(":")
     if colon and scheme.lower() in _ENVIRONMENTS:
         return environment_of(*_ENVIRONMENTS[scheme.lower()])

@@ -1,7 +1,7 @@
 """Whether a store honours conditional writes, tried by a few real ones (failure F12).
 
-First one after the other, then several at once: some stores honour each condition that is asked
-alone, and let two concurrent writers both win, because they compare first and write then.
+Writers first write one after the other, then several at once: some stores honour a single
+condition, and let two concurrent writers both win, because they compare first and write later.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _try_each(store: _Probed, key: str, name: str, made: list[str]) -> None:
         version = found.version if isinstance(found, Blob) else "none"
         raise UnsafeStore(
             f"store {name} gives an object the ETag {version} when it is read and "
-            f"{created.value} when it was written: no writer could tell whether the manifest is "
+            f"{created.value} when it was written: no writer would know whether the manifest is "
             "still the one it has read. Take away what changes answers on their way (a proxy "
             "that compresses them?), or use another store."
         )

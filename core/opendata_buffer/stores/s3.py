@@ -336,7 +336,7 @@ def _refuse_late(**_: object) -> None:
 def session_of(options: StoreOptions) -> boto3.session.Session:
     """A session with the credentials that the options name, else with those of boto3's chain. It
     fetches no keys: requests do that, when they find none or find them about to end."""
-    # boto3's default session is not thread-safe, and would mix what stores with other options do.
+    # boto3's default session is not thread-safe, and would mix the options of different stores.
     if options.service_credential is not None:
         provided = service_credential(options.service_credential, "s3")
         session = boto3.session.Session(botocore_session=provided, region_name=options.region)
@@ -351,7 +351,7 @@ def session_of(options: StoreOptions) -> boto3.session.Session:
     if options.role_arn is None:
         return session
     assumed = botocore.session.Session(profile=options.profile)
-    # In front of the chain, which is only the source that the role is assumed with.
+    # In front of the chain, which only gives the credentials to assume the role with.
     assumed.get_component("credential_provider").providers.insert(0, _Role(session, options))
     return boto3.session.Session(botocore_session=assumed, region_name=session.region_name)
 
@@ -401,7 +401,7 @@ _CLIENT_ERRORS = (
 """All that boto3 and its connections raise."""
 
 _NO_BULK = {"InvalidRequest", "MalformedXML", "MissingContentMD5", "NotImplemented"}
-"""Of stores that cannot delete several objects by one request."""
+"""Error codes of stores that cannot delete several objects by one request."""
 
 _THROTTLED = {"RequestTimeout", "RequestTimeoutException", "Throttling", "ThrottlingException"}
 """Answered with 400; other refusals for the rate have 429 or 503."""
@@ -529,7 +529,7 @@ class DirectGet:
             )
             prepared = request.prepare()
             prepared.stream_output = True
-            # As boto3 does at this point: a call that was left behind sends nothing.
+            # As boto3 does at this point: a call past its deadline sends nothing.
             client.meta.events.emit("before-send.s3.GetObject", request=prepared)
             answer = client._endpoint.http_session.send(prepared)  # type: ignore[attr-defined]
         except DeadlinePassed:

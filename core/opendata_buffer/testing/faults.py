@@ -1,4 +1,4 @@
-"""A store that fails as real ones do, by the roll of seeded dice, and as slowly.
+"""A store that fails as real ones do, at random by a seed, and is as slow.
 
 ::
 
@@ -33,7 +33,7 @@ from opendata_buffer.stores.base import (
 
 @dataclass(frozen=True, kw_only=True)
 class FaultPlan:
-    """How often what goes wrong, and how long everything takes. The default is no fault.
+    """How often each fault happens, and how long each operation takes. The default is no fault.
 
     Attributes:
         cas_lost_after: Share of conditional puts that are carried out, whatever that means for
@@ -117,7 +117,7 @@ class FaultyStore:
         inner: The store that holds the objects.
         runtime: Whose ``sleep`` takes the time.
         plan: The faults. May be replaced at any time through :attr:`plan`.
-        seed: Of the dice.
+        seed: Of the random faults.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class FaultyStore:
         """Carry out every conditional put that is still under way."""
         self._land(everything=True)
 
-    # ---- dice and time
+    # ---- random faults and time
 
     def _begin(self, operation: str, takes_ms: float) -> None:
         with self._lock:

@@ -133,8 +133,8 @@ class _ManualCondition:
             return self._real.wait()
         seen = self._notified
         deadline = self._runtime.monotonic() + timeout
-        # Counted while the lock is held: whoever sees the count and moves the clock then finds
-        # this thread waiting.
+        # Counted while the lock is held: a test that sees the count and moves the clock then
+        # finds this thread waiting.
         self._runtime._wait_begins()
         while self._notified == seen and self._runtime.monotonic() < deadline:
             self._real.wait()

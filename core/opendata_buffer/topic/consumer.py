@@ -71,7 +71,7 @@ class TopicArrowBatch(ArrowBatch):
 
 
 class Delivered(Protocol):
-    """The part of a delivered batch that an acknowledgement needs."""
+    """The fields of a delivered batch that an acknowledgement needs."""
 
     @property
     def partition(self) -> str:
@@ -107,13 +107,13 @@ class TopicConsumer(Closeable):
         isolation: ``read_uncommitted`` delivers undecided and repeated batches, too.
         store: Use this store instead of opening ``config.store``.
         runtime: Clock and threads; the system's by default.
-        allow_data_loss: Go on behind a gap, with a warning, instead of raising ``DataLoss``.
+        allow_data_loss: Go on behind lost entries, with a warning; else raise ``DataLoss``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
         program: Name of the program, shown by ``opendata-buffer status``.
         open_pause: See :class:`.Consumer`.
 
     Raises:
-        InvalidInput: There is no topic, or it has no such partition; a position is none.
+        InvalidInput: There is no topic, or it has no such partition; or a text is no position.
         QueueReset: A position is of another queue, or beyond the end.
         OpenDataBufferError: A partition could not be taken over, as :class:`.Consumer`.
     """
@@ -422,8 +422,8 @@ class TopicConsumer(Closeable):
     def _uninterrupted(self, work: Callable[[], T]) -> T:
         """What ``work`` returns. After an interruption (Ctrl-C) the consumer cannot be used.
 
-        An entry may have been taken and not noted, and other threads may still poll: the batch
-        would not be delivered, and be acknowledged with the next one.
+        An entry may have been taken from the queue and not noted, and other threads may still poll:
+        its batch would not be delivered, but be acknowledged with the next one.
         """
         self._interrupted = True
         try:

@@ -31,13 +31,13 @@ from enum import StrEnum
 from typing import Any
 
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
-from opendata_buffer.formats.sidecar import Fields, Sidecar
+from opendata_buffer.formats.sidecar import Sidecar, SidecarFields
 from opendata_buffer.queue.ownership import PARTITION_NAME, TOPIC_KEY
 from opendata_buffer.stores.base import Get
 
 DESCRIPTION = Sidecar(
     "the topic's description",
-    "Restore its latest version (bucket versioning): it alone says which partitions there are.",
+    "Restore its latest version (bucket versioning): nothing else names the topic's partitions.",
     max_bytes=1024 * 1024,
 )
 
@@ -55,11 +55,11 @@ _MOST_NUMBERS = 100_000
 _ZEROS = 3
 _BITS = 10
 SLOTS = 1 << _BITS
-"""More than a topic has partitions, so that there is always a free one."""
+"""Slots: more than a topic has partitions, so that there is always a free one."""
 
 _LETTERS = "0123456789bcdfghjkmnpqrstvwxyz"
-"""Without vowels, so that there are no words, and without l, which looks like a 1. Four of them
-have 810,000 possibilities for the 8,192 beginnings of a hash."""
+"""Letters of names. There are no vowels, so that there are no words, and no l, which looks like a
+1. Four have 810,000 combinations for the 8,192 beginnings of a hash."""
 
 _SHORT = re.compile(r"(?:p-)?(?P<number>[0-9]{1,5})")
 
@@ -187,17 +187,17 @@ class TopicDescription:
 
     @property
     def names(self) -> list[str]:
-        """Of all partitions, which are read."""
+        """Names of all partitions, which are read."""
         return [each.name for each in self.partitions]
 
     @property
     def active(self) -> list[str]:
-        """Of the partitions that are written."""
+        """Names of the partitions that are written."""
         return [each.name for each in self.partitions if each.state is State.ACTIVE]
 
     @property
     def draining(self) -> list[str]:
-        """Of the partitions that leave once they are empty."""
+        """Names of the partitions that leave once they are empty."""
         return [each.name for each in self.partitions if each.state is State.DRAINING]
 
     def expanded(self, partitions: int) -> TopicDescription:
@@ -341,7 +341,7 @@ def _meant(given: str, names: Iterable[str]) -> str | None:
     return next((each for each in names if given == each or is_abbreviated(given, each)), None)
 
 
-def _partition(fields: Fields) -> Partition:
+def _partition(fields: SidecarFields) -> Partition:
     name, state = fields.text("name"), fields.text("state")
     if number_of(name) is None:
         raise fields.wrong("name", "the name of a partition, such as 'p-00000-04pn'")
@@ -350,7 +350,7 @@ def _partition(fields: Fields) -> Partition:
     return Partition(name, State(state), fields.number("since", 0), fields.others())
 
 
-def _left(fields: Fields) -> tuple[str, ...]:
+def _left(fields: SidecarFields) -> tuple[str, ...]:
     names = fields.items("left", [])
     for name in names:
         if not isinstance(name, str) or number_of(name) is None:

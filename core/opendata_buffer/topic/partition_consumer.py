@@ -101,7 +101,7 @@ class _Offered:
 
 
 class PartitionProgress:
-    """What of one partition is delivered, processed, and no longer needed. Not thread-safe; pure.
+    """The delivered, processed and needed entries of one partition. Not thread-safe; pure.
 
     It has two filters, one at the entry that is offered next and one at the last entry whose
     batches are all processed. Positions are the state of the second one. Without a position the
@@ -128,8 +128,8 @@ class PartitionProgress:
         self._offered: deque[_Offered] = deque()
         self.kept_from = self.first_needed
         """The first sequence that must stay in the manifest for positions, which are saved with
-        batches. Markers and rolled back batches behind the last acknowledged one must stay: a
-        reader that resumes could not tell their absence from a loss."""
+        batches. Markers and rolled back batches behind the last acknowledged one must stay: to
+        a reader that resumes, their absence would look like a loss."""
 
     @property
     def idle(self) -> bool:

@@ -33,10 +33,10 @@ Entries: TypeAlias = (
 )
 
 Keys: TypeAlias = pa.Array | pa.ChunkedArray | Sequence[bytes | str]
-"""A column of binary or string type, or bytes and text; of text its UTF-8 bytes are hashed."""
+"""A column of binary or string type, or bytes and text; text is hashed as UTF-8."""
 
 Partitioner: TypeAlias = Callable[[Keys, Sequence[str]], Indices]
-"""From keys and the partitions' names to an index into the names for each key."""
+"""Maps keys and the partitions' names to an index into the names for each key."""
 
 _TABLE_BITS = 16
 """A table of 2 ** 16 indices fits into the processor's cache, and takes a millisecond to make."""

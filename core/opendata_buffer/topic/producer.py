@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class TopicWatcher:
-    """Tells whether the entries of one call are durable in all partitions they went to.
+    """Reports whether the entries of one call are durable in all partitions they went to.
 
     Attributes:
         parts: The handle of each partition that got some.
@@ -38,7 +38,7 @@ class TopicWatcher:
         self._runtime = runtime
 
     def result(self) -> dict[str, Durable] | None:
-        """None while a part is pending; where each part is once all are durable.
+        """None while a part is pending; then the sequence and location of each part.
 
         Raises:
             OpenDataBufferError: A part was given up, and all others have ended; see :attr:`parts`.
@@ -108,7 +108,7 @@ class TopicHandle:
     """``await handle`` waits for durability in asyncio.
 
     Attributes:
-        watcher: Tells when the entries are durable.
+        watcher: Reports when the entries are durable.
         ingestion_time_ms: The earliest time recorded for them, milliseconds since the Unix
             epoch; 0 for a call without entries.
     """
@@ -193,9 +193,9 @@ class ProducerPool:
             except (OpenDataBufferError, TimeoutError) as error:
                 others.append(error)
 
-        everyone = self.everyone()
+        producers = self.all_open()
         # All at once, however many: the timeout is for all of them together.
-        in_parallel(self._runtime, call_one, everyone, most=max(1, len(everyone)))
+        in_parallel(self._runtime, call_one, producers, most=max(1, len(producers)))
         calls, cause = self._lost
         if failed or calls:
             total = calls + sum(error.failed_calls for error in failed)
@@ -291,7 +291,7 @@ class ProducerPool:
             self._condition.wait()
 
     @locked
-    def everyone(self) -> list[Producer]:
+    def all_open(self) -> list[Producer]:
         """All that are open, or about to be closed."""
         return [*self._open.values(), *self._closing.values()]
 
@@ -489,7 +489,7 @@ class TopicProducer(Closeable):
     @property
     def buffered_bytes(self) -> int:
         """Bytes that are accepted, and neither durable nor given up."""
-        return sum(producer.buffered_bytes for producer in self._pool.everyone())
+        return sum(producer.buffered_bytes for producer in self._pool.all_open())
 
     def _open(self, partition: str) -> Producer:
         config = Topic.config_of(partition, self._config)

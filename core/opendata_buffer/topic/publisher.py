@@ -65,21 +65,21 @@ _EXPIRE_S = 5.0
 _APP_PREFIX = "publisher."
 
 _QUERY = "publisher"
-"""The commit record's query id, so that a Spark query cannot take a publisher's name, or a
-publisher a query's."""
+"""The query id in its commit record: a Spark query cannot take a publisher's name, nor a publisher
+a query's."""
 
 
 @dataclass(frozen=True, slots=True)
 class AckIntents:
     """The markers that commit a transaction, one for each partition that it wrote to.
 
-    All of them or none have to be applied: save the intents first, in the transaction of whatever
-    the published messages were made from, and apply them again in full after a fault.
+    All of them or none have to be applied: save the intents first, in the transaction of the
+    program's own input, and apply them again in full after a fault.
 
     Attributes:
         topic_id: Of the topic.
         producer: 6 bytes: the transaction's own producer id.
-        clocks: Of each partition, the clock of the marker. Empty when nothing was published.
+        clocks: The clock of the marker, by partition. Empty when nothing was published.
         txn: Of a publisher with a name: its app and the number of the transaction.
     """
 
@@ -129,9 +129,9 @@ class PublisherTransaction:
         self.producer = producer
         self.txn = txn
         self.clocks: dict[str, int] = {}
-        """Of its last batch in each partition."""
+        """Clock of its last batch, by partition."""
         self.since: dict[str, int] = {}
-        """Of each partition, the sequence of its first batch that is known to be durable."""
+        """Sequence of its first batch that is known to be durable, by partition."""
         self.intents: AckIntents | None = None
         self.applying = False
         """Whether markers that commit it may be in some partitions."""
@@ -507,10 +507,10 @@ class Publisher(Closeable):
         The markers of a committed one were written when this publisher was opened.
         """
         if intents.txn is None or intents.txn.app != self._app:
-            raise InvalidInput("the intents are of another publisher: apply them with that one")
+            raise InvalidInput("the intents are of another publisher: apply them there")
         found = self._coordinator.verdict_on(intents.txn, intents.producer)
         # Another transaction may have been published under the number of a rolled back one. The
-        # record tells them apart by the producer only for the last number.
+        # record distinguishes them by the producer only for the last number.
         is_last = intents.txn.batch == self._coordinator.committed(intents.txn.app)
         if found is Verdict.OPEN or (found is Verdict.REPEATED and is_last):
             raise InvalidInput(
@@ -574,7 +574,7 @@ class Publisher(Closeable):
         return self._queues[name]
 
     def _deadline(self) -> AbstractContextManager[None]:
-        """For several changes of one call: the record's, and those of the partitions at once."""
+        """A deadline for all changes of one call: the record's, and the partitions' at once."""
         return deadline(self._runtime, 3 * self._config.cas_deadline_ms / 1000)
 
     @contextmanager

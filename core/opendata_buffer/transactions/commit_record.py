@@ -35,7 +35,7 @@ TOPIC_FOLDER = "_topic"
 
 RECORD = Sidecar(
     "the commit record",
-    "It remembers which batch of a query was written last. Restore its latest version (bucket "
+    "It has the last batch that a query wrote. Restore its latest version (bucket "
     "versioning). That of a single queue may also be deleted: the manifest and the reader's filter "
     "still recognise repeats. That of a topic (below '_topic/') may not while its query has a "
     "batch to repeat.",
@@ -44,7 +44,7 @@ RECORD = Sidecar(
 
 
 class Verdict(Enum):
-    """What a topic's record says about one attempt at a batch."""
+    """The meaning of a topic's record for one attempt at a batch."""
 
     COMMITTED = "committed"
     """It names the attempt's producer."""
@@ -56,7 +56,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
-    """What is committed of one app.
+    """The committed batches of one app.
 
     Attributes:
         batch: Highest committed batch; -1 when the app id is only claimed.
@@ -65,7 +65,7 @@ class CommitRecord:
         others: Fields of later versions, kept when the record is written again.
         run: The run that may decide the next batch of a topic's writer; None for a single queue.
         producer: The producer id that wrote the batch into a topic, as hexadecimal digits.
-        intents: Of each partition of the batch, the clock of the marker that commits it there.
+        intents: The clock of the marker that commits the batch, by partition.
     """
 
     batch: int
@@ -219,7 +219,7 @@ class OwnedRecord:
         return self._object.update(change, from_memory=True)
 
     def verdict(self, batch: int, producer: str) -> Verdict:
-        """What the record, as last read or written, says about an attempt."""
+        """The meaning of the record, as last read or written, for an attempt."""
         record = self.record
         if record is None or record.batch < batch:
             return Verdict.OPEN
@@ -227,7 +227,7 @@ class OwnedRecord:
         return Verdict.COMMITTED if named else Verdict.REPEATED
 
     def note_undecided(self, name: str, manifest: Manifest | None, but: bytes | None) -> None:
-        """Note what to roll back in a partition: what any producer but one left undecided."""
+        """Note the undecided producers of a partition, which are to be rolled back, but one."""
         if manifest is None:
             return
         found = undecided_of_app(manifest, name, self._app, self._searched.get(name, 0))

@@ -48,7 +48,7 @@ from opendata_buffer.transactions.markers import (
 log = logging.getLogger(__name__)
 
 _DEADLINE_MS = 10_000
-"""Of one change of a record; a micro-batch waits for it."""
+"""Deadline of one change of a record; a micro-batch waits for it."""
 
 _ANY_BATCH = 2**63
 
@@ -60,7 +60,7 @@ class Attempt:
     Attributes:
         txn: App and batch.
         producer: 6 bytes, drawn for this attempt and used for nothing else.
-        intents: Of each partition it writes to, the clock of the marker that commits it.
+        intents: The clock of the marker that commits it, by partition.
     """
 
     txn: Transaction
@@ -118,7 +118,7 @@ class TransactionCoordinator:
         if record.batch >= txn.batch:
             if owned.roll_backs:
                 # The run that committed the batch was killed before it had rolled back the
-                # others; or it lives and writes its next batch. Only a claim tells them apart:
+                # others; or it lives and writes its next batch. Only a claim distinguishes them:
                 # in the second case it makes that run fail.
                 with suppress(Superseded):  # a run that claimed meanwhile does the same
                     self.recover(txn.app, query, partitions)
@@ -153,7 +153,7 @@ class TransactionCoordinator:
         return -1 if record is None else record.batch
 
     def verdict_on(self, txn: Transaction, producer: bytes) -> Verdict:
-        """What the record of an app that was begun or recovered says about an attempt."""
+        """The meaning of the record of an app that was begun or recovered, for an attempt."""
         return self._owned[txn.app].verdict(txn.batch, producer.hex())
 
     def prepare(self, attempt: Attempt, name: str) -> None:

@@ -30,7 +30,7 @@ ROLL_BACK = 1
 
 @dataclass(frozen=True, slots=True)
 class TransactionMarker:
-    """How one producer's transaction ends in one queue.
+    """The end of one producer's transaction in one queue.
 
     Attributes:
         producer: 6 bytes; it writes nothing afterwards.

@@ -98,8 +98,8 @@ def test_a_partition_that_is_closed_and_still_listed_shows_no_giant_epoch() -> N
 # ---- a broker and its workers
 
 
-def dial(announcement: DiscoveryRecord) -> Connection:
-    return WebSocketNetwork(BROKER_RUNTIME).connect(announcement)
+def connect(broker_record: DiscoveryRecord) -> Connection:
+    return WebSocketNetwork(BROKER_RUNTIME).connect(broker_record)
 
 
 def test_a_suspended_broker_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,11 +107,11 @@ def test_a_suspended_broker_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> Non
     # Its kernel accepts, and nobody ever answers.
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        found = ask_broker(DiscoveryRecord(1, "id", address, b"s" * 32), dial)
+        found = ask_broker(DiscoveryRecord(1, "id", address, b"s" * 32), connect)
     assert found.alive is False
 
 
 def test_another_process_on_the_port_is_not_the_broker() -> None:
-    with serving(secret=b"t" * 32) as (_, announcement, _):
-        found = ask_broker(replace(announcement, secret=b"s" * 32), dial)
+    with serving(secret=b"t" * 32) as (_, broker_record, _):
+        found = ask_broker(replace(broker_record, secret=b"s" * 32), connect)
     assert found.alive is False

@@ -117,7 +117,7 @@ def test_a_request_that_is_renewed_while_a_slow_write_is_under_way_is_written() 
         silent.send({"op": "renew", "n": "all", "clock": broker.clock()})
 
 
-def test_a_doubtful_request_is_looked_up_before_it_is_appended() -> None:
+def test_a_doubtful_request_is_searched_for_before_it_is_appended() -> None:
     store = MemoryStore()
     Queue(store, CONFIG, runtime=SystemRuntime(), role="x").append([NewEntry("ingest/a")])
     broker = made(store)
@@ -217,7 +217,7 @@ def test_an_unexpected_error_reaches_the_clients_and_the_service_goes_on() -> No
 
 
 @pytest.mark.parametrize("lands", [True, False], ids=["landed", "not landed"])
-def test_while_storage_stalls_no_client_is_told_that_the_outcome_is_unknown(lands: bool) -> None:
+def test_while_storage_stalls_no_client_gets_an_unknown_outcome(lands: bool) -> None:
     """The requests became too old to be tried again; their clients may look, and try."""
     runtime = ManualRuntime()
     store = Hooked()

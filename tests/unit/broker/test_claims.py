@@ -132,7 +132,7 @@ def heartbeats(steady_since: float = float("-inf")) -> Heartbeats:
     return made
 
 
-def test_a_dispatcher_that_looks_late_gives_the_whole_time_once() -> None:
+def test_a_dispatcher_that_checks_late_gives_the_full_timeout_once() -> None:
     beats = heartbeats()
     late = 101.0 + 2 * LATE_S
     until = beats.until(7, HOLDER, now=late)
@@ -147,12 +147,12 @@ def test_a_pause_of_the_broker_lets_no_claim_lapse() -> None:
 
 def test_tokens_of_no_claim_are_forgotten_and_bounded() -> None:
     beats = heartbeats()
-    beats.hear(range(MOST_TOKENS + 1), now=100.5)
+    beats.receive(range(MOST_TOKENS + 1), now=100.5)
     assert len(beats._alive) == MOST_TOKENS
     beats.forget({7: HOLDER})
     assert beats._alive == {5: 100.5}
     for first in range(1_000, 4 * MOST_TOKENS, MOST_TOKENS):
-        beats.hear(range(first, first + MOST_TOKENS), 0.0)
-        beats.hear([5], now=100.75)
+        beats.receive(range(first, first + MOST_TOKENS), 0.0)
+        beats.receive([5], now=100.75)
     assert len(beats._alive) == 2 * MOST_TOKENS
     assert beats.until(7, HOLDER, now=101.0) == 101.75

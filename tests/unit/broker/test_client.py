@@ -278,9 +278,9 @@ VALID_S = VALID_MS / 1000
 def heard() -> PendingRequests:
     """Of a broker whose queue goes on at sequence 5, heard ten seconds after the start."""
     calls = PendingRequests()
-    assert calls.hear({"op": "pong", "next": 5, "clock": [1.0, 1]}, 10.0) is False
+    assert calls.receive({"op": "pong", "next": 5, "clock": [1.0, 1]}, 10.0) is False
     # The end of the queue never goes back.
-    assert calls.hear({"op": "pong", "next": 4, "clock": [1.0, 1]}, 10.0) is False
+    assert calls.receive({"op": "pong", "next": 4, "clock": [1.0, 1]}, 10.0) is False
     return calls
 
 
@@ -303,5 +303,5 @@ def test_an_append_that_is_lost_may_lie_where_the_queue_went_on_or_where_it_was_
 def test_a_message_that_no_broker_sends_is_refused(body: dict[str, Any]) -> None:
     calls = heard()
     calls.begin()
-    with pytest.raises(ProtocolError, match="the broker says"):
-        calls.hear(body, 11.0)
+    with pytest.raises(ProtocolError, match="unknown message"):
+        calls.receive(body, 11.0)

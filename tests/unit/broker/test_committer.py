@@ -72,7 +72,7 @@ def test_a_lone_process_asks_once_and_appends_alone() -> None:
     assert ours.broker is None
 
 
-def test_a_process_that_meets_another_writer_looks_for_a_broker_again() -> None:
+def test_a_process_that_meets_another_writer_searches_for_a_broker_again() -> None:
     store, looks = Hooked("_broker.json"), list[None]()
     store.on_read = lambda: looks.append(None)
     direct = Direct(store)
@@ -166,7 +166,7 @@ def scripted(
     return committer(store, direct, connecting, CLOCK), direct
 
 
-def test_an_append_whose_answer_was_lost_is_looked_up_and_not_repeated() -> None:
+def test_an_append_whose_answer_was_lost_is_verified_and_not_repeated() -> None:
     store = MemoryStore()
     other = Queue(store, CONFIG, runtime=RUNTIME, role="dead broker")
     dead = Scripted(Lost(0, 0.0), before=lambda: other.append(entries("a", "b")))
@@ -236,7 +236,7 @@ def test_a_refused_append_is_asked_for_again_or_elsewhere() -> None:
 def test_a_process_finds_the_broker_that_follows_a_dead_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(committer_module, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(committer_module, "IDLE_SEARCH_S", 0.2)
     store = MemoryStore()
     direct = Direct(store)
     with serving(store) as (_, broker_record, _):
@@ -267,7 +267,7 @@ def test_an_error_of_a_later_attempt_says_nothing_of_the_first(error: OpenDataBu
     assert direct.used == 0
 
 
-def test_a_doubtful_append_that_cannot_be_looked_up_is_unknown() -> None:
+def test_a_doubtful_append_that_cannot_be_verified_is_unknown() -> None:
     refused = PermanentStorageError("forbidden")
     ours, _ = scripted(MemoryStore(), Scripted(Lost(0, 0.0)), Scripted(refused))
     with pytest.raises(CommitStateUnknown, match="forbidden"):

@@ -62,7 +62,7 @@ def test_without_a_broker_nothing_is_found_and_it_says_why() -> None:
     assert world.discovery.reason == "no network"
 
 
-def test_one_thread_looks_and_all_get_what_it_found() -> None:
+def test_one_thread_searches_and_all_get_what_it_found() -> None:
     world = World()
     world.slow.clear()
     found: list[Connection | None] = []
@@ -79,7 +79,7 @@ def test_one_thread_looks_and_all_get_what_it_found() -> None:
     assert world.discovery.connection is found[0]
 
 
-def test_without_a_look_there_is_the_connection_that_was_found() -> None:
+def test_without_a_search_there_is_the_connection_that_was_found() -> None:
     world = World()
     assert world.discovery.find(lambda: False) is None
     connection = world.discovery.find()
@@ -106,13 +106,13 @@ def test_a_silent_brokers_successor_is_asked_at_once_and_itself_after_a_renewal(
     world = World()
     connection = world.discovery.find()
     assert connection is not None
-    world.discovery.forget(connection, fell_silent=True)
+    world.discovery.forget(connection, unresponsive=True)
     assert [world.discovery.find() for _ in range(2)] == [None, None]
     assert "not renewed" in world.discovery.reason
     assert world.lease.beat(connection.broker_record) is not None
     again = world.discovery.find()
     assert again is not None
-    world.discovery.forget(again, fell_silent=True)
+    world.discovery.forget(again, unresponsive=True)
     world.announce()
     assert world.discovery.find() is world.made[2]
 
@@ -145,7 +145,9 @@ def test_for_a_broker_that_was_not_reached_no_caller_waits_a_second_time() -> No
     assert discovery.find() is world.made[0]
 
 
-def test_without_a_thread_to_spare_the_caller_looks_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_thread_to_spare_the_caller_searches_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def none_left(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -132,7 +132,7 @@ def test_a_broker_that_leaves_takes_its_address_out_unless_it_was_replaced() -> 
     assert lease(store).read() == second
 
 
-def test_a_lost_answer_is_looked_up() -> None:
+def test_a_lost_answer_is_verified() -> None:
     store = Hooked("_broker.json")
     store.lost_answers = 1
     assert take(store, "a").id == "a"

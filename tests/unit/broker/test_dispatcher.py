@@ -398,7 +398,7 @@ def test_claims_that_did_not_change_are_not_written() -> None:
     assert stored_epoch(store, CONFIG, RUNTIME) is None
 
 
-def test_a_lost_answer_to_a_write_of_the_claims_is_looked_up() -> None:
+def test_a_lost_answer_to_a_write_of_the_claims_is_verified() -> None:
     store = Hooked(CLAIMS)
     store.lost_answers = 2
     term = take_over(filled(2, store))

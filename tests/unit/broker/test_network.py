@@ -12,7 +12,7 @@ from websockets.sync import client as websockets_client
 
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
-from opendata_buffer.broker.network import WebSocketNetwork, dial, listen_for
+from opendata_buffer.broker.network import WebSocketNetwork, listen_for, open_channel
 from opendata_buffer.broker.server import Listen, own_address
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
@@ -38,7 +38,7 @@ def test_an_address_where_no_process_listens_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(ChannelRefused, match="no process listens"):
-            dial(announced(taken.getsockname()[1]), 30.0)
+            open_channel(announced(taken.getsockname()[1]), 30.0)
 
 
 def test_a_port_that_accepts_and_says_nothing_costs_the_timeout(
@@ -56,7 +56,7 @@ def test_a_port_that_accepts_and_says_nothing_costs_the_timeout(
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         with pytest.raises(ChannelClosed) as caught:
-            dial(announced(silent.getsockname()[1]), 0.3)
+            open_channel(announced(silent.getsockname()[1]), 0.3)
         assert not isinstance(caught.value, ChannelRefused)
     assert limits == [0.3]
 
@@ -67,7 +67,7 @@ def test_a_port_that_accepts_and_says_nothing_costs_the_timeout(
 )
 def test_an_address_that_does_not_resolve_or_is_none_is_not_reached(address: str) -> None:
     with pytest.raises(ChannelClosed):
-        dial(DiscoveryRecord(1, "id", address, b"s" * 32), 1.0)
+        open_channel(DiscoveryRecord(1, "id", address, b"s" * 32), 1.0)
 
 
 def test_without_a_thread_to_spare_nothing_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,4 +76,4 @@ def test_without_a_thread_to_spare_nothing_is_reached(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(websockets_client, "connect", connect)
     with pytest.raises(ChannelClosed, match="can't start new thread"):
-        dial(announced(1), 1.0)
+        open_channel(announced(1), 1.0)

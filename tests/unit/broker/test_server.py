@@ -24,7 +24,7 @@ from opendata_buffer.broker.broker import Broker
 from opendata_buffer.broker.client import Appended, ChannelClosed
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.dispatcher import Dispatcher
-from opendata_buffer.broker.network import dial
+from opendata_buffer.broker.network import open_channel
 from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, ClientEnd, ProtocolError
 from opendata_buffer.broker.server import MAX_OPEN_REQUESTS, QUEUED_ANSWERS, Listen, WebSocketPort
 from opendata_buffer.config import ConsumerConfig
@@ -60,7 +60,7 @@ def test_a_client_with_another_secret_is_refused_and_logged_once(
     store = MemoryStore()
     with caplog.at_level(logging.WARNING), serving(store) as (broker, broker_record, _):
         for _ in range(3):
-            channel = dial(broker_record, WAIT_S)
+            channel = open_channel(broker_record, WAIT_S)
             end = ClientEnd(b"x" * 32, 1, os.urandom(32))
             hello = channel.receive(WAIT_S)
             assert hello is not None
@@ -80,7 +80,7 @@ def test_a_client_with_another_secret_is_refused_and_logged_once(
 def test_garbage_ends_the_connection_and_nothing_else(garbage: bytes) -> None:
     store = MemoryStore()
     with serving(store) as (_, broker_record, _), connected(broker_record) as good:
-        bad = dial(broker_record, WAIT_S)
+        bad = open_channel(broker_record, WAIT_S)
         assert bad.receive(WAIT_S) is not None  # The broker's hello.
         bad.send(garbage)
         with pytest.raises(ChannelClosed):
@@ -105,7 +105,7 @@ def test_a_client_that_sends_nothing_is_disconnected(monkeypatch: pytest.MonkeyP
     with serving() as (broker, broker_record, _):
         # Once the port is there: for the handshake of HTTP it takes all the time it needs.
         monkeypatch.setattr(server, "HANDSHAKE_S", 0.5)
-        silent = dial(broker_record, WAIT_S)
+        silent = open_channel(broker_record, WAIT_S)
         assert silent.receive(WAIT_S) is not None
         with pytest.raises(ChannelClosed):
             silent.receive(WAIT_S)
@@ -133,7 +133,7 @@ def test_strangers_are_disconnected_before_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "MAX_CLIENTS", 2)
-    monkeypatch.setattr(server, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(server, "MAX_OPEN_HANDSHAKES", 3)
     with (
         serving() as (_, broker_record, _),
         connected(broker_record) as client,
@@ -261,12 +261,14 @@ def test_with_tls_the_announced_certificate_and_no_other_is_trusted(certificate:
             assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
         other = "00" * 32
         with pytest.raises(ChannelClosed, match="another certificate"):
-            dial(type(broker_record)(1, "id", broker_record.address, b"s" * 32, other), WAIT_S)
+            open_channel(
+                type(broker_record)(1, "id", broker_record.address, b"s" * 32, other), WAIT_S
+            )
 
 
 def test_too_many_open_requests_and_unknown_ones_are_refused() -> None:
     client = Client(made(MemoryStore()))
-    with pytest.raises(ProtocolError, match="'delete', which is not known"):
+    with pytest.raises(ProtocolError, match="unknown request 'delete'"):
         client.send({"op": "delete"})
     with pytest.raises(ProtocolError, match="hands out no batches"):
         client.send({"op": "beat", "n": 1, "tokens": [1]})

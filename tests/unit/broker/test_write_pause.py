@@ -13,7 +13,7 @@ import pytest
 from opendata_buffer.broker.client import ChannelClosed, Connection, Lost, Refused, Reply
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.network import ListeningPort
-from opendata_buffer.broker.write_pause import ASK_S, PATIENCE_S, SEARCH_S, BrokerPause
+from opendata_buffer.broker.write_pause import ASK_S, IDLE_SEARCH_S, SEARCH_S, BrokerPause
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import Blob, NotModified
@@ -139,13 +139,13 @@ def test_without_a_lost_race_nothing_is_read_for_a_broker() -> None:
     assert asking.brokers == []
 
 
-def test_after_a_lost_race_a_broker_is_looked_for_once() -> None:
+def test_after_a_lost_race_a_broker_is_searched_for_once() -> None:
     world = World(announced=False)
     world.append("a", faster=3)
     assert world.looks() == 1
     world.append("b", faster=1)
     assert world.looks() == 1
-    world.runtime.advance(PATIENCE_S)
+    world.runtime.advance(IDLE_SEARCH_S)
     world.append("c", faster=1)
     assert world.looks() == 2
     assert [world.queued(name) for name in "abc"] == [1, 1, 1]
@@ -223,7 +223,7 @@ def test_close_and_disconnect_end_the_connection_and_the_queue_may_go_on() -> No
     world = World()
     world.queue.disconnect()
     for end in (world.queue.disconnect, world.queue.close):
-        world.runtime.advance(PATIENCE_S)
+        world.runtime.advance(IDLE_SEARCH_S)
         world.append("x", faster=1)
         end()
         assert world.brokers[-1].is_over

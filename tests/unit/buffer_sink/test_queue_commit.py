@@ -217,7 +217,7 @@ def test_f1_f2_lost_answers_append_once(step: Any) -> None:
     assert world.taken == [b"a", b"b"]
 
 
-def test_a_lost_answer_and_a_fast_consumer_is_an_unknown_outcome_that_a_restart_settles() -> None:
+def test_a_lost_answer_and_a_fast_consumer_is_an_unknown_outcome_until_a_restart() -> None:
     world = World(ScriptedStore())
     world.store.script = [then(applied_answer_lost, lambda _: world.drain())]
     with pytest.raises(CommitStateUnknown) as caught:
@@ -461,7 +461,7 @@ def test_f5_an_append_that_landed_late_without_its_objects_is_written_again() ->
     assert not world.driver().append(world.group(3, b"a"))
 
 
-def test_f5_a_torn_write_that_is_skipped_while_its_repeat_looks_is_written_again() -> None:
+def test_f5_a_torn_write_that_is_skipped_during_its_repeat_is_written_again() -> None:
     class Overtaken(FrozenWrite):
         def list(self, prefix: str, **options: Any) -> Listing:
             if self.frozen and world.manifest.entry_count:

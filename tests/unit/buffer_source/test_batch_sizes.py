@@ -98,7 +98,7 @@ def test_a_foreign_batch_is_measured_where_it_may_be_read(
     assert allowed.records(foreign) == [3]
 
 
-def test_sizes_that_nobody_asks_for_are_not_kept_for_ever(
+def test_sizes_that_are_not_asked_for_are_not_kept_for_ever(
     store: WatchedStore, batch_sizes: BatchSizes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("buffer_source.planner.KEEP", 10)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from buffer_source.micro_batch_stream import FIRST_BATCH_LOGGED_S, CommitLog, Tracking
-from buffer_source.offsets import ONLY, Position, SourceOffset
+from buffer_source.offsets import ONLY, PartitionOffset, SourceOffset
 
 SYNCHRONOUS, ASYNCHRONOUS, UNKNOWN = Tracking.SYNCHRONOUS, Tracking.ASYNCHRONOUS, Tracking.UNKNOWN
 
 OFFSETS: dict[str, SourceOffset | None] = {"-": None}
-OFFSETS |= {name: SourceOffset({ONLY: Position(ord(name), 0)}) for name in "ABCD"}
+OFFSETS |= {name: SourceOffset({ONLY: PartitionOffset(ord(name), 0)}) for name in "ABCD"}
 
 
 def after(calls: str) -> CommitLog:

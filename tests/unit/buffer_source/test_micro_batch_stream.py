@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from buffer_source.micro_batch_stream import MicroBatchStream
-from buffer_source.offsets import ONLY, Position, SourceOffset
+from buffer_source.offsets import ONLY, PartitionOffset, SourceOffset
 from buffer_source.options import SourceOptions
 from opendata_buffer import metrics
 from opendata_buffer.consumer.consumer import Consumer
@@ -39,7 +39,7 @@ def world(runtime: ManualRuntime) -> World:
 def offset(
     following: int, base: int, transactions: dict[str, Any] | None = None, queue: str = ""
 ) -> SourceOffset:
-    return SourceOffset({ONLY: Position(following, base, transactions or {}, queue)})
+    return SourceOffset({ONLY: PartitionOffset(following, base, transactions or {}, queue)})
 
 
 def planned(driver: MicroBatchStream, start: SourceOffset | None, end: SourceOffset) -> list[int]:
@@ -648,7 +648,7 @@ def beside(world: World, **options: str) -> MicroBatchStream:
     return world.run(acknowledge="false", **options)
 
 
-def test_a_reader_beside_the_owner_fences_nobody_and_writes_nothing(world: World) -> None:
+def test_a_reader_beside_the_owner_does_not_fence_it_and_writes_nothing(world: World) -> None:
     world.produce(3)
     owner = world.run(maxBatchesPerTrigger="1")
     position, _ = batch(owner, None)

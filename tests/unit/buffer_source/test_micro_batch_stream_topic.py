@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from buffer_source.micro_batch_stream import MicroBatchStream, SourcePartitions, reads_topic
-from buffer_source.offsets import Position, SourceOffset
+from buffer_source.offsets import PartitionOffset, SourceOffset
 from buffer_source.options import SourceOptions
 from opendata_buffer.errors import DataLoss, InvalidInput, PermanentStorageError, QueueReset
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
@@ -68,7 +68,7 @@ def test_tasks_are_packed_over_all_partitions(world: TopicWorld) -> None:
     assert [each.partition for each in tasks[0].batches] == [P0] * 4 + [P1] * 2
 
 
-def test_a_limit_is_shared_by_backlog_and_leaves_nobody_waiting(world: TopicWorld) -> None:
+def test_a_limit_is_shared_by_backlog_and_starves_no_partition(world: TopicWorld) -> None:
     world.append(P0, *numbered(P0, 80))
     world.append(P1, *numbered(P1, 20))
     world.append(P2, *numbered(P2, 1))
@@ -304,7 +304,7 @@ def test_stop_lets_all_partitions_go_and_acknowledges_nothing(world: TopicWorld)
     assert world.queued_in(P0) == [0]
 
 
-def test_each_partition_begins_where_it_is_told(world: TopicWorld) -> None:
+def test_each_partition_begins_at_its_starting_offset(world: TopicWorld) -> None:
     for name in (P0, P1, P2):
         world.append(name, *numbered(name, 3))
     driver = world.run(startingOffsets='{"p-00000-04pn": 2, "p-00001-05mv": 3}')
@@ -350,7 +350,7 @@ def test_a_sequence_means_nothing_in_a_topic(topic: TopicWorld, option: str) -> 
 def test_a_checkpoint_is_of_a_topic_or_of_a_queue(
     topic: TopicWorld, runtime: ManualRuntime
 ) -> None:
-    queue, many = (SourceOffset({name: Position(1, 0)}) for name in ("0", "p-00001-05mv"))
+    queue, many = (SourceOffset({name: PartitionOffset(1, 0)}) for name in ("0", "p-00001-05mv"))
     partitions(topic).check(many)
     partitions(World(runtime)).check(queue)
     with pytest.raises(InvalidInput, match=r"about one queue, and .* is a topic with 3 partitions"):
@@ -363,7 +363,7 @@ def test_a_checkpoint_of_a_topic_is_not_to_be_given_up_because_the_description_i
     topic: TopicWorld,
 ) -> None:
     topic.append("p-00001-05mv", b"waits")
-    many = SourceOffset({"p-00001-05mv": Position(1, 0)})
+    many = SourceOffset({"p-00001-05mv": PartitionOffset(1, 0)})
     partitions(topic).check(many)
     topic.store.delete_many(["_topic.json"])
     with pytest.raises(InvalidInput, match=r"_topic\.json' is gone.*Put its latest version back"):

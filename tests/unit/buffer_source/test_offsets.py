@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from buffer_source.offsets import INITIAL, ONLY, Position, SourceOffset
+from buffer_source.offsets import INITIAL, ONLY, PartitionOffset, SourceOffset
 from opendata_buffer.errors import InvalidInput
 
 TRANSACTIONS = {"v": 1, "apps": {"a": 3}, "tail": None}
@@ -18,7 +18,7 @@ RECORDED_V1 = (
 
 
 def test_the_json_is_golden_because_checkpoints_hold_it() -> None:
-    offset = SourceOffset({ONLY: Position(7, 2, TRANSACTIONS, "01J")})
+    offset = SourceOffset({ONLY: PartitionOffset(7, 2, TRANSACTIONS, "01J")})
     text = json.dumps(offset.to_json())
     assert text == (
         '{"v": 2, "partitions": {"0": {"queue": "01J", "next": 7, "base": 2, '
@@ -32,21 +32,21 @@ def test_the_json_is_golden_because_checkpoints_hold_it() -> None:
 def test_an_offset_of_version_1_is_the_position_of_the_one_queue() -> None:
     offset = SourceOffset.from_json(json.loads(RECORDED_V1))
     assert offset is not None
-    assert offset.only == Position(
+    assert offset.only == PartitionOffset(
         7, 2, {"v": 1, "apps": {"a": 3}, "tail": ["a", 6]}, "01JZ8T2W5N0000000000000000"
     )
     assert SourceOffset.from_json({"v": 1, "at": "start"}) is None
     # Before queues had ids.
     old = SourceOffset.from_json({"v": 1, "next": 7, "base": 2, "txn": {}})
     assert old is not None
-    assert old.only == Position(7, 2)
+    assert old.only == PartitionOffset(7, 2)
 
 
 def test_read_and_written_again_the_text_is_the_same() -> None:
     # Spark compares offsets as text; another order of keys would run empty batches for ever.
     text = json.dumps(
         SourceOffset(
-            {"b": Position(1 << 40, 0, TRANSACTIONS), "a": Position(3, 1, {}, "01J")}
+            {"b": PartitionOffset(1 << 40, 0, TRANSACTIONS), "a": PartitionOffset(3, 1, {}, "01J")}
         ).to_json()
     )
     again = SourceOffset.from_json(json.loads(text))
@@ -56,7 +56,7 @@ def test_read_and_written_again_the_text_is_the_same() -> None:
 
 
 def test_missing_batches_are_on_record_only_where_there_are_any() -> None:
-    position = Position(7, 2, {}, "01J", (3, 5))
+    position = PartitionOffset(7, 2, {}, "01J", (3, 5))
     text = json.dumps(SourceOffset({ONLY: position}).to_json())
     assert text.endswith('"base": 2, "txn": {}, "missing": [3, 5]}}}')
     read = SourceOffset.from_json(json.loads(text))
@@ -66,7 +66,7 @@ def test_missing_batches_are_on_record_only_where_there_are_any() -> None:
 
 def test_a_checkpoint_of_several_partitions_is_not_one_of_a_single_queue() -> None:
     with pytest.raises(InvalidInput, match=r"about partitions \['a', 'b'\]"):
-        _ = SourceOffset({"a": Position(1, 0), "b": Position(1, 0)}).only
+        _ = SourceOffset({"a": PartitionOffset(1, 0), "b": PartitionOffset(1, 0)}).only
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_a_foreign_offset_is_refused(offset: Any, message: str) -> None:
 
 
 def test_where_a_micro_batch_begins() -> None:
-    assert Position(9, 4).begin_of(None) == 4
-    assert Position(9, 4).begin_of(Position(7, 4)) == 7
+    assert PartitionOffset(9, 4).begin_of(None) == 4
+    assert PartitionOffset(9, 4).begin_of(PartitionOffset(7, 4)) == 7
     # A new base is where reading continued behind a loss.
-    assert Position(20, 15).begin_of(Position(7, 4)) == 15
-    assert Position(3, 0).begin_of(Position(7, 0)) == 0
+    assert PartitionOffset(20, 15).begin_of(PartitionOffset(7, 4)) == 15
+    assert PartitionOffset(3, 0).begin_of(PartitionOffset(7, 0)) == 0

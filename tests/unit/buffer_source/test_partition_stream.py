@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from buffer_source.offsets import Position
+from buffer_source.offsets import PartitionOffset
 from buffer_source.options import SourceOptions
 from buffer_source.partition_stream import PartitionStream
 from buffer_source.queue_cursor import EVERYTHING
@@ -41,8 +41,8 @@ def write(world: TopicWorld, producer: bytes, clock: int, *values: bytes) -> Non
 
 
 def step(
-    reader: PartitionStream, start: Position | None, most: int = EVERYTHING
-) -> tuple[Position, list[bytes]]:
+    reader: PartitionStream, start: PartitionOffset | None, most: int = EVERYTHING
+) -> tuple[PartitionOffset, list[bytes]]:
     """One micro-batch: where it ends and what it reads."""
     poll = reader.poll(start, most)
     end = reader.end_offset(poll, len(poll.waiting))
@@ -128,7 +128,7 @@ def test_f5_the_repeat_of_a_message_that_was_gone_is_read_wherever_micro_batches
 ) -> None:
     # The writer's object was collected before its append landed. It knows, and repeats it.
     reader = stream(world, failOnDataLoss="false")
-    position: Position | None = None
+    position: PartitionOffset | None = None
     read: list[bytes] = []
     for clock, value in ((2, b"one"), (3, b"gone"), (3, b"again")):
         write(world, A, clock, value)
@@ -158,7 +158,7 @@ def test_a_queue_that_ends_before_the_position_and_behind_an_open_transaction_we
     world.store.delete_many([f"{P}/_owner.json", f"{P}/manifest"])
     write(world, A, 2, b"1")
     with pytest.raises(QueueReset, match=r"cannot resume after sequence 1: .* ends at 0"):
-        stream(world).poll(Position(end.next, end.base, end.transactions))
+        stream(world).poll(PartitionOffset(end.next, end.base, end.transactions))
 
 
 def test_a_loss_behind_an_undecided_batch_does_not_stop_the_query(world: TopicWorld) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from buffer_source.offsets import Position
+from buffer_source.offsets import PartitionOffset
 from buffer_source.options import SourceOptions
 from buffer_source.partition_stream import stable_end_of
 from buffer_source.queue_cursor import EVERYTHING, QueueCursor, first_since, oldest_ms
@@ -25,7 +25,7 @@ def world(runtime: ManualRuntime) -> World:
 
 
 def claim(
-    world: World, start: Position | None = None, queue_id: str = "", **options: str
+    world: World, start: PartitionOffset | None = None, queue_id: str = "", **options: str
 ) -> QueueCursor:
     given = SourceOptions.from_spark({"path": "/world", "gcEnabled": "false", **options})
 
@@ -56,7 +56,7 @@ def test_a_query_that_loses_a_race_for_its_queue_asks_the_broker_beside_it(
     assert asked == [], "no race was lost"
     cursor.read_until(1)
     monkeypatch.setattr(world.store, "put_if", lost)
-    assert cursor.acknowledge(Position(1, 0), 1)
+    assert cursor.acknowledge(PartitionOffset(1, 0), 1)
     assert asked == ["ingest/manifest"]
 
 
@@ -78,17 +78,17 @@ def test_what_starting_offsets_mean_in_a_queue_of_3_to_7(
     world: World, wanted: str, run_end: int, begin: int
 ) -> None:
     world.produce(8)
-    cursor = claim(world, Position(3, 0), startingOffsets=wanted)
+    cursor = claim(world, PartitionOffset(3, 0), startingOffsets=wanted)
     assert cursor.starting_offset(run_end) == begin
 
 
 def test_a_start_that_is_not_queued_is_an_error_or_the_oldest_one(world: World) -> None:
     world.produce(4)
     with pytest.raises(DataLoss, match=r"sequence 0 is needed .* starts at 1"):
-        claim(world, Position(1, 0), startingOffsets="0").starting_offset(EVERYTHING)
+        claim(world, PartitionOffset(1, 0), startingOffsets="0").starting_offset(EVERYTHING)
     with pytest.raises(InvalidInput, match=r"ends at 3: use a sequence up to 4"):
         claim(world, startingOffsets="5").starting_offset(EVERYTHING)
-    allowed = claim(world, Position(1, 0), startingOffsets="0", failOnDataLoss="false")
+    allowed = claim(world, PartitionOffset(1, 0), startingOffsets="0", failOnDataLoss="false")
     assert allowed.starting_offset(EVERYTHING) == 1
 
 

@@ -22,7 +22,7 @@ def test_dumping_something_else_names_the_object_and_the_fault(kind: str, tmp_pa
     path = tmp_path / "other"
     path.write_bytes(b"not in this format at all")
     line = fails(kind, "dump", str(path))
-    assert f"'{path}' is no sound {kind}: " in line
+    assert f"'{path}' is not a valid {kind}: " in line
 
 
 def dumped(kind: str, url: str, data: bytes) -> Any:

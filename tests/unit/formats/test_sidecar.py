@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.broker import claims
-from opendata_buffer.broker import discovery_record as announcement
+from opendata_buffer.broker import claims, discovery_record
 from opendata_buffer.errors import CorruptData
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.formats.sidecar import LARGEST, Fields, Sidecar
+from opendata_buffer.formats.sidecar import LARGEST, Sidecar, SidecarFields
 from opendata_buffer.quarantine import QuarantineReport, read_report, write_report
 from opendata_buffer.queue.consumer_info import ConsumerInfo
 from opendata_buffer.queue.ownership import PrefixOwner
@@ -24,7 +23,7 @@ NOTE = Sidecar("the note", "Delete it.", version=2, max_bytes=100_000)
 SECRET = Sidecar("the secret note", "Delete it.", confidential=True)
 
 
-def fields_of(**values: Any) -> Fields:
+def fields_of(**values: Any) -> SidecarFields:
     return NOTE.decode(json.dumps({"version": 1, **values}).encode())
 
 
@@ -204,9 +203,11 @@ OBJECTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
         CommitRecord(3, 7, "q", {}, "run", "01" * 6, {"p-00000": 1}).to_json(),
         CommitRecord.from_json,
     ),
-    "a broker's announcement": (
-        announcement.encode(announcement.DiscoveryRecord(3, "01K9", "h:1", b"s" * 32, "ab", 4, 5)),
-        announcement.decode,
+    "a broker's discovery record": (
+        discovery_record.encode(
+            discovery_record.DiscoveryRecord(3, "01K9", "h:1", b"s" * 32, "ab", 4, 5)
+        ),
+        discovery_record.decode,
     ),
     "the record of workers' claims": (
         claims.encode(

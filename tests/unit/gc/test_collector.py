@@ -324,7 +324,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_pages")
-def test_a_cycle_looks_at_all_pages_and_leaves_no_place_behind() -> None:
+def test_a_cycle_lists_all_pages_and_leaves_no_cursor_behind() -> None:
     store = Counting()
     queue = Fixture(store, orphans=450)
     report = queue.collector().run_once()

@@ -61,7 +61,7 @@ def test_an_unreadable_cursor_is_the_beginning_and_the_next_one_is_saved(
     assert cursor.load() == ""
     cursor.save("p/a")
     assert saved(store).load() == "p/a"
-    said = "first object: 'p/_gc.json': the garbage collector's place is not readable: "
+    said = "first object: 'p/_gc.json': the garbage collector's cursor is not readable: "
     assert said in caplog.text
 
 
@@ -85,4 +85,4 @@ def test_a_cursor_that_cannot_be_saved_ends_no_cycle(caplog: pytest.LogCaptureFi
             raise PermanentStorageError("403")
 
     saved(ReadOnly()).save("p/a")
-    assert "the collector's place was not saved: 403" in caplog.text
+    assert "the collector's cursor was not saved: 403" in caplog.text

@@ -276,7 +276,7 @@ def test_f29_f30_a_batch_given_up_fails_its_handles_flush_and_close() -> None:
     assert records(store) == [b"fine"]
 
 
-def test_f2_a_lost_answer_is_looked_up_within_the_delivery_timeout() -> None:
+def test_f2_a_lost_answer_is_verified_within_the_delivery_timeout() -> None:
     # Longer than cas_deadline_ms, and then the store tells that the write had landed.
     class Partitioned(MemoryStore):
         lost = 0

@@ -379,7 +379,7 @@ def test_f29_a_transient_error_is_retried_under_the_same_name() -> None:
     batch = prepared(runtime)
     Uploader(store, config(), runtime).upload(batch, TAG)
     assert store.puts == [batch.location] * 3
-    assert str(batch.trouble) == "two"
+    assert str(batch.last_error) == "two"
 
 
 def test_f29_retries_end_at_the_deadline() -> None:

@@ -66,7 +66,7 @@ def test_the_pause_differs_by_no_more_than_a_twentieth(draw: float) -> None:
     assert 0.95 * 1.5 - 1e-9 <= ours.pause(2.0) <= 1.05 * 1.5
 
 
-def test_who_lost_tries_again_within_half_a_cycle_and_the_race_counts_as_another_writer() -> None:
+def test_a_lost_race_is_retried_within_half_a_cycle_and_counts_as_another_writer() -> None:
     ours = fairness(0.999)
     assert not ours.begins(0.0)
     wait = ours.lost(0.06)
@@ -97,7 +97,7 @@ def test_others_are_forgotten_when_they_write_no_more() -> None:
     assert not ours.begins(1.1 + WINDOW_S)
 
 
-def test_own_batches_and_those_of_clients_that_give_no_tags_are_nobody() -> None:
+def test_own_batches_and_those_of_clients_without_tags_are_not_counted() -> None:
     ours = fairness()
     ours.saw([location(OWN) for _ in range(10)], 1.0)
     ours.saw([location() for _ in range(1_000)], 1.0)

@@ -48,7 +48,9 @@ def script() -> Iterator[Script]:
         yield scripted(GCS, running)
 
 
-def test_what_is_refused_for_its_rate_is_repeated_and_told_with_what_helps(script: Script) -> None:
+def test_a_request_refused_for_its_rate_is_repeated_and_its_error_has_advice(
+    script: Script,
+) -> None:
     store, server = script(SLOW_DOWN, SLOW_DOWN, FOUND)
     assert store.get("k") == Blob(b"bytes", "7", DATE_MS)
     assert len(server.asked) == 3

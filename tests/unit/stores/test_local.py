@@ -533,7 +533,7 @@ def test_files_that_killed_writers_left_are_removed_after_a_day_and_once(
     assert leftovers(root) == ["new"]
 
 
-def test_a_directory_that_somebody_removed_is_made_again(store: LocalStore, root: Path) -> None:
+def test_a_directory_that_was_removed_is_made_again(store: LocalStore, root: Path) -> None:
     store.put("a", b"1")
     os.rmdir(root / RESERVED / "tmp")
     store.put("a", b"2")

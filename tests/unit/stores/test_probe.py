@@ -202,7 +202,7 @@ class Keeping(Breaking):
         return tuple(DeleteFailure(key, "AccessDenied") for key in keys)
 
 
-def test_a_store_that_is_not_reached_is_told_of_once(
+def test_a_store_that_is_not_reached_is_reported_once(
     runtime: ManualRuntime, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Refusing(Keeping):

@@ -29,13 +29,13 @@ def test_a_cut_is_silent_and_a_death_is_not() -> None:
         port = network.listen(broker)
         record = DiscoveryRecord(1, "id", port.address, b"s" * 32)
         port.open(service, record)
-        channel = network.dial(client, record, 1.0)
+        channel = network.open_channel(client, record, 1.0)
         assert channel.receive(1.0) is not None
         network.cut(broker, client)
         channel.send(b"lost")
         assert channel.receive(5.0) is None
         with pytest.raises(ChannelClosed) as caught:
-            network.dial(client, record, 1.0)
+            network.open_channel(client, record, 1.0)
         assert not isinstance(caught.value, ChannelRefused)
         network.heal(broker, client)
         simulation.kill(broker)
@@ -43,7 +43,7 @@ def test_a_cut_is_silent_and_a_death_is_not() -> None:
         with pytest.raises(ChannelClosed):
             channel.receive(5.0)
         with pytest.raises(ChannelRefused):
-            network.dial(client, record, 1.0)
+            network.open_channel(client, record, 1.0)
         ran.append(True)
 
     simulation.run(main)

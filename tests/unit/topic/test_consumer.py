@@ -363,7 +363,7 @@ def test_a_partition_that_was_sealed_and_not_removed_leaves(begun: str) -> None:
     assert consumer.partitions == [NAMES[0]]
 
 
-def test_a_partition_whose_consumer_loses_a_race_looks_for_its_broker() -> None:
+def test_a_partition_whose_consumer_loses_a_race_searches_for_its_broker() -> None:
     store, runtime = Overtaken(), ManualRuntime()
     Topic.create(URL, 2, store=store, runtime=runtime)
     config = Topic.config_of(NAMES[1], consuming())

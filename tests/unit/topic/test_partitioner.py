@@ -53,7 +53,7 @@ def test_rendezvous_is_the_highest_of_all_weights_whatever_the_names(
     assert rendezvous(keys, names).tolist() == expected
 
 
-def test_names_that_differ_late_are_told_apart_too() -> None:
+def test_names_that_differ_late_are_distinguished_too() -> None:
     names = [f"p-{number:05}" for number in range(200)]
     keys = [b"%d" % number for number in range(100)]
     expected = [
