@@ -98,14 +98,14 @@ class UntoldStart:
         """Spark plans a micro-batch.
 
         Raises:
-            InvalidInput: It does not start where the answer that Spark heard starts: it would
-                repeat batches or pass some by.
+            InvalidInput: Spark had another answer for its end: it may repeat batches or pass some
+                by. This is seen before Spark logs that answer, since a restart plans first.
         """
-        if self._end is not None and end == self._end != self._start != start:
+        if self._end is not None and (start, end) != (self._start, self._end):
             raise InvalidInput(
-                f"Spark plans a micro-batch from {start} to {end}, and that end was found for the "
-                f"start {self._start}. Nothing was read. Spark 4.0, 4.1 and Databricks before 18.1 "
-                "do not tell a source where to start: leave the setting "
+                f"Spark plans a micro-batch from {start} to {end}, and this source had answered "
+                f"{self._end} for the start {self._start}. Nothing was read. Spark 4.0, 4.1 and "
+                "Databricks before 18.1 do not tell a source where to start: leave the setting "
                 "spark.sql.streaming.triggerAvailableNowWrapper.enabled off, and start the query "
                 "again"
             )

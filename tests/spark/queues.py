@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from opendata_buffer.config import ConsumerConfig, ProducerConfig, QueueConfig
 from opendata_buffer.consumer.consumer import Consumer
@@ -19,6 +20,27 @@ from opendata_buffer.stores.open import open_store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+T = TypeVar("T")
+
+TELLS = find_spec("pyspark.sql.streaming.datasource") is not None
+"""Whether this Spark tells a Python source its start, limit and trigger, and shows its report. On
+Spark 4.0 and 4.1 a run with AvailableNow is one micro-batch, or the repeat of an unfinished one."""
+
+
+def until_done(checkpoint: str, run: Callable[[], T]) -> T:
+    """Run with AvailableNow: once, or where Spark does not tell that, until nothing is left."""
+    while True:
+        before = logged(checkpoint, "commits")
+        result = run()
+        if TELLS or logged(checkpoint, "commits") == before:
+            return result
+
+
+def logged(checkpoint: str, name: str) -> list[int]:
+    """Batches in the checkpoint's ``offsets`` or ``commits``."""
+    paths = (Path(checkpoint) / name).glob("*")
+    return sorted(int(path.name) for path in paths if path.name.isdigit())
 
 
 def produce(
@@ -113,15 +135,15 @@ class Query:
             query.stop()
 
     def available_now(self, **options: str) -> StreamingQuery:
-        """Run with Trigger.AvailableNow to its end."""
-        query = self.start(lambda writer: writer.trigger(availableNow=True), **options)
-        assert query.awaitTermination(600)
-        return query
+        """Read all that is there with Trigger.AvailableNow; returns the last run."""
+
+        def run() -> StreamingQuery:
+            query = self.start(lambda writer: writer.trigger(availableNow=True), **options)
+            assert query.awaitTermination(600)
+            return query
+
+        return until_done(self.checkpoint, run)
 
     def log(self, name: str) -> list[int]:
         """Batches in the checkpoint's ``offsets`` or ``commits``."""
-        return sorted(
-            int(path.name)
-            for path in (Path(self.checkpoint) / name).iterdir()
-            if path.name.isdigit()
-        )
+        return logged(self.checkpoint, name)

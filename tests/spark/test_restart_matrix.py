@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from tests.spark.queues import Query, numbered, produce, queued
+from tests.spark.queues import TELLS, Query, numbered, produce, queued
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,10 +101,12 @@ def test_trigger_once_reads_all_in_one_batch(query: Query, store: str) -> None:
     produce(store, numbered(0, 5))
     run = query.start(lambda writer: writer.trigger(once=True), maxBatchesPerTrigger="1")
     assert run.awaitTermination(600)
-    assert query.sink.batches == [(0, [0, 1, 2, 3, 4])]
+    # Where Spark does not tell a Python source its trigger, the limit holds.
+    assert query.sink.batches == [(0, [0, 1, 2, 3, 4] if TELLS else [0])]
     # Once asks for no later offset, so nothing is acknowledged before the next run.
     assert queued(store) == [0, 1, 2, 3, 4]
     query.available_now()
+    assert query.sink.values == [0, 1, 2, 3, 4]
     assert queued(store) == []
 
 

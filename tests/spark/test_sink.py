@@ -13,6 +13,7 @@ from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.stores.open import open_store
+from tests.spark.queues import until_done
 from tests.spark.written import Pipe, Queued, drain, filtered, queued, records
 
 if TYPE_CHECKING:
@@ -199,7 +200,8 @@ def test_from_buffer_to_buffer(pipe: Pipe, tmp_path: Path) -> None:
         )
         frame.write.format(FORMAT).mode("append").save(origin)
         reader = pipe.spark.readStream.format(FORMAT).option("maxBatchesPerTrigger", 1)
-        pipe.run(reader.load(origin).select("value", "metadata"))
+        rows = reader.load(origin).select("value", "metadata")
+        until_done(str(pipe.checkpoint), lambda rows=rows: pipe.run(rows))
     batches = queued(pipe.url)
     assert records(batches) == [str(number).encode() for number in range(300)]
     payloads = [each.payload for batch in batches for each in batch.metadata]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,12 +24,23 @@ from opendata_buffer.quarantine import list_quarantine, read_copy
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
-from tests.spark.queues import Query, consume, manifest, numbered, produce, queued
+from tests.spark.queues import (
+    TELLS,
+    Query,
+    consume,
+    manifest,
+    numbered,
+    produce,
+    queued,
+    until_done,
+)
 from tests.unit.cli import shell
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+
+reports = pytest.mark.skipif(not TELLS, reason="this Spark shows no report of a Python source")
 
 LONG_S = 600
 """Spark tells whether a query ended in this time: it is no error of its own."""
@@ -159,17 +171,20 @@ def test_asynchronous_progress_tracking_is_safe(
     assert queued(store)[0] <= json.loads(last)["partitions"]["0"]["next"]
     # Restarted, as after a crash: everything since the log's last entry is there to be read.
     again = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
-    run = again.trigger(availableNow=True).start()
-    assert run.awaitTermination(LONG_S)
+    again = again.trigger(availableNow=True)
+    assert until_done(checkpoint, lambda: again.start().awaitTermination(LONG_S))
     assert queued(store) == []
 
 
 def read_through(run: Any) -> int:
     progress = run.lastProgress
     end = progress and progress["sources"][0]["endOffset"]
-    return int(json.loads(end)["partitions"]["0"]["next"]) if end else -1
+    # Spark 4.0 shows it as a map of Scala's.
+    found = re.search(r"\bnext\W+(\d+)", end or "")
+    return int(found[1]) if found else -1
 
 
+@reports
 def test_progress_shows_backlog_and_lag(query: Query, store: str) -> None:
     produce(store, numbered(0, 5))
     run = query.available_now(maxBatchesPerTrigger="2")
@@ -278,9 +293,11 @@ def test_a_corrupt_batch_is_quarantined_and_the_query_goes_on(
     assert read_copy(open_store(store), "ingest", report) == bad
     produce(store, numbered(4, 5))
     run = query.available_now(corruptBatches="quarantine")
-    latest = json.loads(run.recentProgress[-1]["sources"][0]["latestOffset"])
-    assert latest["quarantined"] == 1
-    assert latest["source"] == f"file://{store}/ingest/manifest"
+    assert query.sink.values == [0, 2, 3, 4]
+    if TELLS:
+        latest = json.loads(run.recentProgress[-1]["sources"][0]["latestOffset"])
+        assert latest["quarantined"] == 1
+        assert latest["source"] == f"file://{store}/ingest/manifest"
 
 
 def test_f5_the_repeat_of_a_batch_that_was_gone_is_read(query: Query, store: str) -> None:

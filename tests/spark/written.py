@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+from pyspark.sql import datasource
+
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig, StoreOptions
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.formats.batch import decode_batch
@@ -51,6 +54,8 @@ class Pipe:
         """
         writer = (self.frame if frame is None else frame).writeStream.outputMode(mode)
         if each is None:
+            if not hasattr(datasource, "DataSourceStreamArrowWriter"):
+                pytest.skip("this Spark has no streaming sink of Arrow batches in Python")
             writer = writer.format("opendata-buffer").options(path=self.url, **self.options)
         else:
             writer = writer.foreachBatch(each)

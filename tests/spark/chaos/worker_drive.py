@@ -11,12 +11,14 @@ import sqlite3
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, datasource
 from pyspark.sql.functions import udf
 
 from tests.spark.jvm import LATE, starting
+from tests.spark.queues import until_done
 
 
 def main() -> None:
@@ -90,8 +92,13 @@ def start(spark: SparkSession, query: dict[str, Any], *, available_now: bool = F
         keyed = frame.selectExpr("value", "substring_index(value, '/', 1) AS key")
         writer = keyed.writeStream.format("opendata-buffer").option("path", out)
         writer = writer.option("partitioner", "rendezvous")
-    else:
+    elif hasattr(datasource, "DataSourceStreamArrowWriter"):
         writer = frame.select("value").writeStream.format("opendata-buffer").option("path", out)
+    else:
+        from buffer_sink import foreach_batch_writer
+
+        to_buffer = foreach_batch_writer(out, txn_app_id=Path(query["checkpoint"]).name)
+        writer = frame.select("value").writeStream.foreachBatch(to_buffer)
     if available_now:
         writer = writer.trigger(availableNow=True)
     return writer.option("checkpointLocation", query["checkpoint"]).start()
@@ -117,7 +124,10 @@ def drain(spark: SparkSession, query: dict[str, Any], restarts: int) -> None:
     """Through what is queued; a query whose Python processes were killed is started again."""
     while True:
         try:
-            start(spark, query, available_now=True).awaitTermination()
+            until_done(
+                query["checkpoint"],
+                lambda: start(spark, query, available_now=True).awaitTermination(),
+            )
             return
         except Exception as error:
             restarts -= is_ours(error)

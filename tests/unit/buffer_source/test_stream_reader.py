@@ -142,15 +142,20 @@ def test_at_a_restart_without_a_start_what_is_on_record_is_planned_and_nothing_i
     driver.stop()
 
 
-def test_a_plan_for_which_another_start_was_assumed_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("new", [[], [b"c"]])
+def test_an_end_that_spark_asked_for_before_it_named_a_start_is_refused(
+    tmp_path: Path, new: list[bytes]
+) -> None:
     for record in (b"a", b"b"):
         produce(tmp_path, record)
-    driver = reader(tmp_path, maxBatchesPerTrigger="1")
-    committed = driver.latestOffset()
+    committed = reader(tmp_path).latestOffset()
+    for record in new:
+        produce(tmp_path, record)
+    # A restart with triggerAvailableNowWrapper. Spark has not logged the answer yet.
     restarted = reader(tmp_path)
-    fetched = restarted.latestOffset()
+    restarted.latestOffset()
     with pytest.raises(InvalidInput, match="triggerAvailableNowWrapper"):
-        restarted.partitions(committed, fetched)
+        restarted.partitions(committed, committed)
 
 
 def test_limits_are_warned_of_where_spark_does_not_tell_its_trigger(
