@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
@@ -154,7 +155,8 @@ def register(spark: SparkSession, parallelism: int | None = None) -> None:
 
     Spark finds the format by itself where the package is installed for driver and executors, and
     then plans as many tasks as the driver has CPUs. After this it plans for the whole cluster. It
-    also takes what ``spark-submit --py-files`` brought with it: see the page "On a cluster".
+    also takes what ``spark-submit --py-files`` brought with it: see the page "On a cluster". Free
+    to repeat; Spark 4.0 keeps the format that it has.
 
     Args:
         spark: The session. Of a session over Spark Connect the cores are not known.
@@ -164,7 +166,12 @@ def register(spark: SparkSession, parallelism: int | None = None) -> None:
     cores = parallelism or _cores_of(spark)
     # Another module's name makes pickle send the class itself, with its cores.
     attributes = {"cores": cores, "__module__": "__main__", "__doc__": DefaultSource.__doc__}
-    spark.dataSource.register(type("DefaultSource", (DefaultSource,), attributes))
+    try:
+        spark.dataSource.register(type("DefaultSource", (DefaultSource,), attributes))
+    except PySparkException as error:
+        # Spark 4.0 replaces no format that it has found, or that was registered before.
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
 
 
 def _cores_of(spark: SparkSession) -> int | None:

@@ -12,11 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql import datasource
+from pyspark.sql.datasource import WriterCommitMessage
 
 from buffer_sink.json_rows import Fields
 from buffer_sink.messages import Batch, TaskUploads, TopicWrite, UploadedBatch, WriteTask, collect
@@ -149,7 +146,12 @@ class _PlannedWriter:
         return type(self), (self._plan,)
 
 
-class BufferBatchWriter(_PlannedWriter, DataSourceArrowWriter):
+def _arrow_writer(name: str) -> Any:
+    """A base class of Spark; its place is empty where this Spark lacks it."""
+    return getattr(datasource, name, object)
+
+
+class BufferBatchWriter(_PlannedWriter, _arrow_writer("DataSourceArrowWriter")):  # type: ignore[misc]
     """Writes one DataFrame into a buffer: all of it becomes visible at once."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -167,7 +169,7 @@ class BufferBatchWriter(_PlannedWriter, DataSourceArrowWriter):
         """
 
 
-class BufferStreamWriter(_PlannedWriter, DataSourceStreamArrowWriter):
+class BufferStreamWriter(_PlannedWriter, _arrow_writer("DataSourceStreamArrowWriter")):  # type: ignore[misc]
     """Writes micro-batches into a buffer, each exactly once."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -205,6 +207,12 @@ def batch_writer(
             "mode overwrite cannot be written to a buffer: a queue only grows. Use "
             "mode('append'); for an empty queue use another dataPathPrefix."
         )
+    if not hasattr(datasource, "DataSourceArrowWriter"):
+        raise InvalidInput(
+            "this Spark has no Arrow writer of Python data sources (DataSourceArrowWriter), which "
+            "Spark 4.0 and Databricks 16.4 have. Here use opendata_buffer.Producer, for example in "
+            "the function of foreachPartition or foreachBatch"
+        )
     return BufferBatchWriter(WritePlan.make(SinkOptions.for_batch(options), schema))
 
 
@@ -216,6 +224,13 @@ def stream_writer(
         raise InvalidInput(
             "output mode complete cannot be written to a buffer: a queue only grows. Use "
             "outputMode('append'), with a watermark if the query aggregates."
+        )
+    if not hasattr(datasource, "DataSourceStreamArrowWriter"):
+        raise InvalidInput(
+            "this Spark has no Arrow writer of streams (DataSourceStreamArrowWriter), which Spark "
+            "4.1 and Databricks 17.3 have. Here use "
+            "df.writeStream.foreachBatch(buffer_sink.foreach_batch_writer(path, txn_app_id=...)), "
+            "which writes each micro-batch once, too"
         )
     return BufferStreamWriter(WritePlan.make(SinkOptions.for_stream(options), schema))
 

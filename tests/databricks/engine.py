@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
+import shutil
 import socket
 import struct
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class Engine:
 
     Attributes:
         client: Folder with the job's ``pyspark``: a wheel that was unpacked.
-        renamed: Archive with the engine's own copy, from :func:`rename`; None where the job's
+        renamed: Folder with the engine's own copy, from :func:`rename`; None where the job's
             pyspark is the engine's.
         source: Folder of the wheel that the engine's files are from.
     """
@@ -158,8 +159,6 @@ class Program:
 
 def pickled_class() -> bytes:
     """The format's class, by name, as cloudpickle sends what can be imported."""
-    import pickle
-
     return pickle.dumps(pyspark_opendata_buffer.DefaultSource)
 
 
@@ -192,9 +191,24 @@ def create(engine: Engine, options: Mapping[str, str], schema: str | None = None
 
 def plan_read(engine: Engine, created: Created, *, streaming: bool) -> tuple[bytes, list[bytes]]:
     """The function that tasks call, and their partitions: none of a stream."""
-    with engine.run("sql.worker.plan_data_source_read") as program:
-        program.write(created.instance, BINARY, created.schema, 10_000, False, streaming)
-        if engine.asks_for("sql.worker.plan_data_source_read", "binary_as_bytes = read_bool"):
+    planner = "sql.worker.plan_data_source_read"
+    return _planned(
+        engine, planner, created.instance, BINARY, created.schema, 10_000, False, streaming
+    )
+
+
+def plan_filtered_read(
+    engine: Engine, created: Created, filters: Sequence[Mapping[str, Any]]
+) -> tuple[bytes, list[bytes]]:
+    """The same of a batch read, to whose reader Spark offers filters."""
+    planner = "sql.worker.data_source_pushdown_filters"
+    return _planned(engine, planner, created.instance, created.schema, json.dumps(filters), 10_000)
+
+
+def _planned(engine: Engine, planner: str, *fields: int | str | bytes) -> tuple[bytes, list[bytes]]:
+    with engine.run(planner) as program:
+        program.write(*fields)
+        if engine.asks_for(planner, "binary_as_bytes = read_bool"):
             program.write(True)
         program.write(END_OF_STREAM)
         function = program.bytes()
@@ -204,26 +218,28 @@ def plan_read(engine: Engine, created: Created, *, streaming: bool) -> tuple[byt
 def call(
     engine: Engine,
     function: bytes,
-    batches: Sequence[pa.RecordBatch],
+    tasks: Sequence[Sequence[pa.RecordBatch]],
     properties: Mapping[str, str] | None = None,
 ) -> list[pa.RecordBatch]:
-    """What a task does: call the function of a plan with batches; its own ones come back."""
-    import pickle
-
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
+    """What tasks do in one worker: call the function of a plan with batches; its own come back."""
     with engine.run("call") as program:
-        program.write(pickle.dumps(None if properties is None else dict(properties)), function)
-        program.write(sink.getvalue().to_pybytes())
-        answer = program.bytes()
-    return list(pa.ipc.open_stream(answer)) if answer else []
+        program.write(pickle.dumps(None if properties is None else dict(properties)), len(tasks))
+        made = []
+        for batches in tasks:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+            program.write(function, sink.getvalue().to_pybytes())
+            answer = program.bytes()
+            made += list(pa.ipc.open_stream(answer)) if answer else []
+        return made
 
 
-def read(engine: Engine, function: bytes, partition: bytes) -> list[pa.RecordBatch]:
-    """The rows of one partition."""
-    return call(engine, function, [pa.record_batch([pa.array([partition])], names=["a"])])
+def read(engine: Engine, function: bytes, *partitions: bytes) -> list[dict[str, Any]]:
+    """The rows of partitions."""
+    tasks = [[pa.record_batch([pa.array([each])], names=["a"])] for each in partitions]
+    return [row for batch in call(engine, function, tasks) for row in batch.to_pylist()]
 
 
 class StreamRunner:
@@ -321,7 +337,7 @@ def write(
     properties: Mapping[str, str] | None = None,
 ) -> bytes:
     """What a task writes; its commit message, pickled."""
-    (answer,) = call(engine, planned.function, batches, properties or {})
+    (answer,) = call(engine, planned.function, [batches], properties or {})
     return answer.column(0)[0].as_py()  # type: ignore[no-any-return]
 
 
@@ -350,19 +366,19 @@ def commit_stream(
         assert program.number() == 0
 
 
-def rename(wheel: Path, archive: Path) -> Path:
-    """Make an archive of a wheel's pyspark in which it has the engine's name."""
-    made = archive / f"{RENAMED}.zip"
-    if made.exists():
-        return made
-    part = made.with_suffix(".part")
-    with zipfile.ZipFile(part, "w") as target:
-        for path in sorted((wheel / "pyspark").rglob("*.*")):
-            name = f"{RENAMED}/{path.relative_to(wheel / 'pyspark')}"
-            # The adapters name both packages, and so they are left as they are.
-            if path.suffix == ".py" and path.name != "_engine_adapters.py":
-                target.writestr(name, re.sub(r"(?<![\w/.-])pyspark\b", RENAMED, path.read_text()))
-            else:
-                target.write(path, name)
-    part.rename(made)
+def rename(wheel: Path, folder: Path) -> Path:
+    """Copy a wheel's pyspark under the engine's name.
+
+    The copy is a folder with the name of the engine's archive, by which its adapters know that they
+    are the engine's; Python keeps no compiled modules of an archive.
+    """
+    made = folder / f"{RENAMED}.zip"
+    for path in sorted((wheel / "pyspark").rglob("*.*")):
+        target = made / RENAMED / path.relative_to(wheel / "pyspark")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # The adapters name both packages, and so they are left as they are.
+        if path.suffix == ".py" and path.name != "_engine_adapters.py":
+            target.write_text(re.sub(r"(?<![\w/.-])pyspark\b", RENAMED, path.read_text()))
+        elif path.suffix != ".pyc":
+            shutil.copyfile(path, target)
     return made

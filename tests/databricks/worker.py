@@ -40,7 +40,7 @@ def _prepare(package: str) -> None:
 
 
 def _call(package: str, stream: IO[bytes]) -> None:
-    """Call a pickled function with record batches; properties of the task come before it."""
+    """Call pickled functions with record batches; properties of the tasks come before them."""
     serializer = importlib.import_module(f"{package}.worker_util").pickleSer
     properties = serializer._read_with_length(stream)
     for name in {package, "pyspark"}:
@@ -48,18 +48,19 @@ def _call(package: str, stream: IO[bytes]) -> None:
         if properties is not None:
             made = context._getOrCreate()
             made._localProperties, made._partitionId, made._attemptNumber = properties, 0, 0
-    function, _ = serializer._read_with_length(stream)
-    (size,) = struct.unpack("!i", stream.read(4))
-    given = list(pa.ipc.open_stream(stream.read(size)))
-    made = list(function(iter(given)))
-    sink = pa.BufferOutputStream()
-    if made:
-        with pa.ipc.new_stream(sink, made[0].schema) as writer:
-            for batch in made:
-                writer.write_batch(batch)
-    answer = sink.getvalue().to_pybytes()
-    stream.write(struct.pack("!i", len(answer)) + answer)
-    stream.flush()
+    (count,) = struct.unpack("!i", stream.read(4))
+    for _ in range(count):
+        function, _ = serializer._read_with_length(stream)
+        (size,) = struct.unpack("!i", stream.read(4))
+        made = list(function(iter(list(pa.ipc.open_stream(stream.read(size))))))
+        sink = pa.BufferOutputStream()
+        if made:
+            with pa.ipc.new_stream(sink, made[0].schema) as writer:
+                for batch in made:
+                    writer.write_batch(batch)
+        answer = sink.getvalue().to_pybytes()
+        stream.write(struct.pack("!i", len(answer)) + answer)
+        stream.flush()
 
 
 def main(port: str, package: str, program: str) -> None:

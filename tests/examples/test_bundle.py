@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 BUNDLE = Path(__file__).parents[2] / "examples" / "databricks"
 FILES = sorted(BUNDLE.rglob("*.yml"))
+
+
+SCHEMA = Path(__file__).parents[2] / ".venv" / "databricks-bundle-schema.json"
+"""What ``databricks bundle schema`` of Databricks' command line prints."""
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -38,16 +44,47 @@ def test_every_variable_is_declared_and_used() -> None:
     assert used == set(load(BUNDLE / "databricks.yml")["variables"])
 
 
-def test_the_wheel_is_built_where_job_and_pipeline_look_for_it() -> None:
+def test_the_wheel_is_built_within_the_bundle_where_job_and_pipeline_look_for_it() -> None:
     (artifact,) = load(BUNDLE / "databricks.yml")["artifacts"].values()
     root = (BUNDLE / artifact["path"]).resolve()
-    assert (root / "pyproject.toml").exists()
+    assert root == BUNDLE
+    assert (root / "../../pyproject.toml").resolve().exists()
+    assert " wheel ../.. " in artifact["build"]
     built = root / artifact["build"].rpartition(" -w ")[2]
-    wheels = re.findall(r"(\S+)/\*\.whl", "\n".join(path.read_text() for path in FILES))
-    assert len(wheels) == 3
+    folders = r"(?:- |whl: )(\S+)/\*\.whl"
+    found = [
+        (path.parent / each).resolve()
+        for path in FILES
+        for each in re.findall(folders, path.read_text())
+    ]
+    assert found == [built] * 3, "cluster, serverless job and pipeline"
+
+
+def test_it_fits_the_schema_of_the_command_line() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    if not SCHEMA.exists():
+        pytest.skip(f"needs Databricks' command line: databricks bundle schema > {SCHEMA}")
+    # Go's regular expressions have Unicode classes that Python's lack.
+    text = SCHEMA.read_text().replace(r"\\p{L}", r"\\w").replace(r"\\p{N}", r"\\d")
+    schema = json.loads(text)
     for path in FILES:
-        for folder in re.findall(r"(\.\./\S+)/\*\.whl", path.read_text()):
-            assert (path.parent / folder).resolve() == built
+        jsonschema.validate(load(path), schema)
+    wrong = load(BUNDLE / "resources" / "load_orders.job.yml")
+    wrong["resources"]["jobs"]["load_orders"]["job_cluster"] = []
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, schema)
+
+
+def test_each_target_names_a_runtime_or_runs_serverless() -> None:
+    bundle = load(BUNDLE / "databricks.yml")
+    places = {}
+    for name, target in bundle["targets"].items():
+        variables = bundle["variables"] | target.get("variables", {})
+        job = target["resources"]["jobs"]["load_orders"]
+        assert ("job_clusters" in job) != ("environments" in job), name
+        places[name] = variables["spark_version"] if "job_clusters" in job else "serverless"
+    assert places.pop("dbr_17_3")["default"] == "17.3.x-scala2.13"
+    assert places == {"dbr_18": "18.x-scala2.13", "serverless": "serverless"}
 
 
 def test_programs_take_the_arguments_and_settings_that_they_are_given() -> None:

@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email.parser import HeaderParser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,3 +79,29 @@ def test_a_package_index_shows_the_readme_without_dead_links(built: Path) -> Non
     assert [link for link in links if not link.startswith("https://")] == []
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "Programming Language :: Python :: 3.11" in metadata.get_all("Classifier", [])
+
+
+LIBRARIES_OF_RUNTIMES = {
+    "Databricks 17.3 LTS": {
+        "boto3": "1.36.2",
+        "click": "8.1.7",
+        "opentelemetry-api": "1.32.0",
+        "pyarrow": "19.0.1",
+        "rich": "13.9.4",
+        "tenacity": "9.0.0",
+    },
+    "Databricks 18.x": {
+        "boto3": "1.40.0",
+        "click": "8.1.8",
+        "pyarrow": "21.0.0",
+        "zstandard": "0.23.0",
+    },
+}
+
+
+@pytest.mark.parametrize("runtime", LIBRARIES_OF_RUNTIMES)
+def test_an_install_replaces_no_library_of_a_runtime(runtime: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {each.name: each.specifier for each in map(Requirement, project["dependencies"])}
+    for name, version in LIBRARIES_OF_RUNTIMES[runtime].items():
+        assert version in wanted[name], f"{name} {version}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pyspark.cloudpickle import dumps
+from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
 
 from opendata_buffer.errors import InvalidInput
@@ -69,6 +70,19 @@ def test_what_is_registered_pickles_with_its_cores(tmp_path: Path) -> None:
     program = f"import pickle; print(pickle.load(open({str(source)!r}, 'rb')).cores)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "48\n", done.stderr
+
+
+def test_registering_is_repeatable_where_spark_replaces_no_format() -> None:
+    def refuse(source: object) -> None:
+        raise AnalysisException(message)
+
+    session: Any = Session(2)
+    session.dataSource.register = refuse
+    message = "[DATA_SOURCE_ALREADY_EXISTS] Data source 'opendata-buffer' already exists."
+    register(session)
+    message = "[SOMETHING_ELSE] failed"
+    with pytest.raises(AnalysisException, match="SOMETHING_ELSE"):
+        register(session)
 
 
 def test_a_part_that_is_missing_is_named_with_the_python_that_misses_it(

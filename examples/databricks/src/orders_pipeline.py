@@ -12,7 +12,14 @@ from __future__ import annotations
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
 
+from pyspark_opendata_buffer import register
+
 spark = SparkSession.active()
+
+# Set on Databricks only. Open-source Spark finds the format by itself, and its spark-pipelines 4.3
+# fails in a session that registered one: UNKNOWN_RESPONSE.
+if spark.conf.get("orders.register", "") == "true":
+    register(spark)
 
 # Set on Databricks only.
 CREDENTIAL = spark.conf.get("orders.service_credential", "")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import datasource
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from buffer_sink import writer as module
@@ -204,6 +206,21 @@ def test_commit_of_another_batch_than_the_tasks_wrote(tmp_path: Path) -> None:
     message = TaskUploads(WriteTask(0, Moment(0, 0.0), Transaction("q", 7)), (upload,))
     with pytest.raises(InvalidInput, match="wrote batch 7 and Spark commits batch 8"):
         made_stream(tmp_path).commit([None, message], 8)
+
+
+@pytest.mark.parametrize(
+    ("make", "lacks", "instead"),
+    [
+        (batch_writer, "DataSourceArrowWriter", "opendata_buffer.Producer"),
+        (stream_writer, "DataSourceStreamArrowWriter", r"foreach_batch_writer\(path, txn_app_id"),
+    ],
+)
+def test_where_spark_has_no_arrow_writer_the_error_names_what_writes_there(
+    make: Callable[..., object], lacks: str, instead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(datasource, lacks)
+    with pytest.raises(InvalidInput, match=rf"{lacks}.*{instead}"):
+        make({"path": "memory://queue"}, StructType().add("value", "binary"), False)
 
 
 @pytest.mark.parametrize(

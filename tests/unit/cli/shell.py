@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
 import time
@@ -37,8 +38,14 @@ def commands(group: click.Group = cli, *words: str) -> Iterator[tuple[str, click
             yield from commands(command, *words, name)
 
 
+def runner() -> CliRunner:
+    """With stderr apart, which click before 8.2 has to be asked for."""
+    apart = "mix_stderr" in inspect.signature(CliRunner).parameters
+    return CliRunner(mix_stderr=False) if apart else CliRunner()  # type: ignore[call-arg]
+
+
 def run(*arguments: str, stdin: bytes = b"") -> Result:
-    return CliRunner().invoke(cli, arguments, input=stdin)
+    return runner().invoke(cli, arguments, input=stdin)
 
 
 def ok(*arguments: str, stdin: bytes = b"") -> Result:

@@ -8,14 +8,14 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from opendata_buffer.broker.discovery_record import Lease
 from opendata_buffer.cli.main import cli
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import RUNTIME, eventually, host
-from tests.unit.cli.shell import Until, fails, fill, run
+from tests.unit.cli.shell import Until, fails, fill, run, runner
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def serve(url: str, when: Callable[[], object], *more: str) -> Result:
-    result = CliRunner().invoke(cli, ["broker", url, *more], obj=Until(when))
+    result = runner().invoke(cli, ["broker", url, *more], obj=Until(when))
     assert result.exit_code == 130, result.output
     return result
 

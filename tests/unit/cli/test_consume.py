@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 
 from opendata_buffer.admin.trim import Start
 from opendata_buffer.cli.consume import (
@@ -46,6 +45,7 @@ from tests.unit.cli.shell import (
     ok,
     records_of,
     run,
+    runner,
     topic_of,
 )
 
@@ -86,7 +86,7 @@ def test_consume_follow_polls_until_interrupted_and_says_what_it_wrote(
     url: str, capfd: pytest.CaptureFixture[str], more: tuple[str, ...]
 ) -> None:
     fill(url, [b"a"])
-    result = CliRunner().invoke(
+    result = runner().invoke(
         cli, ["consume", url, "--follow", "--poll-interval-ms", "250", "--no-gc", *more],
         obj=Ticks(2),
     )  # fmt: skip

@@ -8,12 +8,12 @@ import sys
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from opendata_buffer.cli.errors import Failure, FailureGroup
 from opendata_buffer.cli.main import COMMANDS, cli
 from opendata_buffer.errors import InvalidInput
-from tests.unit.cli.shell import commands, fails, ok, run
+from tests.unit.cli.shell import commands, fails, ok, run, runner
 
 
 def test_every_command_and_every_option_has_a_help_text() -> None:
@@ -114,7 +114,7 @@ def run_app(error: BaseException | None, *arguments: str) -> Result:
             raise error
         click.echo("done")
 
-    return CliRunner().invoke(app, [*arguments, "work"])
+    return runner().invoke(app, [*arguments, "work"])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner
 
 from opendata_buffer.cli.main import cli
 from opendata_buffer.config import ConsumerConfig
@@ -26,6 +25,7 @@ from tests.unit.cli.shell import (
     ok,
     records_of,
     run,
+    runner,
     topic_of,
 )
 
@@ -83,7 +83,7 @@ def test_at_a_terminal_a_repair_is_confirmed(
     fill(url, [b"a"])
     store.delete_many([manifest_of(store).entries()[0].location])
     monkeypatch.setattr("opendata_buffer.cli.output.is_interactive", lambda: True)
-    result = CliRunner().invoke(cli, ["fsck", url, "--repair"], input=answer)
+    result = runner().invoke(cli, ["fsck", url, "--repair"], input=answer)
     assert result.exit_code == code
     assert "1 problem of 'ingest' will be repaired. Go on?" in result.stderr
     assert run("fsck", url).exit_code == left

@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
 
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.worker import Worker
@@ -19,7 +18,7 @@ from opendata_buffer.queue.consumer_info import add_query_id
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import RUNTIME, eventually, host
-from tests.unit.cli.shell import Ticks, fails, fill, json_of, manifest_of, ok, run, topic_of
+from tests.unit.cli.shell import Ticks, fails, fill, json_of, manifest_of, ok, run, runner, topic_of
 
 
 def test_status_json(url: str, store: MemoryStore) -> None:
@@ -56,7 +55,7 @@ def test_status_watch_goes_on_until_it_is_interrupted(
 ) -> None:
     fill(url, [b"a"])
     watch = ["status", url, "--watch", "--interval-ms", "250", *more]
-    result = CliRunner().invoke(cli, watch, obj=Ticks(2))
+    result = runner().invoke(cli, watch, obj=Ticks(2))
     assert result.exit_code == 130
     # No terminal: nothing to draw over, so each status is printed.
     assert result.stdout.count(shown) == 3

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from opendata_buffer.cli import options
 from opendata_buffer.cli.target import one_queue, target_of
@@ -16,7 +15,7 @@ from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
-from tests.unit.cli.shell import commands, fails, run
+from tests.unit.cli.shell import commands, fails, run, runner
 
 
 def config_of(*arguments: str, env: dict[str, str] | None = None) -> QueueConfig:
@@ -27,7 +26,7 @@ def config_of(*arguments: str, env: dict[str, str] | None = None) -> QueueConfig
     def command(**queue: Any) -> None:
         made.append(one_queue(queue).config)
 
-    CliRunner().invoke(command, arguments, env=env, catch_exceptions=False, standalone_mode=False)
+    runner().invoke(command, arguments, env=env, catch_exceptions=False, standalone_mode=False)
     return made[0]
 
 
@@ -97,9 +96,9 @@ def test_a_hint_reaches_the_same_queue() -> None:
         words.append(options.queue_words())
 
     arguments = ["s3://b", "--anonymous", "--region", "r", "--data-path-prefix", "a b"]
-    CliRunner().invoke(command, arguments, catch_exceptions=False)
+    runner().invoke(command, arguments, catch_exceptions=False)
     environment = {"OPENDATA_BUFFER_ROLE_ARN": ARN}
-    CliRunner().invoke(command, ["s3://b"], env=environment, catch_exceptions=False)
+    runner().invoke(command, ["s3://b"], env=environment, catch_exceptions=False)
     assert words == ["s3://b --anonymous --region r --data-path-prefix 'a b'", "s3://b"]
 
 

@@ -77,7 +77,7 @@ def test_a_queue_command_on_a_topic_says_how_to_name_a_partition(url: str) -> No
 def test_a_partition_and_a_prefix_do_not_go_together(url: str) -> None:
     result = run("status", url, "--partition", "p-00000", "--data-path-prefix", "x")
     assert result.exit_code == 2
-    assert "leave --data-path-prefix" in result.output
+    assert "leave --data-path-prefix" in result.stderr
 
 
 def test_errors_name_the_command_that_helps(url: str) -> None:

@@ -1,0 +1,64 @@
+"""The Python of Databricks' runtimes: pinned wheels, unpacked into the environment of the tests.
+
+::
+
+    python -m tests.databricks.runtimes            # get those that are not there yet
+    python -m tests.databricks.runtimes missing    # say which are not there
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+LONG_TERM, NEWEST = "17.3.15", "19.3.0"
+"""Versions of the package ``databricks-connect``: each begins with that of its runtime."""
+
+PYTHON = (3, 12)
+FOLDER = Path(sys.prefix, "runtimes")
+
+
+def why_not(version: str) -> str | None:
+    """Why a runtime cannot be tested; None where it can."""
+    if sys.version_info < PYTHON:
+        return f"Databricks {version} needs Python 3.12 or later"
+    if not (FOLDER / version).exists():
+        return f"databricks-connect {version} is not installed: ./run setup, with a package index"
+    return None
+
+
+def get(version: str) -> None:
+    """Download and unpack a wheel.
+
+    Raises:
+        CalledProcessError: pip could not download it.
+    """
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download"]
+        options = ["--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--dest", folder]
+        subprocess.run([*pip, *options, f"databricks-connect=={version}"], check=True)
+        (wheel,) = Path(folder).glob("*.whl")
+        made = Path(folder, "made")
+        zipfile.ZipFile(wheel).extractall(made)
+        made.rename(FOLDER / version)
+
+
+def main(arguments: list[str]) -> None:
+    """See the module."""
+    for version in (LONG_TERM, NEWEST):
+        try:
+            if arguments != ["missing"] and not (FOLDER / version).exists():
+                get(version)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"databricks-connect {version} could not be downloaded: {error}", file=sys.stderr)
+        reason = why_not(version)
+        if reason is not None and arguments == ["missing"]:
+            print(f"not tested on the Python of Databricks: {reason}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
