@@ -232,6 +232,18 @@ def test_a_full_disk_names_path_and_fix_and_leaves_the_old_bytes(
     assert (blob.data, blob.version) == (b"old", outcome)
 
 
+def test_with_too_many_open_files_nothing_is_written(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = create(store, "m", b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail_with(errno.EMFILE))
+        with pytest.raises(TransientStorageError, match="Too many open files"):
+            store.put_if("m", b"new", IfVersion(first))
+        with pytest.raises(TransientStorageError):
+            store.get("m")
+
+
 def test_f2_a_failure_after_the_rename_is_an_unknown_outcome(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
