@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.formats.keys import Transaction
-from tests.spark.queues import manifest, produce, queued
+from tests.spark.queues import TELLS, manifest, produce, queued
 from tests.spark.written import queued as written
 
 SOURCE = """
@@ -24,6 +24,7 @@ import json, os, sys
 from pyspark.sql import SparkSession
 
 from tests.spark.jvm import starting
+from tests.spark.queues import until_done
 
 home, store = sys.argv[1:]
 with starting():
@@ -35,11 +36,15 @@ def stream(name, **options):
     return frame.load(f"{home}/{name}")
 
 def run(name, writer, *path):
-    writer = writer.option("checkpointLocation", f"{home}/checkpoint-{name}")
-    query = writer.trigger(availableNow=True).start(*path)
-    query.awaitTermination()
-    assert query.exception() is None, query.exception()
-    return query
+    checkpoint = f"{home}/checkpoint-{name}"
+    writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+
+    def once():
+        query = writer.start(*path)
+        query.awaitTermination()
+        assert query.exception() is None, query.exception()
+
+    until_done(checkpoint, once)
 
 def rows(frame):
     ordered = frame.orderBy("sequence", "index").select("sequence", "index", "value", "metadata")
@@ -145,7 +150,8 @@ def test_source_of_streams_a_batch_read_and_foreach_batch(home: Path, got: dict[
     assert all(pid != got["pid"] for _, pid, _ in calls)
     for name in EXPECTED:
         # The batch read fenced nobody, each query acknowledged what it read.
-        assert (queued(str(home / name)), manifest(str(home / name)).epoch) == ([], 1)
+        assert queued(str(home / name)) == []
+        assert manifest(str(home / name)).epoch == 1 or not TELLS  # Runs are repeated there.
 
 
 @pytest.mark.slow
