@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
 from opendata_buffer import outcomes
@@ -75,13 +75,8 @@ def connect(broker_record: DiscoveryRecord) -> Connection:
     return WebSocketNetwork(RUNTIME).connect(broker_record)
 
 
-@contextmanager
-def connected(broker_record: DiscoveryRecord) -> Iterator[Connection]:
-    connection = connect(broker_record)
-    try:
-        yield connection
-    finally:
-        connection.close()
+def connected(broker_record: DiscoveryRecord) -> closing[Connection]:
+    return closing(connect(broker_record))
 
 
 def host(store: Store, runtime: Runtime = RUNTIME) -> LeaderElection:

@@ -89,12 +89,6 @@ def test_of_many_that_take_over_one_gets_through() -> None:
     assert announced == replace(broker("b0"), term=1)
 
 
-def test_each_broker_has_the_next_term() -> None:
-    store = MemoryStore()
-    first = take(store, "a")
-    assert (first.term, take(store, "b", first).term) == (1, 2)
-
-
 def test_a_broker_renews_its_record_until_another_one_has_replaced_it() -> None:
     store = MemoryStore()
     ours = lease(store)

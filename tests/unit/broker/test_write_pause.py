@@ -176,30 +176,25 @@ def test_a_pause_that_was_too_short_is_asked_for_again_and_longer() -> None:
     assert broker.writes[4:] == [1]
 
 
-@pytest.mark.parametrize("answer", [Lost(0, 0.0), Refused("moved")], ids=["lost", "moved"])
-def test_a_broker_that_is_gone_is_forgotten_and_the_append_made_alone(
-    answer: Lost | Refused,
+@pytest.mark.parametrize(
+    "how", [Lost(0, 0.0), Refused("moved"), None], ids=["lost", "moved", "ended"]
+)
+def test_a_broker_that_is_gone_is_forgotten_and_its_successor_found_within_a_second(
+    how: Lost | Refused | None,
 ) -> None:
     world, broker = connected()
-    broker.answer = answer
-    broker.ends = isinstance(answer, Lost)
+    if how is None:
+        broker.close()
+    else:
+        broker.answer = how
+        broker.ends = isinstance(how, Lost)
     world.append("b", faster=1)
     assert world.queued("b") == 1
     assert broker.is_over
     world.announce()
     world.runtime.advance(SEARCH_S)
     world.append("c", faster=1)
-    assert len(world.brokers) == 2
-    assert world.brokers[1].asked == ["pause"]
-
-
-def test_the_successor_of_a_broker_whose_connection_ended_is_found_within_a_second() -> None:
-    world, broker = connected()
-    broker.close()
-    world.announce()
-    world.runtime.advance(SEARCH_S)
-    world.append("b", faster=1)
-    assert [each.asked for each in world.brokers] == [["pause"]] * 2
+    assert [each.asked for each in world.brokers[1:]] == [["pause"]]
 
 
 def test_a_broker_that_lives_and_gives_no_pause_keeps_its_connection() -> None:

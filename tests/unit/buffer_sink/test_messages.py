@@ -86,11 +86,6 @@ def test_small_batches_are_stored_with_all_others_in_order_and_the_writes_identi
     assert asked == [[upload("a"), small], message(0).task]
 
 
-def test_a_message_survives_pickling() -> None:
-    sent = message(3, upload("a"), SmallBatch(b"x", 1, (Metadata(0, 5),)))
-    assert pickle.loads(pickle.dumps(sent)) == sent
-
-
 ULID = "01JD0000000000000000000001"
 
 

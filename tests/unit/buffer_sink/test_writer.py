@@ -79,11 +79,6 @@ def queued_in(root: Path, name: str = "ingest") -> list[tuple[str, list[bytes]]]
     ]
 
 
-def test_making_a_plan_touches_nothing(tmp_path: Path) -> None:
-    plan(tmp_path / "not there")
-    assert not (tmp_path / "not there").exists()
-
-
 def test_a_write_is_visible_after_its_commit_only_and_once(tmp_path: Path) -> None:
     made = pickled(plan(tmp_path))
     message = made.upload(iter([rows("a", "b")]), Transaction("q", 0))

@@ -97,17 +97,6 @@ def test_commit_lets_batches_leave_the_queue_and_is_repeatable(world: World) -> 
 # Acknowledging from latestOffset
 
 
-def test_available_now_reads_nothing_that_came_later(world: World) -> None:
-    world.produce(2)
-    driver = world.run()
-    driver.prepare_available_now()
-    world.produce(2)
-    end, read = batch(driver, None)
-    assert read == [0, 1]
-    assert driver.latest_offset(end) is end
-    assert world.queued == [2, 3]
-
-
 def test_an_idle_query_acknowledges_its_last_batch(world: World) -> None:
     driver = world.run()
     world.produce(1)
@@ -417,16 +406,6 @@ def test_a_repeated_transaction_is_read_once_over_restarts(world: World) -> None
     assert planned(replay, first, second) == [2, 5]
     replay.commit(second)
     assert world.queued == []
-
-
-def test_a_transaction_cut_by_a_limit_is_not_taken_for_a_repeat(world: World) -> None:
-    world.produce(5, txn=Transaction("app", 1))
-    driver = world.run(maxBatchesPerTrigger="2")
-    first, read = batch(driver, None)
-    assert read == [0, 1]
-    second, read = batch(driver, first)
-    assert read == [2, 3]
-    assert batch(world.run(), second)[1] == [4]
 
 
 def gone(world: World, sequence: int) -> None:

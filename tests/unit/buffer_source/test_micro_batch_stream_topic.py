@@ -59,27 +59,6 @@ def test_all_partitions_are_read_each_in_its_order(world: TopicWorld) -> None:
     assert SourceOffset.from_json(json.loads(json.dumps(second.to_json()))) == second
 
 
-def test_tasks_are_packed_over_all_partitions(world: TopicWorld) -> None:
-    for name in (P0, P1, P2):
-        world.append(name, *numbered(name, 4))
-    driver = world.run(minPartitions="2")
-    tasks = driver.plan_input_partitions(None, driver.latest_offset(None))
-    assert [len(task.batches) for task in tasks] == [6, 6]
-    assert [each.partition for each in tasks[0].batches] == [P0] * 4 + [P1] * 2
-
-
-def test_a_limit_is_shared_by_backlog_and_starves_no_partition(world: TopicWorld) -> None:
-    world.append(P0, *numbered(P0, 80))
-    world.append(P1, *numbered(P1, 20))
-    world.append(P2, *numbered(P2, 1))
-    driver = world.run(maxBatchesPerTrigger="20")
-    end, read = batch(driver, None)
-    assert len(read) == 20
-    assert nexts(end)[P0] == pytest.approx(15, abs=1)
-    assert nexts(end)[P1] == pytest.approx(4, abs=1)
-    assert nexts(end)[P2] == 1
-
-
 @pytest.mark.parametrize("limit", ["maxBatchesPerTrigger", "maxRecordsPerTrigger"])
 def test_a_limit_below_the_number_of_partitions_starves_none(world: TopicWorld, limit: str) -> None:
     driver = world.run(**{limit: "1"})
@@ -97,15 +76,6 @@ def test_a_limit_below_the_number_of_partitions_starves_none(world: TopicWorld, 
     assert b"one" in read
     assert b"two" in read
     assert len(read) == 30
-
-
-def test_limits_in_bytes_are_measured_in_all_partitions(world: TopicWorld) -> None:
-    for name in (P0, P1, P2):
-        world.append(name, *(b"x" * 89 for _ in range(4)))  # 4 + 89 + 7 bytes each
-    driver = world.run(maxBytesPerTrigger="650")
-    end, read = batch(driver, None)
-    assert len(read) == 6
-    assert set(nexts(end).values()) == {2}
 
 
 def test_a_new_partition_is_read_from_its_beginning_at_the_next_trigger(

@@ -16,7 +16,6 @@ from opendata_buffer.consumer.isolation import (
     READ_UNCOMMITTED,
     ReadCommitted,
     TransactionFilter,
-    is_acknowledgement,
 )
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction, batch_key
@@ -230,14 +229,6 @@ def test_read_uncommitted_delivers_all_but_acknowledgements_and_holds_nothing_ba
 def test_an_unknown_isolation_is_refused() -> None:
     with pytest.raises(InvalidInput, match="use read_committed or read_uncommitted"):
         ReadCommitted("ingest", "serializable")
-
-
-def test_which_locations_are_acknowledgements() -> None:
-    assert is_acknowledgement(ack(A, 2), "ingest")
-    assert is_acknowledgement(ack(A, 2, final=True), "ingest")
-    assert not is_acknowledgement(con(A, 2), "ingest")
-    assert not is_acknowledgement(plain(), "ingest")
-    assert not is_acknowledgement(ack(A, 2), "other")
 
 
 _ulids = ManualRuntime()

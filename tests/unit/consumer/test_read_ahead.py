@@ -212,23 +212,6 @@ def test_of_a_near_store_the_caller_fetches_one_batch_at_a_time(
     assert len(held) == 50
 
 
-def test_with_latency_threads_read_ahead_from_the_third_batch_on() -> None:
-    clock = Clock()
-    callers: list[int] = []
-    turn = threading.Lock()
-
-    def fetch(descriptor: BatchDescriptor) -> int:
-        with turn:
-            if threading.current_thread() is threading.main_thread():
-                callers.append(descriptor.sequence)
-            clock.now += 0.060
-        return descriptor.sequence
-
-    results = fetch_many(fetch, _descriptors(20, None), runtime=clock)
-    assert list(results) == list(range(20))
-    assert callers == [0, 1]
-
-
 def test_threads_take_over_when_a_near_store_gets_slow_and_leave_again() -> None:
     clock, adaptive = Clock(), AdaptiveConcurrency()
     adaptive.near = True

@@ -212,15 +212,6 @@ def test_f34_counts_are_checked_before_building(monkeypatch: pytest.MonkeyPatch)
         queue(3).append([NewEntry("p/x")])
 
 
-def test_drop_through() -> None:
-    manifest = Manifest.parse(RAW)
-    assert manifest.drop_through(7).raw == ENTRY_8 + footer(1, 9, 3)
-    assert manifest.drop_through(8).raw == footer(0, 9, 3)
-    assert manifest.drop_through(6) is manifest
-    assert manifest.drop_through(-1) is manifest
-    assert manifest.drop_through(7).entries() == ENTRIES[1:]
-
-
 def test_f27_dropping_beyond_the_newest_entry_is_refused() -> None:
     for sequence in (9, 10, 2**64 - 1):
         with pytest.raises(InvalidInput, match=f"{sequence}: the newest entry queued is 8"):

@@ -15,8 +15,6 @@ from opendata_buffer.gc import (
     clock_fault,
     name_time_ms,
     plan,
-    unlisted_markers,
-    without_nested,
 )
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid
 from opendata_buffer.stores.base import Listing, ObjectInfo
@@ -106,18 +104,6 @@ def test_f6_clocks_far_apart_stop_the_collection_with_both_named() -> None:
 # OpenData's Go producer: a ULID for its run, a number for each batch.
 
 
-def test_consumed_batches_of_a_go_producer_are_collected_while_it_runs() -> None:
-    run = _ulids.ulid_at(NOW - 10_000 * MINUTE)
-    consumed, queued, fresh = (f"ingest/{run}/{number:016x}" for number in (1, 2, 3))
-    assert name_time_ms(consumed) is None
-    objects = [_object(consumed, 60 * MINUTE), _object(queued, 30 * MINUTE), _object(fresh, MINUTE)]
-    made = _plan([queued], objects, oldest_ms=NOW - 30 * MINUTE)
-    # All three names have the time of the run; the store's times are those of the batches.
-    assert (_keys(made), made.referenced, made.waiting) == ([consumed], 1, 1)
-    made = _plan(["ingest/x"], [_object(consumed, 30 * MINUTE)], oldest_ms=NOW - 60 * MINUTE)
-    assert (made.delete, made.waiting) == ((), 1)
-
-
 @pytest.mark.parametrize(
     "key",
     [
@@ -150,35 +136,6 @@ def test_deletes_come_oldest_first() -> None:
 
 
 # Queues inside the prefix, seen page by page.
-
-
-def _page(objects: Iterable[ObjectInfo], truncated: bool) -> Listing:
-    return Listing(tuple(sorted(objects, key=lambda each: each.key)), NOW, truncated)
-
-
-@pytest.mark.parametrize(
-    ("start_after", "truncated", "asked"),
-    [
-        ("", False, []),
-        # The folder's marker may follow on the next page; the one of app=a was on this one.
-        ("", True, ["ingest/app=a/batch=1/_owner.json"]),
-        ("ingest/app=a/a", False, ["ingest/app=a/_owner.json"]),
-    ],
-)
-def test_f7_a_marker_that_the_page_cannot_show_is_asked_for(
-    start_after: str, truncated: bool, asked: list[str]
-) -> None:
-    orphan = _object(_key(60 * MINUTE, txn=Transaction("a", 1)))
-    page = _page([_object("ingest/app=A/x"), orphan], truncated)
-    made = GcPlan((orphan,))
-    assert unlisted_markers(made, page, start_after, "ingest") == asked
-
-
-def test_f7_what_lies_below_a_queue_inside_the_prefix_is_spared() -> None:
-    mine, theirs = _object("ingest/app=a/batch=1/x"), _object("ingest/app=b/batch=1/x")
-    made = without_nested(GcPlan((mine, theirs), ignored=2), ["ingest/app=b/"])
-    assert made == GcPlan((mine,), ignored=3)
-    assert without_nested(made, []) is made
 
 
 @given(

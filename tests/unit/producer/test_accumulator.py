@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from opendata_buffer.errors import (
-    Closed,
     CommitStateUnknown,
     PermanentStorageError,
     TransientStorageError,
@@ -104,17 +103,6 @@ def test_a_failed_upload_keeps_no_bytes_and_lets_those_behind_it_pass() -> None:
     assert (first.outcome, first.data) == (DENIED, None)
 
 
-def test_a_failed_transaction_fails_the_later_ones_and_no_other_batch() -> None:
-    uploads = uploads_of()
-    before = enter(uploads, 0, ordered=True, stored=True)
-    failed = enter(uploads, 1, ordered=True)
-    plain = enter(uploads, 2, stored=True)
-    later = enter(uploads, 3, ordered=True, stored=True)
-    uploads.fail(failed, DENIED)
-    assert (later.stage, later.outcome) == (Stage.COMPLETED, DENIED)
-    assert append(uploads, 0) == [before.location, plain.location]
-
-
 def test_a_transaction_that_enters_behind_a_failed_one_fails() -> None:
     """produce() may have checked for failures just before there was one."""
     uploads = uploads_of()
@@ -182,14 +170,6 @@ def test_a_refused_append_leaves_its_uploads_in_front() -> None:
     assert append(uploads, 0) == [first.location, second.location, third.location]
 
 
-def test_f35_a_part_of_what_is_ready_can_be_taken() -> None:
-    uploads = uploads_of()
-    batches = [enter(uploads, n, stored=True) for n in range(5)]
-    assert uploads.take(at(0), 2) == (batches[:2], [])
-    uploads.landed(0, at(0))
-    assert uploads.take(at(0)) == (batches[2:], [])
-
-
 def test_a_deadline_is_kept_whatever_an_upload_waits_for() -> None:
     uploads = uploads_of()
     hangs = enter(uploads, 1, deadline=10)
@@ -238,16 +218,6 @@ def test_an_append_without_an_answer_is_unknown_in_the_end() -> None:
     # What becomes known later changes nothing.
     uploads.landed(0, at(126))
     assert isinstance(first.outcome, CommitStateUnknown)
-
-
-def test_after_abandon_every_batch_has_an_outcome() -> None:
-    uploads = uploads_of()
-    appending, waiting = enter(uploads, 1, stored=True), enter(uploads, 2)
-    uploads.take(at(0))
-    closed = Closed("no time left")
-    uploads.abandon(closed)
-    assert isinstance(appending.outcome, CommitStateUnknown)
-    assert waiting.outcome is closed
 
 
 def test_an_append_must_begin_before_its_objects_are_old_and_its_deadlines_pass() -> None:

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from uuid import UUID
 
 import pytest
 
@@ -17,9 +16,7 @@ from opendata_buffer.formats.batch import Compression, decode_batch, encode_bloc
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.producer.batching import (
-    BUFFER_HELD,
     METADATA_FLUSH_BYTES,
-    PIECE_HELD,
     RANGE_BYTES,
     RECORD_HELD,
     RECORDS_AT_ONCE,
@@ -61,18 +58,6 @@ def opened_with(first: Item = b"first") -> AppendBuffer:
 
 def producer_of(store: MemoryStore, **settings: Any) -> Producer:
     return Producer(held_config(**settings), store=store, runtime=Still())
-
-
-def test_a_buffer_counts_records_calls_and_bytes() -> None:
-    piece = (encode_block([b"a", b"bc"]), 2)
-    opened = opened_with(piece)
-    opened.left -= 3 + RECORD_HELD
-    opened.append(b"def")
-    assert (opened.calls, opened.pieces, opened.count) == (2, 1, 3)
-    assert opened.held == BUFFER_HELD + PIECE_HELD + len(piece[0]) + RECORD_HELD + 3
-    assert opened.size == 3 * 4 + 6
-    opened.close()
-    assert opened.items() == [piece, b"def"]
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
@@ -207,17 +192,6 @@ def test_a_handle_says_the_time_that_is_queued_for_its_record() -> None:
     assert times[0::2] == times[1::2]
 
 
-def test_buffers_and_other_calls_keep_their_order_in_a_batch() -> None:
-    store = MemoryStore()
-    with producer_of(store) as producer:
-        for n in range(3):
-            producer.send(b"s%d" % n)
-            producer.produce([b"p%d" % n, b"q%d" % n])
-            producer.produce([b"m%d" % n], b"metadata")
-            producer.send(memoryview(b"b%d" % n))
-    assert batches(store) == [[b"%c%d" % (kind, n) for n in range(3) for kind in b"spqmb"]]
-
-
 def test_f21_a_record_that_no_reader_would_accept_is_refused_and_the_largest_is_not() -> None:
     store = MemoryStore()
     with producer_of(store, max_batch_bytes=100) as producer:
@@ -334,23 +308,6 @@ def take(b: Batcher, now: float = 0.0) -> Batch | None:
     return b.take(now)
 
 
-def test_calls_share_a_batch_and_its_watcher() -> None:
-    b = batcher()
-    first = b.add(call(b"a", b"m1"), now=5.0)
-    second = b.add(call(b"bc", b"m2"), now=5.01)
-    assert second is first
-    assert sealed(b) == []
-    batch = take(b)
-    assert batch is not None
-    assert batch.watcher is first
-    data = b"".join(batch.encode(Compression.NONE, 3))
-    assert batch.metadata == (Metadata(0, 1_700, b"m1"), Metadata(1, 1_700, b"m2"))
-    assert (batch.count, batch.size) == (2, 11)
-    assert data == b"\x01\0\0\0a\x02\0\0\0bc" + b"\0" + b"\x02\0\0\0" + b"\x01\0"
-    assert decode_batch(data) == [b"a", b"bc"]
-    assert take(b) is None
-
-
 def test_due_when_the_interval_has_passed_since_the_first_call() -> None:
     b = batcher()
     assert b.due_at is None
@@ -415,14 +372,6 @@ def test_f35_metadata_fills_a_batch_too() -> None:
     assert (full.calls, full.metadata_size) == (4, 4 * (RANGE_BYTES + len(payload)))
 
 
-def test_no_batch_exceeds_what_readers_accept() -> None:
-    b = batcher(flush_size=100, max_size=50)
-    first = b.add(call(b"x" * 40), now=0.0)
-    second = b.add(call(b"y" * 40), now=0.0)
-    assert second is not first
-    assert [batch.size for batch in sealed(b)] == [44]
-
-
 def test_f34_no_batch_has_more_records_than_its_footer_can_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -433,21 +382,6 @@ def test_f34_no_batch_has_more_records_than_its_footer_can_count(
         b.add(call(b"x"), now=0.0)
         added.append(sealed(b))
     assert [[batch.count for batch in full] for full in added] == [[], [], [2]]
-
-
-@pytest.mark.parametrize("message", [None, UUID("9a1b2c3d-4e5f-1678-8a02-010203040506")])
-def test_a_transaction_or_message_has_its_batch_and_only_a_transaction_is_ordered(
-    message: UUID | None,
-) -> None:
-    b = batcher()
-    transaction = Transaction("a", 1)
-    b.add(call(b"x"), now=0.0)
-    b.add(ProduceRequest(b"\1\0\0\0m", 1, b"", 1_700, transaction, message), now=0.0)
-    b.add(call(b"y"), now=0.0)
-    plain, alone = sealed(b)
-    assert (plain.transaction, plain.message, plain.ordered) == (None, None, False)
-    assert (alone.transaction, alone.message) == (transaction, message)
-    assert alone.ordered is (message is None)
 
 
 def test_f33_what_waits_is_counted_until_it_is_taken() -> None:

@@ -15,7 +15,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.queue.cas import CasObject, OutcomeUnknown
-from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome, read_bytes
+from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.scripted import (
     ScriptedStore,
@@ -93,23 +93,6 @@ def conflict(*_: object) -> PutOutcome:
     return outcomes.Conflict()
 
 
-def stored(store: ScriptedStore) -> Numbers:
-    return decode(read_bytes(store, KEY))
-
-
-def test_a_change_creates_then_replaces_and_the_same_value_is_not_written() -> None:
-    store = ScriptedStore()
-    numbers = register(store)
-    assert numbers.read() is None
-    assert numbers.update(lambda now: (1,)) == outcomes.Applied((1,))
-    assert numbers.update(lambda now: (*(now or ()), 2)) == outcomes.Applied((1, 2))
-    assert numbers.update(lambda now: now) == outcomes.Applied((1, 2))
-    assert (stored(store), store.puts, numbers.attempts) == ((1, 2), 2, 2)
-    store.delete_many([KEY])
-    assert numbers.read() == numbers.update(lambda now: (3,)) == outcomes.Vanished()
-    assert str(numbers.read()) == "it was deleted meanwhile"
-
-
 def test_a_remembered_value_saves_the_read_but_refuses_nothing() -> None:
     store = ScriptedStore()
     numbers = register(store)
@@ -127,6 +110,9 @@ def test_a_remembered_value_saves_the_read_but_refuses_nothing() -> None:
     assert numbers.update(refuse_two, from_memory=True) == outcomes.Applied((7, 8))
     by_another(9)(store)
     assert numbers.update(lambda now: now, from_memory=True) == outcomes.Applied((9,))
+    store.delete_many([KEY])
+    assert numbers.read() == outcomes.Vanished()
+    assert str(numbers.read()) == "it was deleted meanwhile"
 
 
 def test_the_owner_gives_the_wait_after_a_conflict_but_not_after_a_lost_answer() -> None:

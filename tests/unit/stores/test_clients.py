@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 from types import ModuleType, SimpleNamespace
@@ -51,18 +50,6 @@ def test_it_pickles_as_what_it_is_made_from() -> None:
     raw = pickle.dumps(client)
     assert b"Client(" not in raw
     assert pickle.loads(raw).get() is client.get()
-
-
-def test_a_forked_child_makes_its_own() -> None:
-    client = client_of("a")
-    parents = client.get()
-    child = os.fork()
-    if child == 0:
-        # _exit: the child must not run the rest of the test session.
-        os._exit(0 if client.get() is not parents else 1)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert client.get() is parents
 
 
 @pytest.mark.parametrize(

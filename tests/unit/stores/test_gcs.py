@@ -48,23 +48,6 @@ def script() -> Iterator[Script]:
         yield scripted(GCS, running)
 
 
-def test_a_request_refused_for_its_rate_is_repeated_and_its_error_has_advice(
-    script: Script,
-) -> None:
-    store, server = script(SLOW_DOWN, SLOW_DOWN, FOUND)
-    assert store.get("k") == Blob(b"bytes", "7", DATE_MS)
-    assert len(server.asked) == 3
-    store, server = script(SLOW_DOWN, SLOW_DOWN, WRITTEN)
-    store.put("k", b"")
-    assert len(server.asked) == 3
-    store, server = script(SLOW_DOWN)
-    with pytest.raises(
-        TransientStorageError, match=r"one write a second to one object.*broker or a topic"
-    ):
-        store.get("k")
-    assert len(server.asked) == 3
-
-
 def test_the_condition_is_the_generation_and_0_for_no_object(script: Script) -> None:
     store, server = script(WRITTEN)
     assert store.put_if("m", b"x", ABSENT) == outcomes.Applied("7")
@@ -140,13 +123,6 @@ def test_a_listing_follows_its_pages_and_asks_for_no_more_than_it_returns(script
     assert ["pageToken=" in each.path for each in server.asked] == [False, True, True]
 
 
-def test_objects_that_cannot_be_deleted_are_returned(script: Script) -> None:
-    store, _ = script(Reply(403, b'{"error": {"message": "no"}}'))
-    failures = store.delete_many(["a", "b//c"])
-    assert [each.key for each in failures] == ["b//c", "a"]
-    assert "Allow these credentials to delete objects" in failures[1].reason
-
-
 @pytest.mark.parametrize(("endpoint", "races"), [(None, 0), ("http://127.0.0.1:9", 3)])
 def test_writers_race_anywhere_but_at_google(
     monkeypatch: pytest.MonkeyPatch, endpoint: str | None, races: int
@@ -200,13 +176,6 @@ def test_a_body_is_read_with_and_without_its_length(script: Script, reply: Reply
             assert found.data == expected
         with pytest.raises(CorruptData, match="'k' has 10 bytes to read, more than the limit of 9"):
             store.get("k", max_bytes=9)
-
-
-def test_a_range_with_more_bytes_than_it_has_is_refused(script: Script) -> None:
-    for reply in (Reply(206, TEN), replace(chunked(TEN), status=206)):
-        store, _ = script(versioned(reply))
-        with pytest.raises(TransientStorageError, match=r"9 bytes of 'k'.*has 10 bytes"):
-            store.get("k", byte_range=(0, 9))
 
 
 @pytest.mark.parametrize("length", [True, False])

@@ -7,20 +7,16 @@ import threading
 import time
 from collections.abc import Callable
 from http.client import BadStatusLine
-from typing import Any
 
 import pytest
 
-from opendata_buffer import outcomes
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
     CorruptData,
     InvalidInput,
-    OpenDataBufferError,
     PermanentStorageError,
     StorageError,
     TransientStorageError,
-    UnsafeStore,
 )
 from opendata_buffer.runtime import SystemRuntime, deadline, remaining
 from opendata_buffer.stores.base import Blob, Condition, DeleteFailure, NotModified, ObjectInfo
@@ -30,11 +26,9 @@ from opendata_buffer.stores.http import (
     DeadlinePassed,
     Page,
     Read,
-    verify_write,
     with_retry_after,
     within_deadline,
 )
-from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
 SYSTEM = SystemRuntime()
@@ -155,13 +149,6 @@ def test_the_last_attempts_error_is_raised() -> None:
     assert store.time.monotonic() > 0, "it backs off"
 
 
-def test_a_permanent_error_is_raised_at_once() -> None:
-    store, left = failing(PermanentStorageError("no"), PermanentStorageError("again"))
-    with pytest.raises(PermanentStorageError, match="no"):
-        store.get("k")
-    assert len(left) == 1
-
-
 def refused(seconds: str) -> TransientStorageError:
     error = with_retry_after(TransientStorageError("503"), {"retry-after": seconds})
     assert isinstance(error, TransientStorageError)
@@ -192,36 +179,6 @@ def test_no_pause_outlives_the_callers_deadline() -> None:
         store.get("k")
     assert store.time.monotonic() < 3
     assert len(left) == 2
-
-
-def test_an_object_of_the_written_bytes_has_their_version() -> None:
-    store = MemoryStore()
-    store.put("k", b"bytes")
-    found = store.get("k")
-    assert isinstance(found, Blob)
-    assert verify_write(store, "k", b"bytes") == outcomes.Applied(found.version)
-
-
-@pytest.mark.parametrize("others", [b"other", b"longer than it", None])
-def test_other_bytes_or_none_show_nothing(others: bytes | None) -> None:
-    store = MemoryStore()
-    if others is not None:
-        store.put("k", others)
-    outcome = verify_write(store, "k", b"bytes")
-    assert isinstance(outcome, outcomes.Unknown)
-    assert "'k'" in outcome.reason
-    assert "has changed since" in outcome.reason
-
-
-@pytest.mark.parametrize("kind", [PermanentStorageError, TransientStorageError, UnsafeStore])
-def test_a_read_that_fails_shows_nothing_and_is_named(kind: type[OpenDataBufferError]) -> None:
-    class Failing(MemoryStore):
-        def get(self, *_: Any, **__: Any) -> Blob:
-            raise kind("403 denied")
-
-    outcome = verify_write(Failing(), "k", b"bytes")
-    assert isinstance(outcome, outcomes.Unknown)
-    assert "403 denied" in outcome.reason
 
 
 def test_not_modified_answers_only_a_read_that_names_a_version() -> None:

@@ -13,9 +13,8 @@ from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
     CorruptData,
     ObjectNotFound,
-    TransientStorageError,
 )
-from opendata_buffer.runtime import SystemRuntime, deadline
+from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -114,15 +113,6 @@ def test_f36_a_body_that_breaks_off_or_is_garbled_is_read_again(
     assert data_of(store.get("a")) == DATA
     assert s3_server.count("GET") == before + 2
     assert boto.asked == 0
-
-
-def test_a_call_whose_deadline_has_passed_sends_nothing(
-    s3_server: S3Server, store: S3Store
-) -> None:
-    before = s3_server.count("GET")
-    with deadline(store._runtime, 0.0), pytest.raises(TransientStorageError, match="no answer"):
-        store.get("a")
-    assert s3_server.count("GET") == before
 
 
 def test_connections_are_used_again(s3_server: S3Server, store: S3Store) -> None:

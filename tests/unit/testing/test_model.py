@@ -8,7 +8,7 @@ import pytest
 
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from tests.support.model import DeliveryModel, Record, Sink
+from tests.support.model import DeliveryModel, Record
 
 A = "ingest/01JMTRJ8G00000000000000000.batch"
 B = "ingest/01JMTRJ8G00000000000000001.batch"
@@ -117,53 +117,6 @@ def test_a_broken_rule_is_named(model: Model, rule: str, steps: list[Any]) -> No
         getattr(model, name)(*arguments)
     with pytest.raises(Broken, match=rule):
         getattr(model, last[0])(*last[1:])
-
-
-def test_a_whole_life_breaks_no_rule(model: Model) -> None:
-    model.append(A)
-    model.object_written(A, encode_batch([b"p:0"]))
-    model.reported_durable([ONE], 0, A)
-    model.claim("c")
-    assert model.check_batch(0, A, [b"p:0"], (RANGE,)) == [ONE]
-    assert model.put(0, ONE)
-    model.drop("c", 0)
-    model.object_deleted("c", A)
-    model.check_delivered()
-    model.check_complete("p", 1)
-    assert model.counts == {
-        "manifest writes": 3,
-        "claims": 1,
-        "dequeues": 1,
-        "collected": 1,
-        "lost unacknowledged": 0,
-        "torn": 0,
-    }
-
-
-def test_a_sink_is_written_only_from_where_it_is() -> None:
-    sink = Sink()
-    assert sink.write(None, 3, [ONE], "{}")
-    assert not sink.write(None, 3, [TWO], "{}")
-    assert (sink.position, sink.records) == (3, [ONE])
-    assert sink.holds(3)
-    assert not sink.holds(4)
-
-
-def test_a_batch_that_is_not_durable_may_be_deleted_and_written_again(model: Model) -> None:
-    model.append(A)
-    model.object_deleted("c", A)
-    assert model.counts["lost unacknowledged"] == 1
-    model.poison(0, A)
-    model.object_written(A, encode_batch([b"p:0"]))
-    model.reported_durable([ONE], 0, A)
-    assert model.durable == {ONE: A}
-
-
-def test_a_durable_batch_in_the_sink_need_not_be_readable(model: Model) -> None:
-    model.append(A)
-    model.reported_durable([ONE], 0, A)
-    model.put(0, ONE)
-    model.poison(0, A)
 
 
 def test_a_range_without_metadata_holds_records_produced_without(model: Model) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -83,18 +82,6 @@ def test_an_interrupted_thread_leaves_what_it_waits_for_at_once(how: str) -> Non
 
 
 @run
-def test_paused_process_stands_still_while_clocks_go_on(
-    simulation: Simulation, runtime: SimRuntime
-) -> None:
-    frozen = simulation.process("frozen")
-    task = frozen.spawn(lambda: frozen.sleep(1), "t")
-    runtime.sleep(0.5)
-    simulation.pause(frozen, 3600)
-    task.join()
-    assert runtime.monotonic() == frozen.monotonic() == 3600.5
-
-
-@run
 def test_suspended_process_loses_monotonic_time_and_no_wall_time(
     simulation: Simulation, runtime: SimRuntime
 ) -> None:
@@ -151,81 +138,3 @@ def breaks_a_rule(simulation: Simulation, runtime: SimRuntime) -> None:
 def test_a_run_that_fails_says_why(main: Main, says: str) -> None:
     with pytest.raises(SimulationFailed, match=says):
         simulate(main)
-
-
-@pytest.mark.parametrize("how", ["sleep", "wait"])
-def test_waiting_for_the_last_moment_ends(how: str) -> None:
-    def main(simulation: Simulation, runtime: SimRuntime) -> None:
-        condition = runtime.condition()
-        runtime.sleep(340.7)
-        due = math.nextafter(runtime.monotonic(), math.inf)
-        while (left := due - runtime.monotonic()) > 0:
-            if how == "sleep":
-                runtime.sleep(left)
-            else:
-                with condition:
-                    condition.wait(left)
-
-    simulate(main)
-
-
-@run
-def test_wait_ends_by_notification_or_by_time(simulation: Simulation, runtime: SimRuntime) -> None:
-    condition = runtime.condition()
-    results: list[tuple[bool, float]] = []
-
-    def wait(timeout: float | None) -> Callable[[], None]:
-        def body() -> None:
-            with condition:
-                results.append((condition.wait(timeout), runtime.monotonic()))
-
-        return body
-
-    tasks = [runtime.spawn(wait(timeout), "w") for timeout in (None, 5.0, 1.0)]
-    runtime.sleep(2.0)
-    with condition:
-        condition.notify_all()
-    for task in tasks:
-        task.join()
-    assert sorted(results) == [(False, 1.0), (True, 2.0), (True, 2.0)]
-
-
-@run
-def test_lock_is_exclusive_and_reentrant(simulation: Simulation, runtime: SimRuntime) -> None:
-    condition = runtime.condition()
-    inside: list[int] = []
-
-    def body() -> None:
-        with condition, condition:
-            inside.append(1)
-            assert len(inside) == 1
-            runtime.sleep(0.1)
-            inside.pop()
-
-    for task in [runtime.spawn(body, "t") for _ in range(5)]:
-        task.join()
-    assert runtime.monotonic() == pytest.approx(0.5, abs=1e-3)
-
-
-@run
-def test_an_interrupted_wait_has_its_lock_back_first(
-    simulation: Simulation, runtime: SimRuntime
-) -> None:
-    condition = runtime.condition()
-    freed: list[float] = []
-
-    def waits() -> None:
-        with condition:
-            try:
-                condition.wait()
-            except KeyboardInterrupt:
-                freed.append(runtime.monotonic())
-                condition.notify_all()  # an error without the lock
-
-    task = runtime.spawn(waits, "waits")
-    runtime.sleep(1)
-    with condition:
-        simulation.interrupt(task)
-        runtime.sleep(5)
-    task.join()
-    assert freed == [6]

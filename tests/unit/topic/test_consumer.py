@@ -410,19 +410,6 @@ def test_what_delivers_nothing_behind_a_saved_position_is_no_loss_after_a_restar
     assert world.queued(0) == 0
 
 
-@pytest.mark.parametrize("behind", [FINAL_MESSAGE, ROLLED_BACK])
-def test_where_no_position_is_saved_nothing_is_left_in_the_queue(
-    behind: list[tuple[bytes, int, int]],
-) -> None:
-    world = World(1)
-    world.append(0, b"first", message=(b"writer", 1, OUTSIDE_TXN))
-    for message in behind:
-        world.append(0, message=message)
-    with world.consumer() as consumer:
-        assert drained(consumer) == [b"first"]
-    assert world.queued(0) == 0
-
-
 def test_a_drained_partition_leaves_also_with_what_delivers_nothing_at_its_end() -> None:
     world = World(2)
     consumer = read_and_saved(world, ROLLED_BACK)
