@@ -36,15 +36,11 @@ def stream(name, **options):
     return frame.load(f"{home}/{name}")
 
 def run(name, writer, *path):
-    checkpoint = f"{home}/checkpoint-{name}"
-    writer = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True)
-
-    def once():
-        query = writer.start(*path)
-        query.awaitTermination()
-        assert query.exception() is None, query.exception()
-
-    until_done(checkpoint, once)
+    writer = writer.option("checkpointLocation", f"{home}/checkpoint-{name}")
+    query = writer.trigger(availableNow=True).start(*path)
+    query.awaitTermination()
+    assert query.exception() is None, query.exception()
+    return query
 
 def rows(frame):
     ordered = frame.orderBy("sequence", "index").select("sequence", "index", "value", "metadata")
@@ -67,7 +63,8 @@ def keep(batch, batch_id):
     with open(f"{home}/foreach", "a") as file:
         file.write(json.dumps([batch_id, os.getpid(), values]) + "\\n")
 
-run("foreach", stream("three", maxBatchesPerTrigger="2").writeStream.foreachBatch(keep))
+writer = stream("three", maxBatchesPerTrigger="2").writeStream.foreachBatch(keep)
+until_done(f"{home}/checkpoint-foreach", lambda: run("foreach", writer))
 result["pid"] = os.getpid()
 """
 
@@ -148,10 +145,11 @@ def test_source_of_streams_a_batch_read_and_foreach_batch(home: Path, got: dict[
         (1, ["three2a", "three2b"]),
     ]
     assert all(pid != got["pid"] for _, pid, _ in calls)
-    for name in EXPECTED:
-        # The batch read fenced nobody, each query acknowledged what it read.
+    # The batch read fenced nobody, each query acknowledged what it read. Where Spark does not tell
+    # a run's end, the next run acknowledges the last micro-batch.
+    for name in EXPECTED if TELLS else ["three"]:
         assert queued(str(home / name)) == []
-        assert manifest(str(home / name)).epoch == 1 or not TELLS  # Runs are repeated there.
+        assert manifest(str(home / name)).epoch == 1 or not TELLS
 
 
 @pytest.mark.slow
