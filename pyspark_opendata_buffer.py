@@ -156,7 +156,8 @@ def register(spark: SparkSession, parallelism: int | None = None) -> None:
     Spark finds the format by itself where the package is installed for driver and executors, and
     then plans as many tasks as the driver has CPUs. After this it plans for the whole cluster. It
     also takes what ``spark-submit --py-files`` brought with it: see the page "On a cluster". Free
-    to repeat; Spark 4.0 keeps the format that it has.
+    to repeat. Spark 4.0 keeps a format that it has found by itself, which knows no cores: there
+    use the option ``parallelism``.
 
     Args:
         spark: The session. Of a session over Spark Connect the cores are not known.
@@ -169,7 +170,7 @@ def register(spark: SparkSession, parallelism: int | None = None) -> None:
     try:
         spark.dataSource.register(type("DefaultSource", (DefaultSource,), attributes))
     except PySparkException as error:
-        # Spark 4.0 replaces no format that it has found, or that was registered before.
+        # Spark 4.0 replaces a format that was registered, but none that it has found by itself.
         if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
             raise
 

@@ -183,7 +183,8 @@ def collect(
         store_small: Stores the small batches among others, for any task of the write.
 
     Raises:
-        InvalidInput: The messages belong to different writes.
+        InvalidInput: The messages belong to different writes, or tasks of a write to a topic have
+            the same number.
         StorageError: Small batches could not be stored.
     """
     # Spark calls commit only when every task has succeeded, but its interface allows None for a
@@ -198,6 +199,12 @@ def collect(
         names = sorted(f"{transaction} of query {query}" for transaction, query, _ in writes)
         raise InvalidInput(f"tasks of one write carry different identities: {', '.join(names)}")
     task = results[0].task
+    if task.topic is not None and len({each.task.number for each in results}) < len(results):
+        # Their batches have the same clocks: consumers would take the second for a repeat.
+        raise InvalidInput(
+            f"several tasks of one write carry the number {task.number}: this Spark does not give "
+            "tasks their TaskContext. Write to the topic with opendata_buffer.TopicProducer"
+        )
     batches = [batch for each in results for batch in each.uploads]
     uploads = tuple(batch for batch in batches if isinstance(batch, UploadedBatch))
     if len(uploads) < len(batches):

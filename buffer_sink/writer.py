@@ -176,9 +176,12 @@ class BufferStreamWriter(_PlannedWriter, _arrow_writer("DataSourceStreamArrowWri
         """Upload a task's rows; nothing is visible yet."""
         app, batch = self._plan.options.app or query_id(), task_property("streaming.sql.batchId")
         if app is None or batch is None:
+            missing = "streaming.sql.batchId" if batch is None else "sql.streaming.queryId"
             raise InvalidInput(
-                "the task does not know its query and batch: the streaming sink runs only in the "
-                "tasks of a streaming query"
+                f"the task has no local property {missing}, so the sink does not know its query "
+                "and batch, as outside of a streaming query. In one, use "
+                "df.writeStream.foreachBatch(buffer_sink.foreach_batch_writer(path, "
+                "txn_app_id=...)), which needs none"
             )
         return self._plan.upload(iterator, Transaction(app, int(batch)))
 
@@ -207,12 +210,7 @@ def batch_writer(
             "mode overwrite cannot be written to a buffer: a queue only grows. Use "
             "mode('append'); for an empty queue use another dataPathPrefix."
         )
-    if not hasattr(datasource, "DataSourceArrowWriter"):
-        raise InvalidInput(
-            "this Spark has no Arrow writer of Python data sources (DataSourceArrowWriter), which "
-            "Spark 4.0 and Databricks 16.4 have. Here use opendata_buffer.Producer, for example in "
-            "the function of foreachPartition or foreachBatch"
-        )
+    _check_arrow_writer()
     return BufferBatchWriter(WritePlan.make(SinkOptions.for_batch(options), schema))
 
 
@@ -225,6 +223,7 @@ def stream_writer(
             "output mode complete cannot be written to a buffer: a queue only grows. Use "
             "outputMode('append'), with a watermark if the query aggregates."
         )
+    _check_arrow_writer()
     if not hasattr(datasource, "DataSourceStreamArrowWriter"):
         raise InvalidInput(
             "this Spark has no Arrow writer of streams (DataSourceStreamArrowWriter), which Spark "
@@ -233,6 +232,15 @@ def stream_writer(
             "which writes each micro-batch once, too"
         )
     return BufferStreamWriter(WritePlan.make(SinkOptions.for_stream(options), schema))
+
+
+def _check_arrow_writer() -> None:
+    if not hasattr(datasource, "DataSourceArrowWriter"):
+        raise InvalidInput(
+            "this Spark has no Arrow writer of Python data sources (DataSourceArrowWriter), which "
+            "Spark 4.0 and Databricks 16.4 have. Here use opendata_buffer.Producer, for example in "
+            "the function of foreachPartition or foreachBatch"
+        )
 
 
 def task_property(name: str) -> str | None:

@@ -100,6 +100,12 @@ def test_a_write_goes_to_the_active_partitions_and_knows_the_others() -> None:
     assert set(made.names) == {"p-00000-04pn", "p-00001-05mv", "p-00002-0bvb"}
 
 
+def test_tasks_of_one_number_cannot_write_to_a_topic() -> None:
+    task = WriteTask(0, EARLY, TXN, topic=planned_write())
+    with pytest.raises(InvalidInput, match="several tasks of one write carry the number 0"):
+        collect([TaskUploads(task, (upload("a"),)), TaskUploads(task, (upload("b"),))])
+
+
 def test_each_attempt_has_a_producer_and_an_app_of_its_own() -> None:
     runtime = ManualRuntime()
     description = TopicDescription.new(ULID, 1)

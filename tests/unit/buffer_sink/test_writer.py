@@ -179,9 +179,24 @@ def test_the_identity_of_a_write_is_from_its_options_or_its_query(
     assert message.task.transaction == identity
 
 
-def test_outside_of_a_query_a_stream_has_no_identity(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="does not know its query and batch"):
-        made_stream(tmp_path).write(iter([rows("a")]))
+@pytest.mark.parametrize(
+    ("known", "options", "missing"),
+    [
+        ({}, {}, "streaming.sql.batchId"),
+        ({"streaming.sql.batchId": "7"}, {}, "sql.streaming.queryId"),
+        ({"sql.streaming.queryId": "q"}, {"txnappid": "mine"}, "streaming.sql.batchId"),
+    ],
+)
+def test_a_task_without_a_query_names_the_property_that_it_misses(
+    known: dict[str, str],
+    options: dict[str, str],
+    missing: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "task_property", known.get)
+    with pytest.raises(InvalidInput, match=rf"no local property {missing},.*foreach_batch_writer"):
+        made_stream(tmp_path, **options).write(iter([rows("a")]))
 
 
 @pytest.mark.usefixtures("in_a_task")
@@ -207,6 +222,7 @@ def test_commit_of_another_batch_than_the_tasks_wrote(tmp_path: Path) -> None:
     ("make", "lacks", "instead"),
     [
         (batch_writer, "DataSourceArrowWriter", "opendata_buffer.Producer"),
+        (stream_writer, "DataSourceArrowWriter", "opendata_buffer.Producer"),
         (stream_writer, "DataSourceStreamArrowWriter", r"foreach_batch_writer\(path, txn_app_id"),
     ],
 )
