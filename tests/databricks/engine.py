@@ -86,7 +86,6 @@ class Engine:
             **(environment or {}),
         }
         with socket.create_server(("127.0.0.1", 0)) as server:
-            server.settimeout(ANSWER_S)
             port = str(server.getsockname()[1])
             command = [sys.executable, "-m", "tests.databricks.worker", port, self.package, program]
             process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, cwd=ROOT)

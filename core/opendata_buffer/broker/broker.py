@@ -29,7 +29,7 @@ from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.producer.write_fairness import WriteFairness
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Moment, Runtime, Task
+from opendata_buffer.runtime import Moment, Runtime, Task, wait_for
 from opendata_buffer.stores.base import Store
 
 
@@ -331,8 +331,7 @@ class Broker:
 
     def _pause_until(self, until: float) -> None:
         with self._condition:
-            while not self._leaving and (left := until - self.runtime.monotonic()) > 0:
-                self._condition.wait(left)
+            wait_for(self.runtime, self._condition, lambda: self._leaving, until=until)
 
     def _commit(self, group: Sequence[AppendRequest], read_first: bool) -> None:
         fresh = []

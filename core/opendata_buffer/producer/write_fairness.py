@@ -106,7 +106,7 @@ class WriteFairness:
     def let_in(self, writes: int, now: float) -> float:
         """Seconds to leave to others that asked for so many reads and writes."""
         self._let_in, self._paused_at = True, now
-        return min(writes * CYCLES_EACH * self._cycle(), MAX_UNKNOWN_PAUSE_S)
+        return self._unknown_pause(writes)
 
     def begins(self, now: float) -> bool:
         """A write begins; whether to read first, because others have written or soon will."""
@@ -132,7 +132,7 @@ class WriteFairness:
             self._paused_at = now
         pause = self.others(now) * CYCLES_EACH * self._cycle()
         if not pause and now - self._paused_at >= self._unknown_every(now):
-            pause = min(CYCLES_EACH * self._cycle(), MAX_UNKNOWN_PAUSE_S)
+            pause = self._unknown_pause(1)
         if pause:
             self._paused_at = now
         pause = min(pause * (1 + JITTER * (2 * self._random() - 1)), MAX_PAUSE_S)
@@ -142,6 +142,9 @@ class WriteFairness:
     def pause(self, now: float) -> float:
         """Seconds until the next write may begin; not above zero when it may."""
         return self._next_at - now
+
+    def _unknown_pause(self, writes: int) -> float:
+        return min(writes * CYCLES_EACH * self._cycle(), MAX_UNKNOWN_PAUSE_S)
 
     def _unknown_every(self, now: float) -> float:
         return BESIDE_S if now - self._raced_at < KNOWN_S else ALONE_S
