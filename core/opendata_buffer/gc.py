@@ -32,7 +32,6 @@ from opendata_buffer import metrics, outcomes
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import (
     CorruptData,
-    CorruptManifest,
     Fenced,
     ObjectNotFound,
     OpenDataBufferError,
@@ -41,7 +40,7 @@ from opendata_buffer.errors import (
     StorageError,
 )
 from opendata_buffer.formats.keys import MAX_KEY_BYTES, location_timestamp_ms, parse_location
-from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.queue.ownership import (
@@ -52,8 +51,8 @@ from opendata_buffer.queue.ownership import (
     check_reached,
     claim_queue,
     exists,
+    manifest_object,
     owner_key,
-    parse_manifest,
     queue_hint,
 )
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
@@ -355,7 +354,7 @@ class GarbageCollector:
         self._task: Task | None = None
         self._seen = 0  # highest next sequence of the manifest so far
         self._cursor = GcCursor(store, config, self._runtime)
-        self._manifest: tuple[str, Manifest] | None = None  # with the version of its object
+        self._manifest = manifest_object(store, config, self._runtime)
         self._queued: tuple[Manifest, Queued] | None = None
 
     def run_once(self, *, dry_run: bool = False) -> GcReport:
@@ -477,23 +476,8 @@ class GarbageCollector:
         return None
 
     def _read_manifest(self) -> Manifest | None:
-        known = None if self._manifest is None else self._manifest[0]
-        try:
-            got = self._store.get(
-                self._config.manifest_path, if_changed=known, max_bytes=MAX_MANIFEST_BYTES
-            )
-        except ObjectNotFound:
-            self._manifest = None
-            return None
-        if not isinstance(got, NotModified):
-            try:
-                found = parse_manifest(got.data, self._store.url, self._config)
-            except CorruptManifest as error:
-                path = self._config.manifest_path
-                raise CorruptManifest(f"{path!r} in {self._store.url}: {error}") from error
-            self._manifest = (got.version, found)
-        assert self._manifest is not None  # "not modified" answers a version that we sent
-        return self._manifest[1]
+        found = self._manifest.read()
+        return None if isinstance(found, outcomes.Vanished) else found
 
     def _queued_in(self, manifest: Manifest) -> Queued:
         """The queued batches of this manifest; pages with the same one share them."""

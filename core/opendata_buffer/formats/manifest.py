@@ -586,6 +586,13 @@ def encode_entry(sequence: int, entry: NewEntry, pieces: list[BytesLike]) -> Non
     pieces.extend(tail)
 
 
+def entry_bytes(entry: NewEntry) -> int:
+    """Bytes that an entry takes in a manifest."""
+    location = len(entry.location.encode(errors="replace"))
+    items = sum(_META.size + memoryview(item.payload).nbytes for item in entry.metadata)
+    return LEAST_SIZE + location + items
+
+
 def entry_starts(
     raw: bytes, known: Sequence[int], first_sequence: int, wanted: int, body: int
 ) -> tuple[tuple[int, ...], int]:

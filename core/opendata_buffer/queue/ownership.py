@@ -369,8 +369,16 @@ def _owner_object(store: CasStore, config: QueueConfig, runtime: Runtime) -> Cas
     )
 
 
-def _read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Manifest | None:
-    manifest = CasObject(
+def manifest_object(
+    store: CasStore,
+    config: QueueConfig,
+    runtime: Runtime,
+    *,
+    check_read: Callable[[Manifest, Manifest], None] | None = None,
+    after_conflict: Callable[[], float | None] | None = None,
+) -> CasObject[Manifest]:
+    """The manifest of a queue; see :class:`.CasObject`."""
+    return CasObject(
         store,
         config.manifest_path,
         decode=lambda data: parse_manifest(data, store.url, config),
@@ -378,8 +386,13 @@ def _read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Ma
         runtime=runtime,
         settings=config,
         max_bytes=MAX_MANIFEST_BYTES,
+        check_read=check_read,
+        after_conflict=after_conflict,
     )
-    found = manifest.read()
+
+
+def _read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Manifest | None:
+    found = manifest_object(store, config, runtime).read()
     return found if isinstance(found, Manifest) else None
 
 
