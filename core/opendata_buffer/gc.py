@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import logging
 import posixpath
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -194,8 +194,8 @@ class Queued:
 
     @classmethod
     def of(cls, manifest: Manifest, oldest_ms: int | None) -> Queued:
-        """The batches that a manifest names; its entries are decoded strictly."""
-        return cls(frozenset(entry.location for entry in manifest.entries()), oldest_ms)
+        """The batches that a manifest names; its metadata is not decoded."""
+        return cls(frozenset(manifest.locations()), oldest_ms)
 
 
 def plan(
@@ -214,10 +214,9 @@ def plan(
     referenced = waiting = ignored = 0
     delete: list[tuple[int, str, ObjectInfo]] = []
     for info in page.objects:
-        parsed = parse_location(info.key, data_path_prefix)
         if info.key in queued.locations:
             referenced += 1
-        elif parsed is None:
+        elif (parsed := parse_location(info.key, data_path_prefix)) is None:
             ignored += 1
         else:
             # The later of both times makes for the smaller age (failure F6).
@@ -234,7 +233,7 @@ def plan(
     nested = [  # folders below the prefix that another queue has claimed for itself
         posixpath.dirname(info.key) + "/"
         for info in page.objects
-        if posixpath.basename(info.key) == OWNER_NAME and info.key != owner_key(data_path_prefix)
+        if info.key.endswith(f"/{OWNER_NAME}") and info.key != owner_key(data_path_prefix)
     ]
     return without_nested(GcPlan(orphans, referenced, waiting, ignored), nested)
 
@@ -357,11 +356,14 @@ class GarbageCollector:
         self._manifest = manifest_object(store, config, self._runtime)
         self._queued: tuple[Manifest, Queued] | None = None
 
-    def run_once(self, *, dry_run: bool = False) -> GcReport:
+    def run_once(
+        self, *, dry_run: bool = False, progress: Callable[[int], None] = lambda objects: None
+    ) -> GcReport:
         """One cycle: all objects, page by page, from the saved cursor on and around to it.
 
         Args:
             dry_run: Only read and plan; nothing is written.
+            progress: Called after each page with the number of batches seen so far.
 
         Raises:
             PrefixConflict: The data prefix belongs to the queue of another manifest (failure
@@ -375,6 +377,8 @@ class GarbageCollector:
         report = GcReport()
         for page in self._cycle(dry_run):
             report += page
+            seen = report.plan
+            progress(seen.referenced + seen.waiting + len(seen.delete))
         return report
 
     def _cycle(self, dry_run: bool) -> Iterator[GcReport]:

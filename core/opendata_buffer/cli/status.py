@@ -12,7 +12,7 @@ from opendata_buffer.admin.status import read_backlog, read_status, read_topic
 from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.cli import options
-from opendata_buffer.cli.errors import Exceeded
+from opendata_buffer.cli.errors import Exceeded, Failure
 from opendata_buffer.cli.output import waiting
 from opendata_buffer.cli.target import Target, target_of
 from opendata_buffer.consumer.read_only import ReadOnlyReader
@@ -54,7 +54,8 @@ def status(
     Changes nothing. The consumer that claimed the queue may have ended since. Sizes are those of
     stored objects. With --json and --watch, one JSON object per line. With
     --max-lag or --max-backlog it is a probe: it only reads manifests, prints one line, and exits 0
-    within the limits, 3 beyond them, 1 when it cannot find out.
+    within the limits, 3 beyond them, 1 when it cannot find out. Both exit 1 where producers and
+    consumers are refused: the manifest was restored from an old copy, or is damaged.
     """
     target = target_of(runtime, queue)
     if max_lag is not None or max_backlog is not None:
@@ -71,16 +72,23 @@ def status(
     console = Console()
     reader = ReadOnlyReader(target.config, store=target.store, runtime=runtime)
 
+    refused = ""
+
     def show() -> Any:
+        nonlocal refused
         if target.topic is not None:
             topic = read_topic(target.topic, target.config, runtime)
+            refused = max(each.refused for each in topic.partitions)
             return json.dumps(asdict(topic)) if as_json else topic_table(topic)
         found = read_status(reader, lambda announced: _connect(announced, runtime))
+        refused = found.refused
         return json.dumps(asdict(found)) if as_json else status_table(found)
 
     if not watch or as_json or not console.is_terminal:
         while True:
             click.echo(show()) if as_json else console.print(show())
+            if not watch and refused:
+                raise Failure(refused)
             if not watch:
                 return
             runtime.sleep(interval_ms / 1000)
@@ -101,14 +109,20 @@ def _probe(
     target: Target, runtime: Runtime, max_lag: float | None, max_backlog: int | None, as_json: bool
 ) -> None:
     is_topic = target.topic is not None
-    batches, lag_s = read_backlog(target.store, target.configs(), runtime, topic=is_topic)
+    found = read_backlog(target.store, target.configs(), runtime, topic=is_topic)
+    if found.refused:
+        raise Failure(found.refused)
+    if found.warning:
+        click.echo(f"warning: {found.warning}", err=True)
+    batches, lag_s = found.batches, found.oldest_s
     excess = []
     if max_lag is not None and lag_s > max_lag:
         excess.append(f"the oldest waits {lag_s:.1f} s, more than {max_lag:g}")
     if max_backlog is not None and batches > max_backlog:
         excess.append(f"{batches:,} wait, more than {max_backlog:,}")
+    known = {"ok": not excess, "batches": batches, "lag_seconds": lag_s}
     if as_json:
-        click.echo(json.dumps({"ok": not excess, "batches": batches, "lag_seconds": lag_s}))
+        click.echo(json.dumps({**known, "manifest_share": found.fullest}))
     if excess:
         raise Exceeded(
             f"too much waits in {target.store.url}: of the batches {' and '.join(excess)}. "

@@ -284,6 +284,10 @@ def claim_for_writing(
         manifest = _read_manifest(store, config, runtime)
         try:
             claim.check(manifest)
+            if manifest is not None:
+                # Bytes behind the last entry, too: readers refuse them, and what is appended would
+                # be reported as durable and never be read.
+                manifest.locations()
         except QueueReset as error:
             if not config.recreate:
                 raise
