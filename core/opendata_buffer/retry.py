@@ -116,7 +116,9 @@ def _clear_locals(error: BaseException) -> None:
     manifest of 64 MiB would stay with each one (failure F35).
     """
     each: BaseException | None = error
-    while each is not None:
+    seen: set[int] = set()
+    while each is not None and id(each) not in seen:  # a chain may be a circle
+        seen.add(id(each))
         traceback.clear_frames(each.__traceback__)
         each = each.__cause__ or each.__context__
 

@@ -16,6 +16,7 @@ from opendata_buffer.cli.errors import Exceeded, Failure
 from opendata_buffer.cli.output import waiting
 from opendata_buffer.cli.target import Target, target_of
 from opendata_buffer.consumer.read_only import ReadOnlyReader
+from opendata_buffer.queue.queue import fullness
 from opendata_buffer.runtime import Runtime
 
 
@@ -79,6 +80,9 @@ def status(
         if target.topic is not None:
             topic = read_topic(target.topic, target.config, runtime)
             refused = max(each.refused for each in topic.partitions)
+            largest = max(each.manifest_bytes for each in topic.partitions)
+            if warning := fullness(largest, target.config.max_manifest_bytes):
+                click.echo(f"warning: {warning}", err=True)
             return json.dumps(asdict(topic)) if as_json else topic_table(topic)
         found = read_status(reader, lambda announced: _connect(announced, runtime))
         refused = found.refused
