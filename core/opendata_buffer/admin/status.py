@@ -252,7 +252,7 @@ def _checked(reader: ReadOnlyReader, read: Callable[[], T]) -> tuple[T, str]:
         try:
             if claim is not None:
                 claim.check(manifest)
-            manifest.locations()  # Bytes behind the last entry are found by going over all.
+            manifest.check()
         except (CorruptManifest, QueueReset) as found:
             error = found
     return manifest, "" if error is None else f"producers and consumers are refused: {error}"

@@ -390,6 +390,10 @@ class Manifest:
         written_ms = None if first is None else first.time_ms
         return None if written_ms is None else max(0, now_ms - written_ms) / 1000
 
+    def check(self) -> None:
+        """Go over all entry headers; ``CorruptManifest``, also for bytes behind the last entry."""
+        self._find_starts(self.entry_count)
+
     def locations(self) -> list[str]:
         """Locations of all entries, in order; several times faster than :meth:`entries`.
 

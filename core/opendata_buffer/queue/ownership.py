@@ -287,7 +287,7 @@ def claim_for_writing(
             if manifest is not None:
                 # Bytes behind the last entry, too: readers refuse them, and what is appended would
                 # be reported as durable and never be read.
-                manifest.locations()
+                manifest.check()
         except QueueReset as error:
             if not config.recreate:
                 raise
