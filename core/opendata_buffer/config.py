@@ -21,6 +21,15 @@ _MOST_MS = 10**12
 """Thirty years. A wait of some three hundred years overflows in ``threading``."""
 
 _SECRETS = ("access_key_id", "secret_access_key", "session_token")
+_IN_COMMANDS = (
+    "endpoint_url",
+    "region",
+    "profile",
+    "role_arn",
+    "external_id",
+    "session_name",
+    "anonymous",
+)
 _REFERENCE = re.compile(r"\{\{\s*secrets/")
 
 
@@ -133,6 +142,16 @@ class StoreOptions:
                 f"role_arn is {self.role_arn!r}: use a role's full name such as "
                 "arn:aws:iam::123456789012:role/buffer"
             )
+
+    def command_words(self) -> list[str]:
+        """The options that a command needs to reach the same store. No command takes a secret."""
+        words: list[str] = []
+        for name in _IN_COMMANDS:
+            value = getattr(self, name)
+            if value not in (None, False):
+                flag = "--" + name.replace("_", "-")
+                words += [flag] if value is True else [flag, value]
+        return words
 
     def check_s3_only(self, scheme: str) -> None:
         """Refuse what only S3 has, for a store of another cloud.

@@ -197,11 +197,12 @@ class QueueFull(OpenDataBufferError):
 class Fenced(OpenDataBufferError):
     """Another consumer claimed the queue after this one."""
 
-    def __init__(self, key: str, epoch: int, current_epoch: int) -> None:
+    def __init__(self, key: str, epoch: int, current_epoch: int, hint: str = "") -> None:
+        shows = f"; 'opendata-buffer status {hint}' shows it" if hint else ""
         super().__init__(
             f"consumer with epoch {epoch} was fenced by epoch {current_epoch} on manifest "
-            f"{key!r}: another consumer or query owns the queue; 'opendata-buffer status' shows "
-            "it. Stop this one; a queue has one consumer at a time."
+            f"{key!r}: another consumer or query owns the queue{shows}. Stop this one; a queue has "
+            "one consumer at a time."
         )
         self.key = key
         self.epoch = epoch
@@ -235,9 +236,9 @@ class Superseded(OpenDataBufferError):
             text
             or f"another run of app {app!r} has begun to write since this one did: nothing of "
             f"batch {batch} is visible. If you have just started the query again, or ended its "
-            "transactions with 'opendata-buffer transactions abort', this is the old run: let it "
-            "end. Otherwise two drivers share one checkpoint or txnAppId, or two publishers one "
-            "name: stop one, then start the other again."
+            "transactions by a command, this is the old run: let it end. Otherwise two drivers "
+            "share one checkpoint or txnAppId, or two publishers one name: stop one, then start "
+            "the other again."
         )
         self.app = app
         self.batch = batch

@@ -258,6 +258,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     s3: S3Server
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = (
+        True  # else the body waits 40 ms for the acknowledgement of the headers
+    )
 
     def _handle(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))

@@ -20,8 +20,8 @@ from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import BatchMissing, ForeignLocation, PoisonBatch
-from opendata_buffer.formats.manifest import BatchDescriptor
-from opendata_buffer.queue.ownership import check_owner
+from opendata_buffer.formats.manifest import BatchDescriptor, with_queue_in_hint
+from opendata_buffer.queue.ownership import check_owner, queue_hint
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
@@ -127,7 +127,7 @@ def check_queue(
     plan = plan_rebuild(raw, listing, seen, config=config)
     # Without a manifest and a marker there never was a queue: reader.manifest() raises that.
     if plan.fault is not None and (raw is not None or seen is not None):
-        _add_manifest_fault(report, plan, config)
+        _add_manifest_fault(report, plan, config, store.url)
         return report
     manifest = reader.manifest()
     handle = FetchHandle.of(config, store=store, runtime=runtime)
@@ -179,10 +179,13 @@ def _kind(error: PoisonBatch, stored: int | None) -> Kind:
     return Kind.UNREADABLE
 
 
-def _add_manifest_fault(report: Report, plan: RebuildPlan, config: ConsumerConfig) -> None:
+def _add_manifest_fault(
+    report: Report, plan: RebuildPlan, config: ConsumerConfig, url: str
+) -> None:
     text = f"{plan.fault}".rstrip(".")
     if "manifest rebuild" not in text:
         text += ". Stop everything and repair it with 'opendata-buffer manifest rebuild'"
+    text = with_queue_in_hint(text, queue_hint(url, config))
     report.problems.append(Finding(None, config.manifest_path, text, Kind.MANIFEST, "manifest"))
     for location in plan.found:
         text = "no entry names it, and no consumer of this queue is known to have read it"

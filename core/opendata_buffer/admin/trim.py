@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from opendata_buffer.admin.rebuild import open_for_repair
 from opendata_buffer.concurrency import in_parallel
-from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import (
@@ -36,6 +36,7 @@ from opendata_buffer.quarantine import (
     write_report,
 )
 from opendata_buffer.queue.consumer_info import write_consumer_info
+from opendata_buffer.queue.ownership import queue_hint, topic_hint
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.topic import Topic
@@ -218,24 +219,25 @@ class Start:
             at = at.replace(tzinfo=UTC)
         return cls(text, since_ms=round(at.timestamp() * 1000))
 
-    def sequence_in(self, manifest: Manifest, key: str) -> int:
+    def sequence_in(self, manifest: Manifest, config: QueueConfig, url: str) -> int:
         """The sequence it means in a queue; ``manifest.next_sequence`` is the end.
 
-        Raises InvalidInput, which names the manifest's ``key``, for a sequence that has left the
-        queue, or that it has not reached.
+        Raises InvalidInput, which names the queue in the store of this ``url``, for a sequence that
+        has left it, or that it has not reached.
         """
         if self.since_ms is not None:
             return _first_since(manifest, self.since_ms)
         if self.sequence is None:
             return manifest.first_sequence if self.text == EARLIEST else manifest.next_sequence
         first, end = manifest.first_sequence, manifest.next_sequence
+        key = config.manifest_path
         if first <= self.sequence <= end:
             return self.sequence
         if self.sequence < first:
             raise InvalidInput(
                 f"sequence {self.sequence} has left the queue with manifest {key!r}: "
                 f"{_range_of(manifest)}. Begin at {EARLIEST}; batches that were skipped or dropped "
-                "are in 'opendata-buffer quarantine list'"
+                f"are in 'opendata-buffer quarantine list {queue_hint(url, config)}'"
             )
         raise InvalidInput(
             f"sequence {self.sequence} is beyond the end of the queue with manifest {key!r}: "
@@ -286,9 +288,9 @@ def plan_seek(store: Store, config: ConsumerConfig, start: Start, runtime: Runti
             transaction begins before it, which the seek would cut.
     """
     manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
-    target = start.sequence_in(manifest, config.manifest_path)
+    target = start.sequence_in(manifest, config, store.url)
     dropped = manifest.entries(limit=target - manifest.first_sequence)
-    _refuse_undecided(manifest, target, config)
+    _refuse_undecided(manifest, target, config, store.url)
     return SeekPlan(target, dropped)
 
 
@@ -329,15 +331,16 @@ def seek(
     return SeekResult(after.first_sequence, after.epoch, copies)
 
 
-def _refuse_undecided(manifest: Manifest, target: int, config: ConsumerConfig) -> None:
+def _refuse_undecided(manifest: Manifest, target: int, config: ConsumerConfig, url: str) -> None:
     pairs = enumerate(manifest.locations(), manifest.first_sequence)
     for producer, each in undecided(pairs, config.data_path_prefix).items():
         if each.first_sequence < target:
             raise InvalidInput(
                 f"the transaction of producer {producer.hex()} begins at sequence "
                 f"{each.first_sequence} and is undecided: a seek behind that would drop "
-                "a part of it. End it with 'opendata-buffer transactions abort', or seek to "
-                f"{each.first_sequence} at the most"
+                "a part of it. End it with 'opendata-buffer transactions abort "
+                f"{topic_hint(url, config)} {producer.hex()}', or seek to {each.first_sequence} at "
+                "the most"
             )
 
 

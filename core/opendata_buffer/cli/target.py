@@ -107,8 +107,11 @@ def one_queue(
         make: The class of the settings.
         settings: Other settings.
     """
-    remember_queue(options)
     given = dict(options)
+    store_options = store_options_of(
+        {name: given.pop(name) for name in REACH_STORE if name in given}
+    )
+    remember_queue(options, store_options)
     prefix, partition = given.pop("data_path_prefix"), given.pop("partition")
     if partition is not None and (prefix is not None or given["manifest_path"] is not None):
         raise click.UsageError(
@@ -117,9 +120,8 @@ def one_queue(
     if prefix is not None:  # The configuration refuses an empty one.
         given["data_path_prefix"] = prefix
     given["manifest_path"] = given["manifest_path"] or ""
-    given["cas_deadline_ms"] = given["timeout_ms"]
-    reach_store = {name: given.pop(name) for name in REACH_STORE if name in given}
-    config = make(**given, **settings, store_options=store_options_of(reach_store))
+    given["cas_deadline_ms"] = options["timeout_ms"]
+    config = make(**given, **settings, store_options=store_options)
     store = open_store(config.store, config.store_options)
     if partition is not None:
         if not has_letters(partition):  # Only an abbreviation takes a read of the topic.

@@ -498,17 +498,22 @@ def _nested(data_path_prefix: str, other: str, where: str) -> InvalidInput:
 
 
 def queue_hint(url: str, config: QueueConfig) -> str:
-    """A queue as the command line takes it: store, and the options that are not at their default.
-
-    Quoted where a shell needs it.
-    """
+    """A queue as commands take it: store, the options that are not at their default, and how to
+    reach the store. Quoted where a shell needs it; without secrets."""
     prefix, manifest = config.data_path_prefix, config.manifest_path
     found = [url]
     if prefix != DEFAULT_DATA_PATH_PREFIX:
         found += ["--data-path-prefix", prefix]
     if manifest != f"{prefix}/manifest":
         found += ["--manifest-path", manifest]
-    return shlex.join(found)
+    return shlex.join([*found, *config.store_options.command_words()])
+
+
+def topic_hint(url: str, config: QueueConfig) -> str:
+    """As :func:`queue_hint`, but the whole topic where the queue is a partition of one."""
+    if PARTITION_NAME.fullmatch(config.data_path_prefix) is not None:
+        config = replace(config, data_path_prefix=DEFAULT_DATA_PATH_PREFIX, manifest_path="")
+    return queue_hint(url, config)
 
 
 def parse_manifest(data: bytes, url: str, config: QueueConfig) -> Manifest:

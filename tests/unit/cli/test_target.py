@@ -99,7 +99,9 @@ def test_a_hint_reaches_the_same_queue() -> None:
     runner().invoke(command, arguments, catch_exceptions=False)
     environment = {"OPENDATA_BUFFER_ROLE_ARN": ARN}
     runner().invoke(command, ["s3://b"], env=environment, catch_exceptions=False)
-    assert words == ["s3://b --anonymous --region r --data-path-prefix 'a b'", "s3://b"]
+    assert words == [
+        "s3://b --data-path-prefix 'a b' --region r --anonymous", f"s3://b --role-arn {ARN}",
+    ]  # fmt: skip
 
 
 # ---- a queue or a topic
