@@ -23,7 +23,7 @@ from opendata_buffer.errors import BatchMissing, ForeignLocation, PoisonBatch
 from opendata_buffer.formats.manifest import BatchDescriptor, with_queue_in_hint
 from opendata_buffer.queue.ownership import check_owner, queue_hint
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.base import Store, WrongChecksum
 
 CONCURRENCY = 8
 """Batches that are decoded in memory at once."""
@@ -173,6 +173,8 @@ def _kind(error: PoisonBatch, stored: int | None) -> Kind:
         return Kind.MISSING
     if isinstance(error, ForeignLocation):
         return Kind.FOREIGN
+    if isinstance(error.__cause__, WrongChecksum):
+        return Kind.UNREADABLE
     # The reason names the setting that was exceeded. An object that exceeds all was not read.
     if stored is None or "max_batch_bytes" in error.reason:
         return Kind.TOO_LARGE

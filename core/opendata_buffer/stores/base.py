@@ -223,6 +223,11 @@ class Store(Get, Put, ConditionalPut, List, Delete, Protocol):
 T = TypeVar("T")
 
 
+class WrongChecksum(CorruptData):
+    """An object's bytes do not have the checksum that the store keeps for them (failure F36). A
+    read of a range does not compare it."""
+
+
 def read_bytes(store: Get, key: str, max_bytes: int | None = None) -> bytes:
     """All bytes of an object; raises as :meth:`Get.get`."""
     got = store.get(key, max_bytes=max_bytes)

@@ -46,6 +46,7 @@ from opendata_buffer.stores.base import (
     NotModified,
     ObjectInfo,
     PutOutcome,
+    WrongChecksum,
     check_limit,
     check_range,
     check_size,
@@ -107,6 +108,8 @@ class Read:
             asked = None if self.byte_range is None else self.byte_range[1] - self.byte_range[0]
             limits = [each for each in (self.max_bytes, asked) if each is not None]
             data = read_body(min(limits) + 1 if limits else None)
+            if limits and len(data) <= min(limits):
+                data += read_body(None)  # Only at the end is a checksum compared.
         self.check_size(len(data))
         return data
 
@@ -134,6 +137,10 @@ class Page:
     token: str | None
     """Where the next page begins; None on the last page."""
     now_ms: int | None
+
+
+class GarbledRead(TransientStorageError):
+    """The bytes that arrived do not have the checksum that the store keeps for the object."""
 
 
 class CloudStore(ABC):
@@ -244,7 +251,26 @@ class CloudStore(ABC):
         """See :meth:`opendata_buffer.stores.Get.get`."""
         read = Read(key, self._full(key), if_changed, byte_range, max_bytes)
         check_range(byte_range)
-        return self._repeated(partial(self._get, read), "read", read.name)
+        garbled = 0
+
+        def once() -> Blob | NotModified:
+            nonlocal garbled
+            try:
+                return self._get(read)
+            except GarbledRead:
+                garbled += 1
+                raise
+
+        try:
+            return self._repeated(once, "read", read.name)
+        except GarbledRead as error:
+            if garbled < 2:
+                raise  # It may have happened on the way.
+            raise WrongChecksum(
+                f"{self._cannot('read', read.name, None)}: in {garbled} attempts its bytes did not "
+                "have the checksum that the store keeps for it. A bit of it has changed since it "
+                "was written"
+            ) from error
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""
@@ -401,9 +427,11 @@ class CloudStore(ABC):
     def _check_md5(self, read: Read, data: bytes, expected: str | None) -> None:
         """Refuse a whole object whose MD5 is not the one that the service sent (failure F36)."""
         if read.byte_range is None and expected not in (None, md5(data)):
-            raise TransientStorageError(
-                f"{self._cannot('read', read.name, None)}: its MD5 is another one. {GARBLED}"
-            )
+            raise self._garbled(read)
+
+    def _garbled(self, read: Read) -> GarbledRead:
+        what = self._cannot("read", read.name, None)
+        return GarbledRead(f"{what}: its checksum is another one. {GARBLED}")
 
     def _cannot(self, verb: str, name: str, endpoint: str | None) -> str:
         """How the message of an error begins."""
