@@ -7,7 +7,7 @@ runtime) are passed beside a config, not in it, so every config pickles and prin
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
@@ -21,15 +21,7 @@ _MOST_MS = 10**12
 """Thirty years. A wait of some three hundred years overflows in ``threading``."""
 
 _SECRETS = ("access_key_id", "secret_access_key", "session_token")
-_IN_COMMANDS = (
-    "endpoint_url",
-    "region",
-    "profile",
-    "role_arn",
-    "external_id",
-    "session_name",
-    "anonymous",
-)
+_NOT_IN_COMMANDS = ("service_credential", "_ms", "attempts", "connections")
 _REFERENCE = re.compile(r"\{\{\s*secrets/")
 
 
@@ -146,11 +138,10 @@ class StoreOptions:
     def command_words(self) -> list[str]:
         """The options that a command needs to reach the same store. No command takes a secret."""
         words: list[str] = []
-        for name in _IN_COMMANDS:
-            value = getattr(self, name)
-            if value not in (None, False):
-                flag = "--" + name.replace("_", "-")
-                words += [flag] if value is True else [flag, value]
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.repr and value != each.default and not each.name.endswith(_NOT_IN_COMMANDS):
+                words += ["--" + each.name.replace("_", "-"), *([] if value is True else [value])]
         return words
 
     def check_s3_only(self, scheme: str) -> None:

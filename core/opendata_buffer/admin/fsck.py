@@ -20,6 +20,7 @@ from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import BatchMissing, ForeignLocation, PoisonBatch
+from opendata_buffer.formats.keys import key_fault
 from opendata_buffer.formats.manifest import BatchDescriptor, with_queue_in_hint
 from opendata_buffer.queue.ownership import check_owner, queue_hint
 from opendata_buffer.runtime import Runtime
@@ -52,8 +53,10 @@ REPAIRED_BY = {
 
 NOT_REPAIRED = {
     Kind.TOO_LARGE: "it may be sound: check again with a larger --max-batch-bytes",
-    Kind.FOREIGN: "it may be sound: check again with --allow-foreign-locations, or skip it",
+    Kind.FOREIGN: "it may be sound: check again with --allow-foreign-locations, or pass it by with "
+    "'opendata-buffer skip {hint} {sequence}'",
 }
+"""Why repair leaves a kind of problem, and what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ def _check_batch(handle: FetchHandle, descriptor: BatchDescriptor) -> _Outcome:
 
 
 def _kind(error: PoisonBatch, stored: int | None) -> Kind:
-    if isinstance(error, BatchMissing):
+    if isinstance(error, BatchMissing) or key_fault(error.location):
         return Kind.MISSING
     if isinstance(error, ForeignLocation):
         return Kind.FOREIGN
@@ -215,10 +218,11 @@ def _add(report: Report, outcome: _Outcome, times_queued: int) -> None:
         report.notes.append(Finding(entry.sequence, entry.location, text, Kind.METADATA))
 
 
-def plan_repair(report: Report) -> tuple[list[Finding], list[tuple[Finding, str]]]:
+def plan_repair(report: Report, hint: str = "") -> tuple[list[Finding], list[tuple[Finding, str]]]:
     """The problems that :func:`repair` repairs, by sequence, and the others with the reason; pure.
 
-    Of an object that is queued more than once the first entry stays.
+    Of an object that is queued more than once the first entry stays. ``hint`` is the queue as
+    commands take it.
     """
     to_repair: list[Finding] = []
     leave: list[tuple[Finding, str]] = []
@@ -229,7 +233,8 @@ def plan_repair(report: Report) -> tuple[list[Finding], list[tuple[Finding, str]
         elif finding.kind in REPAIRED_BY:
             to_repair.append(finding)
         else:
-            leave.append((finding, NOT_REPAIRED[finding.kind]))
+            reason = NOT_REPAIRED[finding.kind].format(hint=hint, sequence=finding.sequence)
+            leave.append((finding, reason))
     return to_repair, leave
 
 

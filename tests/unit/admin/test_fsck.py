@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -14,14 +15,15 @@ from opendata_buffer.admin.fsck import (
     Report,
     check_queue,
     plan_repair,
+    repair,
 )
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.formats.batch import Compression, encode_batch
-from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.formats.manifest import FIXED_SIZE, FOOTER_SIZE, Manifest, Metadata, NewEntry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.cli.shell import bytes_of, copy_into
+from tests.unit.cli.shell import bytes_of, copy_into, manifest_of
 
 CONFIG = ConsumerConfig(store="memory://fsck")
 RUNTIME = SystemRuntime()
@@ -116,6 +118,22 @@ def test_a_batch_dequeued_and_collected_meanwhile_is_no_problem() -> None:
     copy_into(store, queue_of(encode_batch([b"a"]), encode_batch([b"a"])))
     # Sequence 0 was consumed and may be gone; sequence 1 still waits and is missed.
     assert [each.sequence for each in check(store).problems] == [1]
+
+
+@pytest.mark.parametrize("location", ["", "ingest//x", "ingest/a\nb"])
+def test_a_location_that_no_object_can_have_is_skipped_and_no_option_is_advised(
+    location: str,
+) -> None:
+    store = queue_of(None)
+    name = location.encode()
+    entry = struct.pack("<IQH", FIXED_SIZE + len(name), 0, len(name)) + name + bytes(4)
+    store.put("ingest/manifest", entry + manifest_of(store).raw[-FOOTER_SIZE:])
+    (problem,) = check(store).problems
+    assert problem.kind is Kind.MISSING
+    assert problem.problem.startswith("no object can have this name: it ")
+    assert "allow_foreign" not in problem.problem
+    repair(store, CONFIG, [problem], RUNTIME)
+    assert check(store).ok
 
 
 # ---- repair

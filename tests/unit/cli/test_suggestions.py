@@ -90,6 +90,14 @@ def missing_batch(place: Place) -> Iterator[str]:
         yield place.run(command)
 
 
+def location_that_may_be_sound(place: Place) -> Iterator[str]:
+    place.fill(b"a")
+    for options in ((), ("--repair",), ("--repair", "--dry-run")):
+        manifest = manifest_of(place.store).append([NewEntry("elsewhere/x")])
+        place.store.put("ingest/manifest", manifest.raw)
+        yield place.run("fsck", *options)
+
+
 def oldest_batch_has_no_time(place: Place) -> Iterator[str]:
     run_name = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP/0000000000000001"
     place.store.put("ingest/manifest", Manifest.empty().append([NewEntry(run_name)]).raw)
@@ -137,6 +145,7 @@ def topics(place: Place) -> Iterator[str]:
         (lost_manifest, ["manifest rebuild", "manifest rebuild", "fsck"]),
         (damaged_manifest, ["manifest rebuild", "fsck"]),
         (missing_batch, ["skip", "fsck"]),
+        (location_that_may_be_sound, ["skip"] * 3),
         (oldest_batch_has_no_time, ["skip"]),
         (another_start, ["seek", "quarantine restore", "quarantine list"]),
         (too_much_waits, ["status"]),
