@@ -85,11 +85,13 @@ class InvalidInput(OpenDataBufferError, ValueError):
 class PrefixConflict(InvalidInput):
     """A data prefix belongs to the queue of another manifest (failure F7)."""
 
-    def __init__(self, data_path_prefix: str, manifest_path: str, owner: str) -> None:
+    def __init__(
+        self, data_path_prefix: str, manifest_path: str, owner: str, fix: str = ""
+    ) -> None:
         super().__init__(
             f"data prefix {data_path_prefix!r} belongs to the queue with manifest {owner!r}, "
             f"and this queue has manifest {manifest_path!r}: its garbage collector would delete "
-            "the other queue's batches. Give this queue a data_path_prefix of its own."
+            f"the other queue's batches. Give this queue a data_path_prefix of its own.{fix}"
         )
         self.data_path_prefix = data_path_prefix
         self.manifest_path = manifest_path

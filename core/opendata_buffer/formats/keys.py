@@ -190,6 +190,13 @@ def parse_location(location: str, prefix: str) -> BatchLocation | None:
     return None
 
 
+def prefix_of(location: str) -> str | None:
+    """The data prefix of a batch, by its name; None for a name that producers do not give."""
+    parts = location.split("/")
+    prefixes = ("/".join(parts[:length]) for length in range(1, len(parts)))
+    return next((each for each in prefixes if parse_location(location, each) is not None), None)
+
+
 def location_timestamp_ms(location: str) -> int | None:
     """Time of the ULID in a location, whatever the directories above; None without one.
 

@@ -19,7 +19,7 @@ from opendata_buffer.admin.fsck import (
 )
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.formats.batch import Compression, encode_batch
-from opendata_buffer.formats.manifest import FIXED_SIZE, FOOTER_SIZE, Manifest, Metadata, NewEntry
+from opendata_buffer.formats.manifest import FIXED_SIZE, FOOTER_SIZE, Manifest, NewEntry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
@@ -30,13 +30,13 @@ RUNTIME = SystemRuntime()
 LOCATIONS = [f"ingest/01J5T4R3KXBMZ7QV9N2WG8YD{n:02}.batch" for n in range(20)]
 
 
-def queue_of(*batches: bytes | None, metadata: tuple[Metadata, ...] = ()) -> MemoryStore:
+def queue_of(*batches: bytes | None) -> MemoryStore:
     """A queue whose entries have these objects; None is missing."""
     store = MemoryStore()
     for location, data in zip(LOCATIONS, batches, strict=False):
         if data is not None:
             store.put(location, data)
-    entries = [NewEntry(location, metadata) for location in LOCATIONS[: len(batches)]]
+    entries = [NewEntry(location) for location in LOCATIONS[: len(batches)]]
     store.put("ingest/manifest", Manifest.empty().append(entries).raw)
     return store
 
@@ -95,14 +95,6 @@ def test_f15_a_corrupt_manifest_is_a_finding_and_no_error() -> None:
         assert str(problem).startswith("manifest 'ingest/manifest': ")
 
 
-def test_metadata_beyond_the_records_is_legal_and_noted() -> None:
-    metadata = (Metadata(0, 0, b""), Metadata(1, 0, b""), Metadata(4_000_000_000, 0, b""))
-    report = check(queue_of(encode_batch([b"a"]), metadata=metadata))
-    assert report.ok
-    assert [each.sequence for each in report.notes] == [0]
-    assert "4000000000" in report.notes[0].problem
-
-
 def test_a_batch_dequeued_and_collected_meanwhile_is_no_problem() -> None:
     class Racing(MemoryStore):
         """The consumer finishes, and its collector runs, right after the manifest was read."""
@@ -144,7 +136,7 @@ def finding(sequence: int, kind: Kind, location: str = "x") -> Finding:
 
 
 def test_every_kind_of_problem_is_mended_or_left_with_a_reason() -> None:
-    notes = {Kind.UNREAD, Kind.METADATA}
+    notes = {Kind.UNREAD}
     assert set(REPAIRED_BY) | set(NOT_REPAIRED) == set(Kind) - notes
     assert not set(REPAIRED_BY) & set(NOT_REPAIRED)
 
