@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from opendata_buffer.admin.rebuild import open_for_repair
+from opendata_buffer.admin.rebuild import GRACE_MS, open_for_repair
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.fetch import FetchHandle
@@ -19,26 +19,33 @@ from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import (
     CommitStateUnknown,
     CorruptBatch,
+    CorruptData,
     InvalidInput,
     ObjectNotFound,
     PoisonBatch,
 )
-from opendata_buffer.formats.batch import decode_batch, encode_batch
-from opendata_buffer.formats.keys import batch_key, location_timestamp_ms, parse_location
+from opendata_buffer.formats.batch import decode_batch, encode_batch, largest_object
+from opendata_buffer.formats.keys import (
+    batch_key,
+    is_confined,
+    location_timestamp_ms,
+    parse_location,
+)
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, NewEntry, QueueEntry
 from opendata_buffer.gc import GarbageCollector, GcReport
 from opendata_buffer.messages import undecided
 from opendata_buffer.quarantine import (
     QuarantineReport,
+    list_quarantine,
     quarantine,
     read_copy,
     read_report,
     write_report,
 )
 from opendata_buffer.queue.consumer_info import write_consumer_info
-from opendata_buffer.queue.ownership import queue_hint, topic_hint
+from opendata_buffer.queue.ownership import check_owner, queue_hint, topic_hint
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.base import Store, read_bytes
 from opendata_buffer.topic.topic import Topic
 
 
@@ -153,6 +160,57 @@ def restore_batch(
     return report
 
 
+def check_unqueued(store: Store, config: ConsumerConfig, location: str, runtime: Runtime) -> str:
+    """What :func:`restore_object` would do, as a sentence to ask with; changes nothing.
+
+    Raises:
+        InvalidInput: It is no batch of this queue, is queued, is not there, cannot be read, or
+            is so young that its producer may still enqueue it.
+    """
+    prefix = config.data_path_prefix
+    parsed = parse_location(location, prefix)
+    manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
+    if parsed is None:
+        raise InvalidInput(f"{location!r} is no name of a batch in {prefix!r}: give the whole key")
+    if (sequence := manifest.find(location)) is not None:
+        raise InvalidInput(f"{location!r} is queued as sequence {sequence}, and delivered from it")
+    try:
+        data = read_bytes(store, location, largest_object(config.max_batch_bytes))
+        records = decode_batch(data, config.max_batch_bytes)
+    except ObjectNotFound:
+        raise InvalidInput(f"there is no object {location!r}: restore it first") from None
+    except CorruptData as error:
+        raise InvalidInput(f"{location!r} cannot be read: {error}") from error
+    if runtime.now_ms() - parsed.timestamp_ms < GRACE_MS:
+        raise InvalidInput(
+            f"{location!r} is younger than {GRACE_MS // 60_000} minutes: its producer may still "
+            "enqueue it. Wait that long"
+        )
+    claim = check_owner(store, config, runtime=runtime)
+    acked = "" if claim is None or claim.watermark is None else claim.watermark.acked_location
+    last_read = parse_location(acked, prefix)
+    twice = ""
+    if last_read is not None and parsed.timestamp_ms <= last_read.timestamp_ms:
+        twice = ". Later ones were read: if it was read, too, its records come twice"
+    return (
+        f"batch {location!r} (records: {len(records):,}, bytes: {len(data):,}), which no entry "
+        f"names, will be enqueued behind all that waits{twice}"
+    )
+
+
+def restore_object(
+    store: Store, config: ConsumerConfig, location: str, runtime: Runtime
+) -> QuarantineReport:
+    """As :func:`restore_batch`, of an object that :func:`check_unqueued` accepts."""
+    reports = list_quarantine(store, config.data_path_prefix, runtime)
+    known = [each for each in reports if each.location == location]
+    if not known:
+        entry = BatchDescriptor(0, location)
+        why = "no entry named it, and it was enqueued on request"
+        known.append(quarantine(store, config.data_path_prefix, entry, why, runtime=runtime))
+    return restore_batch(store, config, known[-1].id, runtime)
+
+
 def _refuse_queued(report: QuarantineReport, manifest: Manifest) -> None:
     """A command that was killed between its copy and its write has dropped nothing."""
     # A query or worker reports a batch it skipped before that batch leaves the queue.
@@ -169,12 +227,16 @@ def _refuse_queued(report: QuarantineReport, manifest: Manifest) -> None:
 
 def _readable_copy(store: Store, config: ConsumerConfig, report: QuarantineReport) -> bytes:
     try:
-        data = read_copy(store, config.data_path_prefix, report)
+        if report.copied_bytes is None and is_confined(report.location, config.data_path_prefix):
+            # Its object was gone, and may have been brought back since.
+            data = read_bytes(store, report.location, largest_object(config.max_batch_bytes))
+        else:
+            data = read_copy(store, config.data_path_prefix, report)
         decode_batch(data, config.max_batch_bytes)
     except ObjectNotFound:
         raise InvalidInput(
             f"batch {report.id!r} has no copy in the quarantine: there was no object to copy "
-            f"({report.error})"
+            f"({report.error}). Bring {report.location!r} back first"
         ) from None
     except CorruptBatch as error:
         raise InvalidInput(

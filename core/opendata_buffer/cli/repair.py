@@ -201,19 +201,27 @@ def quarantine_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
 
 @quarantine.command("restore")
 @options.queue
-@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@click.argument("ids", metavar="ID|LOCATION...", nargs=-1, required=True)
 @options.max_batch_bytes
+@options.yes
 @click.pass_obj
-def quarantine_restore(runtime: Any, /, ids: tuple[str, ...], **queue: Any) -> None:
+def quarantine_restore(runtime: Any, /, ids: tuple[str, ...], yes: bool, **queue: Any) -> None:
     """Produce batches from the quarantine again, at the end of the queue.
 
     ID is as 'quarantine list' shows it. The copy must be readable; if it is not, repair the
-    object <data-path-prefix>/_quarantine/<ID>.object first. Copy and report stay. Restoring a
-    batch again does nothing.
+    object <data-path-prefix>/_quarantine/<ID>.object first. Of a batch whose object was gone, the
+    object itself is taken once it is back. Copy and report stay. Restoring a batch again does
+    nothing.
+
+    LOCATION is the whole key of a batch object that is there and not queued. Asks first.
     """
     target = one_queue(queue, ConsumerConfig)
     for each in ids:
-        report = trim.restore_batch(target.store, target.config, each, runtime)
+        if "/" in each:
+            confirm(trim.check_unqueued(target.store, target.config, each, runtime), yes)
+            report = trim.restore_object(target.store, target.config, each, runtime)
+        else:
+            report = trim.restore_batch(target.store, target.config, each, runtime)
         click.echo(f"restored batch {report.id} as sequence {report.restored_sequence}")
 
 

@@ -128,6 +128,55 @@ def test_what_was_skipped_is_listed_and_restored(url: str, store: MemoryStore) -
     assert ok("consume", url).stdout == "c\na\n"
 
 
+def test_an_object_that_came_back_after_its_batch_was_skipped_is_restored(
+    url: str, store: MemoryStore
+) -> None:
+    location = stuck(url, store)
+    store.delete_many([location])
+    found = json_of("skip", url, "1")
+    assert f"Bring '{location}' back first" in fails("quarantine", "restore", url, found["id"])
+    store.put(location, encode_batch([b"b"]))
+    assert "as sequence 3" in ok("quarantine", "restore", url, found["id"]).stdout
+    ok("quarantine", "restore", url, found["id"])
+    assert ok("consume", url).stdout == "a\nc\nb\n"
+
+
+def test_an_object_that_no_entry_names_is_enqueued_once_after_asking(
+    url: str, store: MemoryStore
+) -> None:
+    old = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
+    store.put(old, encode_batch([b"old"]))
+    fill(url, [b"a"])
+    (line,) = run("quarantine", "restore", url, old).stderr.splitlines()
+    assert f"batch '{old}' (records: 1, bytes: 14), which no entry names, will be" in line
+    assert "come twice" not in line
+    ok("consume", url)
+    assert "Later ones were read: if it was read, too, its records come twice" in fails(
+        "quarantine", "restore", url, old
+    )
+    for _ in range(2):
+        ok("quarantine", "restore", url, old, "--yes")
+    assert ok("consume", url).stdout == "old\n"
+
+
+def test_what_is_no_unqueued_batch_is_not_enqueued(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"])
+    young = batch_key("ingest", SystemRuntime().ulid())
+    garbage = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
+    store.put(young, encode_batch([b"b"]))
+    store.put(garbage, b"garbage")
+    before = store.list("").objects
+    for location, says in (
+        (manifest_of(store).locations()[0], "is queued as sequence 0"),
+        ("other/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch", "is no name of a batch in 'ingest'"),
+        ("ingest/01J5T4R3KXBMZ7QV9N2WG8YDHQ.batch", "there is no object"),
+        (garbage, "cannot be read"),
+        (young, "its producer may still enqueue it"),
+    ):
+        assert says in fails("quarantine", "restore", url, location, "--yes")
+    assert store.list("").objects == before
+
+
 def test_a_report_that_cannot_be_read_is_an_error_after_the_others(
     url: str, store: MemoryStore
 ) -> None:
