@@ -19,12 +19,11 @@ from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import (
     CommitStateUnknown,
     CorruptBatch,
-    CorruptData,
     InvalidInput,
     ObjectNotFound,
     PoisonBatch,
 )
-from opendata_buffer.formats.batch import decode_batch, encode_batch, largest_object
+from opendata_buffer.formats.batch import decode_batch, encode_batch
 from opendata_buffer.formats.keys import (
     batch_key,
     is_confined,
@@ -35,6 +34,7 @@ from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector, GcReport
 from opendata_buffer.messages import undecided
 from opendata_buffer.quarantine import (
+    MAX_OBJECT_BYTES,
     QuarantineReport,
     list_quarantine,
     quarantine,
@@ -174,13 +174,11 @@ def check_unqueued(store: Store, config: ConsumerConfig, location: str, runtime:
         raise InvalidInput(f"{location!r} is no name of a batch in {prefix!r}: give the whole key")
     if (sequence := manifest.find(location)) is not None:
         raise InvalidInput(f"{location!r} is queued as sequence {sequence}, and delivered from it")
+    handle = FetchHandle.of(config, store=store, runtime=runtime)
     try:
-        data = read_bytes(store, location, largest_object(config.max_batch_bytes))
-        records = decode_batch(data, config.max_batch_bytes)
-    except ObjectNotFound:
-        raise InvalidInput(f"there is no object {location!r}: restore it first") from None
-    except CorruptData as error:
-        raise InvalidInput(f"{location!r} cannot be read: {error}") from error
+        batch = handle.fetch_arrow(BatchDescriptor(0, location))
+    except PoisonBatch as error:
+        raise InvalidInput(f"{location!r} cannot be enqueued: {error.reason}") from error
     if runtime.now_ms() - parsed.timestamp_ms < GRACE_MS:
         raise InvalidInput(
             f"{location!r} is younger than {GRACE_MS // 60_000} minutes: its producer may still "
@@ -189,12 +187,11 @@ def check_unqueued(store: Store, config: ConsumerConfig, location: str, runtime:
     claim = check_owner(store, config, runtime=runtime)
     acked = "" if claim is None or claim.watermark is None else claim.watermark.acked_location
     last_read = parse_location(acked, prefix)
-    twice = ""
-    if last_read is not None and parsed.timestamp_ms <= last_read.timestamp_ms:
-        twice = ". Later ones were read: if it was read, too, its records come twice"
+    later = last_read is not None and parsed.timestamp_ms <= last_read.timestamp_ms
     return (
-        f"batch {location!r} (records: {len(records):,}, bytes: {len(data):,}), which no entry "
-        f"names, will be enqueued behind all that waits{twice}"
+        f"batch {location!r} (records: {len(batch.values):,}), which no entry names, will be "
+        "enqueued behind all that waits"
+        + (". Later ones were read: if it was read, too, its records come twice" if later else "")
     )
 
 
@@ -202,12 +199,10 @@ def restore_object(
     store: Store, config: ConsumerConfig, location: str, runtime: Runtime
 ) -> QuarantineReport:
     """As :func:`restore_batch`, of an object that :func:`check_unqueued` accepts."""
-    reports = list_quarantine(store, config.data_path_prefix, runtime)
-    known = [each for each in reports if each.location == location]
+    prefix, why = config.data_path_prefix, "no entry named it, and it was enqueued on request"
+    known = [each for each in list_quarantine(store, prefix, runtime) if each.location == location]
     if not known:
-        entry = BatchDescriptor(0, location)
-        why = "no entry named it, and it was enqueued on request"
-        known.append(quarantine(store, config.data_path_prefix, entry, why, runtime=runtime))
+        known = [quarantine(store, prefix, BatchDescriptor(0, location), why, runtime=runtime)]
     return restore_batch(store, config, known[-1].id, runtime)
 
 
@@ -229,7 +224,7 @@ def _readable_copy(store: Store, config: ConsumerConfig, report: QuarantineRepor
     try:
         if report.copied_bytes is None and is_confined(report.location, config.data_path_prefix):
             # Its object was gone, and may have been brought back since.
-            data = read_bytes(store, report.location, largest_object(config.max_batch_bytes))
+            data = read_bytes(store, report.location, MAX_OBJECT_BYTES)
         else:
             data = read_copy(store, config.data_path_prefix, report)
         decode_batch(data, config.max_batch_bytes)

@@ -391,12 +391,8 @@ def read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Man
 
 def _check_manifest_path(owner: PrefixOwner, config: QueueConfig, url: str) -> None:
     if owner.manifest_path != config.manifest_path:
-        raise PrefixConflict(
-            config.data_path_prefix,
-            config.manifest_path,
-            owner.manifest_path,
-            _if_wrong(config, url),
-        )
+        prefix, fix = config.data_path_prefix, _if_wrong(config, url)
+        raise PrefixConflict(prefix, config.manifest_path, owner.manifest_path, fix)
 
 
 def _if_wrong(config: QueueConfig, url: str) -> str:
@@ -420,7 +416,7 @@ def misplaced(
     right = prefix_of(locations[0])
     if right is None or not is_confined(right, prefix):
         return None
-    if any(parse_location(each, prefix) is not None for each in locations):
+    if any(parse_location(each, prefix) for each in locations):
         return None
     words = queue_hint(url, replace(config, data_path_prefix=right))
     return (

@@ -224,8 +224,7 @@ T = TypeVar("T")
 
 
 class WrongChecksum(CorruptData):
-    """An object's bytes do not have the checksum that the store keeps for them (failure F36). A
-    read of a range does not compare it."""
+    """The store keeps another checksum for it (failure F36); reads of a range compare none."""
 
 
 def read_bytes(store: Get, key: str, max_bytes: int | None = None) -> bytes:

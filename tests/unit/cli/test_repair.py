@@ -148,7 +148,7 @@ def test_an_object_that_no_entry_names_is_enqueued_once_after_asking(
     store.put(old, encode_batch([b"old"]))
     fill(url, [b"a"])
     (line,) = run("quarantine", "restore", url, old).stderr.splitlines()
-    assert f"batch '{old}' (records: 1, bytes: 14), which no entry names, will be" in line
+    assert f"batch '{old}' (records: 1), which no entry names, will be" in line
     assert "come twice" not in line
     ok("consume", url)
     assert "Later ones were read: if it was read, too, its records come twice" in fails(
@@ -169,8 +169,8 @@ def test_what_is_no_unqueued_batch_is_not_enqueued(url: str, store: MemoryStore)
     for location, says in (
         (manifest_of(store).locations()[0], "is queued as sequence 0"),
         ("other/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch", "is no name of a batch in 'ingest'"),
-        ("ingest/01J5T4R3KXBMZ7QV9N2WG8YDHQ.batch", "there is no object"),
-        (garbage, "cannot be read"),
+        ("ingest/01J5T4R3KXBMZ7QV9N2WG8YDHQ.batch", "its object does not exist"),
+        (garbage, "cannot be enqueued: "),
         (young, "its producer may still enqueue it"),
     ):
         assert says in fails("quarantine", "restore", url, location, "--yes")

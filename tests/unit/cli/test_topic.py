@@ -81,16 +81,6 @@ def test_a_partition_and_a_prefix_do_not_go_together(url: str) -> None:
     assert "leave --data-path-prefix" in result.stderr
 
 
-def test_errors_name_the_command_that_helps(url: str) -> None:
-    assert "topic create" in fails("topic", "drain", url, "p-00000")
-    ok("topic", "create", url, "--partitions", "2")
-    assert f"topic expand {url}" in fails("topic", "create", url, "--partitions", "2")
-    assert f"topic drain {url} p-00001-05mv'" in fails("topic", "expand", url, "--partitions", "1")
-    assert "the topic has p-00000-04pn, p-00001-05mv" in fails("topic", "drain", url, "p-7")
-    ok("topic", "drain", url, "p-00001")
-    assert f"topic expand {url} --partitions 2'" in fails("topic", "drain", url, "p-00000")
-
-
 # ---- transactions
 
 
