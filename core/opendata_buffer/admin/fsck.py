@@ -259,8 +259,10 @@ def _wrong_marker(
             if named is None and seen is not None:
                 return None  # Its manifest was lost (failure F4), and its batches may wait there.
             acked = "" if seen is None else seen.acked_location
-            named_here = [acked, *(() if named is None else named.locations())]
-            has_any = any(parse_location(each, folder) for each in named_here)
+            known = [each for each in (acked, *(named or Manifest.empty()).locations()) if each]
+            if not known and named is not None and named.next_sequence:
+                return None  # Nothing tells where the batches were that it had.
+            has_any = any(parse_location(each, folder) for each in known)
             is_own = any(parse_location(each, prefix) for each in (acked, *own.locations()))
             return folder if is_own and not has_any else None
         folder = folder.rpartition("/")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -149,8 +150,8 @@ def _prefix_in_use(store: Store, manifest_path: str) -> str | None:
         keys = [entry.location for entry in Manifest.parse(raw).entries(0, 1)]
     except CorruptData:
         keys = []  # The command itself says so.
-    if not keys:
-        keys = [each.key for each in store.list(f"{folder}/", limit=LISTED_BELOW).objects]
+    with suppress(PermanentStorageError):  # Without the right to list it is the default.
+        keys = keys or [each.key for each in store.list(f"{folder}/", limit=LISTED_BELOW).objects]
     marked = {each.removesuffix(f"/{OWNER_NAME}") for each in keys if each.endswith(OWNER_NAME)}
     found = {prefix_of(each) for each in keys if is_confined(each, folder)} | marked
     found.discard(None)

@@ -412,11 +412,12 @@ def misplaced(
     F23). ``acked_location`` counts where no batch is queued.
     """
     prefix = config.data_path_prefix
-    locations = (manifest or Manifest.empty()).locations() or (acked_location,)
-    right = prefix_of(locations[0])
+    queue = manifest or Manifest.empty()
+    first = [entry.location for entry in queue.entries(limit=1)] or [acked_location]
+    right = prefix_of(first[0])
     if right is None or not is_confined(right, prefix):
-        return None
-    if any(parse_location(each, prefix) for each in locations):
+        return None  # Decided by the first batch of nearly every queue: there may be a million.
+    if any(parse_location(each, prefix) for each in queue.locations()):
         return None
     words = queue_hint(url, replace(config, data_path_prefix=right))
     return (

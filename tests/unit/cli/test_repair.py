@@ -359,19 +359,25 @@ def test_f7_a_marker_of_a_queue_without_batches_in_its_prefix_is_replaced(
     assert ok("consume", url, *MANIFEST).stdout == "a\n"
 
 
-@pytest.mark.parametrize("lost", [True, False], ids=["lost", "read"])
+@pytest.mark.parametrize("state", ["queued", "lost", "read, noted by an older release"])
 def test_f7_a_marker_that_another_queue_needs_stays(
-    url: str, store: MemoryStore, lost: bool
+    url: str, store: MemoryStore, state: str
 ) -> None:
-    fill(url, [b"theirs"], data_path_prefix=DATA, manifest_path="theirs")
-    if lost:
+    theirs = {"data_path_prefix": DATA, "manifest_path": "theirs"}
+    fill(url, [b"theirs"], **theirs)
+    if state == "lost":
         store.delete_many(["theirs"])
-    marker = bytes_of(store, owner_key(DATA))
+    elif state != "queued":
+        assert ok("consume", url, "--manifest-path", "theirs", "--data-path-prefix", DATA).stdout
+        marker = json.loads(bytes_of(store, owner_key(DATA)))
+        del marker["acked_location"]
+        store.put(owner_key(DATA), json.dumps(marker).encode())
+    before = bytes_of(store, owner_key(DATA))
     exported(store, b"a")
     assert "belongs to the queue with manifest 'theirs'" in fails(
         "fsck", url, *MANIFEST, "--repair"
     )
-    assert bytes_of(store, owner_key(DATA)) == marker
+    assert bytes_of(store, owner_key(DATA)) == before
 
 
 # ---- gc

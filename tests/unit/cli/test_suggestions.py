@@ -30,8 +30,10 @@ class Place:
     """A store that the options in ``words`` lead to."""
 
     def __init__(self, server: S3Server, root: str) -> None:
-        self.options = StoreOptions(endpoint_url=server.endpoint, region="eu-test-1")
-        self.words = ["--endpoint-url", server.endpoint, "--region", "eu-test-1"]
+        self.options = StoreOptions(
+            endpoint_url=server.endpoint, region="eu-test-1", anonymous=True
+        )
+        self.words = ["--endpoint-url", server.endpoint, "--region", "eu-test-1", "--anonymous"]
         self.store = S3Store(server.bucket, root, self.options)
         self.url = self.store.url
 
@@ -60,8 +62,6 @@ def server() -> Iterator[S3Server]:
 
 @pytest.fixture
 def place(server: S3Server, name: str, monkeypatch: pytest.MonkeyPatch) -> Place:
-    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(variable, "x")
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
     return Place(server, name)
 
