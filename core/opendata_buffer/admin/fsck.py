@@ -19,7 +19,13 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.errors import BatchMissing, ForeignLocation, PoisonBatch, PrefixConflict
+from opendata_buffer.errors import (
+    BatchMissing,
+    ForeignLocation,
+    PermanentStorageError,
+    PoisonBatch,
+    PrefixConflict,
+)
 from opendata_buffer.formats.keys import key_fault, parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, with_queue_in_hint
 from opendata_buffer.queue.ownership import (
@@ -64,7 +70,7 @@ REPAIRED_BY = {
 
 NOT_REPAIRED = {
     Kind.TOO_LARGE: "it may be sound: check again with a larger --max-batch-bytes",
-    Kind.PREFIX: "check again with the data prefix that it has",
+    Kind.PREFIX: "check again with the data prefix that is named there",
     Kind.FOREIGN: "it may be sound: check again with --allow-foreign-locations, or pass it by with "
     "'opendata-buffer skip {hint} {sequence}'",
 }
@@ -252,7 +258,10 @@ def _wrong_marker(
     folder = prefix = config.data_path_prefix
     while folder:
         there = replace(config, data_path_prefix=folder)
-        owner = owner_object(store, there, runtime).read()
+        try:
+            owner = owner_object(store, there, runtime).read()
+        except PermanentStorageError:
+            return None  # A role that may read only the prefix may still check its queue.
         if isinstance(owner, PrefixOwner):
             seen = owner.watermark
             named = read_manifest(store, replace(there, manifest_path=owner.manifest_path), runtime)

@@ -18,6 +18,7 @@ from opendata_buffer.admin.fsck import (
     repair,
 )
 from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.manifest import FIXED_SIZE, FOOTER_SIZE, Manifest, NewEntry
 from opendata_buffer.runtime import SystemRuntime
@@ -126,6 +127,19 @@ def test_a_location_that_no_object_can_have_is_skipped_and_no_option_is_advised(
     assert "allow_foreign" not in problem.problem
     repair(store, CONFIG, [problem], RUNTIME)
     assert check(store).ok
+
+
+def test_a_role_that_may_read_only_the_prefix_can_check_its_queue() -> None:
+    class Limited(MemoryStore):
+        def get(self, key: str, **options: Any) -> Blob | NotModified:  # type: ignore[override]
+            if not key.startswith("a/b/"):
+                raise PermanentStorageError(f"{key!r}: access denied")
+            return super().get(key, **options)
+
+    store = Limited()
+    store.put("a/b/manifest", Manifest.empty().append([NewEntry("a/b/x")]).raw)
+    store.put("a/b/x", encode_batch([b"a"]))
+    assert check(store, ConsumerConfig(store="memory://fsck", data_path_prefix="a/b")).ok
 
 
 # ---- repair
