@@ -199,12 +199,11 @@ class QueueFull(OpenDataBufferError):
 class Fenced(OpenDataBufferError):
     """Another consumer claimed the queue after this one."""
 
-    def __init__(self, key: str, epoch: int, current_epoch: int, hint: str = "") -> None:
-        shows = f"; 'opendata-buffer status {hint}' shows it" if hint else ""
+    def __init__(self, key: str, epoch: int, current_epoch: int) -> None:
         super().__init__(
             f"consumer with epoch {epoch} was fenced by epoch {current_epoch} on manifest "
-            f"{key!r}: another consumer or query owns the queue{shows}. Stop this one; a queue has "
-            "one consumer at a time."
+            f"{key!r}: another consumer or query owns the queue; its status shows which. Stop this "
+            "one; a queue has one consumer at a time."
         )
         self.key = key
         self.epoch = epoch

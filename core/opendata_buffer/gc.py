@@ -461,8 +461,7 @@ class GarbageCollector:
         if manifest is None:
             return f"manifest {path!r} does not exist: there is no queue to compare with"
         if self._epoch is not None and manifest.epoch != self._epoch:
-            hint = queue_hint(self._store.url, self._config)
-            raise Fenced(path, self._epoch, manifest.epoch, hint)
+            raise Fenced(path, self._epoch, manifest.epoch)
         # failure F4: a manifest that was recreated names nothing of what the old one had queued,
         # and may carry the same epoch. Those batches may be all that is left of the old queue.
         seen = Watermark(self._seen, manifest.epoch)

@@ -20,7 +20,6 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Fenced, OpenDataBufferError, TransientStorageError
 from opendata_buffer.queue.cas import CasObject
-from opendata_buffer.queue.ownership import queue_hint
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, Task, wait_for
 from opendata_buffer.stores.base import Store
@@ -63,7 +62,7 @@ class DispatcherTerm:
         runtime: Runtime,
         queue: Queue | None = None,
     ) -> None:
-        self._config, self._url = config, store.url
+        self._config = config
         self.consumer = Consumer(
             config, store=store, runtime=runtime, queue=queue, program="broker for workers"
         )
@@ -93,7 +92,7 @@ class DispatcherTerm:
                 f"claims {self._object.key!r} could not be taken over: {outcome}. Try again."
             )
         if outcome.value.epoch != epoch:
-            raise self._fenced(epoch, outcome.value.epoch)
+            raise Fenced(self._config.manifest_path, epoch, outcome.value.epoch)
         return outcome.value
 
     def write(self, after: Claims) -> None:
@@ -113,12 +112,8 @@ class DispatcherTerm:
                 )
             if outcome.value != after:
                 found = after.epoch if outcome.value is None else outcome.value.epoch
-                raise self._fenced(after.epoch, found)
+                raise Fenced(self._config.manifest_path, after.epoch, found)
         self.claims = after
-
-    def _fenced(self, epoch: int, current: int) -> Fenced:
-        hint = queue_hint(self._url, self._config)
-        return Fenced(self._config.manifest_path, epoch, current, hint)
 
 
 def stored_epoch(store: Store, config: ConsumerConfig, runtime: Runtime) -> int | None:

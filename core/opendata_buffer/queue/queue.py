@@ -38,7 +38,6 @@ from opendata_buffer.queue.ownership import (
     check_follows,
     check_resume,
     parse_manifest,
-    queue_hint,
     vanished,
 )
 from opendata_buffer.runtime import Runtime
@@ -364,8 +363,7 @@ class Queue:
         """
         self._check_open(manifest)
         if manifest.epoch != epoch:
-            hint = queue_hint(self._store.url, self._config)
-            raise Fenced(self.key, epoch, manifest.epoch, hint)
+            raise Fenced(self.key, epoch, manifest.epoch)
 
     def _check_open(self, manifest: Manifest) -> None:
         if manifest.sealed:

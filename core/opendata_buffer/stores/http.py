@@ -139,10 +139,6 @@ class Page:
     now_ms: int | None
 
 
-class GarbledRead(TransientStorageError):
-    """The bytes that arrived do not have the checksum that the store keeps for the object."""
-
-
 class CloudStore(ABC):
     """A bucket of a cloud, or the part of it below ``root``.
 
@@ -251,26 +247,7 @@ class CloudStore(ABC):
         """See :meth:`opendata_buffer.stores.Get.get`."""
         read = Read(key, self._full(key), if_changed, byte_range, max_bytes)
         check_range(byte_range)
-        garbled = 0
-
-        def once() -> Blob | NotModified:
-            nonlocal garbled
-            try:
-                return self._get(read)
-            except GarbledRead:
-                garbled += 1
-                raise
-
-        try:
-            return self._repeated(once, "read", read.name)
-        except GarbledRead as error:
-            if garbled < 2:
-                raise  # It may have happened on the way.
-            raise WrongChecksum(
-                f"{self._cannot('read', read.name, None)}: in {garbled} attempts its bytes did not "
-                "have the checksum that the store keeps for it. A bit of it has changed since it "
-                "was written"
-            ) from error
+        return self._repeated(partial(self._get, read), "read", read.name)
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""
@@ -429,9 +406,11 @@ class CloudStore(ABC):
         if read.byte_range is None and expected not in (None, md5(data)):
             raise self._garbled(read)
 
-    def _garbled(self, read: Read) -> GarbledRead:
-        what = self._cannot("read", read.name, None)
-        return GarbledRead(f"{what}: its checksum is another one. {GARBLED}")
+    def _garbled(self, read: Read) -> WrongChecksum:
+        return WrongChecksum(
+            f"{self._cannot('read', read.name, None)}: its bytes do not have the checksum that the "
+            "store keeps for it, and have changed since it was written"
+        )
 
     def _cannot(self, verb: str, name: str, endpoint: str | None) -> str:
         """How the message of an error begins."""
@@ -508,7 +487,8 @@ class CloudStore(ABC):
             base_ms=100,
             max_ms=2_000,
             deadline_ms=options.read_timeout_ms * options.max_attempts,
-            retry_on=(TransientStorageError,),
+            # Bytes that were garbled on the way are right in the next attempt.
+            retry_on=(TransientStorageError, WrongChecksum),
             pause=pause,
             max_attempts=options.max_attempts,
         )
