@@ -29,7 +29,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.consumer_info import ConsumerInfo, read_consumer_info
-from opendata_buffer.queue.ownership import check_owner
+from opendata_buffer.queue.ownership import check_owner, topic_hint
 from opendata_buffer.queue.queue import fullness
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Listing, Store, read_sidecar
@@ -235,7 +235,7 @@ def summarise(
         orphan_bytes=sum(sizes[each] for each in orphaned),
         undecided=len(undecided),
         oldest_undecided_seconds=max((each.age_seconds or 0.0 for each in undecided), default=None),
-        notes=_stale(undecided, url),
+        notes=_stale(undecided, url, config),
     )
 
 
@@ -258,17 +258,19 @@ def _checked(reader: ReadOnlyReader, read: Callable[[], T]) -> tuple[T, str]:
     return manifest, "" if error is None else f"producers and consumers are refused: {error}"
 
 
-def _stale(undecided: Sequence[OpenTransaction], store: str) -> tuple[str, ...]:
+def _stale(undecided: Sequence[OpenTransaction], url: str, config: QueueConfig) -> tuple[str, ...]:
     """A warning about the first transaction that is undecided for too long (failure F40)."""
     for each in undecided:
         age_s = each.age_seconds or 0.0
         if age_s >= STALE_AFTER_S:
+            hint = topic_hint(url, config)
             writer = "a publisher without a name" if each.app is None else f"app {each.app!r}"
             return (
                 f"a transaction of {writer} (producer {each.producer}) is undecided for "
                 f"{age_s / 60:,.0f} min: nothing behind sequence {each.first_sequence} leaves the "
                 "queue. Start its writer again, or see 'opendata-buffer transactions list "
-                f"{store}' and end it with 'transactions abort'.",
+                f"{hint}' and end it with 'opendata-buffer transactions abort {hint} "
+                f"{each.producer}'.",
             )
     return ()
 
@@ -339,15 +341,11 @@ def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStat
 
 @dataclass(frozen=True, kw_only=True)
 class Backlog:
-    """What a probe asks for; the largest of each over the partitions of a topic, but for the sum.
-
-    ``fullest`` is a manifest's size as a share of ``max_manifest_bytes``, with its ``warning``.
-    """
+    """What a probe asks for, of a queue or of all partitions of a topic."""
 
     batches: int  # that wait, in all
     oldest_s: float  # 0 when nothing waits
-    fullest: float
-    warning: str
+    largest: int  # bytes of the largest manifest
     refused: str  # why producers and consumers of one queue fail; empty where they do not
 
 
@@ -359,18 +357,16 @@ def read_backlog(
     The manifests of a ``topic`` need not have been written yet.
     """
 
-    def read(config: QueueConfig) -> tuple[Manifest, str, float, str]:
+    def read(config: QueueConfig) -> tuple[Manifest, str]:
         reader = ReadOnlyReader(config, store=store, runtime=runtime)
         found, refused = _checked(reader, reader.find if topic else reader.manifest)
-        manifest, limit = found or Manifest.empty(), config.max_manifest_bytes
-        return manifest, refused, manifest.size / limit, fullness(manifest.size, limit)
+        return found or Manifest.empty(), refused
 
-    manifests, refused, shares, warnings = zip(*in_parallel(runtime, read, configs), strict=True)
+    manifests, refused = zip(*in_parallel(runtime, read, configs), strict=True)
     now_ms = runtime.now_ms()
     return Backlog(
         batches=sum(each.entry_count for each in manifests),
         oldest_s=max(each.age_s(now_ms) or 0.0 for each in manifests),
-        fullest=max(shares),
-        warning=max(zip(shares, warnings, strict=True))[1],
+        largest=max(each.size for each in manifests),
         refused=max(refused),
     )

@@ -80,9 +80,7 @@ def status(
         if target.topic is not None:
             topic = read_topic(target.topic, target.config, runtime)
             refused = max(each.refused for each in topic.partitions)
-            largest = max(each.manifest_bytes for each in topic.partitions)
-            if warning := fullness(largest, target.config.max_manifest_bytes):
-                click.echo(f"warning: {warning}", err=True)
+            _warn(max(each.manifest_bytes for each in topic.partitions), target)
             return json.dumps(asdict(topic)) if as_json else topic_table(topic)
         found = read_status(reader, lambda announced: _connect(announced, runtime))
         refused = found.refused
@@ -109,6 +107,11 @@ def _connect(announced: DiscoveryRecord, runtime: Runtime) -> Connection:
     return WebSocketNetwork(runtime).connect(announced)
 
 
+def _warn(manifest_bytes: int, target: Target) -> None:
+    if warning := fullness(manifest_bytes, target.config.max_manifest_bytes):
+        click.echo(f"warning: {warning}", err=True)
+
+
 def _probe(
     target: Target, runtime: Runtime, max_lag: float | None, max_backlog: int | None, as_json: bool
 ) -> None:
@@ -116,8 +119,7 @@ def _probe(
     found = read_backlog(target.store, target.configs(), runtime, topic=is_topic)
     if found.refused:
         raise Failure(found.refused)
-    if found.warning:
-        click.echo(f"warning: {found.warning}", err=True)
+    _warn(found.largest, target)
     batches, lag_s = found.batches, found.oldest_s
     excess = []
     if max_lag is not None and lag_s > max_lag:
@@ -126,7 +128,7 @@ def _probe(
         excess.append(f"{batches:,} wait, more than {max_backlog:,}")
     known = {"ok": not excess, "batches": batches, "lag_seconds": lag_s}
     if as_json:
-        click.echo(json.dumps({**known, "manifest_share": found.fullest}))
+        click.echo(json.dumps({**known, "manifest_bytes": found.largest}))
     if excess:
         raise Exceeded(
             f"too much waits in {target.store.url}: of the batches {' and '.join(excess)}. "
