@@ -349,7 +349,7 @@ class CasObject(Generic[T]):
     def _get(self, known: str | None = None) -> Blob | NotModified:
         return self._store.get(self.key, if_changed=known, max_bytes=self._max_bytes)
 
-    def _decoded(self, got: Blob) -> tuple[T, str]:
+    def _decoded(self, got: Blob, *, first: bool = True) -> tuple[T, str]:
         """The value and its version, read once more where the first bytes break the format.
 
         A read may end early, and no checksum shows it: that must not stop a queue (failure F15).
@@ -357,14 +357,11 @@ class CasObject(Generic[T]):
         try:
             return self._decode(got.data), got.version
         except CorruptData as error:
-            again = self._get()
+            again = self._get() if first else got
             if not isinstance(again, Blob) or again.data == got.data:
                 raise self._named(error) from error
             log.warning("%s was read again, because %s", self.key, error)
-            try:
-                return self._decode(again.data), again.version
-            except CorruptData as second:
-                raise self._named(second) from second
+            return self._decoded(again, first=False)
 
     def _named(self, error: CorruptData) -> CorruptData:
         """The error with the object's name: codecs see only its bytes."""
