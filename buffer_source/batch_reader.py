@@ -86,7 +86,7 @@ def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
     assert not isinstance(start, tuple), "of_partition() picks one"
     assert not isinstance(last, tuple), "of_partition() picks one"
     begin = first if start == EARLIEST else int(start)
-    until = end - 1 if last == LATEST else int(last)
+    until = end - 1 if last in (None, LATEST) else int(last)
     if begin < first:
         advice = "Read with startingOffsets 'earliest', or set failOnDataLoss to false."
         options.report_data_loss(DataLoss(options.queue.manifest_path, begin, first, advice))
