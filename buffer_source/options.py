@@ -219,8 +219,8 @@ class SourceOptions:
             )
         if self.ending_offsets is not None:
             raise InvalidInput(
-                f"option endingOffsets is {self.ending_offsets!r}: a stream has no end. Leave it out "
-                "and use trigger(availableNow=True) to stop at what is queued, or spark.read"
+                f"option endingOffsets is {self.ending_offsets!r}: a stream has no end. Leave it "
+                "out and use trigger(availableNow=True) to stop at what is queued, or spark.read"
             )
 
     def check_batch(self) -> None:
