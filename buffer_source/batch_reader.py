@@ -98,7 +98,7 @@ def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
         )
     entries, since_ms = manifest.entries(), options.starting_timestamp_ms
     if since_ms is not None:
-        begin = first_since(map(BatchDescriptor.of, entries), since_ms, end)
+        begin = first_since([*map(BatchDescriptor.of, entries)], since_ms, end)
 
     def held_back(start: int, stop: int) -> list[tuple[int, str]]:
         return [(each.sequence, each.location) for each in entries[start - first : stop - first]]
