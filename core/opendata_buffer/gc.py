@@ -97,11 +97,7 @@ class GcCursor:
 
     def load(self) -> str:
         """The key after which to list; empty for the beginning."""
-        try:
-            found = self._object.read()
-        except CorruptData as error:
-            log.warning("the collector begins at the first object: %s", error)
-            found = None
+        found = self._object.read()
         if isinstance(found, outcomes.Vanished):
             self._object, found = self._opened(), None
         self._known = found or ""
@@ -115,7 +111,7 @@ class GcCursor:
             return
         try:
             outcome = self._object.update(lambda _: after, from_memory=True)
-        except (CorruptData, StorageError) as error:
+        except StorageError as error:
             log.warning("the collector's cursor was not saved: %s", error)
             return
         if isinstance(outcome, outcomes.Applied):
@@ -128,20 +124,17 @@ class GcCursor:
         return CasObject(
             self._store,
             self._key,
-            decode=self._decode,
+            decode=lambda data: _CURSOR.decode(data).text("after"),
             encode=lambda after: json.dumps({"version": _CURSOR.version, "after": after}).encode(),
             runtime=self._runtime,
             settings=self._config,
             sidecar=_CURSOR,
+            if_unreadable=self._begin_anew,
         )
 
-    def _decode(self, data: bytes) -> str:
-        """The key; empty if the object cannot be read, so that the next key can be saved."""
-        try:
-            return _CURSOR.decode(data).text("after")
-        except CorruptData as error:
-            log.warning("the collector begins at the first object: %r: %s", self._key, error)
-            return ""
+    def _begin_anew(self, error: CorruptData, version: str) -> str:
+        log.warning("the collector begins at the first object: %s", error)
+        return ""
 
 
 def _is_key(text: str) -> bool:

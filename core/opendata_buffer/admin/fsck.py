@@ -14,16 +14,24 @@ from enum import StrEnum
 import pyarrow.compute as pc
 
 from opendata_buffer.admin.rebuild import RebuildPlan, plan_rebuild, read_raw, rebuild
+from opendata_buffer.admin.status import stored_claims
 from opendata_buffer.admin.trim import skip_batch
+from opendata_buffer.broker.claims import CLAIMS, claims_key
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.errors import BatchMissing, ForeignLocation, PoisonBatch
+from opendata_buffer.errors import (
+    BatchMissing,
+    CorruptData,
+    ForeignLocation,
+    PermanentStorageError,
+    PoisonBatch,
+)
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.base import Blob, Store
 
 CONCURRENCY = 8
 """Batches that are decoded in memory at once."""
@@ -40,6 +48,7 @@ class Kind(StrEnum):
     REPEATED = "repeated"  # an object that is queued more than once
     UNREAD = "unread"  # an object that no entry names
     METADATA = "metadata"  # metadata that describes no record
+    CLAIMS = "claims"  # the record of workers' claims cannot be read
 
 
 REPAIRED_BY = {
@@ -47,6 +56,7 @@ REPAIRED_BY = {
     Kind.MISSING: "is skipped: its object is gone, and a report of it goes to the quarantine",
     Kind.UNREADABLE: "is copied to the quarantine and skipped",
     Kind.REPEATED: "is copied to the quarantine and skipped: the first entry delivers the object",
+    Kind.CLAIMS: "is saved next to it and removed: every batch in the queue is handed out again",
 }
 """What repair does about a kind of problem."""
 
@@ -149,6 +159,11 @@ def check_queue(
         report.problems = [
             each for each in report.problems if each.sequence is None or each.sequence >= first
         ]
+    try:
+        stored_claims(store, config)
+    except CorruptData as error:
+        key = claims_key(config.data_path_prefix)
+        report.problems.append(Finding(None, key, str(error), Kind.CLAIMS, "record of claims"))
     return report
 
 
@@ -249,6 +264,8 @@ def repair(
     for finding in plan:
         if finding.kind is Kind.MANIFEST:
             _, copy = rebuild(store, config, runtime)
+        elif finding.kind is Kind.CLAIMS:
+            copy = _set_aside(store, finding.location, runtime)
         else:
             assert finding.sequence is not None
             force = finding.kind is Kind.REPEATED
@@ -256,3 +273,14 @@ def repair(
         done.append((finding, copy))
         advance(len(done), len(plan))
     return done
+
+
+def _set_aside(store: Store, key: str, runtime: Runtime) -> str:
+    """Delete an object after its bytes, as many as are ever read, are saved beside it."""
+    found = store.get(key, byte_range=(0, CLAIMS.max_bytes))
+    assert isinstance(found, Blob)  # the other one is only an answer to if_changed
+    copy = f"{key}.broken-{runtime.ulid()}"
+    store.put(copy, found.data)
+    for failed in store.delete_many([key]):
+        raise PermanentStorageError(f"{key!r} could not be deleted: {failed.reason}")
+    return copy

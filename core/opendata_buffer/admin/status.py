@@ -12,18 +12,24 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from opendata_buffer.admin.transactions import STALE_AFTER_S, OpenTransaction, open_in
-from opendata_buffer.broker.claims import CLAIMS, claims_key, decode
+from opendata_buffer.broker.claims import Claims, claims_key, claims_kind, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.errors import CorruptData, ObjectNotFound, PrefixConflict, QueueReset
+from opendata_buffer.errors import (
+    CorruptData,
+    ObjectNotFound,
+    PermanentStorageError,
+    PrefixConflict,
+    QueueReset,
+)
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.consumer_info import ConsumerInfo, read_consumer_info
-from opendata_buffer.queue.ownership import check_owner
+from opendata_buffer.queue.ownership import check_owner, queue_hint
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Listing, Store, read_sidecar
 from opendata_buffer.topic.description import Partition
@@ -102,11 +108,21 @@ def ask_broker(
     return replace(known, alive=True, **counters)
 
 
-def read_claims(store: Store, config: QueueConfig) -> ClaimsStatus | None:
-    """The claims of workers; None where the queue never had one."""
+def stored_claims(store: Store, config: QueueConfig) -> Claims | None:
+    """The claims of workers; None where the queue never had one. Raises CorruptData for an object
+    that cannot be read, with the command that replaces it."""
+    kind = claims_kind(queue_hint(store.url, config))
     try:
-        claims = read_sidecar(store, claims_key(config.data_path_prefix), CLAIMS, decode)
+        key = claims_key(config.data_path_prefix)
+        return read_sidecar(store, key, kind, lambda data: decode(data, kind))
     except ObjectNotFound:
+        return None
+
+
+def read_claims(store: Store, config: QueueConfig) -> ClaimsStatus | None:
+    """What is held; None where the queue never had a worker. Raises as :func:`stored_claims`."""
+    claims = stored_claims(store, config)
+    if claims is None:
         return None
     oldest = min(claims.held, default=None)
     known = ClaimsStatus(
@@ -160,8 +176,10 @@ def read_status(
     def noted(read: Callable[[], T | None]) -> T | None:
         try:
             return read()
-        except CorruptData as error:
-            notes.append(str(error))  # A damaged object next to the manifest hides no queue.
+        except (CorruptData, PermanentStorageError) as error:
+            # A damaged object next to the manifest, or one that this user may not read, hides no
+            # queue.
+            notes.append(str(error))
             return None
 
     # Before the manifest: the consumer's record must not be the newer one.
@@ -174,6 +192,9 @@ def read_status(
     found = summarise(before, after, listing, store.url, config, runtime.now_ms())
     notes += [*_refusals(reader, after), *found.notes]
     announced = noted(lambda: Lease(store, config, runtime).read())
+    if announced is not None and announced.fault:
+        notes.append(announced.fault)
+        announced = None
     return replace(
         found,
         consumer=consumer,

@@ -165,6 +165,10 @@ class LeaderElection:
         now = self._runtime.monotonic()
         if announced != self._seen:
             self._seen, self._seen_since = announced, now
+            if announced is not None and announced.fault:
+                log.warning("it is replaced unless its broker renews it: %s", announced.fault)
+        if announced is not None and announced.fault and now - self._seen_since < SILENT_S:
+            return STAND_BY_S  # A later release may write what this one cannot read.
         if announced is not None and announced.serves:
             is_alive = self._is_alive(announced)
             if is_alive or (is_alive is None and now - self._seen_since < SILENT_S):
@@ -188,17 +192,10 @@ class LeaderElection:
     def _take_over(self, announced: DiscoveryRecord | None) -> float:
         if self._port is None:
             self._port = self._network.listen()
-        wanted = DiscoveryRecord(
-            term=0,
-            id=self._id,
-            address=self._port.address,
-            secret=secrets.token_bytes(SECRET_BYTES),
-            certificate=self._port.certificate,
-            seen_ms=self._runtime.now_ms(),
-        )
         claim = claim_for_writing(self._store, self._config, runtime=self._runtime)
         queue = SharedQueue(self._store, self._config, runtime=self._runtime, claim=claim)
         broker = Broker(
+            self._store,
             queue,
             self._runtime,
             self._config.data_path_prefix,
@@ -212,6 +209,15 @@ class LeaderElection:
                 lambda: not self._is_cut_off(),
                 self._steady_since,
             ),
+        )
+        wanted = DiscoveryRecord(
+            term=0,
+            id=self._id,
+            address=self._port.address,
+            secret=secrets.token_bytes(SECRET_BYTES),
+            share=broker.keys.share,
+            certificate=self._port.certificate,
+            seen_ms=self._runtime.now_ms(),
         )
         try:
             broker.start()

@@ -38,7 +38,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime, deadline, remaining
-from opendata_buffer.stores.base import ABSENT, ConditionalPut, Get, IfVersion, NotModified
+from opendata_buffer.stores.base import ABSENT, ConditionalPut, Get, IfVersion, NotModified, Put
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -49,8 +49,8 @@ LAST_READ_S = 5.0
 """Seconds beyond the deadline for an attempt that began at it, and for reading what it did."""
 
 
-class CasStore(Get, ConditionalPut, Protocol):
-    """What a :class:`CasObject` needs of a store."""
+class CasStore(Get, Put, ConditionalPut, Protocol):
+    """What a :class:`CasObject` needs of a store, and a client of the broker beside it."""
 
     @property
     def url(self) -> str:
@@ -150,6 +150,8 @@ class CasObject(Generic[T]):
         settings: Deadline of one change, and its backoff.
         max_bytes: A larger object is not read; a sidecar has a limit of its own.
         sidecar: The kind of a small object: it makes the error about one that is too large.
+        if_unreadable: The value, by the error and the version, of an object that cannot be read:
+            for a hint, which the next change replaces. None raises the error.
         check_read: Raises when the value read now cannot follow the one known so far.
         after_conflict: Seconds to wait after a lost race, asked each time; None for the backoff.
     """
@@ -165,6 +167,7 @@ class CasObject(Generic[T]):
         settings: QueueConfig,
         max_bytes: int | None = None,
         sidecar: Sidecar | None = None,
+        if_unreadable: Callable[[CorruptData, str], T] | None = None,
         check_read: Callable[[T, T], None] | None = None,
         after_conflict: Callable[[], float | None] | None = None,
     ) -> None:
@@ -175,6 +178,7 @@ class CasObject(Generic[T]):
         self._runtime = runtime
         self._max_bytes = max_bytes if sidecar is None else sidecar.max_bytes
         self._sidecar = sidecar
+        self._if_unreadable = if_unreadable
         self._check_read = check_read
         self._reading = queue_retry(runtime, settings)
         self._deadline_s = settings.cas_deadline_ms / 1000
@@ -319,6 +323,7 @@ class CasObject(Generic[T]):
         return self._after_conflict()
 
     def _read_once(self) -> T | None:
+        fault: CorruptData | None = None
         try:
             got = self._store.get(self.key, if_changed=self._version, max_bytes=self._max_bytes)
         except ObjectNotFound as error:
@@ -329,7 +334,10 @@ class CasObject(Generic[T]):
         except CorruptData as error:
             if self._sidecar is None:
                 raise
-            raise self._named(self._sidecar.unreadable(str(error).rstrip("."))) from error
+            fault = self._sidecar.unreadable(str(error).rstrip("."))
+            if self._if_unreadable is None:
+                raise self._named(fault) from error
+            got = self._store.get(self.key, byte_range=(0, 1))  # for its version
         if isinstance(got, NotModified):
             if self._version is None:
                 raise PermanentStorageError(
@@ -338,9 +346,13 @@ class CasObject(Generic[T]):
                 )
         else:
             try:
+                if fault is not None:
+                    raise fault
                 value = self._decode(got.data)
             except CorruptData as error:
-                raise self._named(error) from error
+                if self._if_unreadable is None:
+                    raise self._named(error) from error
+                value = self._if_unreadable(self._named(error), got.version)
             if self._check_read is not None and self._value is not None:
                 self._check_read(self._value, value)
             self._value, self._version = value, got.version

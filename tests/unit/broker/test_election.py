@@ -46,7 +46,7 @@ def test_of_two_hosts_one_serves_and_the_other_takes_over_at_once_when_it_leaves
         assert second.serving is None
         announced = first.serving
         assert announced is not None
-        with connected(announced) as client:
+        with connected(announced, store) as client:
             assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
         first.stop(10)
         assert eventually(lambda: second.serving).term > announced.term
