@@ -187,7 +187,8 @@ class Broker:
     race: another broker may be at work. Without a ``dispatcher`` it hands out no batches.
 
     Attributes:
-        keys: Its side of the exchange of keys with each client; the record announces the share.
+        keys: Its side of the exchange of keys with each client, whose share the record announces;
+            by default new ones.
         proofs: Checks which clients may write in ``store``.
     """
 
@@ -199,13 +200,14 @@ class Broker:
         data_path_prefix: str,
         on_conflict: Callable[[], None] = lambda: None,
         dispatcher: Dispatcher | None = None,
+        keys: KeyPair | None = None,
     ) -> None:
         self._queue = queue
         self.runtime = runtime
         self.data_path_prefix = data_path_prefix
         self._on_conflict = on_conflict
         self.dispatcher = dispatcher
-        self.keys = KeyPair.of(secrets.token_bytes(NONCE_BYTES))
+        self.keys = keys or KeyPair.of(secrets.token_bytes(NONCE_BYTES))
         self.proofs = WriteProofs(store, queue.key, runtime)
         self._condition = runtime.condition()
         self._waiting: list[AppendRequest] = []

@@ -17,7 +17,7 @@ from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
 from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.network import ListeningPort, Network
-from opendata_buffer.broker.secure_channel import ProtocolError
+from opendata_buffer.broker.secure_channel import NONCE_BYTES, KeyPair, ProtocolError
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
@@ -84,6 +84,9 @@ class LeaderElection:
         self.failure: OpenDataBufferError | None = None
         """Why it last did not serve: an address that cannot be used, a prefix of another queue."""
         self._id = runtime.ulid()
+        # As the id for as long as this lives: a record of an earlier attempt to serve may be
+        # written late, and names them both.
+        self._keys = KeyPair.of(secrets.token_bytes(NONCE_BYTES))
         self._task: Task = runtime.spawn(self._run, "opendata-buffer-broker-host")
 
     @property
@@ -209,13 +212,14 @@ class LeaderElection:
                 lambda: not self._is_cut_off(),
                 self._steady_since,
             ),
+            keys=self._keys,
         )
         wanted = DiscoveryRecord(
             term=0,
             id=self._id,
             address=self._port.address,
             secret=secrets.token_bytes(SECRET_BYTES),
-            share=broker.keys.share,
+            share=self._keys.share,
             certificate=self._port.certificate,
             seen_ms=self._runtime.now_ms(),
         )
