@@ -16,22 +16,16 @@ import pyarrow.compute as pc
 from opendata_buffer.admin.rebuild import RebuildPlan, plan_rebuild, read_raw, rebuild
 from opendata_buffer.admin.status import stored_claims
 from opendata_buffer.admin.trim import skip_batch
-from opendata_buffer.broker.claims import CLAIMS, claims_key
+from opendata_buffer.broker.claims import claims_key
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.errors import (
-    BatchMissing,
-    CorruptData,
-    ForeignLocation,
-    PermanentStorageError,
-    PoisonBatch,
-)
+from opendata_buffer.errors import BatchMissing, CorruptData, ForeignLocation, PoisonBatch
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Blob, Store
+from opendata_buffer.stores.base import Store
 
 CONCURRENCY = 8
 """Batches that are decoded in memory at once."""
@@ -265,7 +259,9 @@ def repair(
         if finding.kind is Kind.MANIFEST:
             _, copy = rebuild(store, config, runtime)
         elif finding.kind is Kind.CLAIMS:
-            copy = _set_aside(store, finding.location, runtime)
+            copy = f"{finding.location}.broken-{runtime.ulid()}"
+            store.put(copy, read_raw(store, finding.location) or b"")
+            store.delete_many([finding.location])
         else:
             assert finding.sequence is not None
             force = finding.kind is Kind.REPEATED
@@ -273,14 +269,3 @@ def repair(
         done.append((finding, copy))
         advance(len(done), len(plan))
     return done
-
-
-def _set_aside(store: Store, key: str, runtime: Runtime) -> str:
-    """Delete an object after its bytes, as many as are ever read, are saved beside it."""
-    found = store.get(key, byte_range=(0, CLAIMS.max_bytes))
-    assert isinstance(found, Blob)  # the other one is only an answer to if_changed
-    copy = f"{key}.broken-{runtime.ulid()}"
-    store.put(copy, found.data)
-    for failed in store.delete_many([key]):
-        raise PermanentStorageError(f"{key!r} could not be deleted: {failed.reason}")
-    return copy

@@ -122,21 +122,25 @@ class Lease:
         self, store: CasStore, config: QueueConfig, runtime: Runtime, *, deadline_ms: int = 5_000
     ) -> None:
         self._runtime = runtime
-        self._store = store
-        self.key = discovery_record_key(config.data_path_prefix)
-        self._settings = replace(config, cas_deadline_ms=min(deadline_ms, config.cas_deadline_ms))
-        self._object = self._opened()
+        self._object = CasObject(
+            store,
+            discovery_record_key(config.data_path_prefix),
+            decode=decode,
+            encode=encode,
+            runtime=runtime,
+            settings=replace(config, cas_deadline_ms=min(deadline_ms, config.cas_deadline_ms)),
+            sidecar=DISCOVERY_RECORD,
+            if_unreadable=lambda error, version: DiscoveryRecord(
+                0, version, "", b"", fault=str(error)
+            ),
+        )
 
     def read(self) -> DiscoveryRecord | None:
         """The record; None where no broker ever served, or the object was deleted. One that is not
         readable serves nowhere and has a ``fault``, and can be replaced as any other. Raises
         StorageError without an answer of the store."""
         found = self._object.read()
-        if not isinstance(found, outcomes.Vanished):
-            return found
-        # Deleted while it was watched. It is a hint and may be made anew, unlike a manifest.
-        self._object = self._opened()
-        return None
+        return found if isinstance(found, DiscoveryRecord) else None
 
     def take(self, mine: DiscoveryRecord, over: DiscoveryRecord | None) -> DiscoveryRecord | None:
         """Replace the record ``over`` by one with the next term, and return it as it was written;
@@ -173,22 +177,5 @@ class Lease:
         mine: DiscoveryRecord,
     ) -> DiscoveryRecord | None:
         outcome = self._object.update(decide)
-        if not isinstance(outcome, outcomes.Applied):
-            self._object = self._opened()
-            return None
-        value = outcome.value
+        value = outcome.value if isinstance(outcome, outcomes.Applied) else None
         return value if value is not None and mine.same_broker(value) and value.serves else None
-
-    def _opened(self) -> CasObject[DiscoveryRecord]:
-        return CasObject(
-            self._store,
-            self.key,
-            decode=decode,
-            encode=encode,
-            runtime=self._runtime,
-            settings=self._settings,
-            sidecar=DISCOVERY_RECORD,
-            if_unreadable=lambda error, version: DiscoveryRecord(
-                0, version, "", b"", fault=str(error)
-            ),
-        )

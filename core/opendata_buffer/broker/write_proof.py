@@ -11,10 +11,8 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
-from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import (
     ObjectNotFound,
     OpenDataBufferError,
@@ -44,13 +42,6 @@ class ProofStore(Get, List, Delete, Protocol):
     """What a broker needs of a store to check that its clients may write."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Claimed:
-    key: str
-    expected: bytes
-    answer: Callable[[OpenDataBufferError | None], None]
-
-
 class WriteProofs:
     """Checks the objects of a broker's clients. Thread-safe."""
 
@@ -58,9 +49,6 @@ class WriteProofs:
         self._store = store
         self._folder = write_proof_folder(manifest_path)
         self._runtime = runtime
-        self._condition = runtime.condition()
-        self._waiting: list[_Claimed] = []
-        self._runs = False
 
     def clear(self) -> None:
         """Delete what clients of earlier brokers left. Raises nothing: it is some bytes each."""
@@ -74,48 +62,33 @@ class WriteProofs:
     def check(
         self, name: str, expected: bytes, answer: Callable[[OpenDataBufferError | None], None]
     ) -> None:
-        """Have the object of that name read and deleted, by another thread, which then calls
-        ``answer`` once: with None where it holds the expected bytes, or with the error."""
-        with self._condition:
-            self._waiting.append(_Claimed(self._folder + name, expected, answer))
-            if self._runs:
-                return
-            self._runs = True
-        try:
-            self._runtime.spawn(self._run, "opendata-buffer-write-proofs")
-        except RuntimeError as error:
-            with self._condition:
-                refused, self._waiting, self._runs = self._waiting, [], False
-            for each in refused:
-                each.answer(TransientStorageError(f"no thread is left: {error}. Try again."))
+        """Have the object of that name read and deleted, by a thread, which then calls ``answer``
+        once: with None where it holds the expected bytes, or with the error."""
 
-    def _run(self) -> None:
-        while True:
-            with self._condition:
-                claimed, self._waiting = self._waiting, []
-                if not claimed:
-                    self._runs = False
-                    return
-            # Of hundreds of clients at once each has its answer after a few reads.
-            in_parallel(self._runtime, self._check, claimed)
+        def run() -> None:
             try:
-                self._store.delete_many([each.key for each in claimed])
-            except Exception as error:  # or later clients would wait for this thread for ever
-                log.info("objects of clients stay in %s: %s", self._folder, error)
+                error = self._check(self._folder + name, expected)
+            except Exception as failed:  # Also after a bug: the client waits for an answer.
+                log.exception("a client's object is not checked")
+                error = TransientStorageError(f"{name!r} is not checked: {failed}. Try again.")
+            answer(error)
 
-    def _check(self, claimed: _Claimed) -> None:
-        error: OpenDataBufferError | None = None
         try:
-            found = read_bytes(self._store, claimed.key, 2 * len(claimed.expected))
-            if not hmac.compare_digest(found, claimed.expected):
-                error = PermanentStorageError(
-                    f"{claimed.key!r} was not written by the client that the broker named it to"
-                )
+            self._runtime.spawn(run, "opendata-buffer-write-proof")
+        except RuntimeError as error:
+            answer(TransientStorageError(f"no thread is left: {error}. Try again."))
+
+    def _check(self, key: str, expected: bytes) -> OpenDataBufferError | None:
+        try:
+            found = read_bytes(self._store, key, 2 * len(expected))
         except ObjectNotFound:
-            error = TransientStorageError(f"the broker finds no object {claimed.key!r}. Try again.")
-        except OpenDataBufferError as failed:
-            error = failed
-        except Exception as failed:  # a bug must not leave the clients behind it unanswered
-            log.exception("%s is not checked", claimed.key)
-            error = TransientStorageError(f"{claimed.key!r} is not checked: {failed}. Try again.")
-        claimed.answer(error)
+            return TransientStorageError(f"the broker finds no object {key!r}. Try again.")
+        except OpenDataBufferError as error:
+            return error
+        for failed in self._store.delete_many([key]):
+            log.info("%s stays there: %s", failed.key, failed.reason)
+        if hmac.compare_digest(found, expected):
+            return None
+        return PermanentStorageError(
+            f"{key!r} was not written by the client that the broker named it to"
+        )

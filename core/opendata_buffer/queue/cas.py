@@ -150,8 +150,8 @@ class CasObject(Generic[T]):
         settings: Deadline of one change, and its backoff.
         max_bytes: A larger object is not read; a sidecar has a limit of its own.
         sidecar: The kind of a small object: it makes the error about one that is too large.
-        if_unreadable: The value, by the error and the version, of an object that cannot be read:
-            for a hint, which the next change replaces. None raises the error.
+        if_unreadable: Of a hint, the value, by the error and the version, that stands for an object
+            which cannot be read. The next change replaces it, and makes a deleted one again.
         check_read: Raises when the value read now cannot follow the one known so far.
         after_conflict: Seconds to wait after a lost race, asked each time; None for the backoff.
     """
@@ -306,12 +306,12 @@ class CasObject(Generic[T]):
                 self._value, self._version, self._fresh = after, written, True
                 writes.applied()
                 return after
-            case outcomes.Conflict():
+            case outcomes.Vanished() if self._if_unreadable is None:
+                raise self._missing()
+            case outcomes.Conflict() | outcomes.Vanished():
                 self.conflicts += 1
                 writes.conflicted()
                 raise _LostRace("another writer was faster")
-            case outcomes.Vanished():
-                raise self._missing()
             case _:
                 log.warning("answer to a write of %s was lost: %s", self.key, outcome.reason)
                 writes.lost_answer(version)
@@ -327,8 +327,9 @@ class CasObject(Generic[T]):
         try:
             got = self._store.get(self.key, if_changed=self._version, max_bytes=self._max_bytes)
         except ObjectNotFound as error:
-            if self._version is not None:
+            if self._version is not None and self._if_unreadable is None:
                 raise self._missing() from error
+            self._value = self._version = None
             self._fresh = True
             return None
         except CorruptData as error:
