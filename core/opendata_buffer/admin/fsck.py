@@ -14,7 +14,7 @@ from enum import StrEnum
 import pyarrow.compute as pc
 
 from opendata_buffer.admin.rebuild import RebuildPlan, plan_rebuild, read_raw, rebuild
-from opendata_buffer.admin.status import stored_claims
+from opendata_buffer.admin.status import read_claims
 from opendata_buffer.admin.trim import skip_batch
 from opendata_buffer.broker.claims import claims_key
 from opendata_buffer.config import ConsumerConfig
@@ -154,7 +154,7 @@ def check_queue(
             each for each in report.problems if each.sequence is None or each.sequence >= first
         ]
     try:
-        stored_claims(store, config)
+        read_claims(store, config)
     except CorruptData as error:
         key = claims_key(config.data_path_prefix)
         report.problems.append(Finding(None, key, str(error), Kind.CLAIMS, "record of claims"))

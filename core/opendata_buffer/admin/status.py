@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from opendata_buffer.admin.transactions import STALE_AFTER_S, OpenTransaction, open_in
-from opendata_buffer.broker.claims import Claims, claims_key, claims_kind, decode
+from opendata_buffer.broker.claims import claims_key, claims_kind, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.secure_channel import ProtocolError
@@ -108,21 +108,14 @@ def ask_broker(
     return replace(known, alive=True, **counters)
 
 
-def stored_claims(store: Store, config: QueueConfig) -> Claims | None:
+def read_claims(store: Store, config: QueueConfig) -> ClaimsStatus | None:
     """The claims of workers; None where the queue never had one. Raises CorruptData for an object
     that cannot be read, with the command that replaces it."""
     kind = claims_kind(queue_hint(store.url, config))
+    key = claims_key(config.data_path_prefix)
     try:
-        key = claims_key(config.data_path_prefix)
-        return read_sidecar(store, key, kind, lambda data: decode(data, kind))
+        claims = read_sidecar(store, key, kind, lambda data: decode(data, kind))
     except ObjectNotFound:
-        return None
-
-
-def read_claims(store: Store, config: QueueConfig) -> ClaimsStatus | None:
-    """What is held; None where the queue never had a worker. Raises as :func:`stored_claims`."""
-    claims = stored_claims(store, config)
-    if claims is None:
         return None
     oldest = min(claims.held, default=None)
     known = ClaimsStatus(

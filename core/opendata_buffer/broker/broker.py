@@ -25,7 +25,7 @@ from opendata_buffer.broker.protocol import (
     error_body,
 )
 from opendata_buffer.broker.secure_channel import NONCE_BYTES, KeyPair
-from opendata_buffer.broker.write_proof import ProofStore, WriteProofs
+from opendata_buffer.broker.write_proof import WriteProofs
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
 from opendata_buffer.formats.manifest import Manifest, NewEntry
@@ -194,7 +194,7 @@ class Broker:
 
     def __init__(
         self,
-        store: ProofStore,
+        store: Store,
         queue: Queue,
         runtime: Runtime,
         data_path_prefix: str,

@@ -267,7 +267,7 @@ class Connection:
 
     def show_may_write(self, store: Put, manifest_path: str) -> None:
         """Show the broker, by one small object, that this process may write in the queue. Raises
-        StorageError where it may not or that is not known, ChannelClosed without an answer."""
+        what the store raises here or at the broker, ChannelClosed without an answer."""
         key = write_proof_folder(manifest_path) + self._end.proof_name
         with deadline(self._runtime, CONNECT_S):
             store.put(key, self._end.write_proof())

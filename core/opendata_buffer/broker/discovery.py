@@ -13,9 +13,8 @@ from functools import partial
 
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
-from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import StorageError
+from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.runtime import Runtime, wait_for
 
@@ -166,7 +165,7 @@ class Discovery:
             except BaseException:
                 connection.close()
                 raise
-        except (ChannelClosed, ProtocolError, StorageError) as error:
+        except (ChannelClosed, OpenDataBufferError) as error:
             self.reason = str(error)
             self._unreached = True
             log.warning("no broker is reached: %s", error)

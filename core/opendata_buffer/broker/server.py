@@ -45,7 +45,7 @@ from opendata_buffer.broker.secure_channel import (
     BrokerEnd,
     ProtocolError,
 )
-from opendata_buffer.errors import InvalidInput, OpenDataBufferError, PermanentStorageError
+from opendata_buffer.errors import InvalidInput, PermanentStorageError
 from opendata_buffer.runtime import Moment, Runtime, Task
 
 
@@ -129,7 +129,7 @@ class Session:
             raise ProtocolError("this broker hands out no batches")
         return self._broker.dispatcher
 
-    def _proven(self, number: int, error: OpenDataBufferError | None) -> None:
+    def _proven(self, number: int, error: Exception | None) -> None:
         if error is None:
             self.may_write = True
             self._answer({"op": "granted", "n": number})

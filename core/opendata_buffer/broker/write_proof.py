@@ -11,23 +11,13 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
-from opendata_buffer.errors import (
-    ObjectNotFound,
-    OpenDataBufferError,
-    PermanentStorageError,
-    StorageError,
-    TransientStorageError,
-)
+from opendata_buffer.errors import PermanentStorageError, StorageError
 from opendata_buffer.formats.keys import MAX_KEY_BYTES
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Delete, Get, List, read_bytes
+from opendata_buffer.stores.base import Store, read_bytes
 
 log = logging.getLogger(__name__)
-
-MAX_LEFT = 1_000
-"""Left-over objects that one broker deletes as it begins."""
 
 _SUFFIX_BYTES = len("._clients/") + 26
 
@@ -38,57 +28,38 @@ def write_proof_folder(manifest_path: str) -> str:
     return f"{stem}._clients/"
 
 
-class ProofStore(Get, List, Delete, Protocol):
-    """What a broker needs of a store to check that its clients may write."""
-
-
 class WriteProofs:
     """Checks the objects of a broker's clients. Thread-safe."""
 
-    def __init__(self, store: ProofStore, manifest_path: str, runtime: Runtime) -> None:
+    def __init__(self, store: Store, manifest_path: str, runtime: Runtime) -> None:
         self._store = store
         self._folder = write_proof_folder(manifest_path)
         self._runtime = runtime
 
     def clear(self) -> None:
-        """Delete what clients of earlier brokers left. Raises nothing: it is some bytes each."""
+        """Delete what killed clients and brokers left, some bytes each. Raises nothing."""
         try:
-            left = self._store.list(self._folder, limit=MAX_LEFT).objects
-            if left:
+            if left := self._store.list(self._folder, limit=1_000).objects:
                 self._store.delete_many([each.key for each in left])
         except StorageError as error:
             log.info("what is left in %s stays there: %s", self._folder, error)
 
-    def check(
-        self, name: str, expected: bytes, answer: Callable[[OpenDataBufferError | None], None]
-    ) -> None:
+    def check(self, name: str, expected: bytes, answer: Callable[[Exception | None], None]) -> None:
         """Have the object of that name read and deleted, by a thread, which then calls ``answer``
         once: with None where it holds the expected bytes, or with the error."""
 
         def run() -> None:
+            error: Exception | None = None
             try:
-                error = self._check(self._folder + name, expected)
-            except Exception as failed:  # Also after a bug: the client waits for an answer.
-                log.exception("a client's object is not checked")
-                error = TransientStorageError(f"{name!r} is not checked: {failed}. Try again.")
+                self._check(self._folder + name, expected)
+            except Exception as failed:  # Also a bug's: the client waits for an answer.
+                error = failed
             answer(error)
 
-        try:
-            self._runtime.spawn(run, "opendata-buffer-write-proof")
-        except RuntimeError as error:
-            answer(TransientStorageError(f"no thread is left: {error}. Try again."))
+        self._runtime.spawn(run, "opendata-buffer-write-proof")
 
-    def _check(self, key: str, expected: bytes) -> OpenDataBufferError | None:
-        try:
-            found = read_bytes(self._store, key, 2 * len(expected))
-        except ObjectNotFound:
-            return TransientStorageError(f"the broker finds no object {key!r}. Try again.")
-        except OpenDataBufferError as error:
-            return error
-        for failed in self._store.delete_many([key]):
-            log.info("%s stays there: %s", failed.key, failed.reason)
-        if hmac.compare_digest(found, expected):
-            return None
-        return PermanentStorageError(
-            f"{key!r} was not written by the client that the broker named it to"
-        )
+    def _check(self, key: str, expected: bytes) -> None:
+        found = read_bytes(self._store, key, 2 * len(expected))
+        self._store.delete_many([key])
+        if not hmac.compare_digest(found, expected):
+            raise PermanentStorageError(f"{key!r} was not written for this connection")
