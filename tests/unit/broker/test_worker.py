@@ -154,35 +154,25 @@ def test_a_rejected_batch_goes_to_the_quarantine_with_its_reason(
     assert (report.sequence, "no such customer" in report.error) == (0, True)
 
 
-def test_an_unreadable_batch_goes_to_the_quarantine_and_the_next_one_is_handed_out(
-    store: MemoryStore, workers: list[Worker]
-) -> None:
-    store.put("ingest/broken.batch", b"no batch")
-    Queue(store, CONFIG, runtime=RUNTIME, role="test").append([NewEntry("ingest/broken.batch")])
-    fill(store, 1)
-    (batch,) = workers[0].claim()
-    assert batch.sequence == 1
-    assert [each.sequence for each in list_quarantine(store, "ingest")] == [0]
-
-
+BROKEN = "ingest/broken.batch"
 HOSTILE = ("ingest/../../secret.batch", "ingest/a\n\x1b[2J.batch", "elsewhere/secret.batch")
 
 
-def test_hostile_names_in_a_manifest_block_no_worker_and_nothing_is_copied(
+def test_unreadable_batches_and_hostile_names_block_no_worker_and_nothing_foreign_is_copied(
     store: MemoryStore, workers: list[Worker]
 ) -> None:
+    store.put(BROKEN, b"no batch")
     store.put("elsewhere/secret.batch", encode_batch([b"secret"]))
     queue = Queue(store, CONFIG, runtime=RUNTIME, role="test")
-    queue.append([NewEntry(location) for location in HOSTILE])
+    queue.append([NewEntry(location) for location in (*HOSTILE, BROKEN)])
     fill(store, 1)
     (batch,) = workers[0].claim()
-    assert batch.sequence == len(HOSTILE)
+    assert batch.sequence == len(HOSTILE) + 1
     batch.done()
     eventually(lambda: queued(store) == [])
     reports = list_quarantine(store, "ingest")
-    assert [(each.location, each.copied_bytes) for each in reports] == [
-        (location, None) for location in HOSTILE
-    ]
+    copied = [(each.location, each.copied_bytes) for each in reports]
+    assert copied == [*((each, None) for each in HOSTILE), (BROKEN, 8)]
 
 
 def test_unreadable_claims_name_the_command_that_replaces_them(
@@ -318,15 +308,6 @@ def test_asyncio_takes_batch_after_batch_and_the_loop_goes_on(
 
     asyncio.run(main())
     assert found == [0, 1, 2, 3]
-
-
-def test_without_a_broker_a_claim_says_what_to_do() -> None:
-    config = replace(SETTINGS, cas_deadline_ms=300)
-    with (
-        Worker(config, store=MemoryStore()) as worker,
-        pytest.raises(TransientStorageError, match="broker='host'"),
-    ):
-        worker.claim()
 
 
 def test_a_lone_worker_can_be_the_broker_itself() -> None:

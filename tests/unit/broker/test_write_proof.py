@@ -10,8 +10,7 @@ import pytest
 from opendata_buffer.broker.broker import Broker
 from opendata_buffer.broker.client import Appended
 from opendata_buffer.broker.dispatcher import Dispatcher
-from opendata_buffer.broker.secure_channel import BrokerEnd, ClientEnd, KeyPair, ProtocolError
-from opendata_buffer.broker.server import Session
+from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.broker.write_proof import write_proof_folder
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import PermanentStorageError, StorageError, TransientStorageError
@@ -29,7 +28,7 @@ from tests.unit.broker.local import (
     serving,
     soon,
 )
-from tests.unit.broker.wired import KEYS, NAME, Client, made
+from tests.unit.broker.wired import NAME, Client, made
 
 FOLDER = "ingest/manifest._clients/"
 
@@ -76,77 +75,51 @@ def test_who_can_only_read_gets_the_counters() -> None:
         reader.close()
 
 
-class ReadOnly(MemoryStore):
-    """A store whose policy denies this process to write."""
-
-    def put(self, key: str, data: bytes | memoryview) -> None:
+def test_a_client_that_may_not_write_is_told_so_by_its_store() -> None:
+    def deny(key: str, data: bytes | memoryview) -> None:
         raise PermanentStorageError(f"403 for {key}")
 
-
-def test_a_client_that_may_not_write_is_told_so_by_its_store() -> None:
+    store = MemoryStore()
+    store.put = deny  # type: ignore[method-assign]
     with serving() as (_, broker_record, _):
         reader = connect(broker_record)
         with pytest.raises(PermanentStorageError, match=f"403 for {FOLDER}"):
-            reader.show_may_write(ReadOnly(), CONFIG.manifest_path)
+            reader.show_may_write(store, CONFIG.manifest_path)
         reader.close()
 
 
-class Wired(Client):
-    """A client that writes what it likes, and asks once."""
+def told(store: MemoryStore, client: Client, data: bytes | None, name: str = NAME) -> str:
+    """What the broker says to a client once these bytes are there."""
+    if data is not None:
+        store.put(FOLDER + name, data)
+    client.send({"op": "written", "n": 1})
+    (answer,) = client.answered()
+    store.delete_many([FOLDER + name])
+    assert client.session.may_write is (answer["op"] == "granted")
+    return str(answer["op"] if client.session.may_write else answer["error"]["text"])
 
-    def ask_for(self, store: MemoryStore, data: bytes | None, name: str = NAME) -> str:
-        if data is not None:
-            store.put(FOLDER + name, data)
-        self.send({"op": "written", "n": 1})
-        answer = self.answered()[0]
-        return str(answer["op"] if answer["op"] == "granted" else answer["error"]["name"])
 
-
-def test_of_what_is_found_only_the_bytes_for_this_connection_count() -> None:
+def test_only_the_bytes_for_this_connection_count_and_a_client_asks_once() -> None:
     store = MemoryStore()
-
-    def answered(data: bytes | None, name: str = NAME) -> tuple[str, bool]:
-        client = Wired(made(store), may_write=False)
-        found = client.ask_for(store, data, name), client.session.may_write
-        store.delete_many([FOLDER + name])
-        return found
-
-    client = Wired(made(store), may_write=False)
-    right = client.end.write_proof()
-    assert answered(right) == ("granted", True)
-    assert answered(None) == ("ObjectNotFound", False)
-    assert answered(right, NAME[:-1] + "X") == ("ObjectNotFound", False)
+    broker = made(store)
+    clients = [Client(broker, may_write=False) for _ in range(8)]
+    right = clients[0].end.write_proof()
+    assert told(store, clients.pop(), right) == "granted"
+    assert f"{FOLDER}{NAME}" in told(store, clients.pop(), None)
+    assert f"{FOLDER}{NAME}" in told(store, clients.pop(), right, NAME[:-1] + "X")
     for wrong in (b"", right[:-1], right + b"0", b"x" * 1_000_000):
-        assert answered(wrong)[1] is False
+        assert FOLDER in told(store, clients[-1], wrong)
+        with pytest.raises(ProtocolError, match="for the second time"):
+            clients.pop().send({"op": "written", "n": 2})
 
 
 def test_a_copy_of_another_client_s_object_proves_nothing() -> None:
     """A reader sees the objects of others; the keys, and with them the bytes, are not the same."""
     store = MemoryStore()
     broker = made(store)
-    writer = Wired(broker, may_write=False)
-    end = BrokerEnd(b"s" * 32, 1, KEYS, b"b" * 32, NAME)
-    reader = ClientEnd(b"s" * 32, 1, KeyPair.of(b"r" * 32), KEYS.share)
-    answers: list[dict[str, Any]] = []
-    session = Session(broker, end, answers.append)
-    reader.finish(session.welcome(reader.prove(end.hello())))
-    store.put(FOLDER + NAME, writer.end.write_proof())
-    session.received(reader.seal({"op": "written", "n": 1}))
-    assert eventually(lambda: answers)[0]["op"] == "failed"
-    assert not session.may_write
-
-
-def test_a_client_asks_once_and_many_at_once_are_all_answered() -> None:
-    store = MemoryStore()
-    broker = made(store)
-    clients = [Wired(broker, may_write=False) for _ in range(40)]
-    store.put(FOLDER + NAME, clients[0].end.write_proof())
-    for client in clients:
-        client.send({"op": "written", "n": 1})
-    for client in clients:
-        assert client.answered()[0]["op"] in ("granted", "failed")
-    with pytest.raises(ProtocolError, match="for the second time"):
-        clients[1].send({"op": "written", "n": 2})
+    writer, reader = (Client(broker, may_write=False, nonce=each * 32) for each in (b"w", b"r"))
+    assert "not written for this" in told(store, reader, writer.end.write_proof())
+    assert told(store, writer, writer.end.write_proof()) == "granted"
 
 
 class Failing(MemoryStore):
@@ -166,10 +139,7 @@ class Failing(MemoryStore):
 @pytest.mark.parametrize("error", [TransientStorageError("503"), ValueError("a bug")], ids=str)
 def test_a_store_that_fails_grants_nothing_and_the_client_is_told(error: Exception) -> None:
     store = Failing(error)
-    client = Wired(made(store), may_write=False)
-    client.ask_for(store, client.end.write_proof())
-    assert str(error) in client.answers[0]["error"]["text"]
-    assert not client.session.may_write
+    assert str(error) in told(store, Client(made(store), may_write=False), None)
 
 
 def test_a_broker_deletes_what_clients_of_earlier_ones_left_and_begins_in_any_case() -> None:

@@ -30,8 +30,8 @@ NAME = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 class Client:
     """A client of a broker, with a wire and no network."""
 
-    def __init__(self, broker: Broker, *, may_write: bool = True) -> None:
-        end = BrokerEnd(b"s" * 32, 1, KEYS, b"a" * 32, NAME)
+    def __init__(self, broker: Broker, *, may_write: bool = True, nonce: bytes = b"a" * 32) -> None:
+        end = BrokerEnd(b"s" * 32, 1, KEYS, nonce, NAME)
         self.end = ClientEnd(b"s" * 32, 1, KEYS, KEYS.share)
         self.answers: list[dict[str, Any]] = []
         self.session = Session(broker, end, self.answers.append)
