@@ -11,6 +11,7 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from opendata_buffer.errors import PermanentStorageError, StorageError
 from opendata_buffer.formats.keys import MAX_KEY_BYTES
@@ -45,21 +46,20 @@ class WriteProofs:
             log.info("what is left in %s stays there: %s", self._folder, error)
 
     def check(self, name: str, expected: bytes, answer: Callable[[Exception | None], None]) -> None:
-        """Have the object of that name read and deleted, by a thread, which then calls ``answer``
-        once: with None where it holds the expected bytes, or with the error."""
+        """Have the object of that name read and deleted, by a thread, which calls ``answer`` once:
+        with None where it holds the expected bytes, or with the error."""
+        key = self._folder + name
 
         def run() -> None:
             error: Exception | None = None
             try:
-                self._check(self._folder + name, expected)
+                found = read_bytes(self._store, key, 2 * len(expected))
+                if not hmac.compare_digest(found, expected):
+                    error = PermanentStorageError(f"{key!r} was not written for this connection")
             except Exception as failed:  # Also a bug's: the client waits for an answer.
                 error = failed
             answer(error)
+            with suppress(StorageError):  # The next broker deletes what is left.
+                self._store.delete_many([key])
 
         self._runtime.spawn(run, "opendata-buffer-write-proof")
-
-    def _check(self, key: str, expected: bytes) -> None:
-        found = read_bytes(self._store, key, 2 * len(expected))
-        self._store.delete_many([key])
-        if not hmac.compare_digest(found, expected):
-            raise PermanentStorageError(f"{key!r} was not written for this connection")
