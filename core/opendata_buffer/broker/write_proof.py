@@ -13,12 +13,18 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from opendata_buffer.errors import PermanentStorageError, StorageError
+from opendata_buffer.errors import PermanentStorageError, StorageError, TransientStorageError
 from opendata_buffer.formats.keys import MAX_KEY_BYTES
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import Store, read_bytes
 
 log = logging.getLogger(__name__)
+
+MAX_UNDER_WAY = 256
+"""Objects that are read at the same time: a store that stalls must not take all threads."""
+
+CHECK_S = 3.0
+"""Seconds for reading one: its client waits no longer."""
 
 _SUFFIX_BYTES = len("._clients/") + 26
 
@@ -36,6 +42,8 @@ class WriteProofs:
         self._store = store
         self._folder = write_proof_folder(manifest_path)
         self._runtime = runtime
+        self._lock = runtime.condition()
+        self._under_way = 0
 
     def clear(self) -> None:
         """Delete what killed clients and brokers left, some bytes each. Raises nothing."""
@@ -49,17 +57,30 @@ class WriteProofs:
         """Have the object of that name read and deleted, by a thread, which calls ``answer`` once:
         with None where it holds the expected bytes, or with the error."""
         key = self._folder + name
+        with self._lock:
+            self._under_way += 1
+            is_busy = self._under_way > MAX_UNDER_WAY
 
         def run() -> None:
             error: Exception | None = None
             try:
-                found = read_bytes(self._store, key, 2 * len(expected))
+                with deadline(self._runtime, CHECK_S):
+                    found = read_bytes(self._store, key, 2 * len(expected))
                 if not hmac.compare_digest(found, expected):
                     error = PermanentStorageError(f"{key!r} was not written for this connection")
             except Exception as failed:  # Also a bug's: the client waits for an answer.
                 error = failed
+            with self._lock:
+                self._under_way -= 1
             answer(error)
             with suppress(StorageError):  # The next broker deletes what is left.
                 self._store.delete_many([key])
 
-        self._runtime.spawn(run, "opendata-buffer-write-proof")
+        try:
+            if is_busy:
+                raise RuntimeError("the broker checks too many clients at once")
+            self._runtime.spawn(run, "opendata-buffer-write-proof")
+        except RuntimeError as failed:  # Also where no thread is left.
+            with self._lock:
+                self._under_way -= 1
+            answer(TransientStorageError(f"{failed}. Try again."))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from opendata_buffer.broker import write_proof
 from opendata_buffer.broker.broker import Broker
 from opendata_buffer.broker.client import Appended
 from opendata_buffer.broker.dispatcher import Dispatcher
@@ -19,6 +21,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import (
     CONFIG,
+    Hooked,
     connect,
     connected,
     entries,
@@ -140,6 +143,26 @@ class Failing(MemoryStore):
 def test_a_store_that_fails_grants_nothing_and_the_client_is_told(error: Exception) -> None:
     store = Failing(error)
     assert str(error) in told(store, Client(made(store), may_write=False), None)
+
+
+def test_a_store_that_stalls_takes_no_more_threads_than_a_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(write_proof, "MAX_UNDER_WAY", 2)
+    stalls = threading.Event()
+    store = Hooked(NAME)
+    store.on_read = lambda: stalls.wait(60)
+    broker = made(store)
+    clients = [Client(broker, may_write=False) for _ in range(3)]
+    store.put(FOLDER + NAME, clients[0].end.write_proof())
+    for client in clients[:2]:
+        client.send({"op": "written", "n": 1})
+    assert "too many clients" in told(store, clients[2], None)
+    stalls.set()
+    for client in clients[:2]:
+        client.answered()
+    late = Client(broker, may_write=False)
+    assert told(store, late, late.end.write_proof()) == "granted"
 
 
 def test_a_broker_deletes_what_clients_of_earlier_ones_left_and_begins_in_any_case() -> None:
