@@ -24,22 +24,19 @@ from itertools import islice
 from opendata_buffer.formats.sidecar import Sidecar, SidecarFields, is_number
 from opendata_buffer.runtime import Condition
 
-CLAIMS = Sidecar(
-    "the record of workers' claims",
-    "With the object deleted, every batch in the queue is handed out again.",
-    max_bytes=16 * 1024 * 1024,
-)
-
 
 def claims_kind(queue: str) -> Sidecar:
-    """The kind of the claims of one queue, which is named as the command line takes it: an error
-    says which command replaces them."""
-    return replace(
-        CLAIMS,
-        remedy=f"'opendata-buffer fsck {queue} --repair' saves its bytes beside it and removes it: "
-        "then every batch in the queue is handed out again.",
+    """The kind of the claims of one queue, named as commands take it: an error says which command
+    removes what is not readable."""
+    return Sidecar(
+        "the record of workers' claims",
+        f"'opendata-buffer fsck {queue} --repair' saves its bytes beside it and removes it: then "
+        "every batch in the queue is handed out again.",
+        max_bytes=16 * 1024 * 1024,
     )
 
+
+CLAIMS = claims_kind("STORE")
 
 MAX_OPEN = 50_000
 """Batches beyond the frontier that are claimed, done or were handed out before. While there are as

@@ -10,8 +10,8 @@
 ``secret`` is in the discovery record: it shows that a client can read the queue, and no more. The
 key of the messages is agreed by Diffie-Hellman: ``key = HMAC(secret, "messages", Z, A, Y)``, where
 the client computes Z from the broker's share in the record, and the broker from the client's share
-Y. Who may write in the queue alone could put the broker's share there, so no process that only
-reads is taken for the broker, or reads or changes what the two say.
+Y. Only who may write in the queue could put the broker's share there: no process that only reads
+is taken for the broker, or changes what the two say.
 
 A client shows that it may write by an object of the name N that holds
 ``HMAC(key, "may write", N)`` (:mod:`opendata_buffer.broker.write_proof`): bytes that are good for
@@ -107,11 +107,10 @@ class _End:
         """What the object of the name ``proof_name`` holds, as text in hexadecimal digits."""
         return proof(self._key, b"may write", self.proof_name.encode()).hex().encode()
 
-    def _agree(self, theirs: bytes, nonce: bytes, client_share: bytes) -> None:
+    def _agree(self, theirs: bytes, nonce: bytes, client_share: bytes) -> bytes:
+        """Make the key; returns the broker's proof that it has the same."""
         agreed = self._keys.agree(theirs)
         self._key = proof(self._secret, b"messages", agreed, nonce, client_share)
-
-    def _welcome(self) -> bytes:
         return proof(self._key, b"broker", self.proof_name.encode())
 
     def seal(self, body: Mapping[str, Any]) -> bytes:
@@ -166,8 +165,8 @@ class BrokerEnd(_End):
         expected = proof(self._secret, b"client", self._nonce, theirs)
         if not hmac.compare_digest(shown, expected):
             raise ProtocolError("a client does not know this term's secret")
-        self._agree(theirs, self._nonce, theirs)
-        return _line({"name": self.proof_name, "proof": self._welcome().hex()})
+        own = self._agree(theirs, self._nonce, theirs)
+        return _line({"name": self.proof_name, "proof": own.hex()})
 
 
 class ClientEnd(_End):
@@ -201,8 +200,8 @@ class ClientEnd(_End):
         if not isinstance(name, str) or not is_ulid(name):
             raise ProtocolError("the broker names no object to write")
         self.proof_name = name
-        self._agree(self._broker_share, self._nonce, self._keys.share)
-        if not hmac.compare_digest(_bytes(message, "proof"), self._welcome()):
+        expected = self._agree(self._broker_share, self._nonce, self._keys.share)
+        if not hmac.compare_digest(_bytes(message, "proof"), expected):
             self._key = b""
             raise ProtocolError("the process at the broker's address is not the announced broker")
 
