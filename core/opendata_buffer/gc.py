@@ -88,25 +88,25 @@ class GcCursor:
     """
 
     def __init__(self, store: CasStore, config: QueueConfig, runtime: Runtime) -> None:
-        self._store = store
-        self._config = config
-        self._runtime = runtime
-        self._key = f"{config.data_path_prefix}/_gc.json"
-        self._object = self._opened()
+        self._prefix = f"{config.data_path_prefix}/"
+        self._object = CasObject(
+            store,
+            f"{self._prefix}_gc.json",
+            decode=lambda data: _CURSOR.decode(data).text("after"),
+            encode=lambda after: json.dumps({"version": _CURSOR.version, "after": after}).encode(),
+            runtime=runtime,
+            settings=config,
+            sidecar=_CURSOR,
+            if_unreadable=self._begin_anew,
+        )
         self._known = ""
 
     def load(self) -> str:
         """The key after which to list; empty for the beginning."""
-        try:
-            found = self._object.read()
-        except CorruptData as error:
-            log.warning("the collector begins at the first object: %s", error)
-            found = None
-        if isinstance(found, outcomes.Vanished):
-            self._object, found = self._opened(), None
-        self._known = found or ""
+        found = self._object.read()
+        self._known = found if isinstance(found, str) else ""
         # Another prefix's key would skip everything, and text that is no key fails each listing.
-        in_prefix = self._known.startswith(f"{self._config.data_path_prefix}/")
+        in_prefix = self._known.startswith(self._prefix)
         return self._known if in_prefix and _is_key(self._known) else ""
 
     def save(self, after: str) -> None:
@@ -115,33 +115,15 @@ class GcCursor:
             return
         try:
             outcome = self._object.update(lambda _: after, from_memory=True)
-        except (CorruptData, StorageError) as error:
+        except StorageError as error:
             log.warning("the collector's cursor was not saved: %s", error)
             return
         if isinstance(outcome, outcomes.Applied):
             self._known = after
-        elif isinstance(outcome, outcomes.Vanished):
-            # A CasObject never writes a deleted object again; a new one does, for the next page.
-            self._object = self._opened()
 
-    def _opened(self) -> CasObject[str]:
-        return CasObject(
-            self._store,
-            self._key,
-            decode=self._decode,
-            encode=lambda after: json.dumps({"version": _CURSOR.version, "after": after}).encode(),
-            runtime=self._runtime,
-            settings=self._config,
-            sidecar=_CURSOR,
-        )
-
-    def _decode(self, data: bytes) -> str:
-        """The key; empty if the object cannot be read, so that the next key can be saved."""
-        try:
-            return _CURSOR.decode(data).text("after")
-        except CorruptData as error:
-            log.warning("the collector begins at the first object: %r: %s", self._key, error)
-            return ""
+    def _begin_anew(self, error: CorruptData, version: str) -> str:
+        log.warning("the collector begins at the first object: %s", error)
+        return ""
 
 
 def _is_key(text: str) -> bool:
