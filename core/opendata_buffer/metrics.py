@@ -182,7 +182,8 @@ batches_quarantined = _counter(
 repeats_dropped = _counter(
     "repeats_dropped",
     "{batch}",
-    "Batches left out by a reader because their writer had repeated a transaction.",
+    "Queue entries left out by a reader because their writer had repeated an append or a "
+    "transaction.",
 )
 records_malformed = _counter(
     "records_malformed",

@@ -44,6 +44,8 @@ class ReadyBatches:
         self._runtime = runtime
         self._known: dict[int, Entry] = {}
         self._stuck: set[int] = set()
+        self.repeats: set[int] = set()
+        """Entries whose batch was queued before: they are done."""
         self.end = 0
         """Batches before this sequence are known."""
         self.read_at = float("-inf")
@@ -53,14 +55,16 @@ class ReadyBatches:
 
     def begin(self, first: int) -> None:
         """Forget everything: the queue begins at this sequence."""
-        self._known, self.rests, self.end = {}, {}, first
+        self._known, self.rests, self.repeats, self.end = {}, {}, set(), first
 
     def read_more(self, count: int, consumer: Consumer, now: float) -> bool:
         """Read which batches follow; False when there are none."""
         self.read_at = now
-        found = consumer.next_descriptors(count)
+        found = consumer.next_entries(count)
         for each in found:
             self._known[each.sequence] = each
+            if each.repeats is not None:
+                self.repeats.add(each.sequence)
             self.end = each.sequence + 1
         return bool(found)
 
@@ -115,6 +119,7 @@ class ReadyBatches:
         """Batches before it are acknowledged."""
         self._known = {key: each for key, each in self._known.items() if key >= frontier}
         self._stuck = {key for key in self._stuck if key >= frontier}
+        self.repeats = {key for key in self.repeats if key >= frontier}
 
 
 class DispatchRound:
@@ -209,6 +214,10 @@ class DispatchRound:
             size = 0
             while len(given) < request.most and place < len(free):
                 sequence = free[place]
+                if sequence in ready.repeats:
+                    self.claims = self.claims.finish(sequence)
+                    place += 1
+                    continue
                 size += ready.size_of(sequence)
                 if given and size > MAX_ANSWER_BYTES:
                     break

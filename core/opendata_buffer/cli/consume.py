@@ -405,8 +405,10 @@ class ReadOnlyPartition:
             # Entries before the start pass the filter, too: they may belong to a transaction that
             # an acknowledgement behind the start commits.
             self._begin = self._start.sequence_in(manifest, self._reader.config.manifest_path)
-        found = self._reader.next_descriptors(PARTITION_ENTRIES)
+        found = self._reader.next_entries(PARTITION_ENTRIES)
         for each in found:
+            if each.repeats is not None:
+                continue
             for sequence in self._filter.offer(each.sequence, each.location, self._replay):
                 if sequence >= self._begin:
                     self.ready += self._reader.entries(sequence, sequence + 1)
