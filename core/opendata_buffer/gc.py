@@ -354,6 +354,7 @@ class GarbageCollector:
         self._stopping = False
         self._task: Task | None = None
         self._seen = 0  # highest next sequence of the manifest so far
+        self._labels = {"queue": metrics.queue_label(store.url, config.manifest_path)}
         self._cursor = GcCursor(store, config, self._runtime)
         self._manifest: tuple[str, Manifest] | None = None  # with the version of its object
         self._queued: tuple[Manifest, Queued] | None = None
@@ -405,6 +406,7 @@ class GarbageCollector:
         else:
             claim = claim_queue(self._store, self._config, runtime=self._runtime)
             start = self._cursor.load()
+        size = 0
         for begin, end in ((start, ""), ("", start)) if start else (("", ""),):
             after = begin
             while not self._stopping:
@@ -412,6 +414,8 @@ class GarbageCollector:
                 found = self._store.list(f"{self._prefix}/", start_after=after, limit=_PAGE)
                 page = _until(found, end) if end else found
                 report = self._page(page, own_ms, after, claim, dry_run)
+                size += sum(each.size for each in page.objects)
+                size -= report.plan.delete_bytes if report.deleted else 0
                 yield report
                 if report.plan.held or report.abandoned:
                     return  # the next cycle lists this page again
@@ -421,13 +425,14 @@ class GarbageCollector:
                     self._cursor.save(after)
                 if not after:
                     break
+        if not self._stopping:  # All pages were listed: nothing was held and nothing too slow.
+            metrics.stored_bytes.set(size, self._labels)
 
     def _page(
         self, page: Listing, own_ms: int, start_after: str, claim: QueueClaim | None, dry_run: bool
     ) -> GcReport:
         """Compare a page with a manifest that was read after it, and delete (failure F5)."""
-        where = metrics.queue_label(self._store.url, self._config.manifest_path)
-        metrics.gc_clock_difference_seconds.set((page.now_ms - own_ms) / 1000, {"queue": where})
+        metrics.gc_clock_difference_seconds.set((page.now_ms - own_ms) / 1000, self._labels)
         read_at = self._runtime.monotonic()
         manifest = self._read_manifest()
         if claim is not None:

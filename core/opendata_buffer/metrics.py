@@ -202,6 +202,9 @@ gc_files_failed = _counter(
     "gc_files_failed", "{file}", "Deletions that failed; the next cycle retries."
 )
 gc_duration_seconds = _histogram("gc_duration_seconds", "One cycle of the collector.")
+stored_bytes = _gauge(
+    "stored_bytes", "By", "Objects below the prefix after the collector's last whole cycle.", _QUEUE
+)
 gc_cycles_held = _counter(
     "gc_cycles_held",
     "{cycle}",

@@ -15,10 +15,12 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any, Generic, Protocol, TypeVar
 
 from opendata_buffer.consumer.fetch import AdaptiveConcurrency, Fetch
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 
 T = TypeVar("T")
@@ -294,3 +296,36 @@ class _ReadAhead(Generic[Wanted, R, T]):
         if size is not None:
             return size
         return self.limit if self._largest is None else self._largest
+
+
+class ContiguousRun:
+    """Batches whose processing ends out of order, and how far all are done. Not thread-safe.
+
+    ::
+
+        run = ContiguousRun(descriptors)
+        for future in as_completed(futures):
+            if (through := run.done(future.result().sequence)) is not None:
+                consumer.ack_through(through)
+    """
+
+    def __init__(self, descriptors: Iterable[BatchDescriptor] = ()) -> None:
+        self._open: dict[int, bool] = {}
+        self.add(descriptors)
+
+    def add(self, descriptors: Iterable[BatchDescriptor]) -> None:
+        """Also await these, which follow the others."""
+        self._open |= dict.fromkeys((each.sequence for each in descriptors), False)
+
+    def done(self, sequence: int) -> int | None:
+        """Note that a batch is processed; the last one that no pending one is before, if it moved.
+
+        ``InvalidInput`` for a batch that is not awaited, or is done already.
+        """
+        if self._open.get(sequence, True):
+            raise InvalidInput(f"sequence {sequence} is not awaited, or is done already")
+        self._open[sequence] = True
+        ended = list(takewhile(self._open.__getitem__, self._open))
+        for each in ended:
+            del self._open[each]
+        return ended[-1] if ended else None
