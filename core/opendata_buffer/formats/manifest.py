@@ -120,9 +120,11 @@ class BatchDescriptor:
     repeats: int | None = None
 
     @classmethod
-    def of(cls, entry: QueueEntry, size: int | None = None) -> BatchDescriptor:
+    def of(
+        cls, entry: QueueEntry, size: int | None = None, repeats: int | None = None
+    ) -> BatchDescriptor:
         """The descriptor of a manifest entry."""
-        return cls(entry.sequence, entry.location, entry.metadata, size)
+        return cls(entry.sequence, entry.location, entry.metadata, size, repeats)
 
 
 class Footer(NamedTuple):

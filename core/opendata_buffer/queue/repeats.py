@@ -17,10 +17,9 @@ messages are left out: :mod:`opendata_buffer.consumer.isolation` knows their rep
 from __future__ import annotations
 
 import logging
-from base64 import urlsafe_b64encode
+from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from itertools import takewhile
@@ -46,35 +45,34 @@ _NOTE = Sidecar(
     max_bytes=256 * 1024,
 )
 
-_Noted = tuple[str, dict[str, int]]
+_Noted = tuple[str, dict[bytes, int]]
 """The queue's id; and of each batch its sequence, by the hash of its location."""
 
 
 def _encode(noted: _Noted) -> bytes:
-    rows = [[sequence, name] for name, sequence in noted[1].items()]
+    rows = [[sequence, b64encode(name).decode()] for name, sequence in noted[1].items()]
     return _NOTE.encode({"queue": noted[0], "batches": rows})
 
 
 def _decode(data: bytes) -> _Noted:
     """Of an object that cannot be read nothing is known, and it is replaced."""
     try:
-        fields, batches = _NOTE.decode(data), dict[str, int]()
+        fields, batches = _NOTE.decode(data), dict[bytes, int]()
         for row in fields.items("batches"):
             match row:
                 case [sequence, str(name)] if is_number(sequence):
-                    batches[name] = sequence
+                    batches[b64decode(name)] = sequence
                 case _:
                     raise fields.wrong("batches", "[sequence, hash] each", row)
         return fields.text("queue"), batches
-    except CorruptData as error:
+    except (CorruptData, ValueError) as error:
         log.warning("repeats of acknowledged batches are not recognised: %s", error)
         return "", {}
 
 
-def _hash(location: str) -> str:
+def _hash(location: str) -> bytes:
     # 96 bits: among MOST others a new location is taken for one of them once in 2^85 times.
-    digest = blake2b(location.encode(errors="surrogatepass"), digest_size=12).digest()
-    return urlsafe_b64encode(digest).decode()
+    return blake2b(location.encode(errors="surrogatepass"), digest_size=12).digest()
 
 
 class Repeats:
@@ -97,8 +95,8 @@ class Repeats:
             sidecar=_NOTE,
         )
         self._object = self._opened()
-        self._first: dict[str, int] = {}
-        self._unnoted: deque[tuple[int, str]] = deque()
+        self._first: dict[bytes, int] = {}
+        self._unnoted: deque[bytes] = deque()
 
     def load(self) -> None:
         """Read what the consumers before this one have noted; raises what reading raises."""
@@ -106,23 +104,25 @@ class Repeats:
         if isinstance(found, tuple) and self._queue_id in ("", found[0]):
             self._first = found[1] | self._first
 
-    def described(self, entries: Iterable[QueueEntry]) -> list[BatchDescriptor]:
-        """The next entries in order, with :attr:`.BatchDescriptor.repeats`; any may be again."""
-        found = []
-        for entry in entries:
-            each = BatchDescriptor.of(entry)
+    def first_of(self, entry: QueueEntry) -> int | None:
+        """The sequence that the next entry repeats, or None. Any may be again."""
+        if "=" in entry.location:  # most have none, and parsing takes longer than hashing
             named = parse_location(entry.location, self._prefix)
-            if named is None or (named.txn is None and named.message is None):
-                name, sequence = _hash(entry.location), entry.sequence
-                first = self._first.get(name, LARGEST)
-                if first < sequence:
-                    log.info("entry %d repeats %d: %s", sequence, first, entry.location)
-                    each = replace(each, repeats=first)
-                elif first > sequence:
-                    self._first[name] = sequence
-                    self._unnoted.append((sequence, name))
-            found.append(each)
-        return found
+            if named is not None and (named.txn is not None or named.message is not None):
+                return None
+        name, sequence = _hash(entry.location), entry.sequence
+        first = self._first.get(name, LARGEST)
+        if first < sequence:
+            log.info("entry %d repeats %d: %s", sequence, first, entry.location)
+            return first
+        if first > sequence:
+            self._first[name] = sequence
+            self._unnoted.append(name)
+        return None
+
+    def described(self, entries: Iterable[QueueEntry]) -> list[BatchDescriptor]:
+        """The next entries, in order, with :attr:`.BatchDescriptor.repeats`."""
+        return [BatchDescriptor.of(each, repeats=self.first_of(each)) for each in entries]
 
     def forget(self, location: str) -> None:
         """The batch is given up: should it be queued again, it is delivered."""
@@ -134,8 +134,8 @@ class Repeats:
         Where writing it is not allowed, a warning says what follows. TransientStorageError where it
         is not known to be stored: nothing may leave then.
         """
-        due = list(takewhile(lambda each: each[0] < before, self._unnoted))
-        new = {name: at for at, name in due if self._first.get(name) == at}
+        due = list(takewhile(lambda name: self._first.get(name, 0) < before, self._unnoted))
+        new = {name: self._first[name] for name in due if name in self._first}
 
         def noted(found: _Noted | None) -> _Noted:
             known = found[1] if found is not None and found[0] == self._queue_id else {}
