@@ -126,7 +126,9 @@ class Repeats:
 
     def forget(self, location: str) -> None:
         """The batch is given up: should it be queued again, it is delivered."""
-        self._first.pop(_hash(location), None)
+        name = _hash(location)
+        if self._first.pop(name, None) is not None and name in self._unnoted:
+            self._unnoted.remove(name)
 
     def note(self, before: int) -> None:
         """Note all described entries before a sequence; called before they leave the manifest.
