@@ -1,22 +1,11 @@
 """The garbage collector: which objects it may delete, and its cycles, once or in the background.
 
 A cycle lists a page of objects, reads the manifest, and deletes the objects that :func:`plan`
-names. What keeps it from deleting a batch that may still be read:
-
-* A batch between its upload and its append is in no manifest. It is not deleted before it is
-  older than the grace period, by the clock that makes it youngest: the writer's, in its name; the
-  store's; or the collector's (failure F6). Its writer does not append what is older than half of
-  the grace period (failure F5).
-* Clocks that are far apart stop the collection: one of them is wrong, and it is not known which.
-* Each page is listed *before* the manifest is read: what was enqueued in between is in the
-  manifest. A page gives up its remaining deletes when its manifest is older than a quarter of
-  the grace period (failure F5).
-* Only names that producers give to batches are considered, and none below a queue that lies
-  inside the prefix (failure F7).
-* The prefix belongs to this queue (failure F7). A collector of a fenced consumer stops (failure
-  F9). A manifest that is not there proves nothing: nothing is deleted (failure F4).
-
-The cursor is saved after each page, so that many short runs together see all objects.
+names. In this order: what was enqueued in between is in the manifest (failure F5). Nothing is
+deleted that is younger than the grace period by the clock which makes it youngest (failure F6), or
+while clocks are far apart; nor what no producer named, or what is another queue's (failure F7); nor
+by a fenced consumer (failure F9), or without a manifest (failure F4): decision 0007. The cursor is
+saved after each page, so that many short runs together see all objects.
 """
 
 from __future__ import annotations

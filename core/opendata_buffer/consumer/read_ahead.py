@@ -299,33 +299,26 @@ class _ReadAhead(Generic[Wanted, R, T]):
 
 
 class ContiguousRun:
-    """Batches whose processing ends out of order, and how far all are done. Not thread-safe.
+    """How far batches are done whose processing ends out of order. Not thread-safe::
 
-    ::
-
-        run = ContiguousRun(descriptors)
-        for future in as_completed(futures):
-            if (through := run.done(future.result().sequence)) is not None:
-                consumer.ack_through(through)
+    run = ContiguousRun(descriptors)
+    for future in as_completed(futures):
+        if (through := run.done(future.result().sequence)) is not None:
+            consumer.ack_through(through)
     """
 
-    def __init__(self, descriptors: Iterable[BatchDescriptor] = ()) -> None:
-        self._open: dict[int, bool] = {}
-        self.add(descriptors)
-
-    def add(self, descriptors: Iterable[BatchDescriptor]) -> None:
-        """Also await these, which follow the others."""
-        self._open |= dict.fromkeys((each.sequence for each in descriptors), False)
+    def __init__(self, descriptors: Iterable[BatchDescriptor]) -> None:
+        self._done = {each.sequence: False for each in descriptors}
 
     def done(self, sequence: int) -> int | None:
-        """Note that a batch is processed; the last one that no pending one is before, if it moved.
+        """A batch is processed: the last one that no pending one is before, if that moved.
 
-        ``InvalidInput`` for a batch that is not awaited, or is done already.
+        ``InvalidInput`` for a batch that is not awaited.
         """
-        if self._open.get(sequence, True):
-            raise InvalidInput(f"sequence {sequence} is not awaited, or is done already")
-        self._open[sequence] = True
-        ended = list(takewhile(self._open.__getitem__, self._open))
+        if sequence not in self._done:
+            raise InvalidInput(f"sequence {sequence} is not awaited: it is no batch of this run")
+        self._done[sequence] = True
+        ended = list(takewhile(self._done.__getitem__, self._done))
         for each in ended:
-            del self._open[each]
+            del self._done[each]
         return ended[-1] if ended else None

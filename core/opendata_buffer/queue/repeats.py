@@ -3,10 +3,10 @@
 A v1 writer that gets no answer to an append does not look for it in the manifest, and appends the
 same location again. The first entry with a location counts, and later ones are repeats. While the
 first one is queued the manifest shows that. Before a consumer takes acknowledged entries out, it
-notes the last :data:`MOST`, each as its sequence and a hash of its location, in
+notes the last :data:`MOST`, the sequence of each by a hash of its location, in
 ``<prefix>/_acknowledged.json``::
 
-    {"version": 1, "queue": "01J5...", "batches": [[41, "m3Xk..."], [42, "Zc0u..."]]}
+    {"version": 1, "queue": "01J5...", "batches": {"m3Xk...": 41, "Zc0u...": 42}}
 
 Only what was acknowledged is noted: a batch that was skipped, or whose manifest was lost before it
 was read, may be queued again. And an entry repeats only one with a lower sequence, so a note whose
@@ -50,21 +50,18 @@ _Noted = tuple[str, dict[bytes, int]]
 
 
 def _encode(noted: _Noted) -> bytes:
-    rows = [[sequence, b64encode(name).decode()] for name, sequence in noted[1].items()]
-    return _NOTE.encode({"queue": noted[0], "batches": rows})
+    batches = {b64encode(name).decode(): sequence for name, sequence in noted[1].items()}
+    return _NOTE.encode({"queue": noted[0], "batches": batches})
 
 
 def _decode(data: bytes) -> _Noted:
     """Of an object that cannot be read nothing is known, and it is replaced."""
     try:
-        fields, batches = _NOTE.decode(data), dict[bytes, int]()
-        for row in fields.items("batches"):
-            match row:
-                case [sequence, str(name)] if is_number(sequence):
-                    batches[b64decode(name)] = sequence
-                case _:
-                    raise fields.wrong("batches", "[sequence, hash] each", row)
-        return fields.text("queue"), batches
+        fields = _NOTE.decode(data)
+        batches = fields.mapping("batches")
+        if not all(map(is_number, batches.values())):
+            raise fields.wrong("batches", "a sequence for each hash")
+        return fields.text("queue"), {b64decode(name): at for name, at in batches.items()}
     except (CorruptData, ValueError) as error:
         log.warning("repeats of acknowledged batches are not recognised: %s", error)
         return "", {}

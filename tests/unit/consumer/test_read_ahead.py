@@ -445,8 +445,7 @@ def test_limits_are_positive(settings: dict[str, int]) -> None:
 
 
 def test_a_contiguous_run_moves_over_what_is_done_and_over_no_pending_batch() -> None:
-    run = ContiguousRun(BatchDescriptor(each, "") for each in (3, 4, 6))  # 5 was a repeat
-    run.add([BatchDescriptor(7, "")])
+    run = ContiguousRun(BatchDescriptor(each, "") for each in (3, 4, 6, 7))  # 5 was a repeat
     assert [run.done(each) for each in (4, 7, 3, 6)] == [None, None, 4, 7]
     for each in (5, 7):
         with pytest.raises(InvalidInput, match=f"sequence {each} is not awaited"):
