@@ -25,7 +25,8 @@ from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import ClaimLost, InvalidInput
-from opendata_buffer.quarantine import Entry, quarantine
+from opendata_buffer.formats.manifest import BatchDescriptor
+from opendata_buffer.quarantine import quarantine
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
@@ -42,10 +43,8 @@ class ReadyBatches:
         self._store = store
         self._config = config
         self._runtime = runtime
-        self._known: dict[int, Entry] = {}
+        self._known: dict[int, BatchDescriptor] = {}
         self._stuck: set[int] = set()
-        self.repeats: set[int] = set()
-        """Entries whose batch was queued before: they are done."""
         self.end = 0
         """Batches before this sequence are known."""
         self.read_at = float("-inf")
@@ -55,7 +54,7 @@ class ReadyBatches:
 
     def begin(self, first: int) -> None:
         """Forget everything: the queue begins at this sequence."""
-        self._known, self.rests, self.repeats, self.end = {}, {}, set(), first
+        self._known, self.rests, self.end = {}, {}, first
 
     def read_more(self, count: int, consumer: Consumer, now: float) -> bool:
         """Read which batches follow; False when there are none."""
@@ -63,8 +62,6 @@ class ReadyBatches:
         found = consumer.next_entries(count)
         for each in found:
             self._known[each.sequence] = each
-            if each.repeats is not None:
-                self.repeats.add(each.sequence)
             self.end = each.sequence + 1
         return bool(found)
 
@@ -72,6 +69,10 @@ class ReadyBatches:
         """Batches that are not to be handed out at this moment."""
         self.rests = {key: at for key, at in self.rests.items() if at > now}
         return {*self.rests, *self._stuck}
+
+    def is_repeat(self, sequence: int) -> bool:
+        """Whether the batch was queued before: then this entry is done."""
+        return self._known[sequence].repeats is not None
 
     def size_of(self, sequence: int) -> int:
         """About how many bytes a batch takes in an answer."""
@@ -119,7 +120,6 @@ class ReadyBatches:
         """Batches before it are acknowledged."""
         self._known = {key: each for key, each in self._known.items() if key >= frontier}
         self._stuck = {key for key in self._stuck if key >= frontier}
-        self.repeats = {key for key in self.repeats if key >= frontier}
 
 
 class DispatchRound:
@@ -214,7 +214,7 @@ class DispatchRound:
             size = 0
             while len(given) < request.most and place < len(free):
                 sequence = free[place]
-                if sequence in ready.repeats:
+                if ready.is_repeat(sequence):
                     self.claims = self.claims.finish(sequence)
                     place += 1
                     continue
