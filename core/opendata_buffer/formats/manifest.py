@@ -13,6 +13,7 @@ checked before it is used (failure F15).
 
 from __future__ import annotations
 
+import re
 import struct
 from array import array
 from bisect import bisect_left
@@ -45,10 +46,11 @@ LEAST_SIZE = 4 + FIXED_SIZE
 
 REMEDY = (
     "Stop producers, consumers and collectors, then mend it with 'opendata-buffer manifest "
-    "rebuild'; 'opendata-buffer manifest dump' shows what is in it"
+    "rebuild'; 'opendata-buffer fsck' shows what is there"
 )
 """The end of every error about a manifest."""
 
+_BARE_COMMAND = re.compile(r"('opendata-buffer [a-z]+(?: [a-z]+)?)'")
 _FOOTER = struct.Struct("<IQQH")
 _HEAD = struct.Struct("<IQH")  # entry_len, sequence, location_len
 _ORDER = struct.Struct("<IQ")  # entry_len, sequence
@@ -350,7 +352,7 @@ class Manifest:
                 CorruptManifest(
                     f"manifest has epoch {self.epoch}: no consumer can claim it, epochs end below "
                     f"{SEALED_EPOCH + 1}. Consumers count up by one, so this one was forged. Look "
-                    "at it with 'opendata-buffer manifest dump'"
+                    "at it with 'opendata-buffer status'"
                 )
             )
         if not self.epoch < epoch <= SEALED_EPOCH:
@@ -389,6 +391,10 @@ class Manifest:
         first = next(iter(self.entries(start, 1)), None)
         written_ms = None if first is None else first.time_ms
         return None if written_ms is None else max(0, now_ms - written_ms) / 1000
+
+    def check(self) -> None:
+        """Go over all entry headers; ``CorruptManifest``, also for bytes behind the last entry."""
+        self._find_starts(self.entry_count)
 
     def locations(self) -> list[str]:
         """Locations of all entries, in order; several times faster than :meth:`entries`.
@@ -450,8 +456,8 @@ class Manifest:
 
 
 def with_queue_in_hint(text: str, arguments: str) -> str:
-    """The text of an error, with the queue's arguments in the command that repairs it."""
-    return text.replace("manifest rebuild'", f"manifest rebuild {arguments}'")
+    """The text of an error, with the queue's arguments in the commands that it suggests."""
+    return _BARE_COMMAND.sub(lambda found: f"{found[1]} {arguments}'", text)
 
 
 def _left_over(size: int, count: int) -> CorruptManifest:
@@ -470,10 +476,12 @@ def check_transition(before: Manifest, after: Manifest) -> None:
     for name in ("epoch", "next_sequence", "first_sequence"):
         old, new = getattr(before, name), getattr(after, name)
         if new < old:
-            raise CorruptManifest(
-                f"manifest {name} falls from {old} to {new}: another writer broke the format, or "
-                "the manifest was replaced. Stop producers and consumers and look at it with "
-                "'opendata-buffer manifest dump'"
+            raise before._named_error(
+                CorruptManifest(
+                    f"manifest {name} falls from {old} to {new}: another writer broke the format, "
+                    "or the manifest was replaced. Stop producers and consumers and look at it "
+                    "with 'opendata-buffer status'"
+                )
             )
 
 
@@ -586,6 +594,13 @@ def encode_entry(sequence: int, entry: NewEntry, pieces: list[BytesLike]) -> Non
     pieces.append(location)
     pieces.append(_U32.pack(len(entry.metadata)))
     pieces.extend(tail)
+
+
+def entry_bytes(entry: NewEntry) -> int:
+    """Bytes that an entry takes in a manifest."""
+    location = len(entry.location.encode(errors="replace"))
+    items = sum(_META.size + memoryview(item.payload).nbytes for item in entry.metadata)
+    return LEAST_SIZE + location + items
 
 
 def entry_starts(
