@@ -12,17 +12,18 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
 from tests.referees.judges import judged, missing
-from tests.referees.play import KINDS
+from tests.referees.play import KINDS, TOPICS
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./run referees", description="See tests/referees.")
     parser.add_argument("--histories", type=int, default=40, help="default %(default)s")
-    parser.add_argument("--calls", type=int, help="of each; default between 1,000 and 10,000")
+    parser.add_argument("--calls", type=int, help="of each; default 1,000 to 10,000")
     parser.add_argument("--kind", choices=KINDS, help="default all, one after the other")
     parser.add_argument("--where", choices=["threads", "processes", "s3"], help="default 18:1:1")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the first")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="default %(default)s")
+    parser.add_argument("--stop", action="store_true", help="at the first one that is refused")
     given = parser.parse_args()
     if (why := missing()) is not None:
         print(why)
@@ -34,14 +35,19 @@ def main() -> int:
             dice = random.Random(seed)
             # Processes take seconds to start: they play one history of ten, half of these on S3.
             where = given.where or dice.choices(["threads", "processes", "s3"], [18, 1, 1])[0]
-            calls = given.calls or round(1_000 * 10 ** dice.random())
             kind = given.kind or list(KINDS)[seed % len(KINDS)]
+            # Of transactions each call is many requests.
+            most = 3 if kind in TOPICS else 10
+            calls = given.calls or round(1_000 * most ** dice.random())
             played.append(pool.submit(judged, kind, seed, where, calls))
         for each in as_completed(played):
             name, where, count, wrong = each.result()
             total.update({where: 1, "calls": count})
             refused += bool(wrong)
             print("\n  ".join([name + (" REFUSED" if wrong else ""), *wrong])[:4_000], flush=True)
+            if wrong and given.stop:
+                pool.shutdown(cancel_futures=True)
+                break
     took = time.monotonic() - began
     print(f"{given.histories} histories in {took:.0f} s, {dict(total)}; {refused} refused")
     return 1 if refused else 0

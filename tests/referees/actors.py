@@ -59,7 +59,7 @@ from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from opendata_buffer.topic.publisher import AckIntents
 from tests.referees.history import Recorder, Saved
 
-GRACE_MS = 10_000
+GRACE_MS, GC_MS = 10_000, 300
 CLAIM_MS = 1_500
 PARTITIONS = ("0", "1", "2")
 LIMITS: dict[str, Any] = {"cas_deadline_ms": 5_000, "backoff_base_ms": 2, "backoff_max_ms": 50}
@@ -127,7 +127,7 @@ class Scene:
         )  # fmt: skip
 
     def consuming(self) -> ConsumerConfig:
-        gc = GarbageCollectorConfig(interval_ms=50, grace_period_ms=GRACE_MS)
+        gc = GarbageCollectorConfig(interval_ms=GC_MS, grace_period_ms=GRACE_MS)
         return self.config(ConsumerConfig, gc=gc)
 
     def rest(self, most_s: float) -> None:
@@ -261,7 +261,7 @@ def worker(scene: Scene) -> None:
 def work(scene: Scene, *, to_the_end: bool = False) -> None:
     config = scene.config(
         WorkerConfig, broker="host", claim_timeout_ms=CLAIM_MS, max_deliveries=0,
-        gc=GarbageCollectorConfig(interval_ms=50, grace_period_ms=GRACE_MS),
+        gc=GarbageCollectorConfig(interval_ms=GC_MS, grace_period_ms=GRACE_MS),
     )  # fmt: skip
     network = WebSocketNetwork(scene.runtime)
     idle_since = time.monotonic()

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from opendata_buffer.errors import CommitStateUnknown, Fenced, OpenDataBufferError
+from opendata_buffer.errors import CommitStateUnknown, DataLoss, Fenced, OpenDataBufferError
 
 SURE = {"append"}
 """Calls whose errors, but for ``CommitStateUnknown``, promise that nothing was changed."""
@@ -67,6 +67,10 @@ class Recorder:
         number = self.invoke(f, queue, **fields)
         try:
             yield answer
+        except DataLoss as error:
+            # An owner that finds entries gone: of a read an answer that no order allows.
+            self.end(number, "ok" if f == "read" else "fail", entries=[(-1, str(error), True)])
+            raise
         except OpenDataBufferError as error:
             self.end_by(number, error, sure=f in SURE)
             raise

@@ -41,6 +41,7 @@ KINDS: dict[str, list[tuple[str, str]]] = {
     + [("reader", "")] * 2,
     "serial": [("publisher", "named-a")] * 2 + [("reader", "")] * 2,
 }
+TOPICS = ("topic", "serial")
 ALONE = ("intents",)
 """Publishers that save their intents themselves, so that only one instance may live."""
 FAULTS = {
@@ -182,7 +183,7 @@ def play(
         quiet = scene("finish", "", 0)
         quiet.skew_ms, quiet.plan = 0, {}
         quiet.begin(faulty.inner if store is not None else None)
-        if kind in ("topic", "serial"):
+        if kind in TOPICS:
             Topic.create(quiet.config(actors.QueueConfig), len(PARTITIONS), store=quiet.store)
         members = [started(*each, number) for number, each in enumerate(KINDS[kind])]
         ended: list[Thread | Process] = []
