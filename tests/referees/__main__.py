@@ -11,6 +11,7 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
+from tests.referees import faults
 from tests.referees.judges import judged, missing
 from tests.referees.play import KINDS, TOPICS
 
@@ -22,12 +23,17 @@ def main() -> int:
     parser.add_argument("--kind", choices=KINDS, help="default all, one after the other")
     parser.add_argument("--where", choices=["threads", "processes", "s3"], help="default 18:1:1")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the first")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="default %(default)s")
+    parser.add_argument(
+        "--jobs", type=int, default=2 * (os.cpu_count() or 1), help="default %(default)s"
+    )
     parser.add_argument("--stop", action="store_true", help="at the first one that is refused")
+    parser.add_argument("--faults", nargs="*", metavar="NAME", help="seed all, or these")
     given = parser.parse_args()
     if (why := missing()) is not None:
         print(why)
         return 1
+    if given.faults is not None:
+        return faults.run(given.faults, given.jobs)
     total, refused, began = Counter[str](), 0, time.monotonic()
     with ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
         played = []

@@ -108,7 +108,10 @@ class Scene:
         self.recorder = Recorder(Path(self.folder), self.name)
         self.over = threading.Event()
         self.values = (f"{self.name.rpartition('-')[2]}:{each}" for each in itertools.count())
-        self.options = StoreOptions(endpoint_url=self.endpoint, max_attempts=1)
+        self.options = StoreOptions()
+        if self.endpoint is not None:
+            keys = dict.fromkeys(("access_key_id", "secret_access_key"), "testing")
+            self.options = StoreOptions(endpoint_url=self.endpoint, region="us-east-1", **keys)
         if store is None:
             opened = open_store(self.url, self.options)
             store = FaultyStore(opened, SystemRuntime(), FaultPlan(**self.plan), seed=self.seed)

@@ -1,8 +1,8 @@
 """Are the referees awake? Faults seeded into a copy of the code, one by one.
 
-``python -m tests.referees.faults [NAME ...]`` prints who caught each, as rows of the table in
-``README.md``; it ends with 1 where nobody did. A fault is a substitution of text that must be there
-once: code that changes takes its fault along, or this fails.
+``./run referees --faults [NAME ...]`` prints who caught each, as rows of the table in
+``README.md``, and ends with 1 where nobody did. A fault is a substitution of text that must be
+there once: who changes that code changes the fault, too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     ),
     "an append is not searched for before it is repeated": (
         "queue", CORE + "queue/cas.py",
-        [("found = self._proof is not None and self._proof.find(", "found = False and self._proof.find(")],
+        [("found = self._proof is not None and", "found = False and self._proof is not None and")],
     ),
     "a lost answer is taken for a failure": (
         "queue", CORE + "queue/cas.py", [("                writes.lost_answer(version)\n", "")],
@@ -57,10 +58,13 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     ),
     "a lost answer is looked up once, and too early": (
         "queue", CORE + "queue/cas.py",
-        [("[lost for lost in self._lost if lost[1] == version]", "[]")],
+        [("writes.lost_answer(version)\n                raise _Retry(",
+          "if writes.found_in(self._read_once(), self._version):\n                    "
+          "return after\n                raise PermanentStorageError(")],
     ),
     "the store ignores If-Match": (
-        "queue", CORE + "stores/memory.py", [("if found.version != condition.version:", "if False:")],
+        "queue", CORE + "stores/memory.py",
+        [("if found.version != condition.version:", "if False:")],
     ),
     "objects are collected by the store's Date alone": (
         "queue", CORE + "gc.py",
@@ -68,7 +72,8 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
          ("    if apart_ms <= max(grace_ms / 4, _LEAST_TOLERANCE_MS):", "    if apart_ms >= 0:")],
     ),
     "the grace period is forgotten": (
-        "queue", CORE + "gc.py", [("min(page.now_ms, own_ms) - grace_ms", "min(page.now_ms, own_ms)")],
+        "queue", CORE + "gc.py",
+        [("min(page.now_ms, own_ms) - grace_ms", "min(page.now_ms, own_ms)")],
     ),
     "the sink takes the next batch for a repeat": (
         "sink", "buffer_sink/queue_commit.py",
@@ -81,10 +86,11 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     ),
     "a broker's successor does not search for an append": (
         "broker", CORE + "broker/broker.py",
-        [("search = None if since is None else find_earlier", "search = None if True else find_earlier")],
+        [("search = None if since is None else", "search = None if True else")],
     ),
     "claims are not stored before they are answered": (
-        "work", CORE + "broker/dispatcher.py", [("        term.write(this_round.claims)", "        term.claims = this_round.claims")],
+        "work", CORE + "broker/dispatcher.py",
+        [("term.write(this_round.claims)", "term.claims = this_round.claims")],
     ),
     "the frontier passes a batch in work": (
         "work", CORE + "broker/claims.py",
@@ -97,7 +103,8 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
           'if request.how == "release":\n            self.claims = self.claims.finish(sequence)')],
     ),
     "undecided batches are delivered": (
-        "topic", CORE + "messages.py", [("        if message.flags == CONTINUE_TXN:\n            if clock", "        if False:\n            if clock")],
+        "topic", CORE + "messages.py",
+        [("if message.flags == CONTINUE_TXN:\n            if", "if False:\n            if")],
     ),
     "FINAL is not masked": (
         "topic", CORE + "consumer/isolation.py",
@@ -118,7 +125,7 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     ),
     "markers go to the first partition only": (
         "topic", CORE + "transactions/coordinator.py",
-        [("for name, clock in attempt.intents.items()", "for name, clock in [*attempt.intents.items()][:1]")],
+        [("clock in attempt.intents.items()", "clock in [*attempt.intents.items()][:1]")],
     ),
     "a transaction is committed before it is durable": (
         "topic", CORE + "topic/publisher.py",
@@ -137,21 +144,24 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
 }  # fmt: skip
 
 
+def faulty(name: str) -> str:
+    """The text of a file with its fault."""
+    _, file, substitutions = FAULTS[name]
+    text = (ROOT / file).read_text()
+    for old, new in substitutions:
+        if text.count(old) != 1:
+            raise ValueError(f"fault {name!r}: {old!r} is {text.count(old)} times in {file}")
+        text = text.replace(old, new)
+    return text
+
+
 def seeded(root: Path, name: str) -> None:
     """A copy of the code with one fault."""
-    _, file, substitutions = FAULTS[name]
     for folder in ("core", "buffer_sink", "tools", "tests/support", "tests/referees"):
         ignored = shutil.ignore_patterns("__pycache__", "build")
         shutil.copytree(ROOT / folder, root / folder, ignore=ignored)
     (root / "tests/referees/build").symlink_to(Path(__file__).parent / "build")
-    text = (root / file).read_text()
-    for old, new in substitutions:
-        if text.count(old) != 1:
-            raise ValueError(
-                f"fault {name!r}: {old!r} is {text.count(old)} times in {file}, not once"
-            )
-        text = text.replace(old, new)
-    (root / file).write_text(text)
+    (root / FAULTS[name][1]).write_text(faulty(name))
 
 
 def caught(name: str, jobs: int) -> tuple[str, int]:
@@ -171,14 +181,10 @@ def caught(name: str, jobs: int) -> tuple[str, int]:
     return said[1][:110] if said else "", played
 
 
-def main() -> int:
+def run(names: Iterable[str], jobs: int) -> int:
     missed = 0
-    for name in sys.argv[1:] or FAULTS:
-        by, played = caught(name, jobs=4)
+    for name in names or FAULTS:
+        by, played = caught(name, jobs)
         missed += not by
         print(f"| {name} | {FAULTS[name][0]} | {by or '**nobody**'} | {played} |", flush=True)
     return 1 if missed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

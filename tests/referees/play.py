@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -92,9 +92,12 @@ class Thread:
         self.scene = scene
         self._gate = Gate(store)
         scene.begin(self._gate)  # type: ignore[arg-type]
-        role = getattr(actors, scene.role)
-        self._thread = threading.Thread(target=lambda: role(scene), daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        with suppress(SystemExit):  # it was killed
+            getattr(actors, self.scene.role)(self.scene)
 
     def suspend(self) -> None:
         self._gate.runs.clear()
