@@ -59,10 +59,9 @@ from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from opendata_buffer.topic.publisher import AckIntents
 from tests.referees.history import Recorder, Saved
 
-GRACE_MS, GC_MS = 10_000, 300
+GC_MS = 300
 CLAIM_MS = 1_500
 PARTITIONS = ("0", "1", "2")
-LIMITS: dict[str, Any] = {"cas_deadline_ms": 5_000, "backoff_base_ms": 2, "backoff_max_ms": 50}
 
 
 class SkewedRuntime(SystemRuntime):
@@ -106,6 +105,8 @@ class Scene:
         self.runtime = SkewedRuntime(self.skew_ms)
         self.dice = random.Random(f"{self.seed} {self.name}")
         self.recorder = Recorder(Path(self.folder), self.name)
+        # Opening a client of S3 takes seconds on a busy machine.
+        self.grace_ms = 10_000 if store is not None else 40_000
         self.over = threading.Event()
         self.values = (f"{self.name.rpartition('-')[2]}:{each}" for each in itertools.count())
         self.options = StoreOptions()
@@ -121,16 +122,17 @@ class Scene:
         return Saved(Path(self.folder) / f"{name}.json")
 
     def config(self, made: type, **fields: Any) -> Any:
-        return made(store=self.url, store_options=self.options, **LIMITS, **fields)
+        fields |= {"cas_deadline_ms": self.grace_ms // 2, "backoff_base_ms": 2}
+        return made(store=self.url, store_options=self.options, backoff_max_ms=50, **fields)
 
     def producing(self) -> ProducerConfig:
         return self.config(
             ProducerConfig, flush_interval_ms=2, delivery_timeout_ms=8_000,
-            gc_grace_period_ms=GRACE_MS, broker=self.broker,
+            gc_grace_period_ms=self.grace_ms, broker=self.broker,
         )  # fmt: skip
 
     def consuming(self) -> ConsumerConfig:
-        gc = GarbageCollectorConfig(interval_ms=GC_MS, grace_period_ms=GRACE_MS)
+        gc = GarbageCollectorConfig(interval_ms=GC_MS, grace_period_ms=self.grace_ms)
         return self.config(ConsumerConfig, gc=gc)
 
     def rest(self, most_s: float) -> None:
@@ -186,7 +188,7 @@ def sink(scene: Scene) -> None:
 
 def commit_batches(scene: Scene) -> None:
     queue = scene.config(QueueConfig)
-    options = SinkOptions(queue=queue, gc_grace_period_ms=GRACE_MS, broker=scene.broker)
+    options = SinkOptions(queue=queue, gc_grace_period_ms=scene.grace_ms, broker=scene.broker)
     committer = QueueCommitter(scene.store, options, scene.runtime)
     saved = scene.saved("sink")
     generation, batch = saved.begin(0)
@@ -264,7 +266,7 @@ def worker(scene: Scene) -> None:
 def work(scene: Scene, *, to_the_end: bool = False) -> None:
     config = scene.config(
         WorkerConfig, broker="host", claim_timeout_ms=CLAIM_MS, max_deliveries=0,
-        gc=GarbageCollectorConfig(interval_ms=GC_MS, grace_period_ms=GRACE_MS),
+        gc=GarbageCollectorConfig(interval_ms=GC_MS, grace_period_ms=scene.grace_ms),
     )  # fmt: skip
     network = WebSocketNetwork(scene.runtime)
     idle_since = time.monotonic()
