@@ -13,31 +13,15 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import opendata_buffer as odb
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from buffer_sink.queue_commit import QueueCommitter
-from opendata_buffer import (
-    BatchDescriptor,
-    Consumer,
-    ConsumerConfig,
-    FetchHandle,
-    GarbageCollectorConfig,
-    Producer,
-    ProducerConfig,
-    Publisher,
-    QueueConfig,
-    StoreOptions,
-    TopicConsumer,
-    TransactionFilter,
-    Worker,
-    WorkerConfig,
-)
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.errors import (
@@ -51,7 +35,6 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
@@ -79,7 +62,7 @@ class Scene:
     """One process of a history.
 
     Attributes:
-        role: A function of this module.
+        role: Of :data:`ROLES`.
         name: Unique among all processes of the history.
         url, endpoint: Of the store; the endpoint of S3.
         folder: Where histories are written, and what programs save.
@@ -109,10 +92,10 @@ class Scene:
         self.grace_ms = 10_000 if store is not None else 40_000
         self.over = threading.Event()
         self.values = (f"{self.name.rpartition('-')[2]}:{each}" for each in itertools.count())
-        self.options = StoreOptions()
+        self.options = odb.StoreOptions()
         if self.endpoint is not None:
             keys = dict.fromkeys(("access_key_id", "secret_access_key"), "testing")
-            self.options = StoreOptions(endpoint_url=self.endpoint, region="us-east-1", **keys)
+            self.options = odb.StoreOptions(endpoint_url=self.endpoint, region="us-east-1", **keys)
         if store is None:
             opened = open_store(self.url, self.options)
             store = FaultyStore(opened, SystemRuntime(), FaultPlan(**self.plan), seed=self.seed)
@@ -125,36 +108,32 @@ class Scene:
         fields |= {"cas_deadline_ms": self.grace_ms // 2, "backoff_base_ms": 2}
         return made(store=self.url, store_options=self.options, backoff_max_ms=50, **fields)
 
-    def producing(self) -> ProducerConfig:
+    def producing(self) -> odb.ProducerConfig:
         return self.config(
-            ProducerConfig, flush_interval_ms=2, delivery_timeout_ms=8_000,
+            odb.ProducerConfig, flush_interval_ms=2, delivery_timeout_ms=8_000,
             gc_grace_period_ms=self.grace_ms, broker=self.broker,
         )  # fmt: skip
 
-    def consuming(self) -> ConsumerConfig:
-        gc = GarbageCollectorConfig(interval_ms=GC_MS, grace_period_ms=self.grace_ms)
-        return self.config(ConsumerConfig, gc=gc)
+    def consuming(self) -> odb.ConsumerConfig:
+        gc = odb.GarbageCollectorConfig(interval_ms=GC_MS, grace_period_ms=self.grace_ms)
+        return self.config(odb.ConsumerConfig, gc=gc)
 
     def rest(self, most_s: float) -> None:
         self.over.wait(self.dice.uniform(0, most_s))
 
-    def until_over(self, work: Callable[[Scene], None]) -> None:
-        """Run it again after each error, as a supervisor does."""
+    def play(self) -> None:
+        """Play the role, and again after each error, as under a supervisor."""
         while not self.over.is_set():
             with suppress(OpenDataBufferError):
-                work(self)
+                ROLES[self.role](self)
             self.rest(0.3)
-
-
-def producer(scene: Scene) -> None:
-    scene.until_over(produce)
 
 
 def produce(scene: Scene) -> None:
     room = threading.Semaphore(8)
     # A batch of its own for each record: by its transaction, or by a flush.
     flushes, app, number = scene.dice.random() < 0.3, f"{scene.name}.{scene.dice.random()}", 0
-    with Producer(scene.producing(), store=scene.store, runtime=scene.runtime) as opened:
+    with odb.Producer(scene.producing(), store=scene.store, runtime=scene.runtime) as opened:
         while not scene.over.is_set():
             room.acquire(timeout=1)
             txn = None if flushes else Transaction(app, number)
@@ -181,13 +160,9 @@ def produce(scene: Scene) -> None:
             scene.rest(0.01)
 
 
-def sink(scene: Scene) -> None:
-    """What Spark's sink does for a query: each batch until it is committed, then the next one."""
-    scene.until_over(commit_batches)
-
-
 def commit_batches(scene: Scene) -> None:
-    queue = scene.config(QueueConfig)
+    """What Spark's sink does for a query: each batch until it is committed, then the next one."""
+    queue = scene.config(odb.QueueConfig)
     options = SinkOptions(queue=queue, gc_grace_period_ms=scene.grace_ms, broker=scene.broker)
     committer = QueueCommitter(scene.store, options, scene.runtime)
     saved = scene.saved("sink")
@@ -205,19 +180,15 @@ def commit_batches(scene: Scene) -> None:
         scene.rest(0.02)
 
 
-def consumer(scene: Scene) -> None:
-    scene.until_over(consume)
-
-
 def consume(scene: Scene, *, to_the_end: bool = False) -> None:
     saved = scene.saved("position")
-    value: Any = (None, TransactionFilter("ingest").to_json())
+    value: Any = (None, odb.TransactionFilter("ingest").to_json())
     generation, value = saved.begin(value) if scene.saves else (0, value)
-    position, seen = value[0], TransactionFilter.from_json(value[1], "ingest")
+    position, seen = value[0], odb.TransactionFilter.from_json(value[1], "ingest")
     config, since = scene.consuming(), time.monotonic_ns()
     try:
         with scene.recorder.call("open", "ingest", position=position) as answer:
-            opened = Consumer(config, position, store=scene.store, runtime=scene.runtime)
+            opened = odb.Consumer(config, position, store=scene.store, runtime=scene.runtime)
             answer.update(epoch=opened.epoch, first=opened.first_sequence)
     except DataLoss:
         # Right if a later instance has begun and acknowledged more. Otherwise it is an answer that
@@ -259,18 +230,14 @@ def host(scene: Scene) -> None:
     election.stop(2)
 
 
-def worker(scene: Scene) -> None:
-    scene.until_over(work)
-
-
 def work(scene: Scene, *, to_the_end: bool = False) -> None:
     config = scene.config(
-        WorkerConfig, broker="host", claim_timeout_ms=CLAIM_MS, max_deliveries=0,
-        gc=GarbageCollectorConfig(interval_ms=GC_MS, grace_period_ms=scene.grace_ms),
+        odb.WorkerConfig, broker="host", claim_timeout_ms=CLAIM_MS, max_deliveries=0,
+        gc=odb.GarbageCollectorConfig(interval_ms=GC_MS, grace_period_ms=scene.grace_ms),
     )  # fmt: skip
     network = WebSocketNetwork(scene.runtime)
     idle_since = time.monotonic()
-    with Worker(config, store=scene.store, runtime=scene.runtime, network=network) as opened:
+    with odb.Worker(config, store=scene.store, runtime=scene.runtime, network=network) as opened:
         while to_the_end or not scene.over.is_set():
             since = time.monotonic_ns()
             batches = opened.claim(3, timeout=0.2)
@@ -287,16 +254,12 @@ def work(scene: Scene, *, to_the_end: bool = False) -> None:
                 return
 
 
-def publisher(scene: Scene) -> None:
-    """Transactions and single messages; with a person it has a name, and otherwise intents."""
-    scene.until_over(publish)
-
-
 def publish(scene: Scene, *, to_the_end: bool = False) -> None:
+    """Transactions and single messages; with a person it has a name, and otherwise intents."""
     name = scene.person if scene.person.startswith("named") else None
     saved = scene.saved(scene.person)
     generation, intents = saved.begin(None)
-    with Publisher(
+    with odb.Publisher(
         scene.url, name, config=scene.producing(), store=scene.store, runtime=scene.runtime
     ) as opened:
         if intents is not None and name is None:
@@ -309,7 +272,7 @@ def publish(scene: Scene, *, to_the_end: bool = False) -> None:
             scene.rest(0.02)
 
 
-def publish_one(scene: Scene, opened: Publisher) -> None:
+def publish_one(scene: Scene, opened: odb.Publisher) -> None:
     partition, value = scene.dice.choice(PARTITIONS), next(scene.values)
     call = scene.recorder.invoke("txn", "topic", value=[["append", partition, value]])
     try:
@@ -321,7 +284,7 @@ def publish_one(scene: Scene, opened: Publisher) -> None:
     scene.recorder.end(call, "ok")
 
 
-def publish_several(scene: Scene, opened: Publisher, saved: Saved, generation: int) -> None:
+def publish_several(scene: Scene, opened: odb.Publisher, saved: Saved, generation: int) -> None:
     names = scene.dice.choices(PARTITIONS, k=scene.dice.randint(1, 4))
     values = [(name, next(scene.values)) for name in names]
     call = scene.recorder.invoke("txn", "topic", value=[["append", *each] for each in values])
@@ -349,14 +312,10 @@ def publish_several(scene: Scene, opened: Publisher, saved: Saved, generation: i
     scene.recorder.end(call, "ok")
 
 
-def reader(scene: Scene) -> None:
-    scene.until_over(read_topic)
-
-
 def read_topic(scene: Scene, *, to_the_end: bool = False) -> None:
     saved = scene.saved("reader")
     generation, (positions, lists) = saved.begin(({}, {name: [] for name in PARTITIONS}))
-    with TopicConsumer(
+    with odb.TopicConsumer(
         scene.consuming(), positions, store=scene.store, runtime=scene.runtime
     ) as opened:
         while to_the_end or not scene.over.is_set():
@@ -381,12 +340,18 @@ def read_topic(scene: Scene, *, to_the_end: bool = False) -> None:
             scene.rest(0.1)
 
 
-def next_batch(opened: TopicConsumer) -> Any:
+def next_batch(opened: odb.TopicConsumer) -> Any:
     while True:
         try:
             return opened.next_batch()
         except PoisonBatch as error:
             opened.skip(error.partition or "", error.sequence)
+
+
+ROLES = {
+    "producer": produce, "sink": commit_batches, "consumer": consume, "host": host, "worker": work,
+    "publisher": publish, "reader": read_topic,
+}  # fmt: skip
 
 
 def finish(scene: Scene, kind: str, people: list[str]) -> None:
@@ -405,13 +370,12 @@ def finish(scene: Scene, kind: str, people: list[str]) -> None:
 
 
 def remaining(scene: Scene) -> list[tuple[int, str, bool]]:
-    queue = Queue(scene.store, scene.config(QueueConfig), runtime=scene.runtime, role="test")
-    manifest = queue.read()
-    if manifest is None:
-        return []
-    fetch = FetchHandle.of(scene.consuming(), store=scene.store, runtime=scene.runtime)
-    found = [BatchDescriptor.of(each) for each in manifest.entries()]
-    return [(each.sequence, b" ".join(fetch.fetch(each).entries).decode(), True) for each in found]
+    config = scene.consuming()
+    with odb.Consumer(config, store=scene.store, runtime=scene.runtime) as opened:
+        found = []
+        while (batch := opened.next_batch()) is not None:
+            found.append((batch.sequence, b" ".join(batch.entries).decode(), True))
+        return found
 
 
 def main() -> None:
@@ -419,7 +383,7 @@ def main() -> None:
     logging.disable()
     scene.begin()
     threading.Thread(target=lambda: (sys.stdin.read(), scene.over.set()), daemon=True).start()
-    globals()[scene.role](scene)
+    scene.play()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from opendata_buffer import Topic, outcomes
+from opendata_buffer import QueueConfig, Topic, outcomes
 from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import PutOutcome, Store
@@ -97,7 +97,7 @@ class Thread:
 
     def _run(self) -> None:
         with suppress(SystemExit):  # it was killed
-            getattr(actors, self.scene.role)(self.scene)
+            self.scene.play()
 
     def suspend(self) -> None:
         self._gate.runs.clear()
@@ -187,7 +187,7 @@ def play(
         quiet.skew_ms, quiet.plan = 0, {}
         quiet.begin(faulty.inner if store is not None else None)
         if kind in TOPICS:
-            Topic.create(quiet.config(actors.QueueConfig), len(PARTITIONS), store=quiet.store)
+            Topic.create(quiet.config(QueueConfig), len(PARTITIONS), store=quiet.store)
         members = [started(*each, number) for number, each in enumerate(KINDS[kind])]
         ended: list[Thread | Process] = []
         born, until = len(members), time.monotonic() + most_s
