@@ -110,10 +110,10 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         "topic", CORE + "consumer/isolation.py",
         [("    flags = read.flags & ~FINAL\n    final", "    flags = read.flags\n    final")],
     ),
-    "a marker that rolls back commits": (
-        "topic", CORE + "messages.py",
-        [("            if clock <= span.low:\n                return span, Outcome.ACK_ROLLBACK\n",
-          "            span.low = span.low if clock > 1 else 0\n")],
+    "a transaction that is rolled back is committed": (
+        "topic", CORE + "topic/publisher.py",
+        [("dict.fromkeys(current.clocks, ROLL_BACK), current)",
+          "{name: clock + 1 for name, clock in current.clocks.items()}, current)")],
     ),
     "a fenced publisher commits": (
         "serial", CORE + "transactions/commit_record.py",
