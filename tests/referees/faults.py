@@ -174,7 +174,8 @@ def caught(name: str, jobs: int) -> tuple[str, int]:
                    "--jobs", str(jobs), "--seed", "1"]  # fmt: skip
         env = {**os.environ, "PYTHONPATH": f"{root / 'core'}:{root}"}
         done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
-    said = re.search(r"^  (Porcupine|adya: .*? in [^:]*|it could not.*)", done.stdout, re.M)
+    by = r"^  (Porcupine(?=: Illegal)|Porcupine: Unknown|adya: .*?(?= in )|it could not.*)"
+    said = re.search(by, done.stdout, re.M)
     played = len(re.findall(r"^--kind", done.stdout, re.M))
     if not played:
         raise RuntimeError(done.stdout + done.stderr)
