@@ -90,7 +90,7 @@ UploadAgain(p) ==
 \* buffer_sink/queue_commit.py: UploadAges.oldest
 BeginAppend(p) ==
     /\ producer[p].at = "ready"
-    /\ Age(p) <= Half \/ Grace = 0 \/ Faulty("old uploads are appended")
+    /\ Age(p) <= Half \/ Grace = 0
     /\ p \in Sinks => Stored(Name(p)) # {}
     /\ producer' = [producer EXCEPT
          ![p].at = IF producer[p].known = None THEN "look" ELSE "write", ![p].lost = FALSE]
