@@ -91,19 +91,15 @@ class _Append(Generic[T]):
             first = last - len(self.entries) + 1
             left = max(first, now.first_sequence)
             # A broker's client that was cut off may have appended its own part elsewhere.
-            if any(
-                each.location != self.entries[each.sequence - first].location
-                for each in now.entries(left, last - left)
-            ):
-                last = None
-            elif self.joins_others and first < left:
-                raise OutcomeUnknown("a part of the group may be another process's append")
-        if last is None:
-            if any(mark < now.first_sequence for mark in marks):
-                raise OutcomeUnknown("those sequences were dequeued since")
-            return False
-        self.sequence, self.stopped = first, None
-        return True
+            others = [each.location for each in self.entries[left - first : -1]]
+            if others == [each.location for each in now.entries(left, last - left)]:
+                if self.joins_others and first < left:
+                    raise OutcomeUnknown("a part of the group may be another process's append")
+                self.sequence, self.stopped = first, None
+                return True
+        if any(mark < now.first_sequence for mark in marks):
+            raise OutcomeUnknown("those sequences were dequeued since")
+        return False
 
 
 class WritePause(Protocol):

@@ -85,7 +85,7 @@ def test_a_request_that_grows_old_while_the_write_loses_races_is_not_written() -
 
 
 @pytest.mark.parametrize("dequeued", [False, True])
-def test_a_group_has_not_landed_because_the_last_of_it_was_appended_elsewhere(
+def test_f2_a_group_has_not_landed_because_the_last_of_it_was_appended_elsewhere(
     dequeued: bool,
 ) -> None:
     runtime, store = ManualRuntime(), Hooked()
