@@ -7,7 +7,7 @@ runtime) are passed beside a config, not in it, so every config pickles and prin
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
@@ -21,6 +21,7 @@ _MOST_MS = 10**12
 """Thirty years. A wait of some three hundred years overflows in ``threading``."""
 
 _SECRETS = ("access_key_id", "secret_access_key", "session_token")
+_NOT_IN_COMMANDS = ("service_credential", "_ms", "attempts", "connections")
 _REFERENCE = re.compile(r"\{\{\s*secrets/")
 
 
@@ -133,6 +134,15 @@ class StoreOptions:
                 f"role_arn is {self.role_arn!r}: use a role's full name such as "
                 "arn:aws:iam::123456789012:role/buffer"
             )
+
+    def command_words(self) -> list[str]:
+        """The options that a command needs to reach the same store. No command takes a secret."""
+        words: list[str] = []
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.repr and value != each.default and not each.name.endswith(_NOT_IN_COMMANDS):
+                words += ["--" + each.name.replace("_", "-"), *([] if value is True else [value])]
+        return words
 
     def check_s3_only(self, scheme: str) -> None:
         """Refuse what only S3 has, for a store of another cloud.

@@ -13,10 +13,13 @@ checked before it is used (failure F15).
 
 from __future__ import annotations
 
+import re
 import struct
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import NamedTuple
 
 from opendata_buffer.errors import CorruptManifest, InvalidInput
@@ -43,10 +46,11 @@ LEAST_SIZE = 4 + FIXED_SIZE
 
 REMEDY = (
     "Stop producers, consumers and collectors, then mend it with 'opendata-buffer manifest "
-    "rebuild'; 'opendata-buffer manifest dump' shows what is in it"
+    "rebuild'; 'opendata-buffer fsck' shows what is there"
 )
 """The end of every error about a manifest."""
 
+_BARE_COMMAND = re.compile(r"('opendata-buffer [a-z]+(?: [a-z]+)?)'")
 _FOOTER = struct.Struct("<IQQH")
 _HEAD = struct.Struct("<IQH")  # entry_len, sequence, location_len
 _ORDER = struct.Struct("<IQ")  # entry_len, sequence
@@ -210,7 +214,7 @@ class Manifest:
     next_sequence: int = field(compare=False)
     epoch: int = field(compare=False)
     # Where the first entries start: a cache, replaced as a whole so that threads may share it.
-    _starts: tuple[int, ...] = field(default=(), compare=False)
+    _starts: Sequence[int] = field(default=(), compare=False)
     # Key and store, and the arguments of a command, for errors.
     _name: tuple[str, str] = field(default=("", ""), compare=False)
 
@@ -348,7 +352,7 @@ class Manifest:
                 CorruptManifest(
                     f"manifest has epoch {self.epoch}: no consumer can claim it, epochs end below "
                     f"{SEALED_EPOCH + 1}. Consumers count up by one, so this one was forged. Look "
-                    "at it with 'opendata-buffer manifest dump'"
+                    "at it with 'opendata-buffer status'"
                 )
             )
         if not self.epoch < epoch <= SEALED_EPOCH:
@@ -420,12 +424,12 @@ class Manifest:
         return len(self.raw) - FOOTER_SIZE
 
     def _changed(
-        self, body: Sequence[BytesLike], footer: Footer, starts: tuple[int, ...] = ()
+        self, body: Sequence[BytesLike], footer: Footer, starts: Sequence[int] = ()
     ) -> Manifest:
         """What follows this one: other entries, of which the first stand at ``starts``."""
         return Manifest(b"".join((*body, footer.pack())), *footer, starts, self._name)
 
-    def _find_starts(self, wanted: int) -> tuple[int, ...]:
+    def _find_starts(self, wanted: int) -> Sequence[int]:
         """Where the first ``wanted`` entries start, checking headers, order and fit."""
         if len(self._starts) >= wanted:
             return self._starts
@@ -448,8 +452,8 @@ class Manifest:
 
 
 def with_queue_in_hint(text: str, arguments: str) -> str:
-    """The text of an error, with the queue's arguments in the command that repairs it."""
-    return text.replace("manifest rebuild'", f"manifest rebuild {arguments}'")
+    """The text of an error, with the queue's arguments in the commands that it suggests."""
+    return _BARE_COMMAND.sub(lambda found: f"{found[1]} {arguments}'", text)
 
 
 def _left_over(size: int, count: int) -> CorruptManifest:
@@ -468,10 +472,12 @@ def check_transition(before: Manifest, after: Manifest) -> None:
     for name in ("epoch", "next_sequence", "first_sequence"):
         old, new = getattr(before, name), getattr(after, name)
         if new < old:
-            raise CorruptManifest(
-                f"manifest {name} falls from {old} to {new}: another writer broke the format, or "
-                "the manifest was replaced. Stop producers and consumers and look at it with "
-                "'opendata-buffer manifest dump'"
+            raise before._named_error(
+                CorruptManifest(
+                    f"manifest {name} falls from {old} to {new}: another writer broke the format, "
+                    "or the manifest was replaced. Stop producers and consumers and look at it "
+                    "with 'opendata-buffer status'"
+                )
             )
 
 
@@ -588,12 +594,14 @@ def encode_entry(sequence: int, entry: NewEntry, pieces: list[BytesLike]) -> Non
 
 def entry_starts(
     raw: bytes, known: Sequence[int], first_sequence: int, wanted: int, body: int
-) -> tuple[tuple[int, ...], int]:
+) -> tuple[Sequence[int], int]:
     """Where the ``wanted`` first entries start, and where the last of them ends; decodes nothing.
 
     ``known`` are the starts that were found out before. At byte ``body`` the entries end.
     """
-    starts = list(known)
+    starts = array(
+        "I", known
+    )  # an offset is below MAX_MANIFEST_BYTES; a list takes ten times as much
     add, unpack = starts.append, _ORDER.unpack_from
     position = known[-1] + 4 + _U32.unpack_from(raw, known[-1])[0] if known else 0
     for expected in range(first_sequence + len(known), first_sequence + wanted):
@@ -605,7 +613,7 @@ def entry_starts(
             raise _bad_header(position, length, sequence, expected, body)
         add(position)
         position = end
-    return tuple(starts), position
+    return starts, position
 
 
 def whole_locations(raw: bytes, starts: Sequence[int], body: int) -> list[str]:
@@ -613,7 +621,7 @@ def whole_locations(raw: bytes, starts: Sequence[int], body: int) -> list[str]:
     found: list[str] = []
     head = _ORDER.size
     try:
-        for start, end in zip(starts, (*starts[1:], body), strict=False):
+        for start, end in zip(starts, chain(islice(starts, 1, None), (body,)), strict=False):
             first = start + head + 2
             # A u16, little-endian.
             last = first + raw[start + head] + (raw[start + head + 1] << 8)

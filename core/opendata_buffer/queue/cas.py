@@ -138,6 +138,12 @@ class _Missing(OpenDataBufferError):
     """The object vanished. Never leaves this module."""
 
 
+def _pause_after(
+    conflict: Callable[[], float | None],
+) -> Callable[[BaseException], float | None]:
+    return lambda error: conflict() if isinstance(error, _LostRace) else None
+
+
 class CasObject(Generic[T]):
     """One object of a store as a typed value. Not thread-safe: its owner serialises the calls.
 
@@ -178,9 +184,10 @@ class CasObject(Generic[T]):
         self._check_read = check_read
         self._reading = queue_retry(runtime, settings)
         self._deadline_s = settings.cas_deadline_ms / 1000
-        self._after_conflict = after_conflict
+        # Not a method of this object: in a cycle with it a large value would outlive its use.
+        pause = None if after_conflict is None else _pause_after(after_conflict)
         self._changing = queue_retry(
-            runtime, settings, retry_on=(_Retry, TransientStorageError), pause=self._pause
+            runtime, settings, retry_on=(_Retry, TransientStorageError), pause=pause
         )
         self._value: T | None = None
         self._version: str | None = None
@@ -312,11 +319,6 @@ class CasObject(Generic[T]):
                 log.warning("answer to a write of %s was lost: %s", self.key, outcome.reason)
                 writes.lost_answer(version)
                 raise _Retry(f"answers were lost: {outcome}")
-
-    def _pause(self, error: BaseException) -> float | None:
-        if self._after_conflict is None or not isinstance(error, _LostRace):
-            return None
-        return self._after_conflict()
 
     def _read_once(self) -> T | None:
         try:

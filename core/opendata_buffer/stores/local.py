@@ -149,7 +149,7 @@ class FileLock:
             os.pwrite(self._fd, b"%024d" % number, 0)
 
 
-_CHUNK = 64 * 1024 * 1024
+_CHUNK = 1 << 30
 _PIECES = 512  # of one call; systems take 1,024 at most
 MISSING = {errno.ENOENT, errno.ENOTDIR}
 """Errors that mean: no such file."""

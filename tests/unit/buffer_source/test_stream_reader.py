@@ -4,6 +4,7 @@ import dataclasses
 import pickle
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from buffer_source.schema import default_schema
 from buffer_source.stream_reader import BufferStreamReader, know_engine
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Fenced, InvalidInput
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.producer.producer import Producer
 
 
@@ -60,6 +62,26 @@ def test_from_offsets_to_rows_through_pickling(tmp_path: Path) -> None:
     driver.commit(end)
     assert driver.latestOffset(end, ReadAllAvailable()) is end
     driver.stop()
+
+
+def test_planning_holds_a_long_manifest_three_times_at_most(tmp_path: Path) -> None:
+    # PYSPARK_PLANNER_MEMORY_MB: with a million batches each copy takes 74 MB of the 512.
+    produce(tmp_path, b"a")
+    path = tmp_path / "ingest" / "manifest"
+    waiting = Manifest.parse(path.read_bytes())
+    (entry,) = waiting.entries()
+    long = waiting.append([NewEntry(entry.location, entry.metadata)] * 50_000)
+    path.write_bytes(long.raw)
+    driver = reader(tmp_path, maxBatchesPerTrigger="10")
+    tracemalloc.start()
+    try:
+        end = driver.latestOffset(driver.initialOffset(), driver.getDefaultReadLimit())
+        driver.commit(end)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert end["partitions"]["0"]["next"] == 10
+    assert long.size < peak < 3.4 * long.size
 
 
 def test_an_idle_query_gets_its_version_1_offset_back_as_it_is(tmp_path: Path) -> None:
