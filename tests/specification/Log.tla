@@ -133,8 +133,7 @@ WriteIndex(m) ==
          /\ index' = answer[2]
          /\ mover' = [mover EXCEPT ![m] = IF answer[1] = "applied"
               THEN [NoMover EXCEPT !.at = "trims"] ELSE NoMover]
-         /\ objects' = IF answer[1] = "applied" THEN objects \cup {segment} ELSE objects
-    /\ UNCHANGED <<manifest, Log_2>>
+    /\ UNCHANGED <<manifest, objects, Log_2>>
 
 \* Any process, whenever it finds the two to overlap: what the index has leaves the manifest.
 Trim(m) ==
@@ -302,8 +301,7 @@ WriteFloor ==
                              !.segments = {g \in @ : g.to > floor}] IN
     /\ collector.at = "reads"
     /\ \A n \in collector.known.readers : collector.found[n] # -1
-    /\ new # known
-    /\ \E answer \in Put(index, known, new) :
+    /\ \E answer \in IF new = known THEN {<<"applied", index>>} ELSE Put(index, known, new) :
          /\ index' = answer[2]
          /\ collector' = IF answer[1] = "applied"
                          THEN [NoCollector EXCEPT !.at = "deletes", !.known = new]
