@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-HISTORIES, CALLS = 16, 800
+HISTORIES, CALLS = 24, 1_500
 
 CORE = "core/opendata_buffer/"
 FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
@@ -42,8 +42,8 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     ),
     "a consumer hands out one too few": (
         "queue", CORE + "consumer/consumer.py",
-        [("self._cursors.hand_out(found[-1].sequence)",
-          "self._cursors.hand_out(found[-1].sequence + (len(found) > 4))")],
+        [("self._cursors.hand_out(found[-1].sequence, repeats)",
+          "self._cursors.hand_out(found[-1].sequence + (len(found) > 4), repeats)")],
     ),
     "an append is not searched for before it is repeated": (
         "queue", CORE + "queue/cas.py",
