@@ -5,7 +5,7 @@
     from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 
     with Producer(ProducerConfig(store="s3://bucket")) as producer:
-        producer.produce([b"one", b"two"]).watcher.await_durable()
+        producer.produce([b"one", b"two"]).result()
 
     with Consumer(ConsumerConfig(store="s3://bucket")) as consumer:
         while batch := consumer.next_batch():
@@ -51,9 +51,11 @@ if TYPE_CHECKING:
     from opendata_buffer.gc import GarbageCollector as GarbageCollector
     from opendata_buffer.gc import GcPlan as GcPlan
     from opendata_buffer.gc import GcReport as GcReport
-    from opendata_buffer.producer.batching import DurabilityWatcher as DurabilityWatcher
-    from opendata_buffer.producer.batching import Durable as Durable
-    from opendata_buffer.producer.batching import WriteHandle as WriteHandle
+    from opendata_buffer.producer.handles import DurabilityWatcher as DurabilityWatcher
+    from opendata_buffer.producer.handles import Durable as Durable
+    from opendata_buffer.producer.handles import TopicHandle as TopicHandle
+    from opendata_buffer.producer.handles import TopicWatcher as TopicWatcher
+    from opendata_buffer.producer.handles import WriteHandle as WriteHandle
     from opendata_buffer.producer.producer import Producer as Producer
     from opendata_buffer.stores.open import open_store as open_store
     from opendata_buffer.topic.consumer import TopicArrowBatch as TopicArrowBatch
@@ -62,9 +64,7 @@ if TYPE_CHECKING:
     from opendata_buffer.topic.description import Partition as Partition
     from opendata_buffer.topic.description import TopicDescription as TopicDescription
     from opendata_buffer.topic.partition_consumer import PartitionPosition as PartitionPosition
-    from opendata_buffer.topic.producer import TopicHandle as TopicHandle
     from opendata_buffer.topic.producer import TopicProducer as TopicProducer
-    from opendata_buffer.topic.producer import TopicWatcher as TopicWatcher
     from opendata_buffer.topic.publisher import AckIntents as AckIntents
     from opendata_buffer.topic.publisher import Publisher as Publisher
     from opendata_buffer.topic.topic import Topic as Topic
@@ -88,13 +88,13 @@ _NAMES = {
     "formats.keys": ["Transaction"],
     "formats.manifest": ["BatchDescriptor", "Metadata"],
     "gc": ["GarbageCollector", "GcPlan", "GcReport"],
-    "producer.batching": ["DurabilityWatcher", "Durable", "WriteHandle"],
+    "producer.handles": ["Durable", "TopicHandle", "WriteHandle"],
     "producer.producer": ["Producer"],
     "stores.open": ["open_store"],
     "topic.consumer": ["TopicArrowBatch", "TopicBatch", "TopicConsumer"],
     "topic.description": ["Partition", "TopicDescription"],
     "topic.partition_consumer": ["PartitionPosition"],
-    "topic.producer": ["TopicHandle", "TopicProducer", "TopicWatcher"],
+    "topic.producer": ["TopicProducer"],
     "topic.publisher": ["AckIntents", "Publisher"],
     "topic.topic": ["Topic"],
     "values": ["ValueOptions"],
@@ -103,10 +103,12 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted([*errors.__all__, *_MODULES])
 
-# Not public. The package ``broker`` imports producers, consumers and queues. They import these
-# names of it at the moment when they need a broker.
+# Not listed: the names that a handle had as a watcher; and those that the package ``broker``, which
+# imports producers, consumers and queues, has for them. They import them when they need a broker.
 _MODULES |= {
     "BrokerPause": "broker.write_pause",
+    "DurabilityWatcher": "producer.handles",
+    "TopicWatcher": "producer.handles",
     "open_brokered_committer": "broker.committer",
 }
 

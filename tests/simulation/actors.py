@@ -148,7 +148,7 @@ class TransactionalProducer:
             watch(self._world, handle, records, lambda number=number: self._settled(number))
             if self._world.chance(0.3):
                 try:
-                    handle.watcher.await_durable()
+                    handle.result()
                 except FAILURES:
                     return
             self._world.work(node)
@@ -417,18 +417,17 @@ def watch(
     A failure must be one of those that storage may cause.
     """
 
-    def done() -> None:
+    def done(_: object) -> None:
         try:
-            durable = handle.watcher.result()
+            durable = handle.result()
         except OpenDataBufferError as error:
             if not isinstance(error, FAILURES):
                 world.fail(f"{records[0]} failed with {error!r}")
             return
-        assert durable is not None
         world.model.reported_durable(records, durable.sequence, durable.location)
         settled()
 
-    handle.watcher.add_done_callback(done)
+    handle.add_done_callback(done)
 
 
 def collect_garbage(world: World, node: Node) -> None:

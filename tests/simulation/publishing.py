@@ -258,7 +258,7 @@ class PublishingWorld(Processes):
             return
         if self.chance(0.5):
             with suppress(*TROUBLE):
-                handle.watcher.await_durable()
+                handle.result()
                 single.durable.add(record)
 
     def _any_partitions(self, publisher: Publisher) -> list[str]:

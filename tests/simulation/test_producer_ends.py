@@ -121,7 +121,7 @@ class Service:
         last: Counter[bytes] = Counter()
         for record, handle in self.handles.items():
             try:
-                outcome = handle.watcher.result()
+                outcome = handle.result()
             except OpenDataBufferError as error:
                 self.seen[type(error).__name__] += 1
                 continue

@@ -99,7 +99,7 @@ def lose_and_start_over(world: World) -> None:
 
 
 def write(producer: Producer, record: Record) -> None:
-    producer.produce([record.encode()]).watcher.await_durable()
+    producer.produce([record.encode()]).result()
 
 
 def read(world: World, node: Node, reader: Consumer, count: int) -> int:

@@ -236,7 +236,7 @@ def test_records_come_one_by_one_and_from_asyncio_as_the_page_about_services_say
     names: dict[str, Any] = {"records": [b"a", b"b"]}
     with Producer(ProducerConfig(store=str(tmp_path))) as names["producer"]:
         exec(send, names)
-        assert names["handle"].watcher.await_durable().sequence == 0
+        assert names["handle"].result().sequence == 0
         exec(serve, names)
         assert asyncio.run(names["answer"](b"c")) == 1
 

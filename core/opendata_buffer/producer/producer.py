@@ -28,13 +28,12 @@ from opendata_buffer.producer.batching import (
     RECORD_HELD,
     Item,
     ProduceRequest,
-    WriteHandle,
     block_bytes,
     encode_entries,
     encode_list,
-    wakeable,
 )
 from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
+from opendata_buffer.producer.handles import WriteHandle, wakeable
 from opendata_buffer.producer.sender import Sender
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store

@@ -43,15 +43,16 @@ from opendata_buffer.messages import (
     build_uuid,
     new_producer_id,
 )
-from opendata_buffer.producer.batching import ProduceRequest, WriteHandle
+from opendata_buffer.producer.batching import ProduceRequest
 from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
+from opendata_buffer.producer.handles import TopicHandle, WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, locked
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.partitioner import Entries, Keys, Partitioner
-from opendata_buffer.topic.producer import TopicHandle, TopicProducer
+from opendata_buffer.topic.producer import TopicProducer
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.commit_record import Verdict
 from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
@@ -172,7 +173,7 @@ class PublisherTransaction:
         for name, handle in self._handles:
             left = None if until is None else max(0.0, until - self._runtime.monotonic())
             try:
-                where = handle.watcher.await_durable(left)
+                where = handle.result(left)
             except TimeoutError:
                 raise
             except Exception as error:

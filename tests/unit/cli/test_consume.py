@@ -243,7 +243,7 @@ def test_of_a_topic_what_is_committed_is_consumed(url: str, more: tuple[str, ...
         for number, name in enumerate(names):
             publisher.publish_uncommitted([b"committed %d" % number], partition=name)
         publisher.commit()
-        publisher.publish_uncommitted([b"undecided"], partition=names[0]).watcher.await_durable()
+        publisher.publish_uncommitted([b"undecided"], partition=names[0]).result()
         assert ok("consume", url, *more).stdout == "committed 0\ncommitted 1\n"
     assert "undecided" not in ok("consume", url, *more).stdout
 

@@ -77,7 +77,7 @@ def test_committed_messages_are_delivered_at_once_and_in_order(store: Faulty) ->
     with opened(store) as publisher:
         for number in range(10):
             handle = publisher.publish_committed([b"%d" % number], partition=NAMES[1])
-        handle.watcher.await_durable(WAIT_S)
+        handle.result(WAIT_S)
         assert delivered(store, NAMES[1]) == [b"%d" % number for number in range(10)]
     assert delivered(store, NAMES[1]) == [b"%d" % number for number in range(10)]
 
@@ -364,7 +364,7 @@ def test_the_names_of_publishers_and_of_spark_queries_do_not_meet(store: Faulty)
 
 def test_a_topic_object_may_be_given(store: Faulty) -> None:
     with Publisher(Topic.open(URL, store=store), config=producing()) as publisher:
-        publisher.publish_committed([b"1"]).watcher.await_durable(WAIT_S)
+        publisher.publish_committed([b"1"]).result(WAIT_S)
     assert seen(store) == [b"1"]
 
 
