@@ -14,8 +14,8 @@ from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from buffer_sink.queue_commit import QueueCommitter
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
+from opendata_buffer.consumer.batches import ConsumedBatch
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.fetch import ConsumedBatch
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import (

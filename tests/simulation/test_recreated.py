@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.consumer import Consumer, Position
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.position import Position
 from opendata_buffer.errors import QueueReset
 from opendata_buffer.producer.producer import Producer
 from tests.simulation.actors import FAILURES

@@ -11,16 +11,16 @@ the target's commit by :attr:`Consumer.epoch` and :meth:`Consumer.check_fence`.
 from __future__ import annotations
 
 import logging
-import re
 import weakref
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from opendata_buffer import metrics
-from opendata_buffer.concurrency import Closeable
 from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.loop import BatchLoop
+from opendata_buffer.consumer.position import Cursors, Position
 from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBufferError, QueueReset
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.gc import GarbageCollector
@@ -33,176 +33,10 @@ from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:
-    from opendata_buffer.consumer.fetch import ConsumedBatch, FetchHandle
+    from opendata_buffer.consumer.batches import ConsumedBatch
+    from opendata_buffer.consumer.fetch import FetchHandle
 
 log = logging.getLogger(__name__)
-
-_POSITION = re.compile(r"(?:([^\s:]+):)?([0-9]{1,20})", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """The last batch of one queue that is surely processed.
-
-    A sequence alone says nothing about a queue that was deleted and made again at the same
-    place: its first batches would pass for read (failure F4). So save this, in the transaction
-    that writes the records, and start the next consumer with it. It pickles, and
-    ``Position.parse(str(position)) == position``::
-
-        01JD5T4R3KXBMZ7QV9N2WG8Y00:41
-
-    Attributes:
-        queue_id: Of the queue; empty for one whose owner marker has none.
-        sequence: Of the batch.
-    """
-
-    queue_id: str
-    sequence: int
-
-    def __str__(self) -> str:
-        return f"{self.queue_id}:{self.sequence}" if self.queue_id else str(self.sequence)
-
-    @classmethod
-    def parse(cls, text: str) -> Position:
-        """Read what ``str`` printed. A bare sequence is a position in whatever queue is there.
-
-        Raises:
-            InvalidInput: It is no position.
-        """
-        found = _POSITION.fullmatch(text)
-        if found is None:
-            raise InvalidInput(
-                f"position is {text!r}: use '<queue id>:<sequence>', as Consumer.position prints it"
-            )
-        return cls(found[1] or "", int(found[2]))
-
-    @classmethod
-    def of(cls, given: Position | int | str) -> Position:
-        """A position from any of its forms; an int is a sequence in whatever queue is there.
-
-        Raises:
-            InvalidInput: It is none.
-        """
-        if isinstance(given, Position):
-            return given
-        if isinstance(given, str):
-            return cls.parse(given)
-        if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-            raise InvalidInput(
-                f"last_acked_sequence is {given!r}: use a sequence, a Position, or None to start "
-                "at the oldest queued batch"
-            )
-        return cls("", given)
-
-
-@dataclass(frozen=True, slots=True)
-class Cursors:
-    """The cursors of one consumer, and the unacknowledged sequences that were ``skipped``.
-
-    Three cursors, each the sequence that comes next, move over the queue in this order::
-
-        dequeued ............ acknowledged ............ handed out ............ end of queue
-                  next_dequeue              next_ack                 next_hand_out
-
-    Every move returns a new value or raises, so a consumer that fails halfway through a manifest
-    write still has the value from before it (OpenData RFC 0003, ack_through).
-    """
-
-    next_dequeue: int
-    next_ack: int
-    next_hand_out: int
-    skipped: frozenset[int] = frozenset()
-
-    @classmethod
-    def at(cls, next_sequence: int) -> Cursors:
-        """A consumer that starts reading at ``next_sequence``."""
-        return cls(next_sequence, next_sequence, next_sequence)
-
-    @property
-    def last_acked(self) -> int | None:
-        """The last acknowledged sequence; None when there is none before the cursor."""
-        return self.next_ack - 1 if self.next_ack else None
-
-    @property
-    def last_handed_out(self) -> int | None:
-        """The last sequence handed out; None when there is none before the cursor."""
-        return self.next_hand_out - 1 if self.next_hand_out else None
-
-    @property
-    def undequeued(self) -> int:
-        """Acknowledged entries that the manifest still lists."""
-        return self.next_ack - self.next_dequeue
-
-    def hand_out(self, through: int) -> Cursors:
-        """Sequences up to and including ``through`` were handed out; earlier ones may be again."""
-        return replace(self, next_hand_out=max(self.next_hand_out, through + 1))
-
-    def skip(self, sequence: int) -> Cursors:
-        """Give up one sequence: the next to be handed out, or one that was and is not acked."""
-        if not self.next_ack <= sequence <= self.next_hand_out:
-            raise InvalidInput(
-                f"cannot skip sequence {sequence}: only {self._range(self.next_hand_out)} can be "
-                "skipped, those handed out and not acknowledged and the next one"
-            )
-        return replace(
-            self,
-            next_hand_out=max(self.next_hand_out, sequence + 1),
-            skipped=self.skipped | {sequence},
-        )
-
-    def ack(self, sequence: int) -> Cursors:
-        """Acknowledge the next sequence and no other (failure F26); skipped ones are passed."""
-        self._check(sequence)
-        missing = next(
-            (each for each in range(self.next_ack, sequence) if each not in self.skipped), None
-        )
-        if missing is not None:
-            raise InvalidInput(
-                f"cannot ack sequence {sequence}: {missing} comes first. Acknowledge in order, or "
-                "everything up to a sequence with ack_through."
-            )
-        return self._acked(sequence)
-
-    def ack_through(self, sequence: int) -> Cursors:
-        """Acknowledge all up to and including a sequence that was handed out (failure F27)."""
-        self._check(sequence)
-        return self._acked(sequence)
-
-    def dequeued(self) -> Cursors:
-        """All that is acknowledged has left the manifest."""
-        return replace(self, next_dequeue=self.next_ack)
-
-    def jump(self, next_sequence: int) -> Cursors:
-        """Go on at a later sequence because those before it are lost."""
-        return Cursors(
-            max(self.next_dequeue, next_sequence),
-            max(self.next_ack, next_sequence),
-            max(self.next_hand_out, next_sequence),
-            frozenset(each for each in self.skipped if each >= next_sequence),
-        )
-
-    def _acked(self, sequence: int) -> Cursors:
-        skipped = self.skipped and frozenset(each for each in self.skipped if each > sequence)
-        return replace(self, next_ack=sequence + 1, skipped=skipped)
-
-    def _check(self, sequence: int) -> None:
-        if sequence < self.next_ack:
-            raise InvalidInput(
-                f"cannot ack sequence {sequence}: everything through {self.next_ack - 1} is "
-                "acknowledged already"
-            )
-        if sequence >= self.next_hand_out:
-            raise InvalidInput(
-                f"cannot ack sequence {sequence}: it was not handed out. "
-                f"{self._range(self.next_hand_out - 1).capitalize()} can be acknowledged."
-            )
-
-    def _range(self, last: int) -> str:
-        if last < self.next_ack:
-            return "nothing"
-        if last == self.next_ack:
-            return f"sequence {last}"
-        return f"sequences {self.next_ack} to {last}"
 
 
 def check_data_loss(
@@ -232,14 +66,27 @@ def warn_data_loss(key: str, needed: int, oldest: int) -> None:
     )
 
 
-class Consumer(Closeable):
-    """The one reader of a queue. Thread-safe; a context manager.
+class Sequenced(Protocol):
+    """A batch, or its descriptor."""
+
+    @property
+    def sequence(self) -> int:
+        """Position in the queue."""
+
+
+def _sequence(batch: Sequenced | int) -> int:
+    return batch if isinstance(batch, int) else batch.sequence
+
+
+class Consumer(BatchLoop):
+    """The one reader of a queue. Thread-safe; a context manager, also in asyncio.
 
     Two ways to read, over the same cursors::
 
-        while (batch := consumer.next_batch()) is not None:      # one by one
-            write(batch)
-            consumer.ack(batch.sequence)
+        for batch in consumer:                                   # waits for the next one
+            for record in batch.records():
+                write(record.value, record.metadata)
+            batch.ack()
 
         descriptors = consumer.next_descriptors(1_000)           # read-ahead
         for batch in fetch_many(consumer.fetch_handle().fetch, descriptors):
@@ -292,6 +139,7 @@ class Consumer(Closeable):
         program: str = "Python",
         open_pause: OpenPause = broker_pause,
     ) -> None:
+        super().__init__()
         self._config = config
         self._runtime = runtime if runtime is not None else SystemRuntime()
         opened = store if store is not None else open_store(config.store, config.store_options)
@@ -352,9 +200,9 @@ class Consumer(Closeable):
         last_acked = self._cursors.last_acked
         return None if last_acked is None else self.position_of(last_acked)
 
-    def position_of(self, sequence: int) -> Position:
-        """The position of a batch of this queue, to be saved beside its records."""
-        return Position(self._queue.queue_id, sequence)
+    def position_of(self, batch: Sequenced | int) -> Position:
+        """The position of a batch of this queue, or of a sequence, to be saved with its records."""
+        return Position(self._queue.queue_id, _sequence(batch))
 
     @property
     def last_acked_sequence(self) -> int | None:
@@ -376,29 +224,23 @@ class Consumer(Closeable):
         """What the next appended batch will get, as of the last read of the manifest."""
         return self._next_sequence
 
-    def next_batch(self) -> ConsumedBatch | None:
-        """The next batch in order, or None when nothing is queued.
-
-        The read cursor advances only after the batch was fetched and decoded: after any error
-        the next call tries the same batch again.
-
-        Raises:
-            PoisonBatch: The batch is missing, unreadable or foreign. :meth:`skip` passes it by.
-            DataLoss: The queue does not continue at the cursor.
-        """
+    def _next_now(self, *, arrow: bool) -> Any:
         with self._lock:
             self._check_open()
             found = self._peek(1)
             if not found:
                 return None
-            batch = self._fetch_handle.fetch(found[0])
+            handle = self._fetch_handle
+            # The read cursor moves only after the batch was fetched and decoded.
+            batch = (handle.fetch_arrow if arrow else handle.fetch)(found[0])
             self._hand_out(found)
-            return batch
+            return replace(batch, _owner=self)
 
-    def ack(self, sequence: int) -> None:
+    def ack(self, batch: Sequenced | int) -> None:
         """Acknowledge the next batch: it is processed and need never be delivered again.
 
-        Every ``config.ack_interval`` acknowledgements the manifest is written.
+        ``batch`` is what was delivered, or its sequence. Every ``config.ack_interval``
+        acknowledgements the manifest is written.
 
         Raises:
             InvalidInput: Not the next in order, or not handed out (failure F26).
@@ -406,7 +248,7 @@ class Consumer(Closeable):
         """
         with self._lock:
             self._check_open()
-            moved = self._cursors.ack(sequence)
+            moved = self._cursors.ack(_sequence(batch))
             self._acknowledge(moved, moved.undequeued >= self._config.ack_interval)
 
     def ack_through(self, sequence: int) -> None:
@@ -554,6 +396,7 @@ class Consumer(Closeable):
             if self._closed:
                 return
             self._closed = True
+            self._lock.notify_all()  # calls that wait for a batch
         metrics.consumer_lag_seconds.unwatch(self)
         metrics.oldest_unacked_seconds.unwatch(self)
         try:

@@ -6,24 +6,26 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from itertools import islice, repeat, zip_longest
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from opendata_buffer.concurrency import Closeable, in_parallel
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.fetch import AdaptiveConcurrency, ArrowBatch, ConsumedBatch
+from opendata_buffer.consumer.fetch import AdaptiveConcurrency
 from opendata_buffer.consumer.isolation import READ_COMMITTED
+from opendata_buffer.consumer.loop import BatchLoop
+from opendata_buffer.consumer.position import Position
 from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.errors import Closed, DataLoss, Drained, InvalidInput, OpenDataBufferError
-from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.queue.queue import OpenPause, broker_pause
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import TopicDescription
-from opendata_buffer.topic.partition_consumer import PartitionPosition, PartitionReader
+from opendata_buffer.topic.partition_consumer import PartitionReader
 from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
 
 log = logging.getLogger(__name__)
@@ -52,24 +54,6 @@ def round_robin(
     return list(islice((each for row in rows for each in row if each is not None), limit))
 
 
-@dataclass(frozen=True, slots=True)
-class TopicBatch:
-    """As :class:`.ConsumedBatch`, with the batch's partition."""
-
-    partition: str
-    entries: list[bytes]
-    sequence: int
-    location: str
-    metadata: tuple[Metadata, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicArrowBatch(ArrowBatch):
-    """As :class:`.ArrowBatch`, also ``to_table()``, with the batch's partition."""
-
-    partition: str
-
-
 class Delivered(Protocol):
     """The fields of a delivered batch that an acknowledgement needs."""
 
@@ -82,17 +66,17 @@ class Delivered(Protocol):
         """Position in the partition's queue."""
 
 
-class TopicConsumer(Closeable):
+class TopicConsumer(BatchLoop):
     """The one reader of a topic, or of some of its partitions. A context manager.
 
     ::
 
         with TopicConsumer(config, positions=load()) as consumer:
-            while (batch := consumer.next_batch()) is not None:
+            for batch in consumer:
                 with database.transaction():
                     write(batch.entries)
-                    save(batch.partition, str(consumer.position_of(batch)))
-                consumer.ack(batch)
+                    save(batch.partition, str(batch.position))
+                batch.ack()
 
     Batches of a partition are delivered in order, and partitions round robin. Transactions are
     delivered when they are committed, each batch once. Without ``partitions`` it reads all,
@@ -121,7 +105,7 @@ class TopicConsumer(Closeable):
     def __init__(
         self,
         config: ConsumerConfig,
-        positions: Mapping[str, PartitionPosition | str] | None = None,
+        positions: Mapping[str, Position | str] | None = None,
         *,
         partitions: Sequence[str] | None = None,
         isolation: str = READ_COMMITTED,
@@ -132,8 +116,10 @@ class TopicConsumer(Closeable):
         program: str = "Python",
         open_pause: OpenPause = broker_pause,
     ) -> None:
+        super().__init__()
         self._config = config
         self._runtime = runtime or SystemRuntime()
+        self._lock = self._runtime.condition()
         self._closed = False
         self._interrupted = False
         topic = Topic.open(config, store=store, runtime=self._runtime)
@@ -147,9 +133,7 @@ class TopicConsumer(Closeable):
         )
         self._open_reader = partial(PartitionReader, open_consumer, isolation, allow_data_loss)
         self._assigned = _assigned(partitions, topic.description)
-        self._positions = {
-            name: PartitionPosition.of(each) for name, each in (positions or {}).items()
-        }
+        self._positions = {name: Position.of(each) for name, each in (positions or {}).items()}
         self._cached = CachedTopic(topic, self._runtime, refresh_s)
         self._topic = Topic.open(config, store=topic.store, runtime=self._runtime)
         """Removes drained partitions; the cached one is used by another thread."""
@@ -176,47 +160,14 @@ class TopicConsumer(Closeable):
         return list(self._readers)
 
     @property
-    def positions(self) -> dict[str, PartitionPosition]:
+    def positions(self) -> dict[str, Position]:
         """By partition, the position behind all acknowledged batches, for the next consumer."""
         found = {name: reader.position for name, reader in self._readers.items()}
         return {name: position for name, position in found.items() if position is not None}
 
-    def position_of(self, batch: Delivered) -> PartitionPosition:
+    def position_of(self, batch: Delivered) -> Position:
         """The position to save with a delivered batch: behind it and all before it."""
         return self._reader(batch.partition).position_after(batch.sequence)
-
-    def next_batch(self) -> TopicBatch | None:
-        """The next batch, or None when nothing is ready.
-
-        The error of a partition is raised behind the batches of the others, after each poll.
-
-        Raises:
-            PoisonBatch: A batch is missing, unreadable or foreign; :meth:`skip` it.
-            Fenced: Another consumer owns one of the partitions.
-            DataLoss, QueueReset, CorruptManifest: A partition does not continue where it was.
-            StorageError: The store did not answer.
-            Closed: The consumer was closed, or interrupted in a call before.
-        """
-        taken = self._next(arrow=False)
-        if taken is None:
-            return None
-        name, found = taken
-        assert isinstance(found, ConsumedBatch)
-        return TopicBatch(name, found.entries, found.sequence, found.location, found.metadata)
-
-    def next_arrow_batch(self) -> TopicArrowBatch | None:
-        """As :meth:`next_batch`, with the records as an Arrow array, without an object for each.
-
-        After a call of the other one, prefetched batches are fetched again.
-        """
-        taken = self._next(arrow=True)
-        if taken is None:
-            return None
-        name, found = taken
-        assert isinstance(found, ArrowBatch)
-        return TopicArrowBatch(
-            found.values, found.sequence, found.location, found.metadata, partition=name
-        )
 
     def ack(self, batch: Delivered) -> None:
         """Acknowledge a batch: the next one of its partition, in the order of delivery.
@@ -263,18 +214,25 @@ class TopicConsumer(Closeable):
         """:meth:`flush`, and end. May be repeated; closed also when it raises."""
         if self._closed:
             return
-        self._closed = True
+        with self._lock:
+            self._closed = True
+            self._lock.notify_all()
         self._close_all()
 
-    def _next(self, *, arrow: bool) -> tuple[str, ConsumedBatch | ArrowBatch] | None:
-        """The partition and the next batch in one of its forms; None when nothing is ready."""
+    def _next_now(self, *, arrow: bool) -> Any:
+        """The next batch in one of its forms, or None when nothing is ready.
+
+        The error of a partition is raised behind the batches of the others, after each poll. After
+        a call for the other form, prefetched batches are fetched again.
+        """
         self._check_open()
         if arrow is not self._as_arrow:
             self._drop_prefetched()
             self._as_arrow = arrow
         while True:
             if self._fetched is not None:
-                return self._take(self._fetched)
+                name, found = self._fetched_next(self._fetched)
+                return replace(found, partition=name, _owner=self)
             if self._errors:
                 raise self._errors.popleft()
             has_new = self._uninterrupted(self._poll)
@@ -299,7 +257,7 @@ class TopicConsumer(Closeable):
             adaptive=self._pace,
         )
 
-    def _take(
+    def _fetched_next(
         self, fetched: Generator[ConsumedBatch | ArrowBatch]
     ) -> tuple[str, ConsumedBatch | ArrowBatch]:
         name = self._prefetched[0]

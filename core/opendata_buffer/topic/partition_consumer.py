@@ -7,74 +7,22 @@ is a sequence, and a number of the batches that the next entry releases.
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.consumer import Consumer, Position, warn_data_loss
-from opendata_buffer.consumer.fetch import ArrowBatch, ConsumedBatch, PooledBatch
+from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
+from opendata_buffer.consumer.consumer import Consumer, warn_data_loss
+from opendata_buffer.consumer.fetch import PooledBatch
 from opendata_buffer.consumer.isolation import ReadCommitted, Replay
+from opendata_buffer.consumer.position import Position
 from opendata_buffer.errors import DataLoss, Drained, InvalidInput, PoisonBatch, QueueReset
 from opendata_buffer.formats.manifest import BatchDescriptor
 
-_MAX_SEQUENCE = 2**64 - 1
-
 POLL_ENTRIES = 256
 """Most entries that one poll takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionPosition:
-    """Everything up to here is processed. ``PartitionPosition.parse(str(position)) == position``.
-
-    Attributes:
-        queue_id: Of the partition's queue: a position of another queue is refused.
-        sequence: Of the last entry of the manifest whose batches are all processed.
-        delivered: How many of the batches that the next entry releases are processed, too: an
-            acknowledgement releases those of a whole transaction.
-        transactions: Writers and open transactions there, as :meth:`.ReadCommitted.to_dict`.
-    """
-
-    queue_id: str
-    sequence: int
-    delivered: int = 0
-    transactions: Mapping[str, Any] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        fields: dict[str, Any] = {"queue": self.queue_id, "sequence": self.sequence}
-        if self.delivered:
-            fields["delivered"] = self.delivered
-        if self.transactions:
-            fields["transactions"] = self.transactions
-        return json.dumps(fields, separators=(",", ":"))
-
-    @classmethod
-    def parse(cls, text: str) -> PartitionPosition:
-        """Read what ``str`` printed. ``InvalidInput`` if it is no position."""
-        try:
-            fields = json.loads(text)
-        except (ValueError, RecursionError, TypeError):
-            fields = None
-        match fields:
-            case {"queue": str(queue_id), "sequence": int(sequence)} if (
-                0 <= sequence <= _MAX_SEQUENCE
-            ):
-                delivered = fields.get("delivered", 0)
-                transactions = fields.get("transactions", {})
-                if isinstance(delivered, int) and delivered >= 0 and isinstance(transactions, dict):
-                    return cls(queue_id, sequence, delivered, transactions)
-        raise InvalidInput(
-            f"position is {text!r:.200}: use what str() of TopicConsumer.positions gave"
-        )
-
-    @classmethod
-    def of(cls, given: PartitionPosition | str) -> PartitionPosition:
-        """A position from either of its forms. ``InvalidInput`` if it is none."""
-        return given if isinstance(given, PartitionPosition) else cls.parse(given)
 
 
 @dataclass(slots=True)
@@ -113,7 +61,7 @@ class PartitionProgress:
         partition: str,
         isolation: str,
         start: int = 0,
-        position: PartitionPosition | None = None,
+        position: Position | None = None,
     ) -> None:
         self._partition = partition
         if position is None or not position.transactions:
@@ -186,7 +134,7 @@ class PartitionProgress:
                 return
         raise self._unknown(sequence)
 
-    def position(self, queue_id: str) -> PartitionPosition | None:
+    def position(self, queue_id: str) -> Position | None:
         """Where to resume; None before the partition's first entry is processed."""
         if not self._next_processed:
             return None
@@ -194,7 +142,7 @@ class PartitionProgress:
         processed = self._offered[0].processed if self._offered else self._already
         return self._position(queue_id, self._next_processed - 1, processed, self._behind)
 
-    def position_after(self, sequence: int, queue_id: str, replay: Replay) -> PartitionPosition:
+    def position_after(self, sequence: int, queue_id: str, replay: Replay) -> Position:
         """Where to resume once this batch, and all delivered before it, are processed."""
         behind, last, found = self._behind.copy(), self._next_processed - 1, False
         for each in self._offered:
@@ -224,10 +172,10 @@ class PartitionProgress:
 
     def _position(
         self, queue_id: str, sequence: int, processed: int, behind: ReadCommitted
-    ) -> PartitionPosition:
+    ) -> Position:
         state = behind.to_dict()
         plain = state == ReadCommitted(self._partition).to_dict()
-        return PartitionPosition(queue_id, sequence, processed, {} if plain else state)
+        return Position(queue_id, sequence, processed, {} if plain else state)
 
     def _advance(self, replay: Replay) -> None:
         while self._offered and self._offered[0].done:
@@ -257,7 +205,7 @@ class PartitionReader:
         allow_data_loss: bool,
         name: str,
         config: ConsumerConfig,
-        position: PartitionPosition | None,
+        position: Position | None,
     ) -> None:
         self.name = name
         self.ready: deque[BatchDescriptor] = deque()
@@ -297,12 +245,12 @@ class PartitionReader:
         return not self._dequeued and not self.ready and self._progress.idle
 
     @property
-    def position(self) -> PartitionPosition | None:
+    def position(self) -> Position | None:
         """Where to resume; None before the queue's first batch."""
         self._saves = True
         return self._progress.position(self._queue_id)
 
-    def position_after(self, sequence: int) -> PartitionPosition:
+    def position_after(self, sequence: int) -> Position:
         """Where to resume once a delivered batch is processed."""
         self._saves = True
         return self._progress.position_after(sequence, self._queue_id, self._replay)
@@ -379,7 +327,7 @@ class PartitionReader:
     def _queue_id(self) -> str:
         return self._consumer.position_of(0).queue_id
 
-    def _check_queue(self, position: PartitionPosition) -> None:
+    def _check_queue(self, position: Position) -> None:
         if position.queue_id and self._queue_id and position.queue_id != self._queue_id:
             raise QueueReset(
                 f"cannot resume partition {self.name} after {position}: it belongs to queue "

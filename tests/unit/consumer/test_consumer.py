@@ -12,7 +12,8 @@ import pytest
 
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
-from opendata_buffer.consumer.consumer import Consumer, Cursors, Position, check_data_loss
+from opendata_buffer.consumer.consumer import Consumer, check_data_loss
+from opendata_buffer.consumer.position import Cursors, Position
 from opendata_buffer.errors import (
     BatchMissing,
     BatchUnreadable,
@@ -544,13 +545,13 @@ def test_a_position_prints_parses_and_pickles(position: Position) -> None:
 
 @pytest.mark.parametrize("text", ["", ":", f"{ID}:", f"{ID}:-1", f"{ID}:1:2", "1.5", "٤١", " 1"])
 def test_a_text_that_is_no_position_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="use '<queue id>:<sequence>'"):
+    with pytest.raises(InvalidInput, match="what str"):
         Position.parse(text)
 
 
 @pytest.mark.parametrize("given", [True, -1, 1.5, b"1"])
 def test_a_value_that_is_no_sequence_is_refused(given: object) -> None:
-    with pytest.raises(InvalidInput, match="last_acked_sequence is"):
+    with pytest.raises(InvalidInput, match="position is"):
         Position.of(given)  # type: ignore[arg-type]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
     BatchMissing,
@@ -34,7 +35,6 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.consumer import (
     MAX_PREFETCH,
-    TopicArrowBatch,
     TopicConsumer,
     round_robin,
 )
@@ -343,7 +343,7 @@ def test_a_position_of_another_topic_is_refused_and_nothing_stays_open() -> None
     with pytest.raises(QueueReset):
         world.consumer({NAMES[1]: '{"queue":"01J5T4R3KXBMZ7QV9N2WG8Y000","sequence":0}'})
     with pytest.raises(InvalidInput, match="position is"):
-        world.consumer({NAMES[1]: "41"})
+        world.consumer({NAMES[1]: "41:"})
     with pytest.raises(InvalidInput, match="topic create"):
         TopicConsumer(consuming(), store=MemoryStore())
 
@@ -497,7 +497,7 @@ def test_round_robin_takes_one_of_each_partition_and_begins_behind_the_last_one(
 
 def test_an_arrow_batch_of_a_partition_is_one_of_a_queue_that_names_its_partition() -> None:
     values = pa.array([b'{"a": 1}', b'{"a": 2}'], pa.binary())
-    batch = TopicArrowBatch(values, 7, "p-00000-04pn/x.batch", (), partition=NAMES[0])
+    batch = ArrowBatch(values, 7, "p-00000-04pn/x.batch", (), partition=NAMES[0])
     assert batch.nbytes == values.nbytes
     table = batch.to_table(pa.schema([("_sequence", pa.int64()), ("a", pa.int64())]))
     assert table.to_pylist() == [{"_sequence": 7, "a": 1}, {"_sequence": 7, "a": 2}]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.position import Position
 from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest
@@ -18,7 +19,6 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.partition_consumer import (
-    PartitionPosition,
     PartitionProgress,
     PartitionReader,
 )
@@ -26,31 +26,32 @@ from opendata_buffer.topic.topic import Topic
 from tests.unit.topic.world import append, consuming, manifest_of
 
 EXAMPLES = [
-    PartitionPosition("01J5T4R3KXBMZ7QV9N2WG8Y000", 41),
-    PartitionPosition("", 0),
-    PartitionPosition("01J5", 2**63, 3, {"version": 1, "producers": {"0102": [1, 2, 3]}}),
+    Position("01J5T4R3KXBMZ7QV9N2WG8Y000", 41),
+    Position("", 0),
+    Position("01J5", 2**63, 3, {"version": 1, "producers": {"0102": [1, 2, 3]}}),
 ]
 
 
 @pytest.mark.parametrize("position", EXAMPLES, ids=str)
-def test_a_position_is_read_from_its_text(position: PartitionPosition) -> None:
-    assert PartitionPosition.of(str(position)) == position
-    assert PartitionPosition.of(position) is position
+def test_a_position_is_read_from_its_text(position: Position) -> None:
+    assert Position.of(str(position)) == position
+    assert Position.of(position) is position
     assert pickle.loads(pickle.dumps(position)) == position
-    assert str(EXAMPLES[0]) == '{"queue":"01J5T4R3KXBMZ7QV9N2WG8Y000","sequence":41}'
+    old = '{"queue":"01J5T4R3KXBMZ7QV9N2WG8Y000","sequence":41}'  # as 0.1 printed it
+    assert Position.parse(old) == EXAMPLES[0]
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "", "41", "01J5:41", "{}", "[1]", '{"queue":"a"}', '{"queue":"a","sequence":-1}',
+        "", "{}", "[1]", '{"queue":"a"}', '{"queue":"a","sequence":-1}',
         '{"queue":"a","sequence":"1"}', '{"queue":"a","sequence":1,"delivered":-1}',
         '{"queue":"a","sequence":1,"transactions":[]}', "[" * 100_000,
     ],
 )  # fmt: skip
 def test_what_is_no_position_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match=r"TopicConsumer\.positions"):
-        PartitionPosition.parse(text)
+    with pytest.raises(InvalidInput, match="what str"):
+        Position.parse(text)
 
 
 PREFIX = "p-00000"
@@ -87,9 +88,9 @@ class Log:
     def ack(self, sequence: int) -> None:
         self.progress.ack(sequence, self.replay)
 
-    def restart(self, position: PartitionPosition | None) -> None:
+    def restart(self, position: Position | None) -> None:
         """From the saved text, or at the beginning."""
-        saved = None if position is None else PartitionPosition.parse(str(position))
+        saved = None if position is None else Position.parse(str(position))
         self.progress = PartitionProgress(PREFIX, "read_committed", 0, saved)
 
 
@@ -176,7 +177,7 @@ def test_restarts_anywhere_deliver_each_batch_once_and_in_one_order(seed: int) -
     everything, log.locations = log.locations, []
     found: list[int] = []
     waiting: list[int] = []
-    saved: PartitionPosition | None = None
+    saved: Position | None = None
     restarts = 0
     while True:
         match draw.randrange(4):
@@ -197,7 +198,7 @@ def test_restarts_anywhere_deliver_each_batch_once_and_in_one_order(seed: int) -
         if len(log.locations) == len(everything) and found == undisturbed:
             break
         assert found == undisturbed[: len(found)]
-        last = None if saved is None else PartitionPosition.parse(str(saved))
+        last = None if saved is None else Position.parse(str(saved))
         needed = PartitionProgress(PREFIX, "read_committed", 0, last).first_needed
         assert log.progress.kept_from <= needed, "what a saved position asks for is gone"
         assert log.progress.kept_from <= log.progress.first_needed
@@ -260,7 +261,7 @@ def test_f28_behind_a_gap_it_goes_on_if_that_is_allowed() -> None:
     saved = reader.position_after(2)
     reader.ack(2)
     assert reader.position == saved
-    assert saved == PartitionPosition(saved.queue_id, 2), "a number in a plain queue"
+    assert saved == Position(saved.queue_id, 2), "a number in a plain queue"
     assert taken(world.reader(saved)) == [b"3"]
 
 
@@ -286,10 +287,10 @@ def test_f4_a_position_of_another_queue_is_refused() -> None:
     reader.ack(1)
     own: Any = reader.position
     for position in (
-        PartitionPosition("01J5T4R3KXBMZ7QV9N2WG8Y000", 1, 0, own.transactions),
-        PartitionPosition("01J5T4R3KXBMZ7QV9N2WG8Y000", 1),
+        Position("01J5T4R3KXBMZ7QV9N2WG8Y000", 1, 0, own.transactions),
+        Position("01J5T4R3KXBMZ7QV9N2WG8Y000", 1),
     ):
         with pytest.raises(QueueReset):
             world.reader(position)
     with pytest.raises(QueueReset, match="its queue ends at 1"):
-        world.reader(PartitionPosition(own.queue_id, 7, 0, own.transactions))
+        world.reader(Position(own.queue_id, 7, 0, own.transactions))
