@@ -15,6 +15,7 @@ from opendata_buffer.stores.base import NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from tests.support.simulation import SimTask, Simulation
+from tests.support.tuned import tuned
 
 SHARE = 0.5
 """Of the seeds; see conftest.py."""
@@ -31,7 +32,8 @@ class Service:
         self.runtime = self.simulation.process("service")
         self.memory = MemoryStore("simulation", now_ms=self.simulation.now_ms)
         self.store = FaultyStore(self.memory, self.runtime, seed=seed)
-        self.config = ProducerConfig(
+        self.config = tuned(
+            ProducerConfig,
             store="memory://simulation",
             flush_interval_ms=1 + self.random.randrange(100),
             flush_size_bytes=1 + self.random.randrange(100),

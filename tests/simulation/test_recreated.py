@@ -14,6 +14,7 @@ from tests.simulation.actors import FAILURES
 from tests.simulation.scenario import simulate
 from tests.simulation.world import MANIFEST, Node, World
 from tests.support.model import Record
+from tests.support.tuned import tuned
 
 SHARE = 0.5
 """Of the seeds; see conftest.py."""
@@ -40,7 +41,7 @@ def lose_and_start_over(world: World) -> None:
     world.ambushes = 0  # nobody here is started again
     producing, consuming = world.node("producer"), world.node("consumer")
     config = world.producer_config()
-    config = replace(config, max_manifest_bytes=64 * 2**20)
+    config = tuned(type(config), **vars(config), max_manifest_bytes=64 * 2**20)
 
     def producer() -> Producer:
         return Producer(config, store=producing.store, runtime=producing.runtime)

@@ -105,17 +105,15 @@ class Consumer(BatchLoop):
     another consumer owns the queue, ``CorruptManifest``, ``QueueReset`` or ``StorageError``.
 
     Args:
-        config: Where the queue is, and how to read it.
+        config: The queue's URL, or a :class:`.ConsumerConfig`.
         last_acked_sequence: The last batch that is surely processed; reading starts behind it.
             A :class:`Position` or its string, or a bare sequence, which does not show whether the
             queue was deleted and made again. None: at the oldest queued batch.
-        store: Instead of the one ``config.store`` names.
-        runtime: Clock and threads.
         allow_data_loss: Go on behind lost entries, with a warning, instead of raising ``DataLoss``.
-        queue: Use this one, which the same process also appends to, instead of one of its own.
         program: Name of the reading program, shown by ``opendata-buffer status``.
-        open_pause: Has a broker pause while this consumer changes the manifest; without effect
-            with ``queue``.
+        settings: Fields of the configuration, by name.
+        store, runtime, queue, open_pause: For tests, and for programs that are parts of this one.
+            ``queue`` is one that the same process also appends to.
 
     Raises:
         UnsafeStore: The store has no compare-and-swap.
@@ -129,7 +127,7 @@ class Consumer(BatchLoop):
 
     def __init__(
         self,
-        config: ConsumerConfig,
+        config: ConsumerConfig | str,
         last_acked_sequence: Position | int | str | None = None,
         *,
         store: Store | None = None,
@@ -138,8 +136,10 @@ class Consumer(BatchLoop):
         queue: Queue | None = None,
         program: str = "Python",
         open_pause: OpenPause = broker_pause,
+        **settings: Any,
     ) -> None:
         super().__init__()
+        config = ConsumerConfig.of(config, settings)
         self._config = config
         self._runtime = runtime if runtime is not None else SystemRuntime()
         opened = store if store is not None else open_store(config.store, config.store_options)

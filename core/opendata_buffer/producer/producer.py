@@ -12,6 +12,7 @@ import logging
 import os
 import weakref
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -51,11 +52,15 @@ class Producer(Closeable):
     Producers of one process on the same manifest append together, with the deadlines and the
     manifest limit of the first of them.
 
+    ::
+
+        with Producer("s3://bucket/orders", compression="zstd") as producer:
+            producer.produce([b"one", b"two"]).result()
+
     Args:
-        config: Settings.
-        store: Use this store instead of opening ``config.store``.
-        runtime: Clock and threads; the system's by default.
-        open_committer: Opens what appends the batches; by default as ``config.broker``.
+        config: The queue's URL, or a :class:`.ProducerConfig`.
+        settings: Fields of the configuration, by name.
+        store, runtime, open_committer: For tests, and for programs that are parts of this one.
 
     Raises:
         InvalidInput: A setting or the URL is wrong.
@@ -66,12 +71,14 @@ class Producer(Closeable):
 
     def __init__(
         self,
-        config: ProducerConfig,
+        config: ProducerConfig | str,
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
         open_committer: OpenCommitter = open_committer,
+        **settings: Any,
     ) -> None:
+        config = ProducerConfig.of(config, settings)
         self._config = config
         self._pid = os.getpid()
         self._closed = False

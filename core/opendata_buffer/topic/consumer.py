@@ -83,18 +83,17 @@ class TopicConsumer(BatchLoop):
     follows added partitions, and removes drained ones from the topic. Not thread-safe.
 
     Args:
-        config: Settings of each partition's consumer.
+        config: The topic's URL, or settings of each partition's consumer.
         positions: By partition, the :meth:`position_of` the last batch that is processed, or its
             text. Partitions without one are read from the oldest queued batch.
         partitions: Read these and no others, so that several processes share a topic: names or
             numbers.
         isolation: ``read_uncommitted`` delivers undecided and repeated batches, too.
-        store: Use this store instead of opening ``config.store``.
-        runtime: Clock and threads; the system's by default.
         allow_data_loss: Go on behind lost entries, with a warning; else raise ``DataLoss``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
         program: Name of the program, shown by ``opendata-buffer status``.
-        open_pause: See :class:`.Consumer`.
+        settings: Fields of the configuration, by name.
+        store, runtime, open_pause: For tests.
 
     Raises:
         InvalidInput: There is no topic, or it has no such partition; or a text is no position.
@@ -104,7 +103,7 @@ class TopicConsumer(BatchLoop):
 
     def __init__(
         self,
-        config: ConsumerConfig,
+        config: ConsumerConfig | str,
         positions: Mapping[str, Position | str] | None = None,
         *,
         partitions: Sequence[str] | None = None,
@@ -115,8 +114,10 @@ class TopicConsumer(BatchLoop):
         refresh_s: float = REFRESH_S,
         program: str = "Python",
         open_pause: OpenPause = broker_pause,
+        **settings: Any,
     ) -> None:
         super().__init__()
+        config = ConsumerConfig.of(config, settings)
         self._config = config
         self._runtime = runtime or SystemRuntime()
         self._lock = self._runtime.condition()

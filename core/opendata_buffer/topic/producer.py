@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from opendata_buffer.concurrency import Closeable, in_parallel
 from opendata_buffer.config import ProducerConfig
@@ -215,7 +216,7 @@ class TopicProducer(Closeable):
 
     ::
 
-        with TopicProducer(ProducerConfig(store="s3://bucket/orders")) as producer:
+        with TopicProducer("s3://bucket/orders") as producer:
             handle = producer.produce(payloads, keys=customers)
             handle.result()
 
@@ -223,12 +224,11 @@ class TopicProducer(Closeable):
     producer follows added and draining partitions within seconds.
 
     Args:
-        config: Settings of each partition's producer, of which the partitions share
-            ``max_buffered_bytes`` and ``max_buffered_inputs``.
-        store: Use this store instead of opening ``config.store``.
-        runtime: Clock and threads; the system's by default.
-        open_committer: See :class:`.Producer`.
+        config: The topic's URL, or the settings of each partition's producer, of which the
+            partitions share ``max_buffered_bytes`` and ``max_buffered_inputs``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
+        settings: Fields of the configuration, by name.
+        store, runtime, open_committer: For tests.
 
     Raises:
         InvalidInput: There is no topic; a setting or the URL is wrong.
@@ -237,13 +237,15 @@ class TopicProducer(Closeable):
 
     def __init__(
         self,
-        config: ProducerConfig,
+        config: ProducerConfig | str,
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
         open_committer: OpenCommitter = open_committer,
         refresh_s: float = REFRESH_S,
+        **settings: Any,
     ) -> None:
+        config = ProducerConfig.of(config, settings)
         self._config = config
         self._runtime = runtime or SystemRuntime()
         self._open_committer = open_committer

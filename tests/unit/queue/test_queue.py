@@ -23,6 +23,7 @@ from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import ABSENT, Absent, IfVersion, PutOutcome
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.support.tuned import tuned
 from tests.unit.scripted import (
     DeafStore,
     ScriptedStore,
@@ -43,7 +44,7 @@ def entry(n: int) -> NewEntry:
 
 
 def make(store: ScriptedStore, **settings: int) -> Queue:
-    config = QueueConfig(store="memory://unused", **settings)  # type: ignore[arg-type]
+    config = tuned(QueueConfig, store="memory://unused", **settings)
     return Queue(store, config, runtime=ManualRuntime(), role="producer")
 
 
