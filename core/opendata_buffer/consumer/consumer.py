@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import deque
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.loop import BatchLoop
 from opendata_buffer.consumer.position import Cursors, Position
+from opendata_buffer.consumer.progress import Progress
 from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBufferError, QueueReset
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.gc import GarbageCollector
@@ -37,6 +40,12 @@ if TYPE_CHECKING:
     from opendata_buffer.consumer.fetch import FetchHandle
 
 log = logging.getLogger(__name__)
+
+POLL_ENTRIES = 256
+"""Most entries that are offered to the rule of transactions at once."""
+
+PRUNE_S = 3_600.0
+"""Seconds between two searches for writers that have long ended."""
 
 
 def check_data_loss(
@@ -96,9 +105,8 @@ class Consumer(BatchLoop):
     Creating one takes the queue over and, given a position, drops what is acknowledged. A new
     queue is created when there is none and no position was given.
 
-    It ignores transactions: of a partition of a topic it delivers the batches of undecided and of
-    rolled back ones as any others, and their acknowledgements as empty batches. A
-    :class:`.TopicConsumer` delivers what is committed.
+    Without ``isolation`` it ignores transactions: it delivers the batches of undecided and of
+    aborted ones as any others, and their markers as empty batches.
 
     After any error of a method nothing is changed, and the call can be repeated. All methods raise
     ``Closed`` after :meth:`close`; those that read or write the manifest raise ``Fenced`` when
@@ -109,6 +117,8 @@ class Consumer(BatchLoop):
         last_acked_sequence: The last batch that is surely processed; reading starts behind it.
             A :class:`Position` or its string, or a bare sequence, which does not show whether the
             queue was deleted and made again. None: at the oldest queued batch.
+        isolation: ``read_committed`` delivers transactions when they are committed, each batch
+            once; ``read_uncommitted`` everything but markers.
         allow_data_loss: Go on behind lost entries, with a warning, instead of raising ``DataLoss``.
         program: Name of the reading program, shown by ``opendata-buffer status``.
         settings: Fields of the configuration, by name.
@@ -132,6 +142,7 @@ class Consumer(BatchLoop):
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
+        isolation: str | None = None,
         allow_data_loss: bool = False,
         queue: Queue | None = None,
         program: str = "Python",
@@ -150,7 +161,13 @@ class Consumer(BatchLoop):
         self._allow_data_loss = allow_data_loss
         self._lock = self._runtime.condition()
         self._closed = False
-        start = None if last_acked_sequence is None else Position.of(last_acked_sequence)
+        position = None if last_acked_sequence is None else Position.of(last_acked_sequence)
+        start, progress = position, None
+        if isolation is not None:
+            progress = Progress(config.data_path_prefix, isolation, position=position)
+            if position is not None:
+                needed = progress.first_needed
+                start = Position(position.queue_id, needed - 1) if needed else None
 
         with self._deadline():
             # First, so that a consumer with the wrong configuration does not fence the right one.
@@ -174,8 +191,24 @@ class Consumer(BatchLoop):
         # first batch handed out was lost (failure F28).
         self._cursors = Cursors.at(manifest.first_sequence)
         first = manifest.first_sequence
+        if isolation is not None and position is None:
+            progress = Progress(config.data_path_prefix, isolation, first)
+        elif progress is not None and position is not None:
+            self._check_position(position)
+            if start is None and first:
+                # The position needs sequence 0, which the claim did not check.
+                if not allow_data_loss:
+                    hint = "Another consumer read this queue. Accept the loss explicitly."
+                    raise DataLoss(config.manifest_path, 0, first, hint)
+                warn_data_loss(config.manifest_path, 0, first)
         if last_acked is not None and first > last_acked + 1:
             warn_data_loss(config.manifest_path, last_acked + 1, first)
+        self._progress = progress
+        self.ready: deque[BatchDescriptor] = deque()
+        """With ``isolation``: batches to be delivered, in order."""
+        self._saves = position is not None
+        """Whether the caller saves positions, as far as is known."""
+        self._pruned_at = self._runtime.monotonic()
         log.info("epoch %d owns %s, reads from %d", self._epoch, config.manifest_path, first)
 
         metrics.consumer_lag_seconds.watch(self, Consumer._lag_s, queue.labels)
@@ -197,11 +230,24 @@ class Consumer(BatchLoop):
     @property
     def position(self) -> Position | None:
         """What to start the next consumer with; None before the queue's first batch."""
+        if self._progress is not None:
+            self._saves = True
+            return self._progress.position(self._queue.queue_id)
         last_acked = self._cursors.last_acked
         return None if last_acked is None else self.position_of(last_acked)
 
     def position_of(self, batch: Sequenced | int) -> Position:
-        """The position of a batch of this queue, or of a sequence, to be saved with its records."""
+        """The position of a batch of this queue, or of a sequence, to be saved with its records.
+
+        With ``isolation`` it is behind the batch and all that was delivered before it.
+
+        Raises:
+            InvalidInput: With ``isolation``, and it waits for no acknowledgement.
+        """
+        if self._progress is not None:
+            self._saves = True
+            sequence, queue_id = _sequence(batch), self._queue.queue_id
+            return self._progress.position_after(sequence, queue_id, self._replay)
         return Position(self._queue.queue_id, _sequence(batch))
 
     @property
@@ -248,6 +294,10 @@ class Consumer(BatchLoop):
         """
         with self._lock:
             self._check_open()
+            if self._progress is not None:
+                self._progress.ack(_sequence(batch), self._replay)
+                self._ack_processed(self._config.ack_interval)
+                return
             moved = self._cursors.ack(_sequence(batch))
             self._acknowledge(moved, moved.undequeued >= self._config.ack_interval)
 
@@ -263,6 +313,8 @@ class Consumer(BatchLoop):
         """
         with self._lock:
             self._check_open()
+            if self._progress is not None:
+                raise InvalidInput("ack_through() passes over transactions: ack() each batch")
             self._acknowledge(self._cursors.ack_through(sequence), write=True)
 
     def flush(self) -> None:
@@ -273,7 +325,7 @@ class Consumer(BatchLoop):
         """
         with self._lock:
             self._check_open()
-            self._acknowledge(self._cursors, self._cursors.undequeued > 0)
+            self._flush()
 
     def next_descriptors(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
         """Up to so many next entries, from one read of the manifest; nothing is fetched.
@@ -355,6 +407,9 @@ class Consumer(BatchLoop):
                 self._queue.key,
                 self._epoch,
             )
+            if self._progress is not None:
+                self._progress.skip(sequence, self._replay)
+                self.ready = deque(each for each in self.ready if each.sequence != sequence)
             self._cursors = moved
             return BatchDescriptor.of(entries[0])
 
@@ -403,8 +458,10 @@ class Consumer(BatchLoop):
             # Acknowledgements before the collector: it may be in a long request, and this process
             # may be killed before that returns.
             with self._lock, self._deadline():
-                self._acknowledge(self._cursors, self._cursors.undequeued > 0)
-                self._queue.close()
+                try:
+                    self._flush()
+                finally:
+                    self._queue.close()
         finally:
             if self._gc is not None:
                 self._gc.stop()
@@ -426,6 +483,62 @@ class Consumer(BatchLoop):
             )
         return position.sequence
 
+    def _check_position(self, position: Position) -> None:
+        """What the claim did not check of a position that follows transactions."""
+        self._sequence_of(position, self._config.store)
+        if position.sequence >= self._next_sequence:
+            raise QueueReset(
+                f"cannot resume {self._queue.key!r} after {position}: the queue ends at "
+                f"{self._next_sequence - 1}. Start without the position to read what is queued now."
+            )
+
+    def poll(self) -> bool:
+        """With ``isolation``: put new batches into ``ready``. Whether there were entries at all."""
+        with self._lock:
+            self._check_open()
+            # At least one, so that each poll finds out whether the consumer is fenced.
+            return self._offer(max(1, POLL_ENTRIES - len(self.ready)))
+
+    @property
+    def finished(self) -> bool:
+        """With ``isolation``: whether all that was polled is processed, and nothing undecided."""
+        return not self.ready and (self._progress is None or self._progress.idle)
+
+    def _offer(self, limit: int) -> bool:
+        progress, manifest = self._progress, self._read()
+        assert progress is not None
+        entries = manifest.entries(self._cursors.next_hand_out, limit)
+        for entry in entries:
+            for sequence in progress.offer(entry.sequence, entry.location, self._replay):
+                self.ready += self.queued(sequence, sequence + 1)
+            # Last: an entry that was not offered has to be offered again.
+            self._cursors = self._cursors.hand_out(entry.sequence)
+        if self._runtime.monotonic() - self._pruned_at >= PRUNE_S:
+            self._pruned_at = self._runtime.monotonic()
+            progress.prune(self._runtime.now_ms())
+        return bool(entries)
+
+    def _replay(self, begin: int, end: int) -> list[tuple[int, str]]:
+        return [(each.sequence, each.location) for each in self.queued(begin, end)]
+
+    def _flush(self) -> None:
+        if self._progress is None:
+            self._acknowledge(self._cursors, self._cursors.undequeued > 0)
+        else:
+            self._ack_processed(1)
+
+    def _ack_processed(self, least: int, *, all_of_them: bool = False) -> None:
+        """Dequeue what is processed, if it is so many entries or more.
+
+        Entries that an undecided transaction or a saved position needs stay, and all behind them.
+        ``all_of_them``: also what positions need, of a partition that is about to be sealed.
+        """
+        assert self._progress is not None
+        saves = self._saves and not all_of_them
+        before = self._progress.kept_from if saves else self._progress.first_needed
+        if before - self._cursors.next_ack >= least:
+            self._acknowledge(self._cursors.ack_through(before - 1), write=True)
+
     def _acknowledge(self, moved: Cursors, write: bool) -> None:
         manifest = None
         if write:
@@ -442,12 +555,20 @@ class Consumer(BatchLoop):
 
     def _peek(self, limit: int) -> list[BatchDescriptor]:
         """The next entries; moves the cursor only over a loss that was allowed."""
+        if self._progress is not None:
+            while len(self.ready) < limit and self._offer(POLL_ENTRIES):
+                pass
+            return list(islice(self.ready, limit))
         manifest = self._read()
         start = self._cursors.next_hand_out
         return [BatchDescriptor.of(entry) for entry in manifest.entries(start, limit)]
 
     def _hand_out(self, found: list[BatchDescriptor]) -> None:
-        self._cursors = self._cursors.hand_out(found[-1].sequence)
+        if self._progress is None:
+            self._cursors = self._cursors.hand_out(found[-1].sequence)
+        else:
+            for _ in found:
+                self.ready.popleft()
         metrics.descriptors_handed_out.add(len(found))
 
     def _read(self) -> Manifest:

@@ -15,26 +15,30 @@ from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.fetch import AdaptiveConcurrency
+from opendata_buffer.consumer.fetch import AdaptiveConcurrency, PooledBatch
 from opendata_buffer.consumer.isolation import READ_COMMITTED
 from opendata_buffer.consumer.loop import BatchLoop
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.consumer.read_ahead import read_ahead
-from opendata_buffer.errors import Closed, DataLoss, Drained, InvalidInput, OpenDataBufferError
+from opendata_buffer.errors import (
+    Closed,
+    DataLoss,
+    Drained,
+    InvalidInput,
+    OpenDataBufferError,
+    PoisonBatch,
+)
+from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.queue.queue import OpenPause, broker_pause
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import TopicDescription
-from opendata_buffer.topic.partition_consumer import PartitionReader
 from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
 
 log = logging.getLogger(__name__)
 
 MAX_PREFETCH = 64
 """Most batches that are prefetched between two polls."""
-
-PRUNE_S = 3_600.0
-"""Seconds between two searches for writers that have long ended."""
 
 T = TypeVar("T")
 
@@ -64,6 +68,38 @@ class Delivered(Protocol):
     @property
     def sequence(self) -> int:
         """Position in the partition's queue."""
+
+
+class PartitionReader(Consumer):
+    """The consumer of one partition; its errors name the partition."""
+
+    def __init__(self, name: str, config: ConsumerConfig, *args: Any, **options: Any) -> None:
+        super().__init__(config, *args, **options)
+        self.name = name
+
+    def read(self, descriptor: BatchDescriptor) -> PooledBatch:
+        """Fetch one batch as it is stored; from any thread."""
+        try:
+            return self._fetch_handle.fetch_pooled(descriptor)
+        except PoisonBatch as error:
+            raise error.of(self.name) from error
+
+    def decode(self, stored: PooledBatch, *, arrow: bool) -> ConsumedBatch | ArrowBatch:
+        """The batch of :meth:`read` as a list of records, or as an Arrow array."""
+        handle = self._fetch_handle
+        try:
+            return handle.decode_arrow(stored) if arrow else handle.decode(stored)
+        except PoisonBatch as error:
+            raise error.of(self.name) from error
+
+    def flush_all(self) -> None:
+        """Also dequeue what saved positions need; for a partition that is about to be sealed."""
+        self._ack_processed(1, all_of_them=True)
+
+    def close(self) -> None:
+        """Write acknowledgements out and end; a sealed partition has none."""
+        with suppress(Drained):
+            super().close()
 
 
 class TopicConsumer(BatchLoop):
@@ -124,15 +160,15 @@ class TopicConsumer(BatchLoop):
         self._closed = False
         self._interrupted = False
         topic = Topic.open(config, store=store, runtime=self._runtime)
-        open_consumer = partial(
-            Consumer,
+        self._open_reader = partial(
+            PartitionReader,
+            isolation=isolation,
             store=topic.store,
             runtime=self._runtime,
             allow_data_loss=allow_data_loss,
             program=program,
             open_pause=open_pause,
         )
-        self._open_reader = partial(PartitionReader, open_consumer, isolation, allow_data_loss)
         self._assigned = _assigned(partitions, topic.description)
         self._positions = {name: Position.of(each) for name, each in (positions or {}).items()}
         self._cached = CachedTopic(topic, self._runtime, refresh_s)
@@ -148,7 +184,6 @@ class TopicConsumer(BatchLoop):
         self._as_arrow = False
         self._last: str | None = None
         self._errors: deque[OpenDataBufferError] = deque()
-        self._pruned_at = self._runtime.monotonic()
         try:
             self._open_missing(topic.description)
         except BaseException:
@@ -168,7 +203,7 @@ class TopicConsumer(BatchLoop):
 
     def position_of(self, batch: Delivered) -> Position:
         """The position to save with a delivered batch: behind it and all before it."""
-        return self._reader(batch.partition).position_after(batch.sequence)
+        return self._reader(batch.partition).position_of(batch.sequence)
 
     def ack(self, batch: Delivered) -> None:
         """Acknowledge a batch: the next one of its partition, in the order of delivery.
@@ -209,7 +244,7 @@ class TopicConsumer(BatchLoop):
         """
         self._check_open()
         readers = self._readers.values()
-        self._uninterrupted(lambda: in_parallel(self._runtime, PartitionReader.flush, readers))
+        self._uninterrupted(lambda: in_parallel(self._runtime, Consumer.flush, readers))
 
     def close(self) -> None:
         """:meth:`flush`, and end. May be repeated; closed also when it raises."""
@@ -306,11 +341,6 @@ class TopicConsumer(BatchLoop):
                 has_new = has_new or outcome
         with self._noting_error():
             self._remove_drained(description)
-        now = self._runtime.monotonic()
-        if now - self._pruned_at >= PRUNE_S:
-            self._pruned_at = now
-            for reader in self._readers.values():
-                reader.prune(self._runtime.now_ms())
         return has_new
 
     @contextmanager

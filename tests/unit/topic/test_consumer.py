@@ -452,9 +452,7 @@ def test_a_loss_behind_a_position_that_needs_sequence_0_is_an_error() -> None:
     assert drained(world.consumer(saved, allow_data_loss=True)) == [b"next"]
 
 
-@pytest.mark.parametrize(
-    "window", ["next_descriptors", "ack_through"], ids=["looking", "acknowledging"]
-)
+@pytest.mark.parametrize("window", ["_offer", "_acknowledge"], ids=["looking", "acknowledging"])
 def test_an_interrupt_between_two_steps_loses_no_batch(
     monkeypatch: pytest.MonkeyPatch, window: str
 ) -> None:
@@ -465,8 +463,8 @@ def test_an_interrupt_between_two_steps_loses_no_batch(
     world.append(0, b"2")
     inner = getattr(Consumer, window)
 
-    def interrupted(self: Consumer, *arguments: Any) -> None:
-        inner(self, *arguments)
+    def interrupted(self: Consumer, *arguments: Any, **options: Any) -> None:
+        inner(self, *arguments, **options)
         raise KeyboardInterrupt  # before its caller has noted what it returned
 
     def go_on() -> None:
