@@ -41,6 +41,12 @@ class Owner(Protocol):
     def position_of(self, batch: Any) -> Position:
         """What to save with it."""
 
+    def source_of(self, batch: Any) -> str:
+        """The place of its queue."""
+
+    def check_next(self, batches: Any) -> None:
+        """Raise ``InvalidInput`` unless these are the next to be acknowledged, in this order."""
+
 
 class HasRecords:
     """Its records one by one, each with the metadata and the time of its range."""

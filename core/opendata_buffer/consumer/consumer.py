@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
@@ -36,7 +37,7 @@ from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:
-    from opendata_buffer.consumer.batches import ConsumedBatch
+    from opendata_buffer.consumer.batches import ConsumedBatch, Delivered
     from opendata_buffer.consumer.fetch import FetchHandle
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,8 @@ class Consumer(BatchLoop):
         config: The queue's URL, or a :class:`.ConsumerConfig`.
         last_acked_sequence: The last batch that is surely processed; reading starts behind it.
             A :class:`Position` or its string, or a bare sequence, which does not show whether the
-            queue was deleted and made again. None: at the oldest queued batch.
+            queue was deleted and made again; or :attr:`.Publisher.positions`. None: at the oldest
+            queued batch.
         isolation: ``read_committed`` delivers transactions when they are committed, each batch
             once; ``read_uncommitted`` everything but markers.
         allow_data_loss: Go on behind lost entries, with a warning, instead of raising ``DataLoss``.
@@ -138,7 +140,7 @@ class Consumer(BatchLoop):
     def __init__(
         self,
         config: ConsumerConfig | str,
-        last_acked_sequence: Position | int | str | None = None,
+        last_acked_sequence: Position | int | str | Mapping[str, str] | None = None,
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
@@ -161,6 +163,9 @@ class Consumer(BatchLoop):
         self._allow_data_loss = allow_data_loss
         self._lock = self._runtime.condition()
         self._closed = False
+        self._source = f"{opened.url}/{config.data_path_prefix}"
+        if isinstance(last_acked_sequence, Mapping):
+            last_acked_sequence = last_acked_sequence.get(self._source)
         position = None if last_acked_sequence is None else Position.of(last_acked_sequence)
         start, progress = position, None
         if isolation is not None:
@@ -300,6 +305,16 @@ class Consumer(BatchLoop):
                 return
             moved = self._cursors.ack(_sequence(batch))
             self._acknowledge(moved, moved.undequeued >= self._config.ack_interval)
+
+    def source_of(self, batch: Delivered | None = None) -> str:
+        """The queue's place, under which a publisher's transaction keeps its position."""
+        return self._source
+
+    def check_next(self, batches: Sequence[Delivered]) -> None:
+        """Raise ``InvalidInput`` unless these are the next to be acknowledged, in this order."""
+        with self._lock:
+            self._check_open()
+            (self._progress or self._cursors).check_next([each.sequence for each in batches])
 
     def ack_through(self, sequence: int) -> None:
         """Acknowledge everything up to and including ``sequence``, in one manifest write.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -171,6 +171,12 @@ class Cursors:
         """Acknowledge all up to and including a sequence that was handed out (failure F27)."""
         self._check(sequence)
         return self._acked(sequence)
+
+    def check_next(self, sequences: Iterable[int]) -> None:
+        """Raise ``InvalidInput`` unless these are the next to be acknowledged, in this order."""
+        cursors = self
+        for each in sequences:
+            cursors = cursors.ack(each)
 
     def dequeued(self) -> Cursors:
         """All that is acknowledged has left the manifest."""

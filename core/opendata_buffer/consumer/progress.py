@@ -8,6 +8,7 @@ is a sequence, and a number of the batches that the next entry releases.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from opendata_buffer.consumer.isolation import ReadCommitted, Replay
@@ -113,6 +114,20 @@ class Progress:
         each.acked = each.processed == len(each.released) - 1
         each.move(1)
         self._advance(replay)
+
+    def check_next(self, sequences: Sequence[int]) -> None:
+        """Raise ``InvalidInput`` unless these are the next to be acknowledged, in this order."""
+        waiting = [
+            each
+            for offered in self._offered
+            for each in offered.released[offered.processed :]
+            if each not in offered.skipped
+        ]
+        if waiting[: len(sequences)] != list(sequences):
+            raise InvalidInput(
+                f"cannot process sequences {list(sequences)} of {self._prefix} next: "
+                f"{waiting[: len(sequences)]} come first. Take batches in the order of delivery."
+            )
 
     def skip(self, sequence: int, replay: Replay) -> None:
         """Skip a delivered batch: it needs no acknowledgement any more."""

@@ -121,7 +121,8 @@ class TopicConsumer(BatchLoop):
     Args:
         config: The topic's URL, or settings of each partition's consumer.
         positions: By partition, the :meth:`position_of` the last batch that is processed, or its
-            text. Partitions without one are read from the oldest queued batch.
+            text; or :attr:`.Publisher.positions`. Without one a partition is read from its
+            oldest queued batch.
         partitions: Read these and no others, so that several processes share a topic: names or
             numbers.
         isolation: ``read_uncommitted`` delivers undecided and repeated batches, too.
@@ -221,6 +222,15 @@ class TopicConsumer(BatchLoop):
         self._check_open()
         reader = self._reader(batch.partition)
         self._uninterrupted(lambda: reader.ack(batch.sequence))
+
+    def source_of(self, batch: Delivered) -> str:
+        """See :meth:`.Consumer.source_of`."""
+        return self._reader(batch.partition).source_of()
+
+    def check_next(self, batches: Sequence[Any]) -> None:
+        """See :meth:`.Consumer.check_next`; all of them are of one partition."""
+        self._check_open()
+        self._reader(batches[0].partition).check_next(batches)
 
     def skip(self, partition: str, sequence: int) -> None:
         """Skip a batch that cannot be delivered, for ever (failure F25); it is logged.
@@ -361,7 +371,7 @@ class TopicConsumer(BatchLoop):
         def open_one(name: str) -> None:
             try:
                 config = Topic.config_of(name, self._config)
-                opened[name] = self._open_reader(name, config, self._positions.get(name))
+                opened[name] = self._open_reader(name, config, self._position_for(name))
             except DataLoss:
                 # A consumer may have been killed after it emptied the partition to seal it.
                 if not description.may_leave(name, now_ms) or not self._topic.seal(name):
@@ -375,6 +385,9 @@ class TopicConsumer(BatchLoop):
             in_parallel(self._runtime, open_one, missing)
         finally:
             self._readers = dict(sorted((self._readers | opened).items()))
+
+    def _position_for(self, name: str) -> Position | None:
+        return self._positions.get(name) or self._positions.get(f"{self._topic.url}/{name}")
 
     def _remove_drained(self, description: TopicDescription) -> None:
         """Remove draining partitions from the topic that are read to their end."""

@@ -228,7 +228,8 @@ class TopicProducer(Closeable):
             partitions share ``max_buffered_bytes`` and ``max_buffered_inputs``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
         settings: Fields of the configuration, by name.
-        store, runtime, open_committer: For tests.
+        store, runtime, open_committer, topic: For tests, and for programs that are parts of this
+            one.
 
     Raises:
         InvalidInput: There is no topic; a setting or the URL is wrong.
@@ -243,13 +244,14 @@ class TopicProducer(Closeable):
         runtime: Runtime | None = None,
         open_committer: OpenCommitter = open_committer,
         refresh_s: float = REFRESH_S,
+        topic: Topic | None = None,
         **settings: Any,
     ) -> None:
         config = ProducerConfig.of(config, settings)
         self._config = config
         self._runtime = runtime or SystemRuntime()
         self._open_committer = open_committer
-        topic = Topic.open(config, store=store, runtime=self._runtime)
+        topic = topic or Topic.open(config, store=store, runtime=self._runtime)
         self._store = topic.store
         self._topic = CachedTopic(topic, self._runtime, refresh_s)
         self._pool = ProducerPool(self._open, self._runtime)
