@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,22 +30,6 @@ class Record(NamedTuple):
     value: bytes
     metadata: bytes
     ingestion_time_ms: int | None
-
-
-class Owner(Protocol):
-    """The consumer that delivered a batch."""
-
-    def ack(self, batch: Any) -> None:
-        """Acknowledge it."""
-
-    def position_of(self, batch: Any) -> Position:
-        """What to save with it."""
-
-    def source_of(self, batch: Any) -> str:
-        """The place of its queue."""
-
-    def check_next(self, batches: Any) -> None:
-        """Raise ``InvalidInput`` unless these are the next to be acknowledged, in this order."""
 
 
 class HasRecords:
@@ -76,7 +60,7 @@ class Delivered(HasRecords):
     __slots__ = ()
 
     sequence: int
-    _owner: Owner | None
+    _owner: Any
 
     @property
     def position(self) -> Position:
@@ -85,13 +69,14 @@ class Delivered(HasRecords):
         Raises:
             InvalidInput: No consumer delivered it, or it is acknowledged already.
         """
-        return self._consumer().position_of(self)
+        position: Position = self._consumer().position_of(self)
+        return position
 
     def ack(self) -> None:
         """Acknowledge it at the consumer that delivered it: see :meth:`.Consumer.ack`."""
         self._consumer().ack(self)
 
-    def _consumer(self) -> Owner:
+    def _consumer(self) -> Any:
         if self._owner is None:
             raise InvalidInput(
                 f"batch {self.sequence} was fetched by a handle and not by a consumer, or sent to "
@@ -123,7 +108,7 @@ class ConsumedBatch(Delivered):
     location: str
     metadata: tuple[Metadata, ...]
     partition: str = ""
-    _owner: Owner | None = field(default=None, repr=False, compare=False)
+    _owner: Any = field(default=None, repr=False, compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -156,7 +141,7 @@ class ArrowBatch(Delivered):
     location: str
     metadata: tuple[Metadata, ...]
     partition: str = ""
-    _owner: Owner | None = field(default=None, repr=False, compare=False)
+    _owner: Any = field(default=None, repr=False, compare=False)
 
     @property
     def nbytes(self) -> int:

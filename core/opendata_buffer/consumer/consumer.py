@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig
@@ -76,15 +76,7 @@ def warn_data_loss(key: str, needed: int, oldest: int) -> None:
     )
 
 
-class Sequenced(Protocol):
-    """A batch, or its descriptor."""
-
-    @property
-    def sequence(self) -> int:
-        """Position in the queue."""
-
-
-def _sequence(batch: Sequenced | int) -> int:
+def _sequence(batch: Delivered | int) -> int:
     return batch if isinstance(batch, int) else batch.sequence
 
 
@@ -241,7 +233,7 @@ class Consumer(BatchLoop):
         last_acked = self._cursors.last_acked
         return None if last_acked is None else self.position_of(last_acked)
 
-    def position_of(self, batch: Sequenced | int) -> Position:
+    def position_of(self, batch: Delivered | int) -> Position:
         """The position of a batch of this queue, or of a sequence, to be saved with its records.
 
         With ``isolation`` it is behind the batch and all that was delivered before it.
@@ -287,7 +279,7 @@ class Consumer(BatchLoop):
             self._hand_out(found)
             return replace(batch, _owner=self)
 
-    def ack(self, batch: Sequenced | int) -> None:
+    def ack(self, batch: Delivered | int) -> None:
         """Acknowledge the next batch: it is processed and need never be delivered again.
 
         ``batch`` is what was delivered, or its sequence. Every ``config.ack_interval``

@@ -6,6 +6,7 @@ import asyncio
 from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from opendata_buffer.concurrency import Closeable
@@ -81,27 +82,23 @@ class BatchLoop(Closeable):
 
     def __iter__(self) -> Iterator[ConsumedBatch]:
         """Batch after batch; it waits for the next one, and ends when the consumer is closed."""
-        while not self._closed:
-            try:
-                batch = self.next_batch(None)
-            except Closed:
-                if self._closed:
-                    return
-                raise
-            if batch is not None:
+        with self._until_closed():
+            while (batch := self.next_batch(None)) is not None:
                 yield batch
 
     async def __aiter__(self) -> AsyncIterator[ConsumedBatch]:
         """As iteration, without blocking the event loop."""
-        while not self._closed:
-            try:
-                batch = await self.next_batch_async(None)
-            except Closed:
-                if self._closed:
-                    return
-                raise
-            if batch is not None:
+        with self._until_closed():
+            while (batch := await self.next_batch_async(None)) is not None:
                 yield batch
+
+    @contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        try:
+            yield
+        except Closed:
+            if not self._closed:
+                raise
 
     def _next_within(self, timeout: float | None, *, arrow: bool) -> Any:
         until = None if timeout is None else self._runtime.monotonic() + timeout

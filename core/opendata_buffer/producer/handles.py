@@ -40,7 +40,7 @@ class Completion:
         self.outcome: Durable | BaseException | None = None
 
     def complete(self, outcome: Durable | BaseException) -> None:
-        """Set the outcome and call the callbacks. For the producer; only the first call counts."""
+        """Set the outcome and call the callbacks; only the first call counts."""
         for callback in self._set(outcome):
             try:
                 callback()
