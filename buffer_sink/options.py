@@ -11,6 +11,7 @@ from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import Compression
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.option_reader import STORAGE_OPTIONS, OptionReader, storage_settings
+from opendata_buffer.queue.ownership import queue_hint
 from opendata_buffer.stores.open import open_store
 
 _LONGEST_MS = 10**12  # 31 years
@@ -108,8 +109,9 @@ class SinkOptions:
             raise InvalidInput(
                 "option broker is 'host': Spark commits in Python processes of its own, which end "
                 "before another writer finds a broker there. Run 'opendata-buffer broker "
-                f"{self.queue.store}' somewhere and leave the option at 'auto', or write by "
-                "foreach_batch_writer(..., broker='host'): the driver's process is the broker then"
+                f"{queue_hint(self.queue.store, self.queue)}' somewhere and leave the option at "
+                "'auto', or write by foreach_batch_writer(..., broker='host'): the driver's "
+                "process is the broker then"
             )
         if self.gather_bytes > self.target_batch_bytes:
             raise InvalidInput(

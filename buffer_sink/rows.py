@@ -88,8 +88,7 @@ def check_one_queue(columns: Columns) -> None:
         if position is not None:
             raise InvalidInput(
                 f"column {name!r} cannot be written to a single queue, it chooses a partition of "
-                f"a topic: write to a topic ('opendata-buffer topic create STORE --partitions N'), "
-                f"drop the column, or {_FIX}"
+                f"a topic: write to a topic, drop the column, or {_FIX}"
             )
 
 

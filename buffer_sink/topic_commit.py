@@ -21,6 +21,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.queue.ownership import queue_hint
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
@@ -127,10 +128,11 @@ class TopicCommitter(UploadCommitter):
         try:
             self._coordinator.complete(attempt, since)
         except OpenDataBufferError as error:
+            words = f"{queue_hint(self._config.store, self._config)} {attempt.producer.hex()}"
             again = (
                 "Start the query again"
                 if group.transaction is not None
-                else "Run 'opendata-buffer transactions abort' on the topic"
+                else f"Run 'opendata-buffer transactions abort {words}'"
             )
             error.add_note(
                 f"{attempt.txn} is committed, and not visible in all partitions yet. {again}: "

@@ -25,7 +25,7 @@ from buffer_sink.topic_commit import TopicCommitter
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.errors import InvalidInput, ObjectNotFound, PermanentStorageError
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.queue.ownership import TOPIC_KEY
+from opendata_buffer.queue.ownership import TOPIC_KEY, queue_hint
 from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.base import Get, Store, read_sidecar
 from opendata_buffer.stores.open import open_store
@@ -90,11 +90,12 @@ class WritePlan:
             return replace(self, located=True, topic=topic)
         check_one_queue(self.columns)
         if options.partitioner is not None:
+            words = queue_hint(options.queue.store, options.queue)
             raise InvalidInput(
                 f"option partitioner is {options.partitioner!r}, but there is no topic at "
                 f"{options.queue.store}, and a single queue has nothing to choose from: make one "
-                f"with 'opendata-buffer topic create {options.queue.store} --partitions N', or "
-                "leave out the option"
+                f"with 'opendata-buffer topic create {words} --partitions 4', or leave out the "
+                "option"
             )
         if not options.one_queue:
             _remember_queue(options.queue)

@@ -23,6 +23,7 @@ from opendata_buffer.errors import InvalidInput, StorageError, TransientStorageE
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.quarantine import count_quarantine
+from opendata_buffer.queue.ownership import topic_hint
 from opendata_buffer.retry import Retries
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
@@ -44,11 +45,13 @@ def rule_behind(start: PartitionOffset | None, options: SourceOptions) -> ReadCo
         return ReadCommitted(prefix, isolation)
     rule = ReadCommitted.from_dict(start.transactions, prefix, isolation)
     if isolation != READ_COMMITTED and rule.stable_end(start.next) < start.next:
+        hint = topic_hint(options.queue.store, options.queue)
         raise InvalidInput(
             f"option isolationLevel is {isolation!r}, and the checkpoint holds back transactions "
             f"that were undecided at sequence {rule.stable_end(start.next)} of {prefix!r}: their "
             "batches would never be read. Go on with read_committed until they are decided "
-            "('opendata-buffer transactions list'), or give the query a new checkpointLocation"
+            f"('opendata-buffer transactions list {hint}'), or give the query a new "
+            "checkpointLocation"
         )
     return rule
 

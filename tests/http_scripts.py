@@ -56,6 +56,8 @@ class _Server:
                     return
                 self.send_response_only(reply.status)
                 sent = {"content-length": str(len(reply.body)), **reply.headers}
+                if "transfer-encoding" in sent:
+                    del sent["content-length"]
                 for name, value in sent.items():
                     self.send_header(name, value)
                 self.end_headers()

@@ -22,6 +22,7 @@ _MOST_MS = 10**12
 """Thirty years. A wait of some three hundred years overflows in ``threading``."""
 
 _SECRETS = ("access_key_id", "secret_access_key", "session_token")
+_NOT_IN_COMMANDS = ("service_credential", "_ms", "attempts", "connections")
 _REFERENCE = re.compile(r"\{\{\s*secrets/")
 
 
@@ -134,6 +135,15 @@ class StoreOptions:
                 f"role_arn is {self.role_arn!r}: use a role's full name such as "
                 "arn:aws:iam::123456789012:role/buffer"
             )
+
+    def command_words(self) -> list[str]:
+        """The options that a command needs to reach the same store. No command takes a secret."""
+        words: list[str] = []
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.repr and value != each.default and not each.name.endswith(_NOT_IN_COMMANDS):
+                words += ["--" + each.name.replace("_", "-"), *([] if value is True else [value])]
+        return words
 
     def check_s3_only(self, scheme: str) -> None:
         """Refuse what only S3 has, for a store of another cloud.

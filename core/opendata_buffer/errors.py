@@ -118,11 +118,13 @@ class DataError(OpenDataBufferError):
 class PrefixConflict(InvalidInput):
     """A data prefix belongs to the queue of another manifest (failure F7)."""
 
-    def __init__(self, data_path_prefix: str, manifest_path: str, owner: str) -> None:
+    def __init__(
+        self, data_path_prefix: str, manifest_path: str, owner: str, fix: str = ""
+    ) -> None:
         super().__init__(
             f"data prefix {data_path_prefix!r} belongs to the queue with manifest {owner!r}, "
             f"and this queue has manifest {manifest_path!r}: its garbage collector would delete "
-            "the other queue's batches. Give this queue a data_path_prefix of its own."
+            f"the other queue's batches. Give this queue a data_path_prefix of its own.{fix}"
         )
         self.data_path_prefix = data_path_prefix
         self.manifest_path = manifest_path
@@ -233,8 +235,8 @@ class Fenced(OwnershipLost):
     def __init__(self, key: str, epoch: int, current_epoch: int) -> None:
         super().__init__(
             f"consumer with epoch {epoch} was fenced by epoch {current_epoch} on manifest "
-            f"{key!r}: another consumer or query owns the queue; 'opendata-buffer status' shows "
-            "it. Stop this one; a queue has one consumer at a time."
+            f"{key!r}: another consumer or query owns the queue; its status shows which. Stop this "
+            "one; a queue has one consumer at a time."
         )
         self.key = key
         self.epoch = epoch
@@ -268,9 +270,9 @@ class Superseded(OwnershipLost):
             text
             or f"another run of app {app!r} has begun to write since this one did: nothing of "
             f"batch {batch} is visible. If you have just started the query again, or ended its "
-            "transactions with 'opendata-buffer transactions abort', this is the old run: let it "
-            "end. Otherwise two drivers share one checkpoint or txnAppId, or two publishers one "
-            "name: stop one, then start the other again."
+            "transactions by a command, this is the old run: let it end. Otherwise two drivers "
+            "share one checkpoint or txnAppId, or two publishers one name: stop one, then start "
+            "the other again."
         )
         self.app = app
         self.batch = batch

@@ -52,6 +52,7 @@ from opendata_buffer.queue.ownership import (
     check_reached,
     claim_queue,
     exists,
+    misplaced,
     owner_key,
     parse_manifest,
     queue_hint,
@@ -432,7 +433,10 @@ class GarbageCollector:
         manifest = self._read_manifest()
         if claim is not None:
             claim.check(manifest)
-        held = self._hold_reason(manifest, page, own_ms)
+        acked = "" if claim is None or claim.watermark is None else claim.watermark.acked_location
+        held = self._hold_reason(manifest, page, own_ms) or misplaced(
+            manifest, self._config, self._store.url, acked
+        )
         if held is not None or manifest is None:
             log.warning("nothing collected below %s: %s", self._prefix, held)
             metrics.gc_cycles_held.add(1)

@@ -19,7 +19,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import formatdate
 from enum import Enum
@@ -67,6 +67,7 @@ class _Object:
     data: bytes
     etag: str
     modified_ms: int
+    crc32: str
 
 
 @dataclass(slots=True)
@@ -127,6 +128,12 @@ class S3Server:
         self._http.shutdown()
         self._thread.join()
         self._http.server_close()
+
+    def flip(self, key: str, at: int = 0) -> None:
+        """Change one bit of a stored object, as a disk may; its checksum stays."""
+        found = self._objects[key]
+        data = bytes([*found.data[:at], found.data[at] ^ 1, *found.data[at + 1 :]])
+        self._objects[key] = replace(found, data=data)
 
     def inject(
         self, fault: Fault, *, method: str = "PUT", key: str = "", ends: str = "", times: int = 1
@@ -190,7 +197,7 @@ class S3Server:
         if sent is not None and sent != _crc32(body):
             return _error(400, "BadDigest")
         etag = f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
-        self._objects[request.key] = _Object(body, etag, self._now_ms())
+        self._objects[request.key] = _Object(body, etag, self._now_ms(), _crc32(body))
         return _Reply(200, headers={"ETag": etag})
 
     def _get(self, request: Request) -> _Reply:
@@ -207,7 +214,7 @@ class S3Server:
         asked = request.headers.get("range")
         if asked is None:
             if request.headers.get("x-amz-checksum-mode") == "ENABLED":
-                headers["x-amz-checksum-crc32"] = _crc32(found.data)
+                headers["x-amz-checksum-crc32"] = found.crc32
             return _Reply(200, found.data, headers)
         first, last = (int(part) for part in asked.removeprefix("bytes=").split("-"))
         if first >= len(found.data):
@@ -258,6 +265,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     s3: S3Server
     protocol_version = "HTTP/1.1"
+    # Otherwise each body waits 40 ms until the headers before it are acknowledged.
+    disable_nagle_algorithm = True
 
     def _handle(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import pyarrow.compute as pc
@@ -19,11 +19,27 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.errors import BatchMissing, ForeignLocation, PoisonBatch
-from opendata_buffer.formats.manifest import BatchDescriptor
-from opendata_buffer.queue.ownership import check_owner
+from opendata_buffer.errors import (
+    BatchMissing,
+    ForeignLocation,
+    PermanentStorageError,
+    PoisonBatch,
+    PrefixConflict,
+)
+from opendata_buffer.formats.keys import key_fault, parse_location
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, with_queue_in_hint
+from opendata_buffer.queue.ownership import (
+    PrefixOwner,
+    check_owner,
+    misplaced,
+    owner_key,
+    owner_object,
+    queue_hint,
+    read_manifest,
+    write_owner,
+)
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.base import Store, WrongChecksum, read_bytes
 
 CONCURRENCY = 8
 """Batches that are decoded in memory at once."""
@@ -39,21 +55,26 @@ class Kind(StrEnum):
     FOREIGN = "foreign"  # a batch outside the data prefix
     REPEATED = "repeated"  # an object that is queued more than once
     UNREAD = "unread"  # an object that no entry names
-    METADATA = "metadata"  # metadata that describes no record
+    PREFIX = "prefix"  # no batch of the queue lies in the data prefix
+    OWNER = "owner"  # an owner marker that keeps this queue out for no reason
 
 
 REPAIRED_BY = {
     Kind.MANIFEST: "is rebuilt from the batches that are there, and its bytes are saved next to it",
     Kind.MISSING: "is skipped: its object is gone, and a report of it goes to the quarantine",
     Kind.UNREADABLE: "is copied to the quarantine and skipped",
+    Kind.OWNER: "is saved next to it, and the data prefix is given to this queue",
     Kind.REPEATED: "is copied to the quarantine and skipped: the first entry delivers the object",
 }
 """What repair does about a kind of problem."""
 
 NOT_REPAIRED = {
     Kind.TOO_LARGE: "it may be sound: check again with a larger --max-batch-bytes",
-    Kind.FOREIGN: "it may be sound: check again with --allow-foreign-locations, or skip it",
+    Kind.PREFIX: "check again with the data prefix that is named there",
+    Kind.FOREIGN: "it may be sound: check again with --allow-foreign-locations, or pass it by with "
+    "'opendata-buffer skip {hint} {sequence}'",
 }
+"""Why repair leaves a kind of problem, and what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +106,7 @@ class Report:
     bytes: int = 0  # of these records
     stored_bytes: int = 0  # of their objects
     problems: list[Finding] = field(default_factory=list)  # what makes a consumer fail
-    notes: list[Finding] = field(default_factory=list)  # what is legal but unusual
+    notes: list[Finding] = field(default_factory=list)  # what a repair would do more
 
     @property
     def ok(self) -> bool:
@@ -119,17 +140,35 @@ def check_queue(
     """
     report = Report()
     reader = ReadOnlyReader(config, store=store, runtime=runtime)
-    claim = check_owner(store, config, runtime=runtime)
+    claim, conflict = None, None
+    try:
+        claim = check_owner(store, config, runtime=runtime)
+    except PrefixConflict as error:
+        conflict = error
     seen = None if claim is None else claim.watermark
     # Before the manifest: a batch enqueued between the two is named by it.
     listing = store.list(f"{config.data_path_prefix}/")
     raw = read_raw(store, config.manifest_path)
     plan = plan_rebuild(raw, listing, seen, config=config)
+    if plan.fault is not None and conflict is not None:
+        raise conflict
     # Without a manifest and a marker there never was a queue: reader.manifest() raises that.
     if plan.fault is not None and (raw is not None or seen is not None):
-        _add_manifest_fault(report, plan, config)
+        _add_manifest_fault(report, plan, config, store.url)
         return report
     manifest = reader.manifest()
+    if claim is None:
+        wrong = _wrong_marker(store, config, runtime, manifest)
+        if wrong is not None:
+            text = "it keeps this queue out, and the queue that it names has no batch in its folder"
+            problem = Finding(None, owner_key(wrong), text, Kind.OWNER, "owner marker")
+            report.problems.append(problem)
+        elif conflict is not None:
+            raise conflict
+    acked = "" if seen is None else seen.acked_location
+    if fault := misplaced(manifest, config, store.url, acked):
+        path = config.manifest_path
+        report.problems.append(Finding(None, path, fault, Kind.PREFIX, "manifest"))
     handle = FetchHandle.of(config, store=store, runtime=runtime)
     descriptors = [BatchDescriptor.of(entry) for entry in manifest.entries()]
     times_queued = Counter(each.location for each in descriptors)
@@ -169,20 +208,25 @@ def _check_batch(handle: FetchHandle, descriptor: BatchDescriptor) -> _Outcome:
 
 
 def _kind(error: PoisonBatch, stored: int | None) -> Kind:
-    if isinstance(error, BatchMissing):
+    if isinstance(error, BatchMissing) or key_fault(error.location):
         return Kind.MISSING
     if isinstance(error, ForeignLocation):
         return Kind.FOREIGN
+    if isinstance(error.__cause__, WrongChecksum):
+        return Kind.UNREADABLE
     # The reason names the setting that was exceeded. An object that exceeds all was not read.
     if stored is None or "max_batch_bytes" in error.reason:
         return Kind.TOO_LARGE
     return Kind.UNREADABLE
 
 
-def _add_manifest_fault(report: Report, plan: RebuildPlan, config: ConsumerConfig) -> None:
+def _add_manifest_fault(
+    report: Report, plan: RebuildPlan, config: ConsumerConfig, url: str
+) -> None:
     text = f"{plan.fault}".rstrip(".")
     if "manifest rebuild" not in text:
         text += ". Stop everything and repair it with 'opendata-buffer manifest rebuild'"
+    text = with_queue_in_hint(text, queue_hint(url, config))
     report.problems.append(Finding(None, config.manifest_path, text, Kind.MANIFEST, "manifest"))
     for location in plan.found:
         text = "no entry names it, and no consumer of this queue is known to have read it"
@@ -201,19 +245,59 @@ def _add(report: Report, outcome: _Outcome, times_queued: int) -> None:
     if times_queued > 1:
         text = f"its object is queued {times_queued} times, and delivered as often"
         report.problems.append(Finding(entry.sequence, entry.location, text, Kind.REPEATED))
-    late = [each.start_index for each in entry.metadata if each.start_index > outcome.records]
-    if late:
-        text = (
-            f"metadata starts at record {late[0]}, after the last, {outcome.records}; legal, and "
-            "describes no record"
-        )
-        report.notes.append(Finding(entry.sequence, entry.location, text, Kind.METADATA))
 
 
-def plan_repair(report: Report) -> tuple[list[Finding], list[tuple[Finding, str]]]:
+def _wrong_marker(
+    store: Store, config: ConsumerConfig, runtime: Runtime, own: Manifest
+) -> str | None:
+    """The folder of an owner marker that keeps this queue out of its prefix without a reason.
+
+    The folder is the prefix or lies around it, this queue has batches in the prefix, and the queue
+    that the marker names has none in the folder.
+    """
+    folder = prefix = config.data_path_prefix
+    while folder:
+        there = replace(config, data_path_prefix=folder)
+        try:
+            owner = owner_object(store, there, runtime).read()
+        except PermanentStorageError:
+            return None  # A role that may read only the prefix may still check its queue.
+        if isinstance(owner, PrefixOwner):
+            seen = owner.watermark
+            named = read_manifest(store, replace(there, manifest_path=owner.manifest_path), runtime)
+            if named is None and seen is not None:
+                return None  # Its manifest was lost (failure F4), and its batches may wait there.
+            acked = "" if seen is None else seen.acked_location
+            known = [each for each in (acked, *(named or Manifest.empty()).locations()) if each]
+            if not known and named is not None and named.next_sequence:
+                return None  # Nothing tells where the batches were that it had.
+            has_any = any(parse_location(each, folder) for each in known)
+            is_own = any(parse_location(each, prefix) for each in (acked, *own.locations()))
+            return folder if is_own and not has_any else None
+        folder = folder.rpartition("/")[0]
+    return None
+
+
+def _replace_marker(store: Store, config: ConsumerConfig, runtime: Runtime, folder: str) -> str:
+    """Give the prefix to this queue in place of a wrong marker; returns the key of its copy."""
+    key, path = owner_key(folder), config.manifest_path
+    saved = f"{key}.wrong-{runtime.ulid()}"
+    wrong = read_bytes(store, key)
+    store.put(saved, wrong)
+    owner = PrefixOwner.from_json(wrong, folder)
+    # Of a marker that this queue made itself the id stays: saved positions begin with it.
+    mine = owner if owner.manifest_path == path else PrefixOwner(path, runtime.ulid())
+    write_owner(store, config, runtime, lambda b: b if b and b.manifest_path == path else mine)
+    if folder != config.data_path_prefix:
+        store.delete_many([key])
+    return saved
+
+
+def plan_repair(report: Report, hint: str = "") -> tuple[list[Finding], list[tuple[Finding, str]]]:
     """The problems that :func:`repair` repairs, by sequence, and the others with the reason; pure.
 
-    Of an object that is queued more than once the first entry stays.
+    Of an object that is queued more than once the first entry stays. ``hint`` is the queue as
+    commands take it.
     """
     to_repair: list[Finding] = []
     leave: list[tuple[Finding, str]] = []
@@ -224,7 +308,8 @@ def plan_repair(report: Report) -> tuple[list[Finding], list[tuple[Finding, str]
         elif finding.kind in REPAIRED_BY:
             to_repair.append(finding)
         else:
-            leave.append((finding, NOT_REPAIRED[finding.kind]))
+            reason = NOT_REPAIRED[finding.kind].format(hint=hint, sequence=finding.sequence)
+            leave.append((finding, reason))
     return to_repair, leave
 
 
@@ -249,6 +334,9 @@ def repair(
     for finding in plan:
         if finding.kind is Kind.MANIFEST:
             _, copy = rebuild(store, config, runtime)
+        elif finding.kind is Kind.OWNER:
+            folder = finding.location.rpartition("/")[0]
+            copy = _replace_marker(store, config, runtime, folder)
         else:
             assert finding.sequence is not None
             force = finding.kind is Kind.REPEATED

@@ -23,7 +23,7 @@ from opendata_buffer.errors import CorruptData, ObjectNotFound, PrefixConflict, 
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.consumer_info import ConsumerInfo, read_consumer_info
-from opendata_buffer.queue.ownership import check_owner
+from opendata_buffer.queue.ownership import check_owner, topic_hint
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Listing, Store, read_sidecar
 from opendata_buffer.topic.description import Partition
@@ -216,7 +216,7 @@ def summarise(
         orphan_bytes=sum(sizes[each] for each in orphaned),
         undecided=len(undecided),
         oldest_undecided_seconds=max((each.age_seconds or 0.0 for each in undecided), default=None),
-        notes=_stale(undecided, url),
+        notes=_stale(undecided, url, config),
     )
 
 
@@ -230,17 +230,19 @@ def _refusals(reader: ReadOnlyReader, manifest: Manifest) -> Iterable[str]:
         yield f"producers and consumers are refused: {error}"
 
 
-def _stale(undecided: Sequence[OpenTransaction], store: str) -> tuple[str, ...]:
+def _stale(undecided: Sequence[OpenTransaction], url: str, config: QueueConfig) -> tuple[str, ...]:
     """A warning about the first transaction that is undecided for too long (failure F40)."""
     for each in undecided:
         age_s = each.age_seconds or 0.0
         if age_s >= STALE_AFTER_S:
+            hint = topic_hint(url, config)
             writer = "a publisher without a name" if each.app is None else f"app {each.app!r}"
             return (
                 f"a transaction of {writer} (producer {each.producer}) is undecided for "
                 f"{age_s / 60:,.0f} min: nothing behind sequence {each.first_sequence} leaves the "
                 "queue. Start its writer again, or see 'opendata-buffer transactions list "
-                f"{store}' and end it with 'transactions abort'.",
+                f"{hint}' and end it with 'opendata-buffer transactions abort {hint} "
+                f"{each.producer}'.",
             )
     return ()
 

@@ -19,6 +19,7 @@ from opendata_buffer.errors import InvalidInput, ObjectNotFound
 from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid, undecided
+from opendata_buffer.queue.ownership import queue_hint
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store, read_sidecar
@@ -163,7 +164,8 @@ def abort(scope: TransactionScope, producer: str, *, force: bool = False) -> lis
     if not chosen:
         raise InvalidInput(
             f"no transaction of producer {producer!r} is undecided in {scope.store.url}: it has "
-            "ended, or another one is meant. See 'opendata-buffer transactions list'."
+            "ended, or another one is meant. See 'opendata-buffer transactions list "
+            f"{queue_hint(scope.store.url, scope.config)}'."
         )
     app = chosen[0].app
     if not force and not any(each.committed for each in chosen):

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from opendata_buffer.admin.rebuild import open_for_repair
+from opendata_buffer.admin.rebuild import GRACE_MS, open_for_repair
 from opendata_buffer.concurrency import in_parallel
-from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import (
@@ -24,20 +24,28 @@ from opendata_buffer.errors import (
     PoisonBatch,
 )
 from opendata_buffer.formats.batch import decode_batch, encode_batch
-from opendata_buffer.formats.keys import batch_key, location_timestamp_ms, parse_location
+from opendata_buffer.formats.keys import (
+    batch_key,
+    is_confined,
+    location_timestamp_ms,
+    parse_location,
+)
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, NewEntry, QueueEntry
 from opendata_buffer.gc import GarbageCollector, GcReport
 from opendata_buffer.messages import undecided
 from opendata_buffer.quarantine import (
+    MAX_OBJECT_BYTES,
     QuarantineReport,
+    list_quarantine,
     quarantine,
     read_copy,
     read_report,
     write_report,
 )
 from opendata_buffer.queue.consumer_info import write_consumer_info
+from opendata_buffer.queue.ownership import check_owner, queue_hint, topic_hint
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.base import Store, read_bytes
 from opendata_buffer.topic.topic import Topic
 
 
@@ -152,6 +160,52 @@ def restore_batch(
     return report
 
 
+def check_unqueued(store: Store, config: ConsumerConfig, location: str, runtime: Runtime) -> str:
+    """What :func:`restore_object` would do, as a sentence to ask with; changes nothing.
+
+    Raises:
+        InvalidInput: It is no batch of this queue, is queued, is not there, cannot be read, or
+            is so young that its producer may still enqueue it.
+    """
+    prefix = config.data_path_prefix
+    parsed = parse_location(location, prefix)
+    manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
+    if parsed is None:
+        raise InvalidInput(f"{location!r} is no name of a batch in {prefix!r}: give the whole key")
+    if (sequence := manifest.find(location)) is not None:
+        raise InvalidInput(f"{location!r} is queued as sequence {sequence}, and delivered from it")
+    handle = FetchHandle.of(config, store=store, runtime=runtime)
+    try:
+        batch = handle.fetch_arrow(BatchDescriptor(0, location))
+    except PoisonBatch as error:
+        raise InvalidInput(f"{location!r} cannot be enqueued: {error.reason}") from error
+    if runtime.now_ms() - parsed.timestamp_ms < GRACE_MS:
+        raise InvalidInput(
+            f"{location!r} is younger than {GRACE_MS // 60_000} minutes: its producer may still "
+            "enqueue it. Wait that long"
+        )
+    claim = check_owner(store, config, runtime=runtime)
+    acked = "" if claim is None or claim.watermark is None else claim.watermark.acked_location
+    last_read = parse_location(acked, prefix)
+    later = last_read is not None and parsed.timestamp_ms <= last_read.timestamp_ms
+    return (
+        f"batch {location!r} (records: {len(batch.values):,}), which no entry names, will be "
+        "enqueued behind all that waits"
+        + (". Later ones were read: if it was read, too, its records come twice" if later else "")
+    )
+
+
+def restore_object(
+    store: Store, config: ConsumerConfig, location: str, runtime: Runtime
+) -> QuarantineReport:
+    """As :func:`restore_batch`, of an object that :func:`check_unqueued` accepts."""
+    prefix, why = config.data_path_prefix, "no entry named it, and it was enqueued on request"
+    known = [each for each in list_quarantine(store, prefix, runtime) if each.location == location]
+    if not known:
+        known = [quarantine(store, prefix, BatchDescriptor(0, location), why, runtime=runtime)]
+    return restore_batch(store, config, known[-1].id, runtime)
+
+
 def _refuse_queued(report: QuarantineReport, manifest: Manifest) -> None:
     """A command that was killed between its copy and its write has dropped nothing."""
     # A query or worker reports a batch it skipped before that batch leaves the queue.
@@ -168,12 +222,16 @@ def _refuse_queued(report: QuarantineReport, manifest: Manifest) -> None:
 
 def _readable_copy(store: Store, config: ConsumerConfig, report: QuarantineReport) -> bytes:
     try:
-        data = read_copy(store, config.data_path_prefix, report)
+        if report.copied_bytes is None and is_confined(report.location, config.data_path_prefix):
+            # Its object was gone, and may have been brought back since.
+            data = read_bytes(store, report.location, MAX_OBJECT_BYTES)
+        else:
+            data = read_copy(store, config.data_path_prefix, report)
         decode_batch(data, config.max_batch_bytes)
     except ObjectNotFound:
         raise InvalidInput(
             f"batch {report.id!r} has no copy in the quarantine: there was no object to copy "
-            f"({report.error})"
+            f"({report.error}). Bring {report.location!r} back first"
         ) from None
     except CorruptBatch as error:
         raise InvalidInput(
@@ -218,24 +276,25 @@ class Start:
             at = at.replace(tzinfo=UTC)
         return cls(text, since_ms=round(at.timestamp() * 1000))
 
-    def sequence_in(self, manifest: Manifest, key: str) -> int:
+    def sequence_in(self, manifest: Manifest, config: QueueConfig, url: str) -> int:
         """The sequence it means in a queue; ``manifest.next_sequence`` is the end.
 
-        Raises InvalidInput, which names the manifest's ``key``, for a sequence that has left the
-        queue, or that it has not reached.
+        Raises InvalidInput, which names the queue in the store of this ``url``, for a sequence that
+        has left it, or that it has not reached.
         """
         if self.since_ms is not None:
             return _first_since(manifest, self.since_ms)
         if self.sequence is None:
             return manifest.first_sequence if self.text == EARLIEST else manifest.next_sequence
         first, end = manifest.first_sequence, manifest.next_sequence
+        key = config.manifest_path
         if first <= self.sequence <= end:
             return self.sequence
         if self.sequence < first:
             raise InvalidInput(
                 f"sequence {self.sequence} has left the queue with manifest {key!r}: "
                 f"{_range_of(manifest)}. Begin at {EARLIEST}; batches that were skipped or dropped "
-                "are in 'opendata-buffer quarantine list'"
+                f"are in 'opendata-buffer quarantine list {queue_hint(url, config)}'"
             )
         raise InvalidInput(
             f"sequence {self.sequence} is beyond the end of the queue with manifest {key!r}: "
@@ -286,9 +345,9 @@ def plan_seek(store: Store, config: ConsumerConfig, start: Start, runtime: Runti
             transaction begins before it, which the seek would cut.
     """
     manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
-    target = start.sequence_in(manifest, config.manifest_path)
+    target = start.sequence_in(manifest, config, store.url)
     dropped = manifest.entries(limit=target - manifest.first_sequence)
-    _refuse_undecided(manifest, target, config)
+    _refuse_undecided(manifest, target, config, store.url)
     return SeekPlan(target, dropped)
 
 
@@ -329,15 +388,16 @@ def seek(
     return SeekResult(after.first_sequence, after.epoch, copies)
 
 
-def _refuse_undecided(manifest: Manifest, target: int, config: ConsumerConfig) -> None:
+def _refuse_undecided(manifest: Manifest, target: int, config: ConsumerConfig, url: str) -> None:
     pairs = enumerate(manifest.locations(), manifest.first_sequence)
     for producer, each in undecided(pairs, config.data_path_prefix).items():
         if each.first_sequence < target:
             raise InvalidInput(
                 f"the transaction of producer {producer.hex()} begins at sequence "
                 f"{each.first_sequence} and is undecided: a seek behind that would drop "
-                "a part of it. End it with 'opendata-buffer transactions abort', or seek to "
-                f"{each.first_sequence} at the most"
+                "a part of it. End it with 'opendata-buffer transactions abort "
+                f"{topic_hint(url, config)} {producer.hex()}', or seek to {each.first_sequence} at "
+                "the most"
             )
 
 

@@ -26,6 +26,7 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import ClaimLost, InvalidInput
 from opendata_buffer.quarantine import Entry, quarantine
+from opendata_buffer.queue.ownership import queue_hint
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
@@ -104,7 +105,7 @@ class ReadyBatches:
                 sequence,
                 reason,
                 error,
-                self._store.url,
+                queue_hint(self._store.url, self._config),
                 sequence,
             )
             return False

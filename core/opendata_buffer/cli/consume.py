@@ -143,7 +143,7 @@ def consume(
             source = _topic_source(stack.enter_context(consumer))
         elif no_ack:
             reader = _read_only(config, store, runtime)
-            reader.seek(start.sequence_in(reader.manifest(), config.manifest_path))
+            reader.seek(start.sequence_in(reader.manifest(), config, reader.store.url))
             source = _queue_source(reader, FetchHandle.of(config, store=store), runtime)
         else:
             owner = Consumer(config, store=store, runtime=runtime, program=PROGRAM)
@@ -172,7 +172,7 @@ def _check_start(target: Target, runtime: Runtime, start: Start, no_ack: bool) -
     before, last = 0, 0
     for config in target.configs():
         found = _read_only(soon(config), target.store, runtime).find() or Manifest.empty()
-        sequence = start.sequence_in(found, config.manifest_path)
+        sequence = start.sequence_in(found, config, target.store.url)
         before += sequence - found.first_sequence
         last = sequence - 1
     if before and not no_ack:
@@ -404,7 +404,8 @@ class ReadOnlyPartition:
                 return False
             # Entries before the start pass the filter, too: they may belong to a transaction that
             # an acknowledgement behind the start commits.
-            self._begin = self._start.sequence_in(manifest, self._reader.config.manifest_path)
+            config, url = self._reader.config, self._reader.store.url
+            self._begin = self._start.sequence_in(manifest, config, url)
         found = self._reader.next_descriptors(PARTITION_ENTRIES)
         for each in found:
             for sequence in self._filter.offer(each.sequence, each.location, self._replay):

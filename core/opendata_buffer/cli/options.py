@@ -161,7 +161,6 @@ def refuse_together(**given: Any) -> None:
 
 
 _FLAGS, _QUEUE = f"{__name__}.flags", f"{__name__}.queue"
-_ENVIRONMENT = click.core.ParameterSource.ENVIRONMENT
 
 
 def remember_flags() -> None:
@@ -177,19 +176,14 @@ def remember_flags() -> None:
     context.meta[_FLAGS] = flags
 
 
-def remember_queue(options: dict[str, Any]) -> None:
+def remember_queue(options: dict[str, Any], reach_store: StoreOptions) -> None:
     """Keep the running command's queue, for an error or a hint."""
-    context = click.get_current_context()
     words = [str(options["store"])]
-    for name, value in options.items():
-        if name not in (*REACH_STORE, *NAMES_ONE_QUEUE) or name == "timeout_ms":
-            continue
-        # The next command reads the same environment.
-        if value in (None, False) or context.get_parameter_source(name) is _ENVIRONMENT:
-            continue
-        flag = "--" + name.replace("_", "-")
-        words += [flag] if value is True else [flag, str(value)]
-    context.meta[_QUEUE] = shlex.join(words)
+    for name in NAMES_ONE_QUEUE:
+        if options[name] is not None:
+            words += ["--" + name.replace("_", "-"), str(options[name])]
+    context = click.get_current_context()
+    context.meta[_QUEUE] = shlex.join([*words, *reach_store.command_words()])
 
 
 def queue_words() -> str:

@@ -13,6 +13,7 @@ from opendata_buffer.admin import trim
 from opendata_buffer.admin.fsck import (
     REPAIRED_BY,
     Finding,
+    Kind,
     Report,
     check_queue,
     plan_repair,
@@ -30,6 +31,7 @@ from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, Queue
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import CorruptData
 from opendata_buffer.quarantine import list_quarantine
+from opendata_buffer.queue.ownership import queue_hint
 
 
 @click.command()
@@ -66,12 +68,14 @@ def fsck(
             return check_queue(target.store, config, runtime, advance=advance)
 
     problems: dict[str, int] = {}
+    repairable, reasons = 0, list[str]()
     for config in target.written(runtime):
         where = "" if target.topic is None else f"{config.data_path_prefix}: "
+        hint = queue_hint(target.store.url, config)
         report = check(config)
+        plan, left = plan_repair(report, hint)
         repaired: list[tuple[Finding, str | None]] | None = None
         if repair_found and not report.ok:
-            plan, left = plan_repair(report)
             if not as_json:
                 _print_report(report, where)
             for finding in plan:
@@ -86,6 +90,7 @@ def fsck(
                 with track("repairing") as advance:
                     repaired = repair(target.store, config, plan, runtime, advance=advance)
                 report = check(config)
+                plan, left = plan_repair(report, hint)
         if as_json:
             fields = {"ok": report.ok, **asdict(report), "partition": config.data_path_prefix}
             if repaired is not None:
@@ -97,20 +102,33 @@ def fsck(
                 click.echo(f"repaired {each.name} ({each.kind}); {copied}")
             _print_report(report, where)
         if not report.ok:
-            problems[config.manifest_path] = len(report.problems)
-    if problems:
+            problems[config.manifest_path] = len(left) if dry_run else len(report.problems)
+            repairable += len(plan)
+            reasons += [reason for _, reason in left]
+    if reasons or (problems and not dry_run):
         noun = "queue" if len(problems) == 1 else "queues"
+        advice = reasons[:1]
+        if repairable and not dry_run:
+            advice = [
+                "restore the objects if there are copies, or repair with 'opendata-buffer fsck "
+                f"{options.queue_words()} --repair', which copies what it skips"
+            ]
         raise Failure(
-            f"{plural(sum(problems.values()), 'problem')} in the {noun} with manifest "
-            f"{', '.join(map(repr, problems))}: restore the objects if there are copies, or repair "
-            f"with 'opendata-buffer fsck {options.queue_words()} --repair', which copies what it "
-            "skips"
+            f"{plural(sum(problems.values()), 'problem')} {'would be left ' if dry_run else ''}in "
+            f"the {noun} with manifest {', '.join(map(repr, problems))}: {advice[0]}"
         )
 
 
 def _print_report(report: Report, where: str) -> None:
+    unread = [each.location for each in report.notes if each.kind is Kind.UNREAD]
+    if unread:
+        click.echo(
+            f"{where}note: {plural(len(unread), 'batch')} that no entry names, and that no "
+            f"consumer is known to have read; the first is {unread[0]!r}"
+        )
     for finding in report.notes:
-        click.echo(f"{where}note: {finding}")
+        if finding.kind is not Kind.UNREAD:
+            click.echo(f"{where}note: {finding}")
     for finding in report.problems:
         click.echo(f"{where}problem: {finding}")
     click.echo(
@@ -183,19 +201,27 @@ def quarantine_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
 
 @quarantine.command("restore")
 @options.queue
-@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@click.argument("ids", metavar="ID|LOCATION...", nargs=-1, required=True)
 @options.max_batch_bytes
+@options.yes
 @click.pass_obj
-def quarantine_restore(runtime: Any, /, ids: tuple[str, ...], **queue: Any) -> None:
+def quarantine_restore(runtime: Any, /, ids: tuple[str, ...], yes: bool, **queue: Any) -> None:
     """Produce batches from the quarantine again, at the end of the queue.
 
     ID is as 'quarantine list' shows it. The copy must be readable; if it is not, repair the
-    object <data-path-prefix>/_quarantine/<ID>.object first. Copy and report stay. Restoring a
-    batch again does nothing.
+    object <data-path-prefix>/_quarantine/<ID>.object first. Of a batch whose object was gone, the
+    object itself is taken once it is back. Copy and report stay. Restoring a batch again does
+    nothing.
+
+    LOCATION is the whole key of a batch object that is there and not queued. Asks first.
     """
     target = one_queue(queue, ConsumerConfig)
     for each in ids:
-        report = trim.restore_batch(target.store, target.config, each, runtime)
+        if "/" in each:
+            confirm(trim.check_unqueued(target.store, target.config, each, runtime), yes)
+            report = trim.restore_object(target.store, target.config, each, runtime)
+        else:
+            report = trim.restore_batch(target.store, target.config, each, runtime)
         click.echo(f"restored batch {report.id} as sequence {report.restored_sequence}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,8 +20,10 @@ from opendata_buffer.cli.options import (
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.errors import PermanentStorageError
-from opendata_buffer.queue.ownership import check_owner, has_letters
+from opendata_buffer.errors import CorruptData, PermanentStorageError
+from opendata_buffer.formats.keys import is_confined, prefix_of
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue.ownership import LISTED_BELOW, OWNER_NAME, check_owner, has_letters
 from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
@@ -107,8 +110,11 @@ def one_queue(
         make: The class of the settings.
         settings: Other settings.
     """
-    remember_queue(options)
     given = dict(options)
+    store_options = store_options_of(
+        {name: given.pop(name) for name in REACH_STORE if name in given}
+    )
+    remember_queue(options, store_options)
     prefix, partition = given.pop("data_path_prefix"), given.pop("partition")
     if partition is not None and (prefix is not None or given["manifest_path"] is not None):
         raise click.UsageError(
@@ -117,16 +123,39 @@ def one_queue(
     if prefix is not None:  # The configuration refuses an empty one.
         given["data_path_prefix"] = prefix
     given["manifest_path"] = given["manifest_path"] or ""
-    given["cas_deadline_ms"] = given["timeout_ms"]
-    reach_store = {name: given.pop(name) for name in REACH_STORE if name in given}
-    config = make(**given, **settings, store_options=store_options_of(reach_store))
+    given["cas_deadline_ms"] = options["timeout_ms"]
+    config = make(**given, **settings, store_options=store_options)
     store = open_store(config.store, config.store_options)
+    if config.manifest_path == options["manifest_path"] and prefix is None:
+        used = _prefix_in_use(store, config.manifest_path)
+        config = replace(config, data_path_prefix=used or config.data_path_prefix)
     if partition is not None:
         if not has_letters(partition):  # Only an abbreviation takes a read of the topic.
             runtime = click.get_current_context().obj
             partition = partition_named(partition, Topic.open(config, store=store, runtime=runtime))
         config = Topic.config_of(partition, config)
     return Target(store, config)
+
+
+def _prefix_in_use(store: Store, manifest_path: str) -> str | None:
+    """The data prefix that holds the first queued batch or, if none is queued, the only one there.
+
+    Only below the manifest's folder: a manifest must not lead anywhere else (failure F23).
+    """
+    folder = manifest_path.rpartition("/")[0]
+    raw = read_raw(store, manifest_path) if folder else None
+    if raw is None:
+        return None
+    try:
+        keys = [entry.location for entry in Manifest.parse(raw).entries(0, 1)]
+    except CorruptData:
+        keys = []  # The command itself says so.
+    with suppress(PermanentStorageError):  # Without the right to list it is the default.
+        keys = keys or [each.key for each in store.list(f"{folder}/", limit=LISTED_BELOW).objects]
+    marked = {each.removesuffix(f"/{OWNER_NAME}") for each in keys if each.endswith(OWNER_NAME)}
+    found = {prefix_of(each) for each in keys if is_confined(each, folder)} | marked
+    found.discard(None)
+    return found.pop() if len(found) == 1 else None
 
 
 def partition_named(given: str, topic: Topic) -> str:

@@ -28,7 +28,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, decode_records, open_arrow
 from opendata_buffer.formats.batch import DEFAULT_MAX_BYTES, largest_object
-from opendata_buffer.formats.keys import is_confined
+from opendata_buffer.formats.keys import is_confined, key_fault
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Get, GetInto, Near, read_bytes
@@ -334,9 +334,10 @@ class FetchHandle:
         # rights, any object of the bucket (failure F23).
         if not self._allow_foreign and not is_confined(location, self._prefix):
             why = f"it is not below the data prefix {self._prefix!r}"
-            raise ForeignLocation(
-                sequence, location, f"{why}; set allow_foreign_locations to read it"
-            )
+            fix = "; set allow_foreign_locations to read it"
+            if fault := key_fault(location):
+                why, fix = f"no object can have this name: {fault}", ""
+            raise ForeignLocation(sequence, location, f"{why}{fix}")
         try:
             with _unreadable(descriptor):
                 yield location, largest_object(self._max_batch_bytes)

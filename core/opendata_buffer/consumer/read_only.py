@@ -19,6 +19,7 @@ from opendata_buffer.queue.ownership import (
     ends_before,
     exists,
     missing_topic_hint,
+    queue_hint,
 )
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
@@ -147,7 +148,8 @@ def no_such_queue(store: Store, config: QueueConfig) -> InvalidInput:
     """The error of a command or reader that found no manifest: what is there instead."""
     prefix = config.data_path_prefix
     if exists(store, TOPIC_KEY):
-        lists = f"'opendata-buffer status {store.url}' lists them"
+        root = QueueConfig(store=store.url, store_options=config.store_options)
+        lists = f"'opendata-buffer status {queue_hint(store.url, root)}' lists them"
         if PARTITION_NAME.fullmatch(prefix) is None:
             return InvalidInput(
                 f"there is a topic at {store.url}, and one queue is needed: name a partition with "

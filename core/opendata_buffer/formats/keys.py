@@ -81,7 +81,7 @@ class BatchLocation:
     message: uuid.UUID | None = None
 
 
-def _fault(key: str, max_bytes: int) -> str | None:
+def key_fault(key: str, max_bytes: int = MAX_LOCATION_BYTES) -> str | None:
     """Why ``key`` cannot name an object, or None."""
     if not key:
         return "it is empty"
@@ -110,7 +110,7 @@ def check_key(name: str, key: object, max_bytes: int = MAX_KEY_BYTES) -> None:
     """
     if not isinstance(key, str):
         raise InvalidInput(f"{name} is {key!r}: use text such as 'ingest/events'")
-    if fault := _fault(key, max_bytes):
+    if fault := key_fault(key, max_bytes):
         shown = key if len(key) <= 80 else key[:80] + "…"
         raise InvalidInput(
             f"{name} is {shown!r}: {fault}. Use a relative name such as 'ingest/events'"
@@ -190,6 +190,13 @@ def parse_location(location: str, prefix: str) -> BatchLocation | None:
     return None
 
 
+def prefix_of(location: str) -> str | None:
+    """The data prefix of a batch, by its name; None for a name that producers do not give."""
+    parts = location.split("/")
+    prefixes = ("/".join(parts[:length]) for length in range(1, len(parts)))
+    return next((each for each in prefixes if parse_location(location, each) is not None), None)
+
+
 def location_timestamp_ms(location: str) -> int | None:
     """Time of the ULID in a location, whatever the directories above; None without one.
 
@@ -232,4 +239,4 @@ def is_confined(location: str, prefix: str) -> bool:
 
     The producer chooses the name below it: v1 gives no form for names.
     """
-    return location.startswith(f"{prefix}/") and _fault(location, MAX_LOCATION_BYTES) is None
+    return location.startswith(f"{prefix}/") and key_fault(location) is None

@@ -13,6 +13,7 @@ checked before it is used (failure F15).
 
 from __future__ import annotations
 
+import re
 import struct
 from array import array
 from bisect import bisect_left
@@ -45,10 +46,11 @@ LEAST_SIZE = 4 + FIXED_SIZE
 
 REMEDY = (
     "Stop producers, consumers and collectors, then mend it with 'opendata-buffer manifest "
-    "rebuild'; 'opendata-buffer manifest dump' shows what is in it"
+    "rebuild'; 'opendata-buffer fsck' shows what is there"
 )
 """The end of every error about a manifest."""
 
+_BARE_COMMAND = re.compile(r"('opendata-buffer [a-z]+(?: [a-z]+)?)'")
 _FOOTER = struct.Struct("<IQQH")
 _HEAD = struct.Struct("<IQH")  # entry_len, sequence, location_len
 _ORDER = struct.Struct("<IQ")  # entry_len, sequence
@@ -350,7 +352,7 @@ class Manifest:
                 CorruptManifest(
                     f"manifest has epoch {self.epoch}: no consumer can claim it, epochs end below "
                     f"{SEALED_EPOCH + 1}. Consumers count up by one, so this one was forged. Look "
-                    "at it with 'opendata-buffer manifest dump'"
+                    "at it with 'opendata-buffer status'"
                 )
             )
         if not self.epoch < epoch <= SEALED_EPOCH:
@@ -450,8 +452,8 @@ class Manifest:
 
 
 def with_queue_in_hint(text: str, arguments: str) -> str:
-    """The text of an error, with the queue's arguments in the command that repairs it."""
-    return text.replace("manifest rebuild'", f"manifest rebuild {arguments}'")
+    """The text of an error, with the queue's arguments in the commands that it suggests."""
+    return _BARE_COMMAND.sub(lambda found: f"{found[1]} {arguments}'", text)
 
 
 def _left_over(size: int, count: int) -> CorruptManifest:
@@ -470,10 +472,12 @@ def check_transition(before: Manifest, after: Manifest) -> None:
     for name in ("epoch", "next_sequence", "first_sequence"):
         old, new = getattr(before, name), getattr(after, name)
         if new < old:
-            raise CorruptManifest(
-                f"manifest {name} falls from {old} to {new}: another writer broke the format, or "
-                "the manifest was replaced. Stop producers and consumers and look at it with "
-                "'opendata-buffer manifest dump'"
+            raise before._named_error(
+                CorruptManifest(
+                    f"manifest {name} falls from {old} to {new}: another writer broke the format, "
+                    "or the manifest was replaced. Stop producers and consumers and look at it "
+                    "with 'opendata-buffer status'"
+                )
             )
 
 

@@ -53,6 +53,7 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
+from opendata_buffer.formats.keys import is_confined, parse_location, prefix_of
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest, with_queue_in_hint
 from opendata_buffer.formats.sidecar import Sidecar, SidecarFields
 from opendata_buffer.queue.cas import CasObject, CasStore
@@ -213,7 +214,7 @@ class QueueClaim:
         self._runtime = runtime
         # A note is worth only a short wait: the next one contains all that this one does.
         quick = replace(config, cas_deadline_ms=min(_NOTE_DEADLINE_MS, config.cas_deadline_ms))
-        self._object = _owner_object(store, quick, runtime)
+        self._object = owner_object(store, quick, runtime)
         self.watermark = owner.watermark
         """As last read or noted."""
         self._tried, self._tried_at = self.watermark, runtime.monotonic()
@@ -277,11 +278,13 @@ def claim_for_writing(
         store.check_conditional_writes(config.manifest_path)
         claim = check_owner(store, config, runtime=runtime)
         if claim is None:
-            _check_prefix_is_free(store, config.data_path_prefix)
+            _check_prefix_is_free(store, config)
+            if fault := misplaced(read_manifest(store, config, runtime), config, store.url):
+                raise InvalidInput(fault)
             claim = claim_queue(store, config, runtime=runtime)
         if claim.watermark is None:
             return claim
-        manifest = _read_manifest(store, config, runtime)
+        manifest = read_manifest(store, config, runtime)
         try:
             claim.check(manifest)
         except QueueReset as error:
@@ -307,10 +310,10 @@ def claim_queue(
         # wrote the marker, what counts is what the next read finds.
         if before is None:
             return fresh
-        _check_manifest_path(before, config)
+        _check_manifest_path(before, config, store.url)
         return before
 
-    return QueueClaim(store, config, runtime, _write(store, config, runtime, claimed))
+    return QueueClaim(store, config, runtime, write_owner(store, config, runtime, claimed))
 
 
 def check_owner(
@@ -318,10 +321,10 @@ def check_owner(
 ) -> QueueClaim | None:
     """As :func:`claim_queue`, but writes nothing: None when the prefix has no owner yet."""
     runtime = runtime if runtime is not None else SystemRuntime()
-    owner = _owner_object(store, config, runtime).read()
+    owner = owner_object(store, config, runtime).read()
     if not isinstance(owner, PrefixOwner):
         return None
-    _check_manifest_path(owner, config)
+    _check_manifest_path(owner, config, store.url)
     return QueueClaim(store, config, runtime, owner)
 
 
@@ -338,16 +341,17 @@ def _start_over(
         # Of two that start over at once the first one's id stays.
         return replace(fresh, others=before.others) if before.queue_id == old_id else before
 
-    return QueueClaim(store, config, runtime, _write(store, config, runtime, renewed))
+    return QueueClaim(store, config, runtime, write_owner(store, config, runtime, renewed))
 
 
-def _write(
+def write_owner(
     store: CasStore,
     config: QueueConfig,
     runtime: Runtime,
     decide: Callable[[PrefixOwner | None], PrefixOwner],
 ) -> PrefixOwner:
-    outcome = _owner_object(store, config, runtime).update(decide)
+    """Change the owner marker to what ``decide`` makes of it, and return that."""
+    outcome = owner_object(store, config, runtime).update(decide)
     if isinstance(outcome, outcomes.Applied) and outcome.value is not None:
         return outcome.value
     raise TransientStorageError(
@@ -356,7 +360,8 @@ def _write(
     )
 
 
-def _owner_object(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasObject[PrefixOwner]:
+def owner_object(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasObject[PrefixOwner]:
+    """The owner marker of the data prefix."""
     prefix = config.data_path_prefix
     return CasObject(
         store,
@@ -369,7 +374,8 @@ def _owner_object(store: CasStore, config: QueueConfig, runtime: Runtime) -> Cas
     )
 
 
-def _read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Manifest | None:
+def read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Manifest | None:
+    """The queue's manifest as it is now; None where there is none."""
     manifest = CasObject(
         store,
         config.manifest_path,
@@ -383,17 +389,52 @@ def _read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Ma
     return found if isinstance(found, Manifest) else None
 
 
-def _check_manifest_path(owner: PrefixOwner, config: QueueConfig) -> None:
+def _check_manifest_path(owner: PrefixOwner, config: QueueConfig, url: str) -> None:
     if owner.manifest_path != config.manifest_path:
-        raise PrefixConflict(config.data_path_prefix, config.manifest_path, owner.manifest_path)
+        prefix, fix = config.data_path_prefix, _if_wrong(config, url)
+        raise PrefixConflict(prefix, config.manifest_path, owner.manifest_path, fix)
 
 
-def _check_prefix_is_free(store: SmallObjects, data_path_prefix: str) -> None:
+def _if_wrong(config: QueueConfig, url: str) -> str:
+    hint = queue_hint(url, config)
+    return (
+        " If nothing but a wrong option made its owner marker, 'opendata-buffer fsck "
+        f"{hint} --repair' gives the prefix to this queue."
+    )
+
+
+def misplaced(
+    manifest: Manifest | None, config: QueueConfig, url: str, acked_location: str = ""
+) -> str | None:
+    """The text of an error where all of a queue's batches lie in a data prefix inside this one.
+
+    None for the right prefix, and for batches outside of it, which are another matter (failure
+    F23). ``acked_location`` counts where no batch is queued.
+    """
+    prefix = config.data_path_prefix
+    queue = manifest or Manifest.empty()
+    first = [entry.location for entry in queue.entries(limit=1)] or [acked_location]
+    right = prefix_of(first[0])
+    if right is None or not is_confined(right, prefix):
+        return None  # Decided by the first batch of nearly every queue: there may be a million.
+    if any(parse_location(each, prefix) for each in queue.locations()):
+        return None
+    words = queue_hint(url, replace(config, data_path_prefix=right))
+    return (
+        f"no batch of the queue with manifest {config.manifest_path!r} lies in the data prefix "
+        f"{prefix!r}: what was read would never be collected. Its batches lie in {right!r}: use "
+        f"data_path_prefix {right!r}. If {owner_key(prefix)!r} is there, 'opendata-buffer fsck "
+        f"{words} --repair' puts it where it belongs."
+    )
+
+
+def _check_prefix_is_free(store: ClaimStore, config: QueueConfig) -> None:
     """Refuse a data prefix for a new queue inside or around another's (failure F7).
 
     Also one at, in or around a topic, or beside the partitions of a topic whose description is
     gone, unless it is a partition's own.
     """
+    data_path_prefix = config.data_path_prefix
     parts = data_path_prefix.split("/")
     outer = ["/".join(parts[:length]) for length in range(len(parts))]
     for root in (*outer, data_path_prefix):
@@ -411,7 +452,8 @@ def _check_prefix_is_free(store: SmallObjects, data_path_prefix: str) -> None:
                 raise InvalidInput(hint)
     for root in outer[1:]:
         if exists(store, owner_key(root)):
-            raise _nested(data_path_prefix, root, f"inside the data prefix {root!r} of another")
+            other = _nested(data_path_prefix, root, f"inside the data prefix {root!r} of another")
+            raise InvalidInput(f"{other}{_if_wrong(config, store.url)}")
     below = store.list(f"{data_path_prefix}/", limit=LISTED_BELOW)
     for found in below.objects:
         folder, _, name = found.key.rpartition("/")
@@ -498,17 +540,22 @@ def _nested(data_path_prefix: str, other: str, where: str) -> InvalidInput:
 
 
 def queue_hint(url: str, config: QueueConfig) -> str:
-    """A queue as the command line takes it: store, and the options that are not at their default.
-
-    Quoted where a shell needs it.
-    """
+    """A queue as commands take it: store, the options that are not at their default, and how to
+    reach the store. Quoted where a shell needs it; without secrets."""
     prefix, manifest = config.data_path_prefix, config.manifest_path
     found = [url]
     if prefix != DEFAULT_DATA_PATH_PREFIX:
         found += ["--data-path-prefix", prefix]
     if manifest != f"{prefix}/manifest":
         found += ["--manifest-path", manifest]
-    return shlex.join(found)
+    return shlex.join([*found, *config.store_options.command_words()])
+
+
+def topic_hint(url: str, config: QueueConfig) -> str:
+    """As :func:`queue_hint`, but the whole topic where the queue is a partition of one."""
+    if PARTITION_NAME.fullmatch(config.data_path_prefix) is not None:
+        config = replace(config, data_path_prefix=DEFAULT_DATA_PATH_PREFIX, manifest_path="")
+    return queue_hint(url, config)
 
 
 def parse_manifest(data: bytes, url: str, config: QueueConfig) -> Manifest:

@@ -223,6 +223,10 @@ class Store(Get, Put, ConditionalPut, List, Delete, Protocol):
 T = TypeVar("T")
 
 
+class WrongChecksum(CorruptData):
+    """The store keeps another checksum for it (failure F36); reads of a range compare none."""
+
+
 def read_bytes(store: Get, key: str, max_bytes: int | None = None) -> bytes:
     """All bytes of an object; raises as :meth:`Get.get`."""
     got = store.get(key, max_bytes=max_bytes)

@@ -46,6 +46,7 @@ from opendata_buffer.stores.base import (
     NotModified,
     ObjectInfo,
     PutOutcome,
+    WrongChecksum,
     check_limit,
     check_range,
     check_size,
@@ -107,6 +108,8 @@ class Read:
             asked = None if self.byte_range is None else self.byte_range[1] - self.byte_range[0]
             limits = [each for each in (self.max_bytes, asked) if each is not None]
             data = read_body(min(limits) + 1 if limits else None)
+            if limits and len(data) <= min(limits):
+                data += read_body(None)  # Only at the end is a checksum compared.
         self.check_size(len(data))
         return data
 
@@ -401,9 +404,13 @@ class CloudStore(ABC):
     def _check_md5(self, read: Read, data: bytes, expected: str | None) -> None:
         """Refuse a whole object whose MD5 is not the one that the service sent (failure F36)."""
         if read.byte_range is None and expected not in (None, md5(data)):
-            raise TransientStorageError(
-                f"{self._cannot('read', read.name, None)}: its MD5 is another one. {GARBLED}"
-            )
+            raise self._garbled(read)
+
+    def _garbled(self, read: Read) -> WrongChecksum:
+        return WrongChecksum(
+            f"{self._cannot('read', read.name, None)}: its bytes do not have the checksum that the "
+            "store keeps for it, and have changed since it was written"
+        )
 
     def _cannot(self, verb: str, name: str, endpoint: str | None) -> str:
         """How the message of an error begins."""
@@ -480,7 +487,8 @@ class CloudStore(ABC):
             base_ms=100,
             max_ms=2_000,
             deadline_ms=options.read_timeout_ms * options.max_attempts,
-            retry_on=(TransientStorageError,),
+            # Bytes that were garbled on the way are right in the next attempt.
+            retry_on=(TransientStorageError, WrongChecksum),
             pause=pause,
             max_attempts=options.max_attempts,
         )

@@ -25,7 +25,10 @@ from botocore.credentials import (
     CredentialProvider,
     DeferredRefreshableCredentials,
 )
-from botocore.httpchecksum import Crc32Checksum, StreamingChecksumBody
+from botocore.httpchecksum import (  # type: ignore[attr-defined]
+    _CHECKSUM_CLS,
+    StreamingChecksumBody,
+)
 from botocore.parsers import ResponseParserError
 from botocore.response import StreamingBody
 
@@ -116,6 +119,8 @@ class S3Store(CloudStore):
         whole = read.byte_range is not None and "ContentRange" not in response
         try:
             data = read.part_of(body.read, response.get("ContentLength"), whole=whole)
+        except boto.FlexibleChecksumError:
+            raise self._garbled(read) from None
         finally:
             body.close()  # gives the connection back
         return Blob(data, self._version(response.get("ETag")), _modified_ms(response))
@@ -594,12 +599,12 @@ def _response(answer: Any) -> dict[str, Any] | None:
     except ValueError:
         raw.close()
         return None
-    checksum = headers.get("x-amz-checksum-crc32")
-    if status == 206 or checksum is None or "-" in checksum:
+    response["Body"] = StreamingBody(raw, size)
+    for name, kind in _CHECKSUM_CLS.items():
+        sent = headers.get(f"x-amz-checksum-{name}")
         # A checksum is of the whole object, or with a dash of the checksums of its parts.
-        response["Body"] = StreamingBody(raw, size)
-    else:
-        response["Body"] = StreamingChecksumBody(raw, size, Crc32Checksum(), checksum)
+        if status == 200 and sent is not None and "-" not in sent:
+            response["Body"] = StreamingChecksumBody(raw, size, kind(), sent)
     return response
 
 

@@ -216,7 +216,7 @@ class TopicDescription:
             raise InvalidInput(
                 f"partitions is {partitions}, and the topic has {len(self.active)} already: give "
                 "the number it shall have in all. Partitions are taken away one by one, with "
-                "'opendata-buffer topic drain STORE PARTITION'."
+                f"'opendata-buffer topic drain STORE {self.active[-1]}'."
             )
         if not missing:
             return self
@@ -251,7 +251,7 @@ class TopicDescription:
         if self.active == [name]:
             raise InvalidInput(
                 f"partition {name!r} is the last one that is written: add others first, with "
-                "'opendata-buffer topic expand STORE --partitions N'"
+                "'opendata-buffer topic expand STORE --partitions 2'"
             )
         partitions = tuple(
             replace(each, state=State.DRAINING, since_ms=now_ms) if each.name == name else each

@@ -49,7 +49,7 @@ from opendata_buffer.producer.batching import ProduceRequest
 from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
 from opendata_buffer.producer.handles import TopicHandle, WriteHandle
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.queue.ownership import claim_for_writing
+from opendata_buffer.queue.ownership import claim_for_writing, queue_hint
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, locked
 from opendata_buffer.stores.base import Store
@@ -567,8 +567,9 @@ class Publisher(Closeable):
             self._open = None
             log.warning(
                 "a transaction that failed was not rolled back in all partitions (%s): see "
-                "'opendata-buffer transactions list'",
+                "'opendata-buffer transactions list %s'",
                 error,
+                queue_hint(self._store.url, self._config),
             )
         raise failure
 

@@ -17,7 +17,13 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.queue.cas import CasObject
-from opendata_buffer.queue.ownership import LISTED_BELOW, OWNER_NAME, TOPIC_KEY, check_owner
+from opendata_buffer.queue.ownership import (
+    LISTED_BELOW,
+    OWNER_NAME,
+    TOPIC_KEY,
+    check_owner,
+    queue_hint,
+)
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, locked
 from opendata_buffer.stores.base import Store
@@ -96,11 +102,11 @@ class Topic:
             topic.store.check_conditional_writes(TOPIC_KEY)
             found = topic._object.read()
             if isinstance(found, TopicDescription):
-                raise _exists(topic.url, found)
+                raise topic._exists(found)
             _refuse_queues(topic.store)
             description = topic._remember(topic._object.update(lambda before: before or fresh))
         if description.topic_id != fresh.topic_id:
-            raise _exists(topic.url, description)
+            raise topic._exists(description)
         return topic
 
     @classmethod
@@ -185,7 +191,7 @@ class Topic:
         if found is None:
             raise InvalidInput(
                 f"there is no topic at {self.url}: make one with 'opendata-buffer topic create "
-                f"{self.url} --partitions N'"
+                f"{queue_hint(self.url, self._settings)} --partitions 4'"
             )
         return self._remember(found)
 
@@ -267,7 +273,11 @@ class Topic:
     def _change(self, change: Callable[[TopicDescription], TopicDescription]) -> TopicDescription:
         # Every change may be applied twice, so a lost answer needs no proof.
         def decide(before: TopicDescription | None) -> TopicDescription | None:
-            return None if before is None else change(before)
+            try:
+                return None if before is None else change(before)
+            except InvalidInput as error:  # A description does not know where it is.
+                words = queue_hint(self.url, self._settings)
+                raise InvalidInput(str(error).replace("STORE", words)) from None
 
         return self._remember(self._object.update(decide))
 
@@ -287,6 +297,14 @@ class Topic:
         raise TransientStorageError(
             f"{TOPIC_KEY!r} in {self.url} could not be written: {outcome}. It may have been "
             "written; try again."
+        )
+
+    def _exists(self, found: TopicDescription) -> InvalidInput:
+        count, words = len(found.active), queue_hint(self.url, self._settings)
+        return InvalidInput(
+            f"there is a topic at {self.url} already, with {count} partitions: use it, add "
+            f"partitions with 'opendata-buffer topic expand {words} --partitions {count + 1}', or "
+            "take another root for the new one"
         )
 
     def _check_same(self, known: TopicDescription, now: TopicDescription) -> None:
@@ -321,14 +339,6 @@ def _check_config(config: QueueConfig) -> None:
                 f"{name} is {value!r}, but the partitions of a topic have names of their own: "
                 "leave it out, or use the queue of one partition"
             )
-
-
-def _exists(url: str, found: TopicDescription) -> InvalidInput:
-    return InvalidInput(
-        f"there is a topic at {url} already, with {len(found.active)} partitions: use it, add "
-        f"partitions with 'opendata-buffer topic expand {url} --partitions N', or take another "
-        "root for the new one"
-    )
 
 
 def _refuse_queues(store: Store) -> None:

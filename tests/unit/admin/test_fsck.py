@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -14,27 +15,29 @@ from opendata_buffer.admin.fsck import (
     Report,
     check_queue,
     plan_repair,
+    repair,
 )
 from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.formats.batch import Compression, encode_batch
-from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.formats.manifest import FIXED_SIZE, FOOTER_SIZE, Manifest, NewEntry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.cli.shell import bytes_of, copy_into
+from tests.unit.cli.shell import bytes_of, copy_into, manifest_of
 
 CONFIG = ConsumerConfig(store="memory://fsck")
 RUNTIME = SystemRuntime()
 LOCATIONS = [f"ingest/01J5T4R3KXBMZ7QV9N2WG8YD{n:02}.batch" for n in range(20)]
 
 
-def queue_of(*batches: bytes | None, metadata: tuple[Metadata, ...] = ()) -> MemoryStore:
+def queue_of(*batches: bytes | None) -> MemoryStore:
     """A queue whose entries have these objects; None is missing."""
     store = MemoryStore()
     for location, data in zip(LOCATIONS, batches, strict=False):
         if data is not None:
             store.put(location, data)
-    entries = [NewEntry(location, metadata) for location in LOCATIONS[: len(batches)]]
+    entries = [NewEntry(location) for location in LOCATIONS[: len(batches)]]
     store.put("ingest/manifest", Manifest.empty().append(entries).raw)
     return store
 
@@ -93,14 +96,6 @@ def test_f15_a_corrupt_manifest_is_a_finding_and_no_error() -> None:
         assert str(problem).startswith("manifest 'ingest/manifest': ")
 
 
-def test_metadata_beyond_the_records_is_legal_and_noted() -> None:
-    metadata = (Metadata(0, 0, b""), Metadata(1, 0, b""), Metadata(4_000_000_000, 0, b""))
-    report = check(queue_of(encode_batch([b"a"]), metadata=metadata))
-    assert report.ok
-    assert [each.sequence for each in report.notes] == [0]
-    assert "4000000000" in report.notes[0].problem
-
-
 def test_a_batch_dequeued_and_collected_meanwhile_is_no_problem() -> None:
     class Racing(MemoryStore):
         """The consumer finishes, and its collector runs, right after the manifest was read."""
@@ -118,6 +113,35 @@ def test_a_batch_dequeued_and_collected_meanwhile_is_no_problem() -> None:
     assert [each.sequence for each in check(store).problems] == [1]
 
 
+@pytest.mark.parametrize("location", ["", "ingest//x", "ingest/a\nb"])
+def test_a_location_that_no_object_can_have_is_skipped_and_no_option_is_advised(
+    location: str,
+) -> None:
+    store = queue_of(None)
+    name = location.encode()
+    entry = struct.pack("<IQH", FIXED_SIZE + len(name), 0, len(name)) + name + bytes(4)
+    store.put("ingest/manifest", entry + manifest_of(store).raw[-FOOTER_SIZE:])
+    (problem,) = check(store).problems
+    assert problem.kind is Kind.MISSING
+    assert problem.problem.startswith("no object can have this name: it ")
+    assert "allow_foreign" not in problem.problem
+    repair(store, CONFIG, [problem], RUNTIME)
+    assert check(store).ok
+
+
+def test_a_role_that_may_read_only_the_prefix_can_check_its_queue() -> None:
+    class Limited(MemoryStore):
+        def get(self, key: str, **options: Any) -> Blob | NotModified:  # type: ignore[override]
+            if not key.startswith("a/b/"):
+                raise PermanentStorageError(f"{key!r}: access denied")
+            return super().get(key, **options)
+
+    store = Limited()
+    store.put("a/b/manifest", Manifest.empty().append([NewEntry("a/b/x")]).raw)
+    store.put("a/b/x", encode_batch([b"a"]))
+    assert check(store, ConsumerConfig(store="memory://fsck", data_path_prefix="a/b")).ok
+
+
 # ---- repair
 
 
@@ -126,7 +150,7 @@ def finding(sequence: int, kind: Kind, location: str = "x") -> Finding:
 
 
 def test_every_kind_of_problem_is_mended_or_left_with_a_reason() -> None:
-    notes = {Kind.UNREAD, Kind.METADATA}
+    notes = {Kind.UNREAD}
     assert set(REPAIRED_BY) | set(NOT_REPAIRED) == set(Kind) - notes
     assert not set(REPAIRED_BY) & set(NOT_REPAIRED)
 

@@ -291,11 +291,16 @@ def dated_manifest(*times: tuple[int, ...] | None, dropped: int = 0) -> Manifest
 )
 def test_a_place_is_found(text: str, sequence: int) -> None:
     manifest = dated_manifest((0,), (1,), (2, 5), (6,), dropped=1)
-    assert Start.parse(text).sequence_in(manifest, "m") == sequence
+    assert Start.parse(text).sequence_in(manifest, CONFIG, CONFIG.store) == sequence
 
 
 def test_a_batch_without_any_time_rather_comes_too_often() -> None:
-    assert Start.parse("2026-01-02").sequence_in(dated_manifest((0,), None, (1,)), "m") == 1
+    assert (
+        Start.parse("2026-01-02").sequence_in(
+            dated_manifest((0,), None, (1,)), CONFIG, CONFIG.store
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize("text", ["", "Earliest", "-1", "1.5", "²", "9" * 21, "tomorrow"])
@@ -306,12 +311,14 @@ def test_what_is_no_place_is_refused_with_examples(text: str) -> None:
 
 def test_a_sequence_that_is_not_there_says_what_is() -> None:
     manifest = dated_manifest((0,), (1,), dropped=1)
-    with pytest.raises(InvalidInput, match=r"0 has left the queue with manifest 'm': it holds 1"):
-        Start.parse("0").sequence_in(manifest, "m")
+    with pytest.raises(
+        InvalidInput, match=r"0 has left the queue with manifest 'ingest/manifest': it holds 1"
+    ):
+        Start.parse("0").sequence_in(manifest, CONFIG, CONFIG.store)
     with pytest.raises(InvalidInput, match=r"beyond the end .* and the next batch gets 2"):
-        Start.parse("3").sequence_in(manifest, "m")
+        Start.parse("3").sequence_in(manifest, CONFIG, CONFIG.store)
     with pytest.raises(InvalidInput, match="it is empty, and the next batch gets 0"):
-        Start.parse("1").sequence_in(Manifest.empty(), "m")
+        Start.parse("1").sequence_in(Manifest.empty(), CONFIG, CONFIG.store)
 
 
 # ---- seek

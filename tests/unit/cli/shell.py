@@ -19,7 +19,7 @@ from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, read_bytes
+from opendata_buffer.stores.base import Absent, Get, IfVersion, PutOutcome, read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
 
@@ -75,7 +75,7 @@ def topic_of(url: str, partitions: int) -> list[str]:
     return Topic.create(url, partitions).description.names
 
 
-def bytes_of(store: MemoryStore, key: str) -> bytes:
+def bytes_of(store: Get, key: str) -> bytes:
     return read_bytes(store, key)
 
 
@@ -84,7 +84,7 @@ def copy_into(store: MemoryStore, source: MemoryStore) -> None:
         store.put(each.key, bytes_of(source, each.key))
 
 
-def manifest_of(store: MemoryStore, key: str = "ingest/manifest") -> Manifest:
+def manifest_of(store: Get, key: str = "ingest/manifest") -> Manifest:
     return Manifest.parse(bytes_of(store, key))
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from opendata_buffer.cli.main import cli
-from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Fenced
 from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.ownership import owner_key
+from opendata_buffer.queue.ownership import claim_queue, owner_key
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import (
@@ -64,7 +66,7 @@ def test_repair_changes_nothing_without_a_yes(url: str, store: MemoryStore) -> N
     damage(url, store)
     before = store.list("").objects
     result = run("fsck", url, "--repair", "--dry-run")
-    assert result.exit_code == 1
+    assert (result.exit_code, result.stderr) == (0, "")
     assert "repair: sequence 1" in result.stdout
     result = run("fsck", url, "--repair")
     assert result.exit_code == 1
@@ -124,6 +126,55 @@ def test_what_was_skipped_is_listed_and_restored(url: str, store: MemoryStore) -
     assert "as sequence 3" in ok("quarantine", "restore", url, good).stdout
     assert "restored as 3" in ok("quarantine", "list", url).stdout
     assert ok("consume", url).stdout == "c\na\n"
+
+
+def test_an_object_that_came_back_after_its_batch_was_skipped_is_restored(
+    url: str, store: MemoryStore
+) -> None:
+    location = stuck(url, store)
+    store.delete_many([location])
+    found = json_of("skip", url, "1")
+    assert f"Bring '{location}' back first" in fails("quarantine", "restore", url, found["id"])
+    store.put(location, encode_batch([b"b"]))
+    assert "as sequence 3" in ok("quarantine", "restore", url, found["id"]).stdout
+    ok("quarantine", "restore", url, found["id"])
+    assert ok("consume", url).stdout == "a\nc\nb\n"
+
+
+def test_an_object_that_no_entry_names_is_enqueued_once_after_asking(
+    url: str, store: MemoryStore
+) -> None:
+    old = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
+    store.put(old, encode_batch([b"old"]))
+    fill(url, [b"a"])
+    (line,) = run("quarantine", "restore", url, old).stderr.splitlines()
+    assert f"batch '{old}' (records: 1), which no entry names, will be" in line
+    assert "come twice" not in line
+    ok("consume", url)
+    assert "Later ones were read: if it was read, too, its records come twice" in fails(
+        "quarantine", "restore", url, old
+    )
+    for _ in range(2):
+        ok("quarantine", "restore", url, old, "--yes")
+    assert ok("consume", url).stdout == "old\n"
+
+
+def test_what_is_no_unqueued_batch_is_not_enqueued(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"])
+    young = batch_key("ingest", SystemRuntime().ulid())
+    garbage = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
+    store.put(young, encode_batch([b"b"]))
+    store.put(garbage, b"garbage")
+    before = store.list("").objects
+    for location, says in (
+        (manifest_of(store).locations()[0], "is queued as sequence 0"),
+        ("other/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch", "is no name of a batch in 'ingest'"),
+        ("ingest/01J5T4R3KXBMZ7QV9N2WG8YDHQ.batch", "its object does not exist"),
+        (garbage, "cannot be enqueued: "),
+        (young, "its producer may still enqueue it"),
+    ):
+        assert says in fails("quarantine", "restore", url, location, "--yes")
+    assert store.list("").objects == before
 
 
 def test_a_report_that_cannot_be_read_is_an_error_after_the_others(
@@ -225,6 +276,108 @@ def test_a_topic_is_moved_by_time_or_to_the_latest(url: str, store: MemoryStore)
     assert f"{third}: dropped 1 batch; the queue begins at sequence 2" in out
     assert f"quarantine restore {url} --partition {third} " in out
     assert records_of(store, f"{first}/manifest") == []
+
+
+# ---- a wrong data prefix, where the data lies beside the manifest and not below its folder
+
+
+DATA, FOLDER = "ingest/otel/logs/data", "ingest/otel/logs"
+MANIFEST = ("--manifest-path", f"{FOLDER}/manifest")
+
+
+def exported(store: MemoryStore, *records: bytes) -> None:
+    """As OpenTelemetry's exporter lays a queue out; it makes no marker."""
+    entries = []
+    for record in records:
+        entries.append(NewEntry(batch_key(DATA, SystemRuntime().ulid())))
+        store.put(entries[-1].location, encode_batch([record]))
+        SystemRuntime().sleep(0.005)
+    store.put(MANIFEST[1], Manifest.empty().append(entries).raw)
+
+
+def claim_wrongly(url: str, prefix: str, manifest_path: str = "") -> None:
+    """As a release that did not look at the locations."""
+    config = QueueConfig(store=url, data_path_prefix=prefix, manifest_path=manifest_path)
+    claim = claim_queue(MemoryStore.named(url.removeprefix("memory://")), config)
+    claim.note(Manifest.empty())
+
+
+def test_the_data_prefix_is_where_the_batches_lie(url: str, store: MemoryStore) -> None:
+    exported(store, b"a", b"b", b"c")
+    line = fails("consume", url, *MANIFEST, "--data-path-prefix", FOLDER)
+    assert f"Its batches lie in '{DATA}'" in line
+    assert f"Its batches lie in '{DATA}'" in fails(
+        "produce", url, *MANIFEST, "--data-path-prefix", "ingest"
+    )
+    assert not [each for each in store.list("").objects if each.key.endswith("_owner.json")]
+    assert ok("consume", url, *MANIFEST, "--max-batches", "2").stdout == "a\nb\n"
+    assert json_of("gc", url, *MANIFEST, "--grace-period-ms", "0")["deleted"] == 2
+    store.put(MANIFEST[1], b"damaged")
+    assert "problem: manifest" in run("fsck", url, *MANIFEST).stdout
+
+
+def test_f23_a_manifest_leads_nowhere_else(url: str, store: MemoryStore) -> None:
+    location = "secret/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
+    store.put(location, encode_batch([b"secret"]))
+    store.put(MANIFEST[1], Manifest.empty().append([NewEntry(location)]).raw)
+    assert "below the data prefix 'ingest'" in fails("consume", url, *MANIFEST)
+
+
+@pytest.mark.parametrize("wrong", [FOLDER, "ingest"])
+def test_f7_a_marker_of_a_wrong_prefix_is_moved_and_keeps_the_id(
+    url: str, store: MemoryStore, wrong: str
+) -> None:
+    exported(store, b"a", b"b")
+    claim_wrongly(url, wrong, MANIFEST[1])
+    before = json.loads(bytes_of(store, owner_key(wrong)))
+    misplaced = (*MANIFEST, "--data-path-prefix", wrong)
+    assert ok("consume", url, *misplaced, "--max-batches", "1").stdout == "a\n"
+    held = ok("gc", url, *misplaced, "--grace-period-ms", "0").stdout
+    assert f"nothing was deleted: no batch of the queue with manifest '{MANIFEST[1]}' lies" in held
+    found = run("fsck", url, *misplaced)
+    assert found.exit_code == 1
+    (command,) = re.findall(r"'opendata-buffer (fsck [^']*--repair)'", found.stdout)
+    assert f"'opendata-buffer {command}'" in fails("consume", url, *MANIFEST)
+    ok(*command.split(), "--yes")
+    objects = [each.key for each in store.list("").objects]
+    assert owner_key(wrong) not in objects
+    assert [key for key in objects if key.startswith(f"{owner_key(wrong)}.wrong-")]
+    assert json.loads(bytes_of(store, owner_key(DATA)))["id"] == before["id"]
+    assert ok("consume", url, *MANIFEST).stdout == "b\n"
+    assert json_of("gc", url, *MANIFEST, "--grace-period-ms", "0")["deleted"] > 0
+
+
+def test_f7_a_marker_of_a_queue_without_batches_in_its_prefix_is_replaced(
+    url: str, store: MemoryStore
+) -> None:
+    exported(store, b"a")
+    store.put("mistyped", Manifest.empty().raw)
+    claim_wrongly(url, DATA, "mistyped")
+    line = fails("consume", url, *MANIFEST)
+    (command,) = re.findall(r"'opendata-buffer (fsck [^']*--repair)'", line)
+    ok(*command.split(), "--yes")
+    assert ok("consume", url, *MANIFEST).stdout == "a\n"
+
+
+@pytest.mark.parametrize("state", ["queued", "lost", "read, noted by an older release"])
+def test_f7_a_marker_that_another_queue_needs_stays(
+    url: str, store: MemoryStore, state: str
+) -> None:
+    theirs = {"data_path_prefix": DATA, "manifest_path": "theirs"}
+    fill(url, [b"theirs"], **theirs)
+    if state == "lost":
+        store.delete_many(["theirs"])
+    elif state != "queued":
+        assert ok("consume", url, "--manifest-path", "theirs", "--data-path-prefix", DATA).stdout
+        marker = json.loads(bytes_of(store, owner_key(DATA)))
+        del marker["acked_location"]
+        store.put(owner_key(DATA), json.dumps(marker).encode())
+    before = bytes_of(store, owner_key(DATA))
+    exported(store, b"a")
+    assert "belongs to the queue with manifest 'theirs'" in fails(
+        "fsck", url, *MANIFEST, "--repair"
+    )
+    assert bytes_of(store, owner_key(DATA)) == before
 
 
 # ---- gc

@@ -86,22 +86,6 @@ def test_errors_about_credentials_name_the_options_and_hints_repeat_them() -> No
     assert f"--role-arn is '{ARN}' and anonymous is true" in line
 
 
-def test_a_hint_reaches_the_same_queue() -> None:
-    words: list[str] = []
-
-    @click.command()
-    @options.queue
-    def command(**queue: Any) -> None:
-        one_queue(queue)
-        words.append(options.queue_words())
-
-    arguments = ["s3://b", "--anonymous", "--region", "r", "--data-path-prefix", "a b"]
-    runner().invoke(command, arguments, catch_exceptions=False)
-    environment = {"OPENDATA_BUFFER_ROLE_ARN": ARN}
-    runner().invoke(command, ["s3://b"], env=environment, catch_exceptions=False)
-    assert words == ["s3://b --anonymous --region r --data-path-prefix 'a b'", "s3://b"]
-
-
 # ---- a queue or a topic
 
 

@@ -14,6 +14,7 @@ from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import bytes_of, fails, fill, json_lines_of, json_of, ok, run
 
@@ -80,16 +81,6 @@ def test_a_partition_and_a_prefix_do_not_go_together(url: str) -> None:
     assert "leave --data-path-prefix" in result.stderr
 
 
-def test_errors_name_the_command_that_helps(url: str) -> None:
-    assert "topic create" in fails("topic", "drain", url, "p-00000")
-    ok("topic", "create", url, "--partitions", "2")
-    assert f"topic expand {url}" in fails("topic", "create", url, "--partitions", "2")
-    assert "topic drain STORE PARTITION" in fails("topic", "expand", url, "--partitions", "1")
-    assert "the topic has p-00000-04pn, p-00001-05mv" in fails("topic", "drain", url, "p-7")
-    ok("topic", "drain", url, "p-00001")
-    assert "topic expand STORE" in fails("topic", "drain", url, "p-00000")
-
-
 # ---- transactions
 
 
@@ -97,7 +88,7 @@ A = b"\1AAAAA"
 RUNTIME = SystemRuntime()
 
 
-def pending(store: MemoryStore, url: str, name: str, age_s: int = 7_200) -> None:
+def pending(store: Store, url: str, name: str, age_s: int = 7_200) -> None:
     config = QueueConfig(store=url, data_path_prefix=name)
     message = build_uuid(A, 2, CONTINUE_TXN)
     location = batch_key(name, RUNTIME.ulid(), Transaction("orders", 7), message)

@@ -612,4 +612,4 @@ def test_damage_behind_the_first_entry_names_the_manifest_and_the_command(
     text = str(caught.value)
     assert text.startswith("'p-1/manifest' in s3://bucket: manifest entry at byte")
     assert COMMAND in text
-    assert text.count("s3://bucket") == 2
+    assert text.count("s3://bucket") == 3

@@ -16,6 +16,7 @@ import pytest
 from opendata_buffer import outcomes
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
+    CorruptData,
     InvalidInput,
     ObjectNotFound,
     PermanentStorageError,
@@ -140,6 +141,13 @@ def test_f36_a_garbled_body_is_read_again(cloud: Cloud, script: Script) -> None:
     store, server = script(cloud.garbled, cloud.found)
     assert store.get("k") == Blob(b"bytes", cloud.new_version, DATE_MS)
     assert len(server.asked) == 2
+
+
+def test_f36_an_object_that_never_has_its_checksum_is_corrupt(cloud: Cloud, script: Script) -> None:
+    store, server = script(*[cloud.garbled] * 9)
+    with pytest.raises(CorruptData, match=r"cannot read 'root/k'.*checksum"):
+        store.get("k")
+    assert len(server.asked) == 3
 
 
 def test_a_pause_that_the_service_asks_for_is_kept(cloud: Cloud, script: Script) -> None:

@@ -14,15 +14,26 @@ import urllib3.exceptions
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import StoreOptions
+from opendata_buffer.admin.fsck import Kind, check_queue, plan_repair, repair
+from opendata_buffer.config import (
+    ConsumerConfig,
+    GarbageCollectorConfig,
+    ProducerConfig,
+    StoreOptions,
+)
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
+    BatchUnreadable,
     ObjectNotFound,
     PermanentStorageError,
     StorageError,
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.runtime import deadline
+from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.producer.producer import Producer
+from opendata_buffer.quarantine import list_quarantine, read_copy
+from opendata_buffer.runtime import SystemRuntime, deadline
 from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, read_bytes
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -175,6 +186,29 @@ def test_f36_a_read_that_breaks_off_or_is_garbled_is_repeated(
     s3_server.inject(fault, method="GET", times=2)
     assert read_bytes(store, "a") == b"0123456789" * 1_000
     assert s3_server.count("GET") == 3
+
+
+def test_f36_a_bit_that_flipped_in_a_stored_batch_is_found_and_the_batch_is_skipped(
+    s3_server: S3Server, store: S3Store
+) -> None:
+    config = ConsumerConfig(store=store.url, gc=GarbageCollectorConfig(enabled=False))
+    with Producer(ProducerConfig(store=store.url), store=store) as producer:
+        for record in (b"a", b"b"):
+            producer.produce([record])
+            producer.flush()
+    runtime = SystemRuntime()
+    location = store.list("ingest/0").objects[0].key
+    s3_server.flip(location, 4)
+    flipped = s3_server.objects()[location]
+    assert decode_batch(flipped) == [b"`"], "the format itself does not see it"
+    with Consumer(config, store=store) as consumer, pytest.raises(BatchUnreadable, match="checksu"):
+        consumer.next_batch()
+    report = check_queue(store, config, runtime)
+    assert [each.kind for each in report.problems] == [Kind.UNREADABLE]
+    repair(store, config, plan_repair(report)[0], runtime)
+    assert check_queue(store, config, runtime).ok
+    (copied,) = list_quarantine(store, "ingest")
+    assert read_copy(store, "ingest", copied) == flipped
 
 
 @pytest.mark.parametrize(

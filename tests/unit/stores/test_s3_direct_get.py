@@ -103,6 +103,24 @@ def test_what_fails_is_asked_again_by_boto3(
     assert boto.asked == 1
 
 
+@pytest.mark.parametrize("length", [True, False], ids=["length", "chunks"])
+@pytest.mark.parametrize("kind", ["crc32", "sha1", "sha256"])
+def test_f36_every_checksum_that_botocore_knows_is_compared(kind: str, length: bool) -> None:
+    """Other clients choose other algorithms; AWS returns the one with which an object is stored."""
+    headers = {"ETag": '"1"', f"x-amz-checksum-{kind}": "AAAA"}
+    spoilt = Reply(200, b"x", headers)
+    if not length:
+        spoilt = Reply(200, b"1\r\nx\r\n0\r\n\r\n", headers | {"transfer-encoding": "chunked"})
+    server = ScriptedServer(Reply(200, b"warm", {"ETag": '"1"'}), spoilt, spoilt)
+    with server.running() as url:
+        options = StoreOptions(endpoint_url=url, max_attempts=2)
+        store = S3Store("bucket", options=options, runtime=ManualRuntime())
+        store.get("warm")
+        with pytest.raises(CorruptData, match="checksum"):
+            store.get("a", max_bytes=100)
+    assert len(server.asked) == 3
+
+
 @pytest.mark.parametrize("answer", [Answer.TRUNCATE, Answer.CORRUPT])
 def test_f36_a_body_that_breaks_off_or_is_garbled_is_read_again(
     s3_server: S3Server, store: S3Store, boto: Boto, answer: Answer

@@ -64,7 +64,7 @@ def test_a_topic_that_is_made_is_found_and_opened() -> None:
 
 
 def test_a_topic_that_is_not_there_says_how_to_make_it() -> None:
-    with pytest.raises(InvalidInput, match="topic create memory:// --partitions N"):
+    with pytest.raises(InvalidInput, match="topic create memory:// --partitions 4"):
         opened(MemoryStore())
 
 
