@@ -216,7 +216,7 @@ class QueueConfig:
         if isinstance(given, cls):
             return replace(given, **settings) if settings else given
         if isinstance(given, str | PathLike):
-            return cls(store=fspath(given), **settings)
+            return cls(**{"store": fspath(given), **settings})
         raise InvalidInput(
             f"the first argument is {given!r}: use a URL such as 's3://bucket/orders', or a "
             f"{cls.__name__}"

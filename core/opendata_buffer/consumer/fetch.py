@@ -263,31 +263,24 @@ class FetchHandle:
         """As :attr:`fetch`, to an Arrow array without a Python object per record."""
         return Fetch(self, self.decode_arrow)
 
-    def fetch_raw(self, descriptor: BatchDescriptor) -> PooledBatch:
+    def fetch_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
         """As :attr:`fetch`, without decoding: see :meth:`decode`, :meth:`decode_arrow`."""
         started = self._runtime.monotonic()
+        data: bytes | ReadBuffer
         with self._reading(descriptor) as (location, limit):
-            data = read_bytes(self._store, location, limit)
-        self._count_read(started, len(data))
-        return PooledBatch(data, descriptor.sequence, location, descriptor.metadata)
-
-    def fetch_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
-        """As :meth:`fetch_raw`, into memory that :meth:`records` decodes without copying it."""
-        if not isinstance(self._store, GetInto):
-            return self.fetch_raw(descriptor)
-        started = self._runtime.monotonic()
-        data = ReadBuffer()
-        with self._reading(descriptor) as (location, limit):
-            self._store.get_into(location, data.allocate, max_bytes=limit)
-        self._count_read(started, len(data))
-        return PooledBatch(data, descriptor.sequence, location, descriptor.metadata)
-
-    def _count_read(self, started: float, size: int) -> None:
+            if isinstance(self._store, GetInto):
+                data = ReadBuffer()
+                self._store.get_into(location, data.allocate, max_bytes=limit)
+            else:
+                data = read_bytes(self._store, location, limit)
         metrics.fetch_duration_seconds.record(self._runtime.monotonic() - started)
-        metrics.bytes_collected.add(size)
+        metrics.bytes_collected.add(len(data))
+        return PooledBatch(data, descriptor.sequence, location, descriptor.metadata)
+
+    fetch_raw = fetch_pooled  # its name in version 0.1
 
     def decode(self, raw: PooledBatch) -> ConsumedBatch:
-        """Decode the result of :meth:`fetch_raw` or :meth:`fetch_pooled`.
+        """Decode the result of :meth:`fetch_pooled`.
 
         Raises:
             BatchUnreadable: It does not decode, or is larger than ``max_batch_bytes``.

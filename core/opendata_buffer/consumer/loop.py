@@ -46,7 +46,7 @@ class BatchLoop(Closeable):
             timeout: Seconds to wait for one. 0 asks once; None waits until there is one.
 
         Raises:
-            PoisonBatch: The batch is missing, unreadable or foreign. :meth:`skip` it.
+            PoisonBatch: The batch is missing, unreadable or foreign. :meth:`.Consumer.skip` it.
             Fenced: Another consumer owns the queue.
             DataLoss, QueueReset, CorruptManifest: It does not continue where it was.
             StorageError: The store did not answer.

@@ -534,16 +534,31 @@ def test_a_jump_drops_skipped_sequences_that_are_lost() -> None:
 ID = "01JD5T4R3KXBMZ7QV9N2WG8Y00"
 
 
-@pytest.mark.parametrize("position", [Position(ID, 0), Position(ID, 2**63), Position("", 41)])
+STATE = {"version": 1, "producers": {"0102": [1, 2, 3]}}
+
+
+@pytest.mark.parametrize(
+    "position",
+    [Position(ID, 0), Position(ID, 2**63), Position("", 41), Position(ID, 2**63, 3, STATE)],
+)
 def test_a_position_prints_parses_and_pickles(position: Position) -> None:
     assert str(Position(ID, 41)) == f"{ID}:41"
     assert Position.of(41) == Position("", 41)
+    old = f'{{"queue":"{ID}","sequence":41}}'  # as 0.1 printed that of a partition
+    assert Position.parse(old) == Position(ID, 41)
     assert Position.parse(str(position)) == position
     assert pickle.loads(pickle.dumps(position)) == position
     assert Position.of(str(position)) == Position.of(position) == position
 
 
-@pytest.mark.parametrize("text", ["", ":", f"{ID}:", f"{ID}:-1", f"{ID}:1:2", "1.5", "٤١", " 1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", ":", f"{ID}:", f"{ID}:-1", f"{ID}:1:2", "1.5", "٤١", " 1", "{}", "[1]", "[" * 100_000,
+        '{"queue":"a"}', '{"queue":"a","sequence":-1}', '{"queue":"a","sequence":"1"}',
+        '{"queue":"a","sequence":1,"delivered":-1}', '{"queue":"a","sequence":1,"transactions":[]}',
+    ],
+)  # fmt: skip
 def test_a_text_that_is_no_position_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="what str"):
         Position.parse(text)

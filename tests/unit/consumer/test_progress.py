@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from typing import Any
 
@@ -21,35 +20,6 @@ from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.consumer import PartitionReader
 from opendata_buffer.topic.topic import Topic
 from tests.unit.topic.world import append, consuming, manifest_of
-
-EXAMPLES = [
-    Position("01J5T4R3KXBMZ7QV9N2WG8Y000", 41),
-    Position("", 0),
-    Position("01J5", 2**63, 3, {"version": 1, "producers": {"0102": [1, 2, 3]}}),
-]
-
-
-@pytest.mark.parametrize("position", EXAMPLES, ids=str)
-def test_a_position_is_read_from_its_text(position: Position) -> None:
-    assert Position.of(str(position)) == position
-    assert Position.of(position) is position
-    assert pickle.loads(pickle.dumps(position)) == position
-    old = '{"queue":"01J5T4R3KXBMZ7QV9N2WG8Y000","sequence":41}'  # as 0.1 printed it
-    assert Position.parse(old) == EXAMPLES[0]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "{}", "[1]", '{"queue":"a"}', '{"queue":"a","sequence":-1}',
-        '{"queue":"a","sequence":"1"}', '{"queue":"a","sequence":1,"delivered":-1}',
-        '{"queue":"a","sequence":1,"transactions":[]}', "[" * 100_000,
-    ],
-)  # fmt: skip
-def test_what_is_no_position_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="what str"):
-        Position.parse(text)
-
 
 PREFIX = "p-00000"
 RUNTIME = ManualRuntime()
