@@ -17,6 +17,7 @@ from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, QueueEntry
+from opendata_buffer.queue.repeats import Repeats
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
@@ -60,6 +61,12 @@ class BufferBatchReader(DataSourceReader):
             own = partitions.options_of(name)
             manifest = manifest_of(own, store, runtime)
             entries = [] if manifest is None else select(manifest, own)
+            if manifest is not None:
+                repeats = Repeats(store, own.consumer, runtime, "")
+                repeats.load()
+                # Also those that are not wanted: one that is may repeat them.
+                later = {e.sequence for e in manifest.entries() if repeats.first_of(e) is not None}
+                entries = [each for each in entries if each.sequence not in later]
             batches = [PartitionBatch.within(name, BatchDescriptor.of(each)) for each in entries]
             return batches, BatchSizes(store, own, runtime, retrying).estimates(batches)
 
@@ -86,7 +93,7 @@ def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
     assert not isinstance(start, tuple), "of_partition() picks one"
     assert not isinstance(last, tuple), "of_partition() picks one"
     begin = first if start == EARLIEST else int(start)
-    until = end - 1 if last == LATEST else int(last)
+    until = end - 1 if last in (None, LATEST) else int(last)
     if begin < first:
         advice = "Read with startingOffsets 'earliest', or set failOnDataLoss to false."
         options.report_data_loss(DataLoss(options.queue.manifest_path, begin, first, advice))
@@ -98,7 +105,7 @@ def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
         )
     entries, since_ms = manifest.entries(), options.starting_timestamp_ms
     if since_ms is not None:
-        begin = first_since(map(BatchDescriptor.of, entries), since_ms, end)
+        begin = first_since([*map(BatchDescriptor.of, entries)], since_ms, end)
 
     def held_back(start: int, stop: int) -> list[tuple[int, str]]:
         return [(each.sequence, each.location) for each in entries[start - first : stop - first]]

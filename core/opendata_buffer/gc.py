@@ -1,22 +1,11 @@
 """The garbage collector: which objects it may delete, and its cycles, once or in the background.
 
 A cycle lists a page of objects, reads the manifest, and deletes the objects that :func:`plan`
-names. What keeps it from deleting a batch that may still be read:
-
-* A batch between its upload and its append is in no manifest. It is not deleted before it is
-  older than the grace period, by the clock that makes it youngest: the writer's, in its name; the
-  store's; or the collector's (failure F6). Its writer does not append what is older than half of
-  the grace period (failure F5).
-* Clocks that are far apart stop the collection: one of them is wrong, and it is not known which.
-* Each page is listed *before* the manifest is read: what was enqueued in between is in the
-  manifest. A page gives up its remaining deletes when its manifest is older than a quarter of
-  the grace period (failure F5).
-* Only names that producers give to batches are considered, and none below a queue that lies
-  inside the prefix (failure F7).
-* The prefix belongs to this queue (failure F7). A collector of a fenced consumer stops (failure
-  F9). A manifest that is not there proves nothing: nothing is deleted (failure F4).
-
-The cursor is saved after each page, so that many short runs together see all objects.
+names. In this order: what was enqueued in between is in the manifest (failure F5). Nothing is
+deleted that is younger than the grace period by the clock which makes it youngest (failure F6), or
+while clocks are far apart; nor what no producer named, or what is another queue's (failure F7); nor
+by a fenced consumer (failure F9), or without a manifest (failure F4): decision 0007. The cursor is
+saved after each page, so that many short runs together see all objects.
 """
 
 from __future__ import annotations
@@ -24,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import posixpath
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -32,7 +21,6 @@ from opendata_buffer import metrics, outcomes
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import (
     CorruptData,
-    CorruptManifest,
     Fenced,
     ObjectNotFound,
     OpenDataBufferError,
@@ -41,7 +29,7 @@ from opendata_buffer.errors import (
     StorageError,
 )
 from opendata_buffer.formats.keys import MAX_KEY_BYTES, location_timestamp_ms, parse_location
-from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.queue.ownership import (
@@ -52,9 +40,9 @@ from opendata_buffer.queue.ownership import (
     check_reached,
     claim_queue,
     exists,
+    manifest_object,
     misplaced,
     owner_key,
-    parse_manifest,
     queue_hint,
 )
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
@@ -89,25 +77,25 @@ class GcCursor:
     """
 
     def __init__(self, store: CasStore, config: QueueConfig, runtime: Runtime) -> None:
-        self._store = store
-        self._config = config
-        self._runtime = runtime
-        self._key = f"{config.data_path_prefix}/_gc.json"
-        self._object = self._opened()
+        self._prefix = f"{config.data_path_prefix}/"
+        self._object = CasObject(
+            store,
+            f"{self._prefix}_gc.json",
+            decode=lambda data: _CURSOR.decode(data).text("after"),
+            encode=lambda after: json.dumps({"version": _CURSOR.version, "after": after}).encode(),
+            runtime=runtime,
+            settings=config,
+            sidecar=_CURSOR,
+            if_unreadable=self._begin_anew,
+        )
         self._known = ""
 
     def load(self) -> str:
         """The key after which to list; empty for the beginning."""
-        try:
-            found = self._object.read()
-        except CorruptData as error:
-            log.warning("the collector begins at the first object: %s", error)
-            found = None
-        if isinstance(found, outcomes.Vanished):
-            self._object, found = self._opened(), None
-        self._known = found or ""
+        found = self._object.read()
+        self._known = found if isinstance(found, str) else ""
         # Another prefix's key would skip everything, and text that is no key fails each listing.
-        in_prefix = self._known.startswith(f"{self._config.data_path_prefix}/")
+        in_prefix = self._known.startswith(self._prefix)
         return self._known if in_prefix and _is_key(self._known) else ""
 
     def save(self, after: str) -> None:
@@ -116,33 +104,15 @@ class GcCursor:
             return
         try:
             outcome = self._object.update(lambda _: after, from_memory=True)
-        except (CorruptData, StorageError) as error:
+        except StorageError as error:
             log.warning("the collector's cursor was not saved: %s", error)
             return
         if isinstance(outcome, outcomes.Applied):
             self._known = after
-        elif isinstance(outcome, outcomes.Vanished):
-            # A CasObject never writes a deleted object again; a new one does, for the next page.
-            self._object = self._opened()
 
-    def _opened(self) -> CasObject[str]:
-        return CasObject(
-            self._store,
-            self._key,
-            decode=self._decode,
-            encode=lambda after: json.dumps({"version": _CURSOR.version, "after": after}).encode(),
-            runtime=self._runtime,
-            settings=self._config,
-            sidecar=_CURSOR,
-        )
-
-    def _decode(self, data: bytes) -> str:
-        """The key; empty if the object cannot be read, so that the next key can be saved."""
-        try:
-            return _CURSOR.decode(data).text("after")
-        except CorruptData as error:
-            log.warning("the collector begins at the first object: %r: %s", self._key, error)
-            return ""
+    def _begin_anew(self, error: CorruptData, version: str) -> str:
+        log.warning("the collector begins at the first object: %s", error)
+        return ""
 
 
 def _is_key(text: str) -> bool:
@@ -196,8 +166,8 @@ class Queued:
 
     @classmethod
     def of(cls, manifest: Manifest, oldest_ms: int | None) -> Queued:
-        """The batches that a manifest names; its entries are decoded strictly."""
-        return cls(frozenset(entry.location for entry in manifest.entries()), oldest_ms)
+        """The batches that a manifest names; its metadata is not decoded."""
+        return cls(frozenset(manifest.locations()), oldest_ms)
 
 
 def plan(
@@ -216,10 +186,9 @@ def plan(
     referenced = waiting = ignored = 0
     delete: list[tuple[int, str, ObjectInfo]] = []
     for info in page.objects:
-        parsed = parse_location(info.key, data_path_prefix)
         if info.key in queued.locations:
             referenced += 1
-        elif parsed is None:
+        elif (parsed := parse_location(info.key, data_path_prefix)) is None:
             ignored += 1
         else:
             # The later of both times makes for the smaller age (failure F6).
@@ -236,7 +205,7 @@ def plan(
     nested = [  # folders below the prefix that another queue has claimed for itself
         posixpath.dirname(info.key) + "/"
         for info in page.objects
-        if posixpath.basename(info.key) == OWNER_NAME and info.key != owner_key(data_path_prefix)
+        if info.key.endswith(f"/{OWNER_NAME}") and info.key != owner_key(data_path_prefix)
     ]
     return without_nested(GcPlan(orphans, referenced, waiting, ignored), nested)
 
@@ -355,15 +324,19 @@ class GarbageCollector:
         self._stopping = False
         self._task: Task | None = None
         self._seen = 0  # highest next sequence of the manifest so far
+        self._labels = {"queue": metrics.queue_label(store.url, config.manifest_path)}
         self._cursor = GcCursor(store, config, self._runtime)
-        self._manifest: tuple[str, Manifest] | None = None  # with the version of its object
+        self._manifest = manifest_object(store, config, self._runtime)
         self._queued: tuple[Manifest, Queued] | None = None
 
-    def run_once(self, *, dry_run: bool = False) -> GcReport:
+    def run_once(
+        self, *, dry_run: bool = False, progress: Callable[[int], None] = lambda objects: None
+    ) -> GcReport:
         """One cycle: all objects, page by page, from the saved cursor on and around to it.
 
         Args:
             dry_run: Only read and plan; nothing is written.
+            progress: Called after each page with the number of batches seen so far.
 
         Raises:
             PrefixConflict: The data prefix belongs to the queue of another manifest (failure
@@ -377,6 +350,8 @@ class GarbageCollector:
         report = GcReport()
         for page in self._cycle(dry_run):
             report += page
+            seen = report.plan
+            progress(seen.referenced + seen.waiting + len(seen.delete))
         return report
 
     def _cycle(self, dry_run: bool) -> Iterator[GcReport]:
@@ -406,6 +381,7 @@ class GarbageCollector:
         else:
             claim = claim_queue(self._store, self._config, runtime=self._runtime)
             start = self._cursor.load()
+        size = 0
         for begin, end in ((start, ""), ("", start)) if start else (("", ""),):
             after = begin
             while not self._stopping:
@@ -413,6 +389,8 @@ class GarbageCollector:
                 found = self._store.list(f"{self._prefix}/", start_after=after, limit=_PAGE)
                 page = _until(found, end) if end else found
                 report = self._page(page, own_ms, after, claim, dry_run)
+                size += sum(each.size for each in page.objects)
+                size -= report.plan.delete_bytes if report.deleted else 0
                 yield report
                 if report.plan.held or report.abandoned:
                     return  # the next cycle lists this page again
@@ -422,13 +400,14 @@ class GarbageCollector:
                     self._cursor.save(after)
                 if not after:
                     break
+        if not self._stopping:  # All pages were listed: nothing was held and nothing too slow.
+            metrics.stored_bytes.set(size, self._labels)
 
     def _page(
         self, page: Listing, own_ms: int, start_after: str, claim: QueueClaim | None, dry_run: bool
     ) -> GcReport:
         """Compare a page with a manifest that was read after it, and delete (failure F5)."""
-        where = metrics.queue_label(self._store.url, self._config.manifest_path)
-        metrics.gc_clock_difference_seconds.set((page.now_ms - own_ms) / 1000, {"queue": where})
+        metrics.gc_clock_difference_seconds.set((page.now_ms - own_ms) / 1000, self._labels)
         read_at = self._runtime.monotonic()
         manifest = self._read_manifest()
         if claim is not None:
@@ -481,23 +460,8 @@ class GarbageCollector:
         return None
 
     def _read_manifest(self) -> Manifest | None:
-        known = None if self._manifest is None else self._manifest[0]
-        try:
-            got = self._store.get(
-                self._config.manifest_path, if_changed=known, max_bytes=MAX_MANIFEST_BYTES
-            )
-        except ObjectNotFound:
-            self._manifest = None
-            return None
-        if not isinstance(got, NotModified):
-            try:
-                found = parse_manifest(got.data, self._store.url, self._config)
-            except CorruptManifest as error:
-                path = self._config.manifest_path
-                raise CorruptManifest(f"{path!r} in {self._store.url}: {error}") from error
-            self._manifest = (got.version, found)
-        assert self._manifest is not None  # "not modified" answers a version that we sent
-        return self._manifest[1]
+        found = self._manifest.read()
+        return None if isinstance(found, outcomes.Vanished) else found
 
     def _queued_in(self, manifest: Manifest) -> Queued:
         """The queued batches of this manifest; pages with the same one share them."""

@@ -147,6 +147,14 @@ conflict_rate = _gauge(
     "conflict_rate", "1", "Share of the last 100 attempts that lost a race, 0 to 1.", _QUEUE + _ROLE
 )
 
+manifest_share = _gauge(
+    "manifest_share",
+    "1",
+    "Size of the manifest at the last append, as a share of max_manifest_bytes. At 1 appends are "
+    "refused.",
+    _QUEUE,
+)
+
 # Consumer
 batches_collected = _counter("batches_collected", "{batch}", "Batches fetched and decoded.")
 entries_collected = _counter("entries_collected", "{entry}", "Records in the batches fetched.")
@@ -182,7 +190,8 @@ batches_quarantined = _counter(
 repeats_dropped = _counter(
     "repeats_dropped",
     "{batch}",
-    "Batches left out by a reader because their writer had repeated a transaction.",
+    "Queue entries left out by a reader because their writer had repeated an append or a "
+    "transaction.",
 )
 records_malformed = _counter(
     "records_malformed",
@@ -201,6 +210,9 @@ gc_files_failed = _counter(
     "gc_files_failed", "{file}", "Deletions that failed; the next cycle retries."
 )
 gc_duration_seconds = _histogram("gc_duration_seconds", "One cycle of the collector.")
+stored_bytes = _gauge(
+    "stored_bytes", "By", "Objects below the prefix after the collector's last whole cycle.", _QUEUE
+)
 gc_cycles_held = _counter(
     "gc_cycles_held",
     "{cycle}",

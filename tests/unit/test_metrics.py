@@ -139,6 +139,7 @@ def test_every_instrument_is_measured_where_the_table_says() -> None:
     found, buffered, watched = json.loads(run(USE_ALL).stdout)
     assert buffered >= 11  # of a batch that is not flushed yet, and what the call itself takes
     assert min(watched) > 0
+    assert found.pop("buffer.stored_bytes") > 0  # objects with times and names in them
     # What was closed is watched no more.
     assert found == {
         "buffer.batches_flushed": 1,
@@ -158,6 +159,7 @@ def test_every_instrument_is_measured_where_the_table_says() -> None:
         "buffer.descriptors_handed_out": 1,
         "buffer.acks": 1,
         "buffer.queue_length": 0,
+        "buffer.manifest_share": 193 / 2**26,
         "buffer.conflict_rate{producer}": 0,
         "buffer.conflict_rate{consumer}": 0,
         "buffer.conflict_rate{here}": 1 / 3,

@@ -32,6 +32,7 @@ from opendata_buffer.queue.cas import LAST_READ_S
 from opendata_buffer.queue.consumer_info import write_consumer_info
 from opendata_buffer.queue.ownership import claim_for_writing, owner_key
 from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
+from opendata_buffer.queue.repeats import Repeats
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
@@ -180,7 +181,17 @@ class Consumer(BatchLoop):
                 )
             self._queue = queue
             last_acked = None if start is None else self._sequence_of(start, opened.url)
+            self._repeats = Repeats(opened, config, self._runtime, queue.queue_id)
+            if last_acked is not None:
+                found = queue.read() or Manifest.empty()
+                if found.first_sequence <= last_acked < found.next_sequence:
+                    # The claim takes these out of the manifest.
+                    acked = found.entries(limit=last_acked + 1 - found.first_sequence)
+                    self._repeats.described(acked)
+                    self._repeats.note(last_acked + 1)
             manifest = self._queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
+            # Behind the claim: what the consumer before it takes out, it has noted by now.
+            self._repeats.load()
             write_consumer_info(opened, config, self._runtime, manifest.epoch, program=program)
         self._epoch = manifest.epoch
         self._next_sequence = manifest.next_sequence
@@ -270,14 +281,15 @@ class Consumer(BatchLoop):
     def _next_now(self, *, arrow: bool) -> Any:
         with self._lock:
             self._check_open()
-            found = self._peek(1)
-            if not found:
-                return None
-            handle = self._fetch_handle
-            # The read cursor moves only after the batch was fetched and decoded.
-            batch = (handle.fetch_arrow if arrow else handle.fetch)(found[0])
-            self._hand_out(found)
-            return replace(batch, _owner=self)
+            while found := self._peek(1):
+                handle, batch = self._fetch_handle, None
+                if found[0].repeats is None:
+                    batch = (handle.fetch_arrow if arrow else handle.fetch)(found[0])
+                # The read cursor moves only after the batch was fetched and decoded.
+                self._hand_out(found)
+                if batch is not None:
+                    return replace(batch, _owner=self)
+            return None
 
     def ack(self, batch: Delivered | int) -> None:
         """Acknowledge the next batch: it is processed and need never be delivered again.
@@ -338,7 +350,8 @@ class Consumer(BatchLoop):
         """Up to so many next entries, from one read of the manifest; nothing is fetched.
 
         The read cursor advances past them at once. A descriptor that is lost is delivered again
-        only by a new consumer.
+        only by a new consumer. Entries whose location was queued before are left out, and pass
+        with the acknowledgement of what follows them.
 
         Args:
             max: Most descriptors returned; 0 reads nothing.
@@ -347,6 +360,13 @@ class Consumer(BatchLoop):
             InvalidInput: ``max`` is negative.
             DataLoss: The queue does not continue at the cursor.
         """
+        while entries := self.next_entries(max):
+            if found := [each for each in entries if each.repeats is None]:
+                return found
+        return []
+
+    def next_entries(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
+        """As :meth:`next_descriptors`, with the repeats: every entry, in order of sequence."""
         if max < 0:
             raise InvalidInput(f"max is {max!r}: a number of descriptors is not negative")
         with self._lock:
@@ -418,6 +438,7 @@ class Consumer(BatchLoop):
                 self._progress.skip(sequence, self._replay)
                 self.ready = deque(each for each in self.ready if each.sequence != sequence)
             self._cursors = moved
+            self._repeats.forget(entries[0].location)
             return BatchDescriptor.of(entries[0])
 
     def check_fence(self) -> None:
@@ -514,12 +535,15 @@ class Consumer(BatchLoop):
     def _offer(self, limit: int) -> bool:
         progress, manifest = self._progress, self._read()
         assert progress is not None
-        entries = manifest.entries(self._cursors.next_hand_out, limit)
+        entries = self._repeats.described(manifest.entries(self._cursors.next_hand_out, limit))
         for entry in entries:
-            for sequence in progress.offer(entry.sequence, entry.location, self._replay):
+            repeats = entry.repeats is not None
+            for sequence in progress.offer(
+                entry.sequence, entry.location, self._replay, repeats=repeats
+            ):
                 self.ready += self.queued(sequence, sequence + 1)
             # Last: an entry that was not offered has to be offered again.
-            self._cursors = self._cursors.hand_out(entry.sequence)
+            self._pass([entry])
         if self._runtime.monotonic() - self._pruned_at >= PRUNE_S:
             self._pruned_at = self._runtime.monotonic()
             progress.prune(self._runtime.now_ms())
@@ -551,6 +575,7 @@ class Consumer(BatchLoop):
         if write:
             # The manifest first: until it is written nothing here has changed, and the call can
             # be repeated (OpenData RFC 0003, ack_through).
+            self._repeats.note(moved.next_ack)
             manifest = self._queue.dequeue(moved.next_ack - 1, self._epoch)
             moved = moved.dequeued()
         metrics.acks.add(moved.next_ack - self._cursors.next_ack)
@@ -568,15 +593,23 @@ class Consumer(BatchLoop):
             return list(islice(self.ready, limit))
         manifest = self._read()
         start = self._cursors.next_hand_out
-        return [BatchDescriptor.of(entry) for entry in manifest.entries(start, limit)]
+        return self._repeats.described(manifest.entries(start, limit))
 
     def _hand_out(self, found: list[BatchDescriptor]) -> None:
-        if self._progress is None:
-            self._cursors = self._cursors.hand_out(found[-1].sequence)
-        else:
+        if self._progress is not None:
             for _ in found:
                 self.ready.popleft()
-        metrics.descriptors_handed_out.add(len(found))
+            metrics.descriptors_handed_out.add(len(found))
+            return
+        self._pass(found)
+        metrics.descriptors_handed_out.add(sum(each.repeats is None for each in found))
+
+    def _pass(self, entries: list[BatchDescriptor]) -> None:
+        """Move the read cursor behind some entries; those that were queued before are skipped."""
+        repeats = [each.sequence for each in entries if each.repeats is not None]
+        self._cursors = self._cursors.hand_out(entries[-1].sequence, repeats)
+        if repeats:
+            metrics.repeats_dropped.add(len(repeats))
 
     def _read(self) -> Manifest:
         """The manifest, if it is still ours and continues where this consumer is."""
@@ -596,21 +629,21 @@ class Consumer(BatchLoop):
         return manifest
 
     def _queued(self, manifest: Manifest) -> int:
-        return manifest.next_sequence - max(manifest.first_sequence, self._cursors.next_ack)
+        return manifest.next_sequence - max(manifest.first_sequence, self._cursors.next_open)
 
     # The metrics reader's thread calls these without the lock, which a fetch may hold for long:
     # cursors and manifest are immutable values.
 
     def _lag_s(self) -> float:
         """Age of the oldest batch that is not acknowledged."""
-        manifest, sequence = self._queue.last_seen, self._cursors.next_ack
+        manifest, sequence = self._queue.last_seen, self._cursors.next_open
         age_s = None if manifest is None else manifest.age_s(self._runtime.now_ms(), sequence)
         return age_s or 0.0
 
     def _unacked_s(self) -> float:
         """Age of the oldest batch that was handed out and is not acknowledged."""
         cursors = self._cursors
-        return self._lag_s() if cursors.next_ack < cursors.next_hand_out else 0.0
+        return self._lag_s() if cursors.next_open < cursors.next_hand_out else 0.0
 
     def _deadline(self) -> AbstractContextManager[None]:
         """For several requests of one call: together they take no longer than one change may."""

@@ -137,9 +137,22 @@ class Cursors:
         """Acknowledged entries that the manifest still lists."""
         return self.next_ack - self.next_dequeue
 
-    def hand_out(self, through: int) -> Cursors:
-        """Sequences up to and including ``through`` were handed out; earlier ones may be again."""
-        return replace(self, next_hand_out=max(self.next_hand_out, through + 1))
+    @property
+    def next_open(self) -> int:
+        """The first sequence that is neither acknowledged nor skipped."""
+        found = self.next_ack
+        while found in self.skipped:
+            found += 1
+        return found
+
+    def hand_out(self, through: int, repeats: Iterable[int] = ()) -> Cursors:
+        """Sequences up to and including ``through`` were handed out, earlier ones may be again; the
+        ``repeats`` among them are skipped."""
+        return replace(
+            self,
+            next_hand_out=max(self.next_hand_out, through + 1),
+            skipped=self.skipped.union(repeats),
+        )
 
     def skip(self, sequence: int) -> Cursors:
         """Give up one sequence: the next to be handed out, or one that was and is not acked."""

@@ -25,6 +25,8 @@ class _Offered:
     released: list[int]
     processed: int = 0
     skipped: set[int] = field(default_factory=set)
+    repeats: bool = False
+    """Whether its batch was queued before: no rule needs to see it."""
     acked: bool = False
     """Whether its last batch was acknowledged, so that a saved position is behind the entry."""
 
@@ -80,21 +82,24 @@ class Progress:
         """The first sequence that a reader needs that resumes at :meth:`position`."""
         return self._behind.stable_end(self._next_processed)
 
-    def offer(self, sequence: int, location: str, replay: Replay) -> list[int]:
+    def offer(
+        self, sequence: int, location: str, replay: Replay, *, repeats: bool = False
+    ) -> list[int]:
         """The sequences to deliver once this next entry is known, in order.
 
-        Entries that are missing before it are lost; an entry before the position is ignored.
+        Of one that ``repeats`` an earlier entry there are none. Entries that are missing before it
+        are lost; an entry before the position is ignored.
         """
         if sequence < self.next_offer:
             return []
         if sequence > self.next_offer:
             self._ahead.lost(sequence - 1)
             self._already = 0
-        released = self._ahead.offer(sequence, location, replay)
+        released = [] if repeats else self._ahead.offer(sequence, location, replay)
         self.next_offer = sequence + 1
         # The entry may release a transaction that was processed in part before the restart.
         processed, self._already = min(self._already, len(released)), 0
-        self._offered.append(_Offered(sequence, location, released, processed))
+        self._offered.append(_Offered(sequence, location, released, processed, repeats=repeats))
         if not self._offered[0].released:
             self._advance(replay)
         return released[processed:]
@@ -193,4 +198,5 @@ class Progress:
     def _catch_up(behind: ReadCommitted, last: int, each: _Offered, replay: Replay) -> None:
         if each.sequence > last + 1:
             behind.lost(each.sequence - 1)
-        behind.offer(each.sequence, each.location, replay)
+        if not each.repeats:
+            behind.offer(each.sequence, each.location, replay)

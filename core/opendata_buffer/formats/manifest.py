@@ -111,17 +111,22 @@ class BatchDescriptor:
         location: Key of the batch object, relative to the store.
         metadata: Ranges of records with their ingestion time and payload.
         size: Bytes of the object, where a listing has shown them.
+        repeats: The sequence of an earlier entry with this location: a writer queued the batch
+            twice, and this one is passed by. None for all entries that are delivered.
     """
 
     sequence: int
     location: str
     metadata: tuple[Metadata, ...] = ()
     size: int | None = None
+    repeats: int | None = None
 
     @classmethod
-    def of(cls, entry: QueueEntry, size: int | None = None) -> BatchDescriptor:
+    def of(
+        cls, entry: QueueEntry, size: int | None = None, repeats: int | None = None
+    ) -> BatchDescriptor:
         """The descriptor of a manifest entry."""
-        return cls(entry.sequence, entry.location, entry.metadata, size)
+        return cls(entry.sequence, entry.location, entry.metadata, size, repeats)
 
 
 class Footer(NamedTuple):
@@ -392,6 +397,10 @@ class Manifest:
         written_ms = None if first is None else first.time_ms
         return None if written_ms is None else max(0, now_ms - written_ms) / 1000
 
+    def check(self) -> None:
+        """Go over all entry headers; ``CorruptManifest``, also for bytes behind the last entry."""
+        self._find_starts(self.entry_count)
+
     def locations(self) -> list[str]:
         """Locations of all entries, in order; several times faster than :meth:`entries`.
 
@@ -590,6 +599,13 @@ def encode_entry(sequence: int, entry: NewEntry, pieces: list[BytesLike]) -> Non
     pieces.append(location)
     pieces.append(_U32.pack(len(entry.metadata)))
     pieces.extend(tail)
+
+
+def entry_bytes(entry: NewEntry) -> int:
+    """Bytes that an entry takes in a manifest."""
+    location = len(entry.location.encode(errors="replace"))
+    items = sum(_META.size + memoryview(item.payload).nbytes for item in entry.metadata)
+    return LEAST_SIZE + location + items
 
 
 def entry_starts(

@@ -263,7 +263,8 @@ def test_of_an_append_that_may_have_landed_each_client_gets_its_own_batches() ->
             raise CommitStateUnknown(self.key, None, locations, None, "no answer")
 
     store, runtime = MemoryStore(), ManualRuntime()
-    broker = Broker(Doubting(store, CONFIG, runtime=runtime, role="broker"), runtime, "ingest")
+    queue = Doubting(store, CONFIG, runtime=runtime, role="broker")
+    broker = Broker(store, queue, runtime, "ingest")
     clients = [Client(broker), Client(broker)]
     for name, client in zip("ab", clients, strict=True):
         client.ask(name)

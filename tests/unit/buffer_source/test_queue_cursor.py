@@ -15,6 +15,7 @@ from opendata_buffer.broker.write_pause import BrokerPause
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
+from opendata_buffer.stores.base import PutOutcome
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.world import World
 
@@ -43,7 +44,9 @@ def test_a_query_that_loses_a_race_for_its_queue_asks_the_broker_beside_it(
     asked: list[str] = []
     put_if = world.store.put_if
 
-    def lost(*_: Any) -> outcomes.Conflict:
+    def lost(key: str, *rest: Any) -> PutOutcome:
+        if key != "ingest/manifest":
+            return put_if(key, *rest)
         monkeypatch.setattr(world.store, "put_if", put_if)
         return outcomes.Conflict()
 
@@ -118,6 +121,21 @@ def test_the_first_batch_with_a_late_enough_record_is_where_a_time_begins() -> N
     assert first_since([], 0, 6) == 6
     # A batch of unknown time rather comes too often.
     assert first_since([ingested(3, 100), ingested(4)], 200, 6) == 4
+
+
+def test_a_time_before_all_that_is_queued_is_warned_of_with_both_times(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first_since([ingested(3, 1_000, 90)], 90, 6)
+    first_since([ingested(0, 1_000)], 90, 6)  # nothing has left this queue
+    first_since([ingested(3)], 90, 6)
+    assert not caplog.messages
+    assert first_since([ingested(3, 61_000), ingested(4, 1 << 62)], 90, 6) == 3
+    assert first_since([ingested(4, 1 << 62)], 90, 6) == 4
+    (line, other) = caplog.messages
+    assert "is 1970-01-01T00:00:00.090+00:00" in line
+    assert "queued, 3 at 'in/no time', begins at 1970-01-01T00:01:01.000+00:00" in line
+    assert f"begins at {1 << 62} ms" in other
 
 
 def test_a_batch_is_as_old_as_its_records_else_as_its_name(runtime: ManualRuntime) -> None:

@@ -17,7 +17,7 @@ from opendata_buffer.consumer.fetch import (
     FetchHandle,
     PooledBatch,
 )
-from opendata_buffer.consumer.read_ahead import fetch_many, read_ahead
+from opendata_buffer.consumer.read_ahead import ContiguousRun, fetch_many, read_ahead
 from opendata_buffer.errors import BatchMissing, InvalidInput
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.manifest import BatchDescriptor
@@ -306,8 +306,17 @@ class Dropped:
         self.itself = self
 
 
+@pytest.fixture
+def _quick_collections() -> Iterator[None]:
+    """Collections look at objects of this test only, not at all that those before it left."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.mark.parametrize("where", ["in a fetch", "with the lock held"])
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("_quick_collections")
 def test_results_that_one_of_their_own_threads_collects_as_garbage_end_the_threads(
     where: str,
 ) -> None:
@@ -333,7 +342,7 @@ def test_results_that_one_of_their_own_threads_collects_as_garbage_end_the_threa
         fetches.allow(1, 2)
         for thread in threading.enumerate():
             if thread.name == "opendata-buffer-fetch":
-                thread.join(10)
+                thread.join(30)
         assert _fetch_threads() == 0
     finally:
         gc.enable()
@@ -442,3 +451,11 @@ def test_a_function_of_the_caller_is_one_step_and_so_is_a_fetch_whose_result_has
 def test_limits_are_positive(settings: dict[str, int]) -> None:
     with pytest.raises(InvalidInput, match=f"{next(iter(settings))} is 0"):
         fetch_many(lambda each: each, _descriptors(2), **settings)  # type: ignore[arg-type]
+
+
+def test_a_contiguous_run_moves_over_what_is_done_and_over_no_pending_batch() -> None:
+    run = ContiguousRun(BatchDescriptor(each, "") for each in (3, 4, 6, 7))  # 5 was a repeat
+    assert [run.done(each) for each in (4, 7, 3, 6)] == [None, None, 4, 7]
+    for each in (5, 7):
+        with pytest.raises(InvalidInput, match=f"sequence {each} is not awaited"):
+            run.done(each)
