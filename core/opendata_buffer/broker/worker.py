@@ -228,10 +228,12 @@ class Worker(Closeable):
     It does not read transactions: on a partition of a topic it gets the batches of open and of
     rolled back ones as any others, and their acknowledgements as empty batches.
 
+    ``store``, ``runtime`` and ``network`` are for tests, and for programs that are parts of this
+    one.
+
     Args:
         config: The queue's URL, or a :class:`.WorkerConfig`.
-        settings: Fields of the configuration, by name.
-        store, runtime, network: For tests.
+        **settings: Fields of the configuration, by name.
 
     Raises:
         InvalidInput: A setting or the URL is wrong.

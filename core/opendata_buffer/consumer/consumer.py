@@ -106,6 +106,9 @@ class Consumer(BatchLoop):
     ``Closed`` after :meth:`close`; those that read or write the manifest raise ``Fenced`` when
     another consumer owns the queue, ``CorruptManifest``, ``QueueReset`` or ``StorageError``.
 
+    ``store``, ``runtime``, ``queue`` and ``open_pause`` are for tests, and for programs that are
+    parts of this one.
+
     Args:
         config: The queue's URL, or a :class:`.ConsumerConfig`.
         last_acked_sequence: The last batch that is surely processed; reading starts behind it.
@@ -116,9 +119,7 @@ class Consumer(BatchLoop):
             once; ``read_uncommitted`` everything but markers.
         allow_data_loss: Go on behind lost entries, with a warning, instead of raising ``DataLoss``.
         program: Name of the reading program, shown by ``opendata-buffer status``.
-        settings: Fields of the configuration, by name.
-        store, runtime, queue, open_pause: For tests, and for programs that are parts of this one.
-            ``queue`` is one that the same process also appends to.
+        **settings: Fields of the configuration, by name.
 
     Raises:
         UnsafeStore: The store has no compare-and-swap.

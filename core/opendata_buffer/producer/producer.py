@@ -57,10 +57,12 @@ class Producer(Closeable):
         with Producer("s3://bucket/orders", compression="zstd") as producer:
             producer.produce([b"one", b"two"]).result()
 
+    ``store``, ``runtime`` and ``open_committer`` are for tests, and for programs that are parts
+    of this one.
+
     Args:
         config: The queue's URL, or a :class:`.ProducerConfig`.
-        settings: Fields of the configuration, by name.
-        store, runtime, open_committer: For tests, and for programs that are parts of this one.
+        **settings: Fields of the configuration, by name.
 
     Raises:
         InvalidInput: A setting or the URL is wrong.

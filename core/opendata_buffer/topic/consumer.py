@@ -118,6 +118,9 @@ class TopicConsumer(BatchLoop):
     delivered when they are committed, each batch once. Without ``partitions`` it reads all,
     follows added partitions, and removes drained ones from the topic. Not thread-safe.
 
+    ``store``, ``runtime`` and ``open_pause`` are for tests, and for programs that are parts of
+    this one.
+
     Args:
         config: The topic's URL, or settings of each partition's consumer.
         positions: By partition, the :meth:`position_of` the last batch that is processed, or its
@@ -129,8 +132,7 @@ class TopicConsumer(BatchLoop):
         allow_data_loss: Go on behind lost entries, with a warning; else raise ``DataLoss``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
         program: Name of the program, shown by ``opendata-buffer status``.
-        settings: Fields of the configuration, by name.
-        store, runtime, open_pause: For tests.
+        **settings: Fields of the configuration, by name.
 
     Raises:
         InvalidInput: There is no topic, or it has no such partition; or a text is no position.

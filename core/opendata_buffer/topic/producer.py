@@ -223,13 +223,14 @@ class TopicProducer(Closeable):
     Each partition has its own :class:`Producer`, and its own broker where brokers are used. The
     producer follows added and draining partitions within seconds.
 
+    ``store``, ``runtime``, ``open_committer`` and ``topic`` are for tests, and for programs that
+    are parts of this one.
+
     Args:
         config: The topic's URL, or the settings of each partition's producer, of which the
             partitions share ``max_buffered_bytes`` and ``max_buffered_inputs``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
-        settings: Fields of the configuration, by name.
-        store, runtime, open_committer, topic: For tests, and for programs that are parts of this
-            one.
+        **settings: Fields of the configuration, by name.
 
     Raises:
         InvalidInput: There is no topic; a setting or the URL is wrong.

@@ -274,6 +274,9 @@ class Publisher(Closeable):
     Calls of several threads run one after the other; a transaction belongs to the publisher, not
     to a thread.
 
+    ``store``, ``runtime``, ``open_committer`` and ``entropy`` are for tests, and for programs
+    that are parts of this one.
+
     Args:
         topic: The topic, or its URL; or the URL of a queue.
         name: The publisher keeps the intents in a record beside the topic: a new instance of the
@@ -281,8 +284,7 @@ class Publisher(Closeable):
             fences an instance that still runs. 1 to 190 characters of ``A-Z a-z 0-9 . _ -``.
             Without a name the caller saves the intents.
         config: Settings of each partition's producer. Its ``store`` is that of the topic.
-        settings: Fields of the configuration, by name.
-        store, runtime, open_committer, entropy: For tests.
+        **settings: Fields of the configuration, by name.
 
     Raises:
         InvalidInput: There is no topic and no queue; or the name is not allowed.
