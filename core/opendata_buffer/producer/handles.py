@@ -170,7 +170,8 @@ class WriteHandle(Handle[Durable]):
         return self._completion.outcome is not None
 
     def _wait(self, timeout: float | None) -> None:
-        self._completion.wait(timeout)
+        if not self.done():  # without the lock, which a callback's thread need not take
+            self._completion.wait(timeout)
 
     def _result(self) -> Durable:
         outcome = self._completion.outcome

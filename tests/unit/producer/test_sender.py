@@ -151,7 +151,7 @@ def test_an_interrupt_anywhere_in_await_durable_stops_no_other_thread() -> None:
     for interrupt in each_step(least=40):  # 32 of them without the wait
         with Producer(held_config(), store=MemoryStore()) as producer:
             handle = producer.produce([b"a"])
-            handle.watcher._runtime = Waited()
+            handle._completion._runtime = Waited()
             interrupt(partial(waits, handle))
         assert handle.done()
 

@@ -337,7 +337,7 @@ def test_f35_a_manifest_is_warned_about_from_half_of_its_limit_on_every_ten_seco
 ) -> None:
     store, runtime = ScriptedStore(), ManualRuntime()
     full = FOOTER_SIZE + 10 * entry_bytes(entry(0))
-    config = QueueConfig(store="memory://unused", max_manifest_bytes=full)
+    config = tuned(QueueConfig, store="memory://unused", max_manifest_bytes=full)
     queue = Queue(store, config, runtime=runtime, role="producer")
     warned: dict[int, str] = {}
     for count in range(10):
