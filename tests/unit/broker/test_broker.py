@@ -28,6 +28,7 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.support.tuned import tuned
 from tests.unit.broker.local import CONFIG, Hooked, eventually, queued
 from tests.unit.broker.wired import Client, made
 
@@ -82,6 +83,36 @@ def test_a_request_that_grows_old_while_the_write_loses_races_is_not_written() -
     broker.start()
     assert client.answered()[0]["why"] == "expired"
     assert queued(store) == ["ingest/other1", "ingest/other2"]
+
+
+@pytest.mark.parametrize("dequeued", [False, True])
+def test_f2_a_group_has_not_landed_because_the_last_of_it_was_appended_elsewhere(
+    dequeued: bool,
+) -> None:
+    runtime, store = ManualRuntime(), Hooked()
+
+    def append_the_last_elsewhere() -> None:
+        """Its client heard nothing for a second, and found another broker. The other one waits."""
+        store.on_write = lambda: None
+        runtime.advance(1.5)
+        other = Queue(store, CONFIG, runtime=SystemRuntime(), role="other")
+        other.append([NewEntry("ingest/first"), NewEntry("ingest/cut off")])
+        if dequeued:
+            other.dequeue(0, other.claim_epoch(None).epoch)
+
+    store.on_write = append_the_last_elsewhere
+    broker = made(store, runtime)
+    waits, cut_off = Client(broker), Client(broker)
+    waits.ask("waits", valid_ms=2_000)
+    cut_off.ask("cut off", valid_ms=1_000)
+    broker.start()
+    (answer,) = waits.answered()
+    if dequeued:  # the group may have landed, and this one have been dequeued
+        assert answer["error"]["name"] == "CommitStateUnknown"
+        return
+    assert (answer["op"], answer["sequence"]) == ("done", 2)
+    assert cut_off.answered()[0]["why"] == "expired"
+    assert queued(store) == ["ingest/first", "ingest/cut off", "ingest/waits"]
 
 
 def test_a_request_that_is_renewed_while_a_slow_write_is_under_way_is_written() -> None:
@@ -149,7 +180,7 @@ def test_a_doubtful_request_that_a_consumer_may_have_taken_is_unknown() -> None:
 
 def test_a_full_queue_takes_what_fits() -> None:
     store = MemoryStore()
-    config = ProducerConfig(store="memory://unused", max_manifest_bytes=150)
+    config = tuned(ProducerConfig, store="memory://unused", max_manifest_bytes=150)
     broker = made(store, config=config)
     client = Client(broker)
     for number in range(8):
