@@ -17,7 +17,7 @@
     ├── Drained                       the partition has left its topic: use the others
     ├── Superseded                    another run of the app writes to the topic: stop one
     ├── CorruptData                   bytes on storage break the v1 format
-    │   ├── CorruptManifest           inspect it: ``opendata-buffer manifest dump``
+    │   ├── CorruptManifest           inspect it: ``opendata-buffer dump``
     │   └── CorruptBatch              the batch object cannot be decoded
     ├── PoisonBatch                   one queued batch cannot be delivered: repair or skip it
     │   ├── BatchMissing              its object is gone

@@ -18,7 +18,6 @@ from typing import TypeVar
 
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.read_only import no_such_queue
 from opendata_buffer.errors import Conflict, CorruptManifest, ObjectNotFound, TransientStorageError
 from opendata_buffer.formats.keys import BatchLocation, Transaction, is_confined, parse_location
 from opendata_buffer.formats.manifest import (
@@ -31,7 +30,7 @@ from opendata_buffer.formats.manifest import (
 from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.ownership import OWNER_NAME, Watermark, check_owner, claim_for_writing
-from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.queue import Queue, no_such_queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Listing, Store, read_bytes
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import click
 
 from opendata_buffer.cli import options
+from opendata_buffer.cli.command import LONG_MS, command
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import target_of
@@ -39,8 +40,8 @@ _JSON_FACTOR = 6
 """A record of control characters takes so many times its size in JSON (``\\u0000``)."""
 
 
-@click.command()
-@options.long_timeout_queue
+@command(timeout_ms=LONG_MS)
+@options.queue
 @click.option(
     "--compression",
     type=click.Choice(["none", "zstd"], case_sensitive=False),
@@ -92,7 +93,11 @@ _JSON_FACTOR = 6
     help="auto: append through the queue's broker if there is one; host: be the broker while there "
     "is none; off: append without a broker.",
 )
-@options.recreate
+@click.option(
+    "--recreate",
+    is_flag=True,
+    help="Start the queue over if its manifest is gone or was restored. Its batches are not read.",
+)
 @options.max_batch_bytes
 @click.pass_obj
 def produce(

@@ -1,4 +1,4 @@
-"""``topic`` and ``transactions``: create and change topics, end undecided transactions."""
+"""``topic`` and ``abort``: create and change topics, end open transactions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import click
 
-from opendata_buffer.admin.transactions import TransactionScope, abort, list_open
+from opendata_buffer.admin.transactions import TransactionScope
+from opendata_buffer.admin.transactions import abort as end_transactions
 from opendata_buffer.cli import options
-from opendata_buffer.cli.output import format_age, plural
+from opendata_buffer.cli.command import Command, Exampled, command
+from opendata_buffer.cli.output import plural
 from opendata_buffer.cli.target import one_queue, partition_named
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.runtime import Runtime
@@ -18,7 +20,11 @@ from opendata_buffer.topic.description import is_topic
 from opendata_buffer.topic.topic import Topic
 
 
-@click.group()
+class _Group(Exampled, click.Group):
+    """A group whose help screen starts with an example."""
+
+
+@click.group(cls=_Group)
 def topic() -> None:
     """Create and change topics.
 
@@ -32,10 +38,9 @@ _total = click.option(
 )
 
 
-@topic.command("create")
+@topic.command(cls=Command)
 @options.store_argument
 @_total
-@options.store
 @options.as_json
 @click.pass_obj
 def create(runtime: Any, /, partitions: int, as_json: bool, **store: Any) -> None:
@@ -44,10 +49,9 @@ def create(runtime: Any, /, partitions: int, as_json: bool, **store: Any) -> Non
     _print(made, as_json, f"created a topic at {made.url} with {plural(partitions, 'partition')}")
 
 
-@topic.command("expand")
+@topic.command(cls=Command)
 @options.store_argument
 @_total
-@options.store
 @options.as_json
 @click.pass_obj
 def expand(runtime: Any, /, partitions: int, as_json: bool, **store: Any) -> None:
@@ -62,10 +66,9 @@ def expand(runtime: Any, /, partitions: int, as_json: bool, **store: Any) -> Non
     _print(opened, as_json, text)
 
 
-@topic.command("drain")
+@topic.command(cls=Command)
 @options.store_argument
 @click.argument("partition")
-@options.store
 @options.as_json
 @click.pass_obj
 def drain(runtime: Any, /, partition: str, as_json: bool, **store: Any) -> None:
@@ -98,39 +101,7 @@ def _print(topic: Topic, as_json: bool, text: str) -> None:
     click.echo(topic.description.to_json().decode().strip() if as_json else text)
 
 
-@click.group()
-def transactions() -> None:
-    """List undecided transactions, and end them.
-
-    Of a topic, where there is one at STORE; otherwise of the queue.
-    """
-
-
-@transactions.command("list")
-@options.queue
-@options.as_json
-@click.pass_obj
-def transactions_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
-    """Show the undecided transactions, changing nothing.
-
-    A line for each partition that a transaction has batches in: partition, producer, app, first
-    sequence, batches, age, and whether it is committed. A committed one only lacks its
-    acknowledgement, which its writer appends when it is started again, and so does abort.
-    """
-    for each in list_open(_scope(runtime, queue)):
-        if as_json:
-            click.echo(json.dumps(asdict(each)))
-            continue
-        app = "no name" if each.app is None else f"app {each.app}, batch {each.batch}"
-        age = "age unknown" if each.age_seconds is None else f"{format_age(each.age_seconds)} old"
-        state = "committed, not acknowledged" if each.committed else "undecided"
-        click.echo(
-            f"{each.partition}  {each.producer}  {app}  from {each.first_sequence}  "
-            f"{plural(each.batches, 'batch')}, {each.behind} behind  {age}  {state}"
-        )
-
-
-@transactions.command("abort")
+@command()
 @options.queue
 @click.argument("producer")
 @click.option(
@@ -141,24 +112,22 @@ def transactions_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
 )
 @options.as_json
 @click.pass_obj
-def transactions_abort(
-    runtime: Any, /, producer: str, force: bool, as_json: bool, **queue: Any
-) -> None:
-    """End the transaction of a producer that will not be started again, in all partitions.
+def abort(runtime: Any, /, producer: str, force: bool, as_json: bool, **queue: Any) -> None:
+    """End the transaction of a producer that will not be started again.
 
-    PRODUCER is as 'transactions list' shows it. A transaction that the app's commit record names
-    is completed. All others of that app are rolled back, and are never delivered. A writer that
+    In all partitions. PRODUCER is as 'status' shows it. A transaction that the app's commit record
+    names is completed. All others of that app are aborted, and are never delivered. A writer that
     still runs fails. A publisher without a name has its intents to itself: intents that are applied
-    after the roll-back commit the transaction in some partitions only. So that takes --force.
+    after the abort commit the transaction in some partitions only. So that takes --force.
     """
-    ended = abort(_scope(runtime, queue), producer, force=force)
+    ended = end_transactions(_scope(runtime, queue), producer, force=force)
     if as_json:
         committed = [asdict(each) for each in ended if each.committed]
-        rolled_back = [asdict(each) for each in ended if not each.committed]
-        click.echo(json.dumps({"committed": committed, "rolled_back": rolled_back}))
+        aborted = [asdict(each) for each in ended if not each.committed]
+        click.echo(json.dumps({"committed": committed, "aborted": aborted}))
         return
     for each in ended:
-        outcome = "committed" if each.committed else "rolled back"
+        outcome = "committed" if each.committed else "aborted"
         click.echo(
             f"{outcome} {plural(each.batches, 'batch')} of {each.producer} in {each.partition}"
         )

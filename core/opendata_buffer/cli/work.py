@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from opendata_buffer.broker.worker import ClaimedBatch, Worker
 from opendata_buffer.cli import options
+from opendata_buffer.cli.command import LONG_MS, command
 from opendata_buffer.cli.errors import Failure, one_line
 from opendata_buffer.cli.output import plural
 from opendata_buffer.cli.signals import print_summary
@@ -46,8 +47,8 @@ def rest_ms(delivery_count: int) -> int:
     return int(min(FIRST_REST_MS * 2 ** min(delivery_count - 1, 30), LONGEST_REST_MS))
 
 
-@click.command()
-@options.long_timeout_queue
+@command(timeout_ms=LONG_MS)
+@options.queue
 @click.option("--parallel", type=options.POSITIVE, default=1, help="Batches at once.")
 @click.option(
     "--claim-timeout-ms",

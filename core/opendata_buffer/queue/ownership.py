@@ -589,9 +589,9 @@ def check_reached(seen: Watermark, now: Manifest | None, config: QueueConfig, ur
     )
     raise QueueReset(
         f"{what}. Batches that wait to be read may be named by nothing now. Stop producers, "
-        "consumers and collectors. Then 'opendata-buffer manifest rebuild "
-        f"{queue_hint(url, config)}' enqueues them again. To start over "
-        "without them, use --recreate (in Python recreate=True)."
+        "consumers and collectors. Then 'opendata-buffer fsck "
+        f"{queue_hint(url, config)} --repair' enqueues them again. To start over "
+        "without them, use produce --recreate (in Python recreate=True)."
     )
 
 
@@ -661,6 +661,6 @@ def _went_backwards(known: Watermark, now: Manifest, config: QueueConfig, url: s
 def _restore(config: QueueConfig, url: str) -> str:
     return (
         "Stop producers, consumers and collectors. Restore the latest version (bucket "
-        "versioning), or let 'opendata-buffer manifest rebuild "
-        f"{queue_hint(url, config)}' enqueue the batches again that are still there."
+        "versioning), or let 'opendata-buffer fsck "
+        f"{queue_hint(url, config)} --repair' enqueue the batches again that are still there."
     )

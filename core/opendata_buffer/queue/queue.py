@@ -34,13 +34,19 @@ from opendata_buffer.formats.manifest import (
 )
 from opendata_buffer.queue.cas import CasObject, CasStore, OutcomeUnknown
 from opendata_buffer.queue.ownership import (
+    PARTITION_NAME,
+    TOPIC_KEY,
     QueueClaim,
     check_follows,
     check_resume,
+    exists,
+    missing_topic_hint,
     parse_manifest,
+    queue_hint,
     vanished,
 )
 from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores.base import Store
 
 T = TypeVar("T")
 
@@ -464,3 +470,29 @@ class Queue:
         age_s = before.age_s(self._runtime.now_ms())
         oldest_ms = None if age_s is None else round(age_s * 1000)
         raise QueueFull(self.key, after.size, limit, before.entry_count, oldest_ms)
+
+
+def no_such_queue(store: Store, config: QueueConfig, *, creates: bool = False) -> InvalidInput:
+    """The error of a command or reader that found no manifest: what is there instead.
+
+    ``creates`` is whether the caller has an option that creates a queue.
+    """
+    prefix = config.data_path_prefix
+    if exists(store, TOPIC_KEY):
+        root = QueueConfig(store=store.url, store_options=config.store_options)
+        lists = f"'opendata-buffer status {queue_hint(store.url, root)}' lists them"
+        if PARTITION_NAME.fullmatch(prefix) is None:
+            return InvalidInput(
+                f"there is a topic at {store.url}, and one queue is needed: name a partition with "
+                f"--partition; {lists}"
+            )
+        return InvalidInput(
+            f"partition {prefix!r} of the topic at {store.url} was never written; {lists}"
+        )
+    if lost := missing_topic_hint(store):
+        return InvalidInput(lost)
+    create = ", or create it with create_if_missing=True" if creates else ""
+    return InvalidInput(
+        f"there is no queue: no manifest {config.manifest_path!r} in {store.url}. Produce into it "
+        f"first{create}, or name the right queue with data_path_prefix or manifest_path."
+    )
