@@ -9,30 +9,34 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from pyspark.errors import PySparkException
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import (
         DataSourceReader,
-        DataSourceStreamReader,
         DataSourceStreamWriter,
         DataSourceWriter,
+        InputPartition,
     )
     from pyspark.sql.types import StructType
 
+    from buffer_source.options import SourceOptions
+
 __all__ = ["DefaultSource", "register"]
 
-_RESERVED = frozenset(
-    {"collation", "comment", "external", "is_managed_location", "location", "owner", "provider"}
+_NO_TABLE = (
+    "an opendata-buffer is no table of a catalog, as CREATE TABLE ... USING and saveAsTable make "
+    "it: Spark passes its options to no query. To read use CREATE TEMPORARY VIEW name "
+    "USING `opendata-buffer` OPTIONS (path '...') or "
+    "spark.read.format('opendata-buffer').load('...'), to write "
+    "df.write.format('opendata-buffer').mode('append').save('...')"
 )
-"""Properties that Spark adds to the options of a table made by ``CREATE TABLE ... USING``."""
-
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -58,6 +62,32 @@ def _complete(method: Callable[_P, _T]) -> Callable[_P, _T]:
     return checked
 
 
+class _Refused(DataSourceStreamReader):
+    """Raises, in whatever Spark calls first, why there is no reader.
+
+    Spark hides an error of ``streamReader()``: its runner then calls ``stop()`` of a reader that it
+    does not have, and shows the ``UnboundLocalError`` of that.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:
+        raise self._error
+
+    def getDefaultReadLimit(self) -> Any:
+        raise self._error
+
+    def latestOffset(self, start: object = None, limit: object = None) -> dict[str, Any]:
+        raise self._error
+
+    def partitions(self, start: object, end: object) -> Sequence[InputPartition]:
+        raise self._error
+
+    def read(self, partition: object) -> Any:
+        raise self._error
+
+
 def _own(schema: StructType) -> StructType:
     """The schema in the types of the pyspark here.
 
@@ -78,12 +108,6 @@ class DefaultSource(DataSource):
     cores: int | None = None
     """Tasks that the cluster runs at once; :func:`register` knows."""
 
-    def __init__(self, options: dict[str, str]) -> None:
-        # A table's properties arrive among the options, and are none of this source's or sink's.
-        super().__init__(
-            {name: value for name, value in options.items() if name.lower() not in _RESERVED}
-        )
-
     @classmethod
     def name(cls) -> str:
         """The format's name."""
@@ -100,9 +124,12 @@ class DefaultSource(DataSource):
         from buffer_source.options import SourceOptions
         from buffer_source.schema import default_schema
         from buffer_source.schema_inference import infer_schema
+        from opendata_buffer.errors import InvalidInput
         from opendata_buffer.runtime import SystemRuntime
         from opendata_buffer.stores.open import open_store
 
+        if "provider" in self.options:  # as Spark passes a table's own properties when it is made
+            raise InvalidInput(_NO_TABLE)
         options = SourceOptions.from_spark(self.options, self.cores)
         store = open_store(options.queue.store, options.queue.store_options)
         if options.values is not None:
@@ -115,39 +142,48 @@ class DefaultSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """For ``spark.read``."""
         from buffer_source.batch_reader import BufferBatchReader
-        from buffer_source.options import SourceOptions
-        from opendata_buffer.errors import InvalidInput
 
-        if not self.options:
-            raise InvalidInput(
-                "Spark passed no options, as it does for a table made by CREATE TABLE ... USING. "
-                "Use CREATE TEMPORARY VIEW name USING `opendata-buffer` OPTIONS (path '...'), or "
-                "spark.read.format('opendata-buffer').load('...')"
-            )
-        return BufferBatchReader(SourceOptions.from_spark(self.options, self.cores), _own(schema))
+        return BufferBatchReader(self._source_options(), _own(schema))
 
-    @_complete
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """For ``spark.readStream``."""
-        from buffer_source.options import SourceOptions
-        from buffer_source.stream_reader import BufferStreamReader, know_engine
-
-        know_engine(schema)
-        return BufferStreamReader(SourceOptions.from_spark(self.options, self.cores), _own(schema))
+        """For ``spark.readStream``; what is wrong is raised when Spark first uses the reader."""
+        try:
+            return self._stream_reader(schema)
+        except Exception as error:
+            return _Refused(error)
 
     @_complete
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For ``df.write``; ``schema`` is the DataFrame's."""
         from buffer_sink.writer import batch_writer
 
-        return batch_writer(self.options, _own(schema), overwrite)
+        return batch_writer(self._given_options(), _own(schema), overwrite)
 
     @_complete
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """For ``df.writeStream``; ``schema`` is the DataFrame's."""
         from buffer_sink.writer import stream_writer
 
-        return stream_writer(self.options, _own(schema), overwrite)
+        return stream_writer(self._given_options(), _own(schema), overwrite)
+
+    @_complete
+    def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
+        from buffer_source.stream_reader import BufferStreamReader, know_engine
+
+        know_engine(schema)
+        return BufferStreamReader(self._source_options(), _own(schema))
+
+    def _source_options(self) -> SourceOptions:
+        from buffer_source.options import SourceOptions
+
+        return SourceOptions.from_spark(self._given_options(), self.cores)
+
+    def _given_options(self) -> Mapping[str, str]:
+        from opendata_buffer.errors import InvalidInput
+
+        if not self.options:
+            raise InvalidInput(_NO_TABLE)
+        return self.options
 
 
 def register(spark: SparkSession, parallelism: int | None = None) -> None:

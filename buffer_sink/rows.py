@@ -155,8 +155,9 @@ class BlockBuilder:
             row = self._rows + pc.index(pc.is_null(values), True).as_py()
             raise InvalidInput(
                 f"value is null in row {row} of {self._where} (counted from 0): a "
-                "buffer has no null. Filter such rows, df.where('value IS NOT NULL'), or give "
-                "them a value."
+                "buffer has no null. Filter such rows, df.where('value IS NOT NULL'). Where a null "
+                "means something, as Kafka's tombstones do, write columns as JSON, which leaves "
+                "the field out: df.select('key', 'value') with .option('valueFormat', 'json')."
             )
         metadata = None
         if self._columns.metadata is not None:
@@ -323,8 +324,8 @@ class PartitionRouter:
         elif columns.key is not None and keys.null_count:
             raise InvalidInput(
                 f"key is null in {self._row(pc.is_null(keys))}: a row without a key belongs to no "
-                "partition. Give it one, df.selectExpr(\"coalesce(key, '') AS key\", ...), or "
-                "filter it out."
+                "partition. Let the value choose one, df.selectExpr('coalesce(key, value) AS key', "
+                "...), or filter such rows, df.where('key IS NOT NULL')."
             )
         parts = partitioners.split(rows, keys, self._names, partitioner)
         self._rows += len(rows)

@@ -86,7 +86,7 @@ def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
     assert not isinstance(start, tuple), "of_partition() picks one"
     assert not isinstance(last, tuple), "of_partition() picks one"
     begin = first if start == EARLIEST else int(start)
-    until = end - 1 if last == LATEST else int(last)
+    until = end - 1 if last in (None, LATEST) else int(last)
     if begin < first:
         advice = "Read with startingOffsets 'earliest', or set failOnDataLoss to false."
         options.report_data_loss(DataLoss(options.queue.manifest_path, begin, first, advice))
@@ -98,7 +98,7 @@ def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
         )
     entries, since_ms = manifest.entries(), options.starting_timestamp_ms
     if since_ms is not None:
-        begin = first_since(map(BatchDescriptor.of, entries), since_ms, end)
+        begin = first_since([*map(BatchDescriptor.of, entries)], since_ms, end)
 
     def held_back(start: int, stop: int) -> list[tuple[int, str]]:
         return [(each.sequence, each.location) for each in entries[start - first : stop - first]]

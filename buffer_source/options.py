@@ -111,7 +111,7 @@ class SourceOptions:
             are not named. Only for a new query.
         starting_timestamp_ms: Instead of a position: read from the first batch with a record that
             was ingested at that time or later, in milliseconds since the Unix epoch.
-        ending_offsets: Batch reads: ``latest`` (default) or the last sequence to read; of a topic
+        ending_offsets: Batch reads: ``latest`` (also None) or the last sequence to read; of a topic
             as above, and the newest in those that are not named.
         isolation: ``read_committed`` (default) holds batches of transactions back until they are
             decided; ``read_uncommitted`` delivers every batch.
@@ -145,7 +145,7 @@ class SourceOptions:
     one_queue: bool = True
     starting_offsets: Offsets = EARLIEST
     starting_timestamp_ms: int | None = None
-    ending_offsets: Offsets = LATEST
+    ending_offsets: Offsets | None = None
     isolation: str = READ_COMMITTED
     fail_on_data_loss: bool = True
     corrupt_batches: str = FAIL
@@ -182,7 +182,9 @@ class SourceOptions:
             one_queue=any(read.text(name) for name in ("dataPathPrefix", "manifestPath")),
             starting_offsets=_position(read, "startingOffsets", EARLIEST),
             starting_timestamp_ms=_starting_timestamp(read),
-            ending_offsets=_position(read, "endingOffsets", LATEST),
+            ending_offsets=(
+                _position(read, "endingOffsets", LATEST) if read.given("endingOffsets") else None
+            ),
             isolation=read.choice("isolationLevel", ISOLATION_LEVELS, READ_COMMITTED),
             fail_on_data_loss=read.boolean("failOnDataLoss", True),
             corrupt_batches=read.choice("corruptBatches", (FAIL, QUARANTINE), FAIL),
@@ -215,10 +217,10 @@ class SourceOptions:
                 "acknowledges nothing makes no queue either. Start it when the queue exists, or "
                 "leave one of the two out"
             )
-        if self.ending_offsets != LATEST:
+        if self.ending_offsets is not None:
             raise InvalidInput(
-                f"option endingOffsets is {self.ending_offsets!r}: a stream has no end. Use "
-                "trigger(availableNow=True) to stop at what is queued, or spark.read"
+                f"option endingOffsets is {self.ending_offsets!r}: a stream has no end. Leave it "
+                "out and use trigger(availableNow=True) to stop at what is queued, or spark.read"
             )
 
     def check_batch(self) -> None:
@@ -244,7 +246,11 @@ class SourceOptions:
             one_queue=True,
             create_if_missing=True,
             starting_offsets=_offset_of(name, self.starting_offsets, EARLIEST),
-            ending_offsets=_offset_of(name, self.ending_offsets, LATEST),
+            ending_offsets=(
+                None
+                if self.ending_offsets is None
+                else _offset_of(name, self.ending_offsets, LATEST)
+            ),
         )
 
     @property

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -335,7 +335,8 @@ def plan_tasks(
 ) -> list[TaskBatches]:
     """Divide batches, in the order they are read, among tasks; several share a very large one.
 
-    ``sizes`` are the stored bytes of each; estimates will do.
+    ``sizes`` are the stored bytes of each; estimates will do. A batch is shared from one and a half
+    shares of a task on: below that, reading all of it twice costs more than the other tasks save.
     """
     # A source does not get the size of the cluster from Spark.
     parallelism = options.cores or options.min_partitions or os.cpu_count() or 1
@@ -344,37 +345,46 @@ def plan_tasks(
     parts: list[PartitionBatch] = []
     part_sizes: list[int] = []
     for batch, size in zip(batches, sizes, strict=True):
-        count = max(1, size // share)
+        count = max(1, (2 * size + share) // (2 * share))
         parts += batch.shared_by(count)
         part_sizes += [size // count] * count
-    packed = pack(parts, part_sizes, parallelism, options.min_partitions)
+    later = {index for index, each in enumerate(parts) if each.part}
+    packed = pack(parts, part_sizes, parallelism, options.min_partitions, begins=later)
     return [TaskBatches(each) for each in packed]
 
 
 def pack(
-    batches: Sequence[T], sizes: Sequence[int], parallelism: int, at_least: int | None = None
+    batches: Sequence[T],
+    sizes: Sequence[int],
+    parallelism: int,
+    at_least: int | None = None,
+    *,
+    begins: Container[int] = (),
 ) -> list[tuple[T, ...]]:
     """Divide batches among tasks: contiguous, in order, of about equal cost.
 
     ``parallelism`` tasks run at the same time; ``at_least`` tasks are made while there are batches
-    for them.
+    for them. A task begins at each index in ``begins``: of a batch that tasks share none reads two
+    parts, as it would fetch the batch twice.
     """
     if not batches:
         return []
     costs = [max(size, OPEN_COST_BYTES) for size in sizes]
-    total = sum(costs)
-    share = min(MAX_TASK_BYTES, max(MIN_TASK_BYTES, -(-total // parallelism)))
-    tasks = min(len(batches), max(-(-total // share), at_least or 1))
+    left = sum(costs)
+    share = min(MAX_TASK_BYTES, max(MIN_TASK_BYTES, -(-left // parallelism)))
+    open_tasks = min(len(batches), max(-(-left // share), at_least or 1))
     packed: list[tuple[T, ...]] = []
-    begin = spent = 0
+    begin, spent = 0, 0
     for index, cost in enumerate(costs):
-        left = len(batches) - index
-        open_tasks = tasks - len(packed)
         # A batch belongs to the task its middle falls into; and every task gets one batch.
-        past = (2 * spent + cost) * tasks >= 2 * total * (len(packed) + 1)
-        if index > begin and open_tasks > 1 and (past or left < open_tasks):
+        past = (2 * spent + cost) * open_tasks >= 2 * left
+        full = open_tasks > 1 and (past or len(batches) - index < open_tasks)
+        if index > begin and (full or index in begins):
             packed.append(tuple(batches[begin:index]))
-            begin = index
+            left -= spent
+            begin, spent, open_tasks = index, 0, open_tasks - 1
+            if not full:  # The task ends before it has its share.
+                open_tasks = max(open_tasks, -(-left // share))
         spent += cost
     packed.append(tuple(batches[begin:]))
     return packed

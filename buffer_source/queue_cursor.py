@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from buffer_source.offsets import PartitionOffset
 from buffer_source.options import EARLIEST, LATEST, PROGRAM, SourceOptions
@@ -357,14 +358,34 @@ def oldest_ms(batch: BatchDescriptor) -> int | None:
     return min(_times_ms(batch), default=None)
 
 
-def first_since(queued: Iterable[BatchDescriptor], since_ms: int, end: int) -> int:
-    """The first batch with a record ingested at that time or later; the end if none has."""
+def first_since(queued: Sequence[BatchDescriptor], since_ms: int, end: int) -> int:
+    """The first batch with a record ingested at that time or later; the end if none has.
+
+    Warns where the time is before all that is queued, and earlier batches have left the queue.
+    """
+    oldest = oldest_ms(queued[0]) if queued and queued[0].sequence > 0 else None
+    if oldest is not None and oldest > since_ms:
+        log.warning(
+            "startingTimestamp is %s, and the oldest batch that is still queued, %d at %r, begins "
+            "at %s: what came between and was acknowledged has left the queue, and is not read",
+            _utc(since_ms),
+            queued[0].sequence,
+            queued[0].location,
+            _utc(oldest),
+        )
     for each in queued:
         times = _times_ms(each)
         # A batch whose time is unknown is rather read once too often than never.
         if not times or max(times) >= since_ms:
             return each.sequence
     return end
+
+
+def _utc(ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"  # no year that datetime has: times of other writers may be anything
 
 
 def _times_ms(batch: BatchDescriptor) -> list[int]:

@@ -82,6 +82,7 @@ WRITTEN = either("buffer_bytes_written@_total", "_bytes", CHOSEN)
 FLUSHED = either("buffer_bytes_flushed@_total", "_bytes", CHOSEN)
 COLLECTED = either("buffer_bytes_collected@_total", "_bytes", CHOSEN)
 CONFLICTS = either("buffer_conflict_rate@", "_ratio", QUEUE)
+SIZE = either("buffer_manifest_share@", "_ratio", QUEUE)
 
 
 def per_second(selector: str) -> str:
@@ -119,7 +120,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Quarantined",
-            "Batches that nobody could read, in the time shown: opendata-buffer quarantine list.",
+            "Batches that nobody could read, in the time shown: opendata-buffer status.",
             (Line(grown("buffer_batches_quarantined_total"), "{{job}}"),),
             kind="stat",
             width=6,
@@ -224,9 +225,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             unit="cps",
         ),
         Panel(
-            "Lost races",
-            "Share of the last 100 attempts that lost. Above a half: let a broker append for all.",
-            (Line(f"max by (queue, role) ({CONFLICTS})", "{{role}} {{queue}}"),),
+            "Lost races, and size",
+            "Share of the last 100 attempts that lost. Above a half: let a broker append for all. "
+            "And the manifest's share of its limit: at 100 % appends are refused.",
+            (
+                Line(f"max by (queue, role) ({CONFLICTS})", "{{role}} {{queue}}"),
+                Line(f"max by (queue) ({SIZE})", "size {{queue}}"),
+            ),
             unit="percentunit",
         ),
         Panel(

@@ -238,8 +238,8 @@ class ProducerConfig(QueueConfig):
             ``produce()`` call must fit. Default 256 MiB.
         upload_concurrency: Uploads at once. Default 8.
         delivery_timeout_ms: How long a batch is retried before its handles fail, as Kafka's
-            ``delivery.timeout.ms``; an append too, if ``cas_deadline_ms`` is shorter. Default
-            120,000.
+            ``delivery.timeout.ms``, at a full manifest with ``QueueFull``; an append too, if
+            ``cas_deadline_ms`` is shorter. Default 120,000.
         gc_grace_period_ms: The collector's grace period. A batch older than half of it is
             uploaded again instead of enqueued (failure F5). Default 600,000.
         broker: Many processes that append to one manifest lose races to each other; a broker

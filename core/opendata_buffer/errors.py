@@ -185,9 +185,9 @@ class QueueFull(OpenDataBufferError):
     def __init__(self, key: str, size: int, limit: int, lag: int, oldest_ms: int | None) -> None:
         age = "" if oldest_ms is None else f", the oldest for {oldest_ms / 1000:.0f} s"
         super().__init__(
-            f"manifest {key!r} has {size} bytes, more than the limit of {limit}: {lag} batches "
-            f"wait for the consumer{age}. Start or speed up the consumer, or raise "
-            "max_manifest_bytes. Nothing was appended."
+            f"manifest {key!r} would have {size} bytes, more than the limit of {limit}: {lag} "
+            f"batches wait for the consumer{age}. Start or speed up the consumer. Nothing was "
+            "appended."
         )
         self.key = key
         self.size = size

@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import logging
 import posixpath
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -32,7 +32,6 @@ from opendata_buffer import metrics, outcomes
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import (
     CorruptData,
-    CorruptManifest,
     Fenced,
     ObjectNotFound,
     OpenDataBufferError,
@@ -41,7 +40,7 @@ from opendata_buffer.errors import (
     StorageError,
 )
 from opendata_buffer.formats.keys import MAX_KEY_BYTES, location_timestamp_ms, parse_location
-from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.queue.ownership import (
@@ -52,9 +51,9 @@ from opendata_buffer.queue.ownership import (
     check_reached,
     claim_queue,
     exists,
+    manifest_object,
     misplaced,
     owner_key,
-    parse_manifest,
     queue_hint,
 )
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
@@ -196,8 +195,8 @@ class Queued:
 
     @classmethod
     def of(cls, manifest: Manifest, oldest_ms: int | None) -> Queued:
-        """The batches that a manifest names; its entries are decoded strictly."""
-        return cls(frozenset(entry.location for entry in manifest.entries()), oldest_ms)
+        """The batches that a manifest names; its metadata is not decoded."""
+        return cls(frozenset(manifest.locations()), oldest_ms)
 
 
 def plan(
@@ -216,10 +215,9 @@ def plan(
     referenced = waiting = ignored = 0
     delete: list[tuple[int, str, ObjectInfo]] = []
     for info in page.objects:
-        parsed = parse_location(info.key, data_path_prefix)
         if info.key in queued.locations:
             referenced += 1
-        elif parsed is None:
+        elif (parsed := parse_location(info.key, data_path_prefix)) is None:
             ignored += 1
         else:
             # The later of both times makes for the smaller age (failure F6).
@@ -236,7 +234,7 @@ def plan(
     nested = [  # folders below the prefix that another queue has claimed for itself
         posixpath.dirname(info.key) + "/"
         for info in page.objects
-        if posixpath.basename(info.key) == OWNER_NAME and info.key != owner_key(data_path_prefix)
+        if info.key.endswith(f"/{OWNER_NAME}") and info.key != owner_key(data_path_prefix)
     ]
     return without_nested(GcPlan(orphans, referenced, waiting, ignored), nested)
 
@@ -356,14 +354,17 @@ class GarbageCollector:
         self._task: Task | None = None
         self._seen = 0  # highest next sequence of the manifest so far
         self._cursor = GcCursor(store, config, self._runtime)
-        self._manifest: tuple[str, Manifest] | None = None  # with the version of its object
+        self._manifest = manifest_object(store, config, self._runtime)
         self._queued: tuple[Manifest, Queued] | None = None
 
-    def run_once(self, *, dry_run: bool = False) -> GcReport:
+    def run_once(
+        self, *, dry_run: bool = False, progress: Callable[[int], None] = lambda objects: None
+    ) -> GcReport:
         """One cycle: all objects, page by page, from the saved cursor on and around to it.
 
         Args:
             dry_run: Only read and plan; nothing is written.
+            progress: Called after each page with the number of batches seen so far.
 
         Raises:
             PrefixConflict: The data prefix belongs to the queue of another manifest (failure
@@ -377,6 +378,8 @@ class GarbageCollector:
         report = GcReport()
         for page in self._cycle(dry_run):
             report += page
+            seen = report.plan
+            progress(seen.referenced + seen.waiting + len(seen.delete))
         return report
 
     def _cycle(self, dry_run: bool) -> Iterator[GcReport]:
@@ -481,23 +484,8 @@ class GarbageCollector:
         return None
 
     def _read_manifest(self) -> Manifest | None:
-        known = None if self._manifest is None else self._manifest[0]
-        try:
-            got = self._store.get(
-                self._config.manifest_path, if_changed=known, max_bytes=MAX_MANIFEST_BYTES
-            )
-        except ObjectNotFound:
-            self._manifest = None
-            return None
-        if not isinstance(got, NotModified):
-            try:
-                found = parse_manifest(got.data, self._store.url, self._config)
-            except CorruptManifest as error:
-                path = self._config.manifest_path
-                raise CorruptManifest(f"{path!r} in {self._store.url}: {error}") from error
-            self._manifest = (got.version, found)
-        assert self._manifest is not None  # "not modified" answers a version that we sent
-        return self._manifest[1]
+        found = self._manifest.read()
+        return None if isinstance(found, outcomes.Vanished) else found
 
     def _queued_in(self, manifest: Manifest) -> Queued:
         """The queued batches of this manifest; pages with the same one share them."""

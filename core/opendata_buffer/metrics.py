@@ -147,6 +147,14 @@ conflict_rate = _gauge(
     "conflict_rate", "1", "Share of the last 100 attempts that lost a race, 0 to 1.", _QUEUE + _ROLE
 )
 
+manifest_share = _gauge(
+    "manifest_share",
+    "1",
+    "Size of the manifest at the last append, as a share of max_manifest_bytes. At 1 appends are "
+    "refused.",
+    _QUEUE,
+)
+
 # Consumer
 batches_collected = _counter("batches_collected", "{batch}", "Batches fetched and decoded.")
 entries_collected = _counter("entries_collected", "{entry}", "Records in the batches fetched.")

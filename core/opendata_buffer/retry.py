@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import ParamSpec, TypeVar
@@ -55,9 +56,17 @@ class Retries:
         """
         before_pause = self.before_pause
         until = self.runtime.monotonic() + self.deadline_ms / 1000
+
+        def attempt() -> T:
+            try:
+                return call(*args, **kwargs)
+            except Exception as error:
+                _clear_locals(error)
+                raise
+
         try:
             # Most calls succeed at once; tenacity would cost each of them more than the call.
-            return call(*args, **kwargs)
+            return attempt()
         except self.retry_on as error:
             first = [error]
 
@@ -65,7 +74,7 @@ class Retries:
             # The attempt that was made above.
             if first:
                 raise first.pop()
-            return call(*args, **kwargs)
+            return attempt()
 
         def wait(state: tenacity.RetryCallState) -> float:
             assert state.outcome is not None
@@ -98,6 +107,20 @@ class Retries:
         # The exponent is capped: 2.0**1024 overflows after some hours of retries.
         step_ms = min(self.max_ms, self.base_ms * 2.0 ** min(failures - 1, 64))
         return self.runtime.random() * step_ms / 1000
+
+
+def _clear_locals(error: BaseException) -> None:
+    """Let go of the values of the frames that an error has passed; its traceback stays.
+
+    tenacity, batches and handles keep errors, some of them in reference cycles: the copies of a
+    manifest of 64 MiB would stay with each one (failure F35).
+    """
+    each: BaseException | None = error
+    seen: set[int] = set()
+    while each is not None and id(each) not in seen:  # a chain may be a circle
+        seen.add(id(each))
+        traceback.clear_frames(each.__traceback__)
+        each = each.__cause__ or each.__context__
 
 
 def queue_retry(

@@ -159,6 +159,23 @@ class Moment:
         return max(float(now.wall_ms - self.wall_ms), (now.monotonic - self.monotonic) * 1000)
 
 
+class Interval:
+    """For what is done at most once in so many seconds, such as a warning. Not thread-safe."""
+
+    def __init__(self, runtime: Runtime, seconds: float) -> None:
+        self._runtime = runtime
+        self._seconds = seconds
+        self._next_at = float("-inf")
+
+    def is_due(self) -> bool:
+        """Whether the time has come; then the next interval begins."""
+        now = self._runtime.monotonic()
+        if now < self._next_at:
+            return False
+        self._next_at = now + self._seconds
+        return True
+
+
 _deadline: ContextVar[tuple[Runtime, float] | None] = ContextVar("_deadline", default=None)
 
 

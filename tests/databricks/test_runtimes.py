@@ -162,3 +162,15 @@ def test_a_micro_batch_of_typed_rows_is_written_once(engine: Engine, store: str)
 def test_an_error_reaches_spark_as_a_sentence(engine: Engine, store: str) -> None:
     with pytest.raises(ProgramFailed, match="maxBatchesPerTrigger is 'many'"):
         referee.create(engine, {"path": store, "maxBatchesPerTrigger": "many"})
+
+
+def test_what_a_stream_refuses_is_the_error_that_spark_shows(engine: Engine, store: str) -> None:
+    produce(store, [[b'{"id": 1}']])
+    created = referee.create(engine, {"path": store, "valueFormat": "json"})
+    with referee.stream(engine, created) as runner:
+        # Runtimes before 18.1 ask for the initial offset first, later ones for the limit.
+        limited = engine.asks_for(RUNNER, "GET_DEFAULT_READ_LIMIT_FUNC_ID")
+        ask = runner.default_limit if limited else runner.initial
+        with pytest.raises(ProgramFailed, match="valueFormat needs a schema") as raised:
+            ask()
+    assert "UnboundLocalError" not in str(raised.value)

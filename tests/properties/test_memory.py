@@ -1,4 +1,4 @@
-"""Hostile bytes may not cost more memory than the cap allows, measured on a fresh process."""
+"""What may not cost more memory than it is allowed, measured on a fresh process."""
 
 from __future__ import annotations
 
@@ -92,3 +92,54 @@ def test_f17_f18_f21_f22_hostile_bytes_stay_below_twice_the_cap() -> None:
     assert len(peaks) == 11
     # A peak never falls, so the first one beyond the limit is the culprit.
     assert {name: peak for name, peak in peaks.items() if peak - before >= 2 * CAP_MIB} == {}
+
+
+# A producer before a manifest of 64 MiB that has no room, for a simulated hour, with 1,440 retries.
+FULL = """
+import logging, os, sys
+from opendata_buffer.config import ProducerConfig
+from opendata_buffer.errors import QueueFull
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.producer import sender
+from opendata_buffer.producer.producer import Producer
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+
+def peak():
+    status = open("/proc/self/status").read()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+class Watched(MemoryStore):
+    def get(self, *arguments, **options):
+        if peak() > 1_000:
+            os._exit(9)  # or it would take the whole machine
+        return super().get(*arguments, **options)
+
+lines = []
+handler = logging.Handler()
+handler.emit = lambda record: lines.append(record.getMessage())
+logging.getLogger("opendata_buffer.producer").addHandler(handler)
+sender.RETRY_PAUSE_S = 2.5
+store, runtime = Watched(), ManualRuntime()
+entry = NewEntry("ingest/01HZZZZZZZZZZZZZZZZZZZZZZZ.batch", (Metadata(0, 0, bytes(1_048_502)),))
+store.put("ingest/manifest", Manifest.empty().append([entry] * 64).raw)
+config = ProducerConfig(
+    store="memory://unused", broker="off", flush_size_bytes=1,
+    delivery_timeout_ms=3_600_000, gc_grace_period_ms=14_400_000,
+)
+handle = Producer(config, store=store, runtime=runtime).produce([b"x"])
+try:
+    handle.watcher.await_durable()
+except QueueFull as error:
+    print(round(peak()), len(runtime.slept), sum("trying again" in line for line in lines))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/status")
+def test_f35_a_producer_that_waits_at_a_full_manifest_stays_below_300_mb() -> None:
+    done = subprocess.run([sys.executable, "-c", FULL], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    peak, retries, warnings = map(int, done.stdout.split())
+    assert retries == 1_440
+    assert warnings == 360, "one in ten seconds"
+    assert peak < 300

@@ -324,18 +324,38 @@ def test_f5_the_repeat_of_a_batch_that_was_gone_is_read(query: Query, store: str
     assert query.sink.values == [0, 2, 1, 3]
 
 
-def test_sql_reads_a_view_of_a_queue_and_says_so_where_a_table_is_read(
-    spark: SparkSession, store: str
-) -> None:
+def test_sql_reads_a_view_of_a_queue_and_makes_no_table(spark: SparkSession, store: str) -> None:
     produce(store, numbered(0, 3))
-    spark.sql(f"CREATE TABLE queued USING `opendata-buffer` OPTIONS (path '{store}')")
+    using = f"USING `opendata-buffer` OPTIONS (path '{store}')"
+    advice = r"no table of a catalog.* use CREATE TEMPORARY VIEW name USING `opendata-buffer`"
+    with pytest.raises(Exception, match=advice):
+        spark.sql(f"CREATE TABLE queued {using}")
+    # Where columns are given, Spark does not ask the source before the first query.
+    spark.sql(f"CREATE TABLE queued (value STRING) {using}")
+    rows = spark.range(2).selectExpr("CAST(id AS STRING) AS value").write.format("opendata-buffer")
+    rows.option("path", store).saveAsTable("saved")
+    assert len(queued(store)) > 3  # it did write
     try:
-        with pytest.raises(Exception, match=r"Use CREATE TEMPORARY VIEW name USING `opendata"):
-            spark.sql("SELECT count(*) FROM queued").collect()
+        for table in ("queued", "saved"):
+            for query in (f"SELECT count(*) FROM {table}", f"INSERT INTO {table} VALUES ('x')"):
+                with pytest.raises(Exception, match=advice):
+                    spark.sql(query).collect()
     finally:
         spark.sql("DROP TABLE queued")
-    spark.sql(f"CREATE TEMPORARY VIEW seen USING `opendata-buffer` OPTIONS (path '{store}')")
-    assert spark.sql("SELECT max(sequence) FROM seen").first()[0] == 2  # type: ignore[index]
+        spark.sql("DROP TABLE saved")
+    with pytest.raises(Exception, match="UNSUPPORTED_DATASOURCE_FOR_DIRECT_QUERY"):
+        spark.sql(f"SELECT * FROM `opendata-buffer`.`{store}`")
+    spark.sql(f"CREATE TEMPORARY VIEW seen {using}")
+    assert spark.sql("SELECT count(*) FROM seen").first()[0] == 5  # type: ignore[index]
+
+
+def test_a_column_that_there_is_not_is_named_by_the_query(spark: SparkSession, store: str) -> None:
+    produce(store, numbered(0, 1))
+    frame = spark.readStream.format("opendata-buffer").schema("value BINARY, offset LONG")
+    query = frame.load(store).writeStream.format("noop").start()
+    with pytest.raises(StreamingQueryException, match="schema has the column 'offset'") as raised:
+        query.awaitTermination(60)
+    assert "UnboundLocalError" not in str(raised.value)
 
 
 def test_lost_sequences_end_the_query_and_name_the_option(query: Query, store: str) -> None:

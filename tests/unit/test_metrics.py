@@ -158,6 +158,7 @@ def test_every_instrument_is_measured_where_the_table_says() -> None:
         "buffer.descriptors_handed_out": 1,
         "buffer.acks": 1,
         "buffer.queue_length": 0,
+        "buffer.manifest_share": 193 / 2**26,
         "buffer.conflict_rate{producer}": 0,
         "buffer.conflict_rate{consumer}": 0,
         "buffer.conflict_rate{here}": 1 / 3,

@@ -17,18 +17,18 @@ from opendata_buffer.errors import InvalidInput
 from pyspark_opendata_buffer import DefaultSource, register
 
 
-def test_the_properties_that_spark_adds_for_a_table_are_no_options(tmp_path: Path) -> None:
+def test_a_table_of_a_catalog_is_refused_and_names_what_works(tmp_path: Path) -> None:
     # As CREATE TABLE ... USING `opendata-buffer` OPTIONS (path ...) passes them.
     table = {"owner": "root", "location": f"file:{tmp_path}", "provider": "opendata-buffer"}
-    source = DefaultSource({"path": str(tmp_path), **table})
-    assert source.schema().fieldNames()[0] == "value"
-    with pytest.raises(InvalidInput, match="unknown option 'owners'"):
-        DefaultSource({"path": str(tmp_path), "owners": "root"}).schema()
-
-
-def test_a_table_that_is_read_without_options_names_what_works() -> None:
-    with pytest.raises(InvalidInput, match="Use CREATE TEMPORARY VIEW"):
-        DefaultSource({}).reader(StructType())
+    read = DefaultSource({})  # as SELECT and INSERT do
+    for call in (
+        DefaultSource({"path": str(tmp_path), **table}).schema,
+        lambda: read.reader(StructType()),
+        lambda: read.writer(StructType(), False),
+        lambda: read.streamReader(StructType()).initialOffset(),
+    ):
+        with pytest.raises(InvalidInput, match=r"no table of a catalog.*CREATE TEMPORARY VIEW"):
+            call()
 
 
 class Session:

@@ -25,12 +25,19 @@ from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.errors import CorruptData, ObjectNotFound, PrefixConflict, QueueReset
+from opendata_buffer.errors import (
+    CorruptData,
+    CorruptManifest,
+    ObjectNotFound,
+    PrefixConflict,
+    QueueReset,
+)
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.quarantine import count_quarantine, list_quarantine
 from opendata_buffer.queue.consumer_info import ConsumerInfo, read_consumer_info
 from opendata_buffer.queue.ownership import check_owner, topic_hint
+from opendata_buffer.queue.queue import fullness
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Listing, Store, read_sidecar
 from opendata_buffer.topic.description import Partition
@@ -40,6 +47,9 @@ T = TypeVar("T")
 
 SHOWN = 20
 """Reports of skipped batches that are read; the others are counted."""
+
+LISTED = 20_000
+"""Objects that a status lists, 1,000 with each request: all of 200,000 would take ten seconds."""
 
 STATS_S = 1.0
 """Seconds that a broker may take to answer; one that runs answers sooner."""
@@ -152,6 +162,7 @@ class Status:
     missing: int  # waiting batches whose object is gone; fsck lists them
     orphans: int  # batch objects that no entry names: consumed, or being uploaded right now
     orphan_bytes: int
+    listed_all: bool = True  # False: sizes, orphans and missing are of the first 20,000 objects
     consumer: ConsumerInfo | None = None  # of this epoch or, if it left no record, an earlier one
     broker: BrokerStatus | None = None
     claims: ClaimsStatus | None = None
@@ -161,12 +172,14 @@ class Status:
     quarantined: int = 0  # batches that were skipped or trimmed, and kept
     quarantine: tuple[Mapping[str, Any], ...] = ()  # reports of the last SHOWN of them
     notes: tuple[str, ...] = ()
+    refused: str = ""  # why producers and consumers fail: the marker, or a damaged manifest
 
 
 def read_status(
     reader: ReadOnlyReader, connect: Callable[[DiscoveryRecord], Connection] | None = None
 ) -> Status:
-    """Read the manifest, list the data prefix once, and ask the broker; see :func:`ask_broker`."""
+    """Read the manifest, list the data prefix up to ``LISTED``, and ask the broker; see
+    :func:`ask_broker`. What it costs does not rise with the length of the queue."""
     store, config, runtime = reader.store, reader.config, reader.runtime
     notes: list[str] = []
 
@@ -180,12 +193,13 @@ def read_status(
     # Before the manifest: the consumer's record must not be the newer one.
     consumer = noted(lambda: read_consumer_info(store, config, runtime))
     before = reader.manifest()
-    listing = store.list(config.data_path_prefix + "/")
+    listing = store.list(config.data_path_prefix + "/", limit=LISTED)
     # Read again (not transferred when unchanged): a batch enqueued while the listing ran is no
     # orphan, and one dequeued and collected meanwhile is not missing.
-    after = reader.manifest()
+    after, refused = _checked(reader, reader.manifest)
     found = summarise(before, after, listing, store.url, config, runtime.now_ms())
-    notes += [*_refusals(reader, after), *found.notes]
+    notes += [each for each in (refused, fullness(after.size, config.max_manifest_bytes)) if each]
+    notes += found.notes
     announced = noted(lambda: Lease(store, config, runtime).read())
     quarantined, reports = count_quarantine(store, config.data_path_prefix), []
     if quarantined:
@@ -202,6 +216,7 @@ def read_status(
         quarantined=quarantined,
         quarantine=tuple(each.as_json() for each in reports),
         notes=tuple(notes),
+        refused=refused,
     )
 
 
@@ -220,6 +235,7 @@ def summarise(
     unnamed = sizes.keys() - locations - known
     orphaned = [key for key in unnamed if parse_location(key, config.data_path_prefix) is not None]
     undecided = open_in(after, config.data_path_prefix, now_ms)
+    unlisted = listing.truncated and listing.objects[-1].key
     return Status(
         store=url,
         manifest=config.manifest_path,
@@ -233,7 +249,10 @@ def summarise(
         epoch=_epoch(after),
         bytes_queued=sum(sizes[each] for each in locations),
         manifest_bytes=after.size,
-        missing=len((locations & known) - sizes.keys()),
+        missing=sum(
+            not unlisted or each <= unlisted for each in (locations & known) - sizes.keys()
+        ),
+        listed_all=not unlisted,
         orphans=len(orphaned),
         orphan_bytes=sum(sizes[each] for each in orphaned),
         undecided=len(undecided),
@@ -242,14 +261,23 @@ def summarise(
     )
 
 
-def _refusals(reader: ReadOnlyReader, manifest: Manifest) -> Iterable[str]:
-    """Why the owner marker makes producers and consumers fail, however sound the manifest is."""
+def _checked(reader: ReadOnlyReader, read: Callable[[], T]) -> tuple[T, str]:
+    """A manifest, and why producers and consumers are refused although it can be read."""
+    error: Exception | None = None
     try:
+        # Before the manifest: a marker that was read later may be ahead of it.
         claim = check_owner(reader.store, reader.config, runtime=reader.runtime)
-        if claim is not None:
-            claim.check(manifest)
-    except (CorruptData, PrefixConflict, QueueReset) as error:
-        yield f"producers and consumers are refused: {error}"
+    except (CorruptData, PrefixConflict) as found:
+        error, claim = found, None
+    manifest = read()
+    if isinstance(manifest, Manifest):
+        try:
+            if claim is not None:
+                claim.check(manifest)
+            manifest.check()
+        except (CorruptManifest, QueueReset) as found:
+            error = found
+    return manifest, "" if error is None else f"producers and consumers are refused: {error}"
 
 
 def _stale(undecided: Sequence[OpenTransaction], url: str, config: QueueConfig) -> tuple[str, ...]:
@@ -286,6 +314,7 @@ class PartitionStatus:
     undecided: int = 0
     quarantined: int = 0
     consumer: ConsumerInfo | None = None
+    refused: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +341,8 @@ def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStat
         consumer = None
         with suppress(CorruptData):
             consumer = read_consumer_info(topic.store, own, runtime)
-        found = ReadOnlyReader(own, store=topic.store, runtime=runtime).find()
+        reader = ReadOnlyReader(own, store=topic.store, runtime=runtime)
+        found, refused = _checked(reader, reader.find)
         manifest, now_ms = found or Manifest.empty(), runtime.now_ms()
         status = PartitionStatus(
             name=partition.name,
@@ -325,6 +355,7 @@ def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStat
             undecided=len(open_in(manifest, partition.name, now_ms)),
             quarantined=count_quarantine(topic.store, partition.name),
             consumer=consumer,
+            refused=refused,
         )
         return status, manifest
 
@@ -360,20 +391,34 @@ def running_consumer(store: Store, config: QueueConfig, runtime: Runtime) -> str
     return ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Backlog:
+    """What a probe asks for, of a queue or of all partitions of a topic."""
+
+    batches: int  # that wait, in all
+    oldest_s: float  # 0 when nothing waits
+    largest: int  # bytes of the largest manifest
+    refused: str  # why producers and consumers of one queue fail; empty where they do not
+
+
 def read_backlog(
     store: Store, configs: Iterable[QueueConfig], runtime: Runtime, *, topic: bool = False
-) -> tuple[int, float]:
-    """How many batches wait, and the age of the oldest in seconds; 0 when nothing waits.
+) -> Backlog:
+    """Read manifests and owner markers, and nothing else: a probe asks every few seconds.
 
-    Reads the manifests, and nothing else: a probe asks every few seconds. Those of a ``topic``
-    need not have been written yet.
+    The manifests of a ``topic`` need not have been written yet.
     """
 
-    def read(config: QueueConfig) -> Manifest:
+    def read(config: QueueConfig) -> tuple[Manifest, str]:
         reader = ReadOnlyReader(config, store=store, runtime=runtime)
-        return reader.find() or Manifest.empty() if topic else reader.manifest()
+        found, refused = _checked(reader, reader.find if topic else reader.manifest)
+        return found or Manifest.empty(), refused
 
-    manifests = in_parallel(runtime, read, configs)
+    manifests, refused = zip(*in_parallel(runtime, read, configs), strict=True)
     now_ms = runtime.now_ms()
-    oldest_s = max((each.age_s(now_ms) or 0.0 for each in manifests), default=0.0)
-    return sum(each.entry_count for each in manifests), oldest_s
+    return Backlog(
+        batches=sum(each.entry_count for each in manifests),
+        oldest_s=max(each.age_s(now_ms) or 0.0 for each in manifests),
+        largest=max(each.size for each in manifests),
+        refused=max(refused),
+    )

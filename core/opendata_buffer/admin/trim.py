@@ -409,23 +409,27 @@ def collect(
     runtime: Runtime,
     *,
     dry_run: bool = False,
+    progress: Callable[[int], None] = lambda objects: None,
 ) -> GcReport:
     """One cycle of the garbage collector in a queue, or in each partition of a topic.
 
     A partition that has left its topic has no consumer whose collector would run. When nothing of
     it is left to collect, it is removed from the topic's description. ``dry_run`` writes nothing.
+    ``progress`` is as for :meth:`.GarbageCollector.run_once`, for each queue.
     """
     if topic is None:
         # The collector would claim the prefix, also for a mistyped manifest.
         ReadOnlyReader(config, store=store, runtime=runtime).manifest()
-        return GarbageCollector(store, config, runtime=runtime).run_once(dry_run=dry_run)
+        collector = GarbageCollector(store, config, runtime=runtime)
+        return collector.run_once(dry_run=dry_run, progress=progress)
     description = topic.read()
     report, finished = GcReport(), list[str]()
     for name in (*description.names, *description.left):
         own = topic.config_of(name, config)
         if ReadOnlyReader(own, store=store, runtime=runtime).find() is None:
             continue  # It was never written: a partition that leaves gets a manifest when sealed.
-        found = GarbageCollector(store, own, runtime=runtime).run_once(dry_run=dry_run)
+        collector = GarbageCollector(store, own, runtime=runtime)
+        found = collector.run_once(dry_run=dry_run, progress=progress)
         report += found
         nothing_left = not (
             found.plan.waiting or found.plan.held or found.failed or found.abandoned

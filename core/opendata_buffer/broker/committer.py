@@ -31,8 +31,8 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.producer.group_commit import Committer, shared_committer
 from opendata_buffer.queue.ownership import QueueClaim
-from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Runtime, SystemRuntime, locked
+from opendata_buffer.queue.queue import WARN_S, Queue
+from opendata_buffer.runtime import Interval, Runtime, SystemRuntime, locked
 from opendata_buffer.stores.base import Store
 
 log = logging.getLogger(__name__)
@@ -98,6 +98,7 @@ class BrokeredCommitter:
         self._search_often_until = runtime.monotonic() + IDLE_SEARCH_S if self._expects else 0.0
         self._conflicts = 0
         self._asked = 0
+        self._warnings = Interval(runtime, WARN_S)
 
     @locked
     def join(self) -> bool:
@@ -241,7 +242,8 @@ class BrokeredCommitter:
         again = isinstance(error, Conflict | QueueFull | TransientStorageError)
         if not again or self._runtime.monotonic() + SEARCH_S >= begin_by:
             raise self._unknown(entries, doubt, str(error).rstrip(".")) from error
-        log.warning("an append with an unknown outcome is searched for again: %s", error)
+        if self._warnings.is_due():
+            log.warning("an append with an unknown outcome is searched for again: %s", error)
         self._runtime.sleep(SEARCH_S)
 
     def _unknown(

@@ -310,7 +310,15 @@ def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **qu
     """
     settings = GarbageCollectorConfig(grace_period_ms=grace_period_ms)
     target = target_of(runtime, queue, ConsumerConfig, gc=settings)
-    report = collect(target.store, target.config, target.topic, runtime, dry_run=dry_run)
+    with track("collecting") as advance:
+        report = collect(
+            target.store,
+            target.config,
+            target.topic,
+            runtime,
+            dry_run=dry_run,
+            progress=lambda objects: advance(objects, None),
+        )
     plan = report.plan
     if as_json:
         found = {

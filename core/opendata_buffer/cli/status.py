@@ -13,10 +13,11 @@ from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.cli import options
 from opendata_buffer.cli.command import command
-from opendata_buffer.cli.errors import Exceeded
+from opendata_buffer.cli.errors import Exceeded, Failure
 from opendata_buffer.cli.output import waiting
 from opendata_buffer.cli.target import Target, target_of
 from opendata_buffer.consumer.read_only import ReadOnlyReader
+from opendata_buffer.queue.queue import fullness
 from opendata_buffer.runtime import Runtime
 
 WATCH_S = 2.0
@@ -55,7 +56,8 @@ def status(
     nothing. The consumer that claimed the queue may have ended since. Sizes are those of stored
     objects. With --json and --watch, one JSON object per line. With
     --max-lag or --max-backlog it is a probe: it only reads manifests, prints one line, and exits 0
-    within the limits, 3 beyond them, 1 when it cannot find out.
+    within the limits, 3 beyond them, 1 when it cannot find out. Both exit 1 where producers and
+    consumers are refused: the manifest was restored from an old copy, or is damaged.
     """
     target = target_of(runtime, queue)
     if max_lag is not None or max_backlog is not None:
@@ -72,16 +74,24 @@ def status(
     console = Console()
     reader = ReadOnlyReader(target.config, store=target.store, runtime=runtime)
 
+    refused = ""
+
     def show() -> Any:
+        nonlocal refused
         if target.topic is not None:
             topic = read_topic(target.topic, target.config, runtime)
+            refused = max(each.refused for each in topic.partitions)
+            _warn(max(each.manifest_bytes for each in topic.partitions), target)
             return json.dumps(asdict(topic)) if as_json else topic_table(topic)
         found = read_status(reader, lambda announced: _connect(announced, runtime))
+        refused = found.refused
         return json.dumps(asdict(found)) if as_json else status_table(found)
 
     if not watch or as_json or not console.is_terminal:
         while True:
             click.echo(show()) if as_json else console.print(show())
+            if not watch and refused:
+                raise Failure(refused)
             if not watch:
                 return
             runtime.sleep(WATCH_S)
@@ -98,18 +108,28 @@ def _connect(announced: DiscoveryRecord, runtime: Runtime) -> Connection:
     return WebSocketNetwork(runtime).connect(announced)
 
 
+def _warn(manifest_bytes: int, target: Target) -> None:
+    if warning := fullness(manifest_bytes, target.config.max_manifest_bytes):
+        click.echo(f"warning: {warning}", err=True)
+
+
 def _probe(
     target: Target, runtime: Runtime, max_lag: float | None, max_backlog: int | None, as_json: bool
 ) -> None:
     is_topic = target.topic is not None
-    batches, lag_s = read_backlog(target.store, target.configs(), runtime, topic=is_topic)
+    found = read_backlog(target.store, target.configs(), runtime, topic=is_topic)
+    if found.refused:
+        raise Failure(found.refused)
+    _warn(found.largest, target)
+    batches, lag_s = found.batches, found.oldest_s
     excess = []
     if max_lag is not None and lag_s > max_lag:
         excess.append(f"the oldest waits {lag_s:.1f} s, more than {max_lag:g}")
     if max_backlog is not None and batches > max_backlog:
         excess.append(f"{batches:,} wait, more than {max_backlog:,}")
+    known = {"ok": not excess, "batches": batches, "lag_seconds": lag_s}
     if as_json:
-        click.echo(json.dumps({"ok": not excess, "batches": batches, "lag_seconds": lag_s}))
+        click.echo(json.dumps({**known, "manifest_bytes": found.largest}))
     if excess:
         raise Exceeded(
             f"too much waits in {target.store.url}: of the batches {' and '.join(excess)}. "

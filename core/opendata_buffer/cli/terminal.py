@@ -61,7 +61,8 @@ def status_table(status: Status) -> Table:
         return "-" if sequence is None else f"{sequence:,}, {format_age(age)} old"
 
     def stored(count: int, noun: str, size: int) -> str:
-        return f"{plural(count, noun)}, {format_bytes(size)} stored"
+        least = "" if status.listed_all else "at least "
+        return f"{plural(count, noun)}, {least}{format_bytes(size)} stored"
 
     rows = [
         ("manifest", f"{status.manifest} ({format_bytes(status.manifest_bytes)})"),
@@ -153,8 +154,8 @@ def _claims(claims: ClaimsStatus) -> str:
 
 
 @contextmanager
-def track(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar; yields what is called with the number of items done, and of all."""
+def track(what: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A progress bar; yields what is called with the number of items done, and of all if known."""
     with _progress(what, progress.BarColumn(), progress.MofNCompleteColumn()) as (bar, task):
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

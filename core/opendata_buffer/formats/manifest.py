@@ -392,6 +392,10 @@ class Manifest:
         written_ms = None if first is None else first.time_ms
         return None if written_ms is None else max(0, now_ms - written_ms) / 1000
 
+    def check(self) -> None:
+        """Go over all entry headers; ``CorruptManifest``, also for bytes behind the last entry."""
+        self._find_starts(self.entry_count)
+
     def locations(self) -> list[str]:
         """Locations of all entries, in order; several times faster than :meth:`entries`.
 
@@ -590,6 +594,13 @@ def encode_entry(sequence: int, entry: NewEntry, pieces: list[BytesLike]) -> Non
     pieces.append(location)
     pieces.append(_U32.pack(len(entry.metadata)))
     pieces.extend(tail)
+
+
+def entry_bytes(entry: NewEntry) -> int:
+    """Bytes that an entry takes in a manifest."""
+    location = len(entry.location.encode(errors="replace"))
+    items = sum(_META.size + memoryview(item.payload).nbytes for item in entry.metadata)
+    return LEAST_SIZE + location + items
 
 
 def entry_starts(

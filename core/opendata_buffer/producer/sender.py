@@ -32,8 +32,9 @@ from opendata_buffer.producer.accumulator import Accumulator
 from opendata_buffer.producer.batching import Batch, Stage
 from opendata_buffer.producer.group_commit import Committer, OpenCommitter
 from opendata_buffer.queue.ownership import claim_for_writing
+from opendata_buffer.queue.queue import WARN_S
 from opendata_buffer.retry import queue_retry
-from opendata_buffer.runtime import Moment, Runtime, Task, deadline, locked, wait_for
+from opendata_buffer.runtime import Interval, Moment, Runtime, Task, deadline, locked, wait_for
 from opendata_buffer.stores.base import Put, PutPieces, Store
 
 
@@ -130,6 +131,7 @@ class Sender:
         self._store = store
         self._runtime = runtime
         self._uploader = Uploader(store, config, runtime)
+        self._warnings = Interval(runtime, WARN_S)
         self._append_config = _with_long_deadline(config)
         # An append makes its last attempt at its deadline; half of this is for its answer.
         self._append_limit = 2 * self._append_config.cas_deadline_ms / 1000
@@ -283,7 +285,7 @@ class Sender:
                 first = committer.append(entries, begin_by=self.accumulator.begin_by(group))
         except (Conflict, QueueFull, TransientStorageError) as error:
             pause = self.accumulator.refused(group, error)
-            if pause:
+            if pause and self._warnings.is_due():
                 log.warning("append of %d batches failed, trying again: %s", len(group), error)
         except BaseException as error:
             # A thread that dies would leave every later produce() waiting for ever.

@@ -38,7 +38,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime, deadline, remaining
-from opendata_buffer.stores.base import ABSENT, ConditionalPut, Get, IfVersion, NotModified
+from opendata_buffer.stores.base import ABSENT, Blob, ConditionalPut, Get, IfVersion, NotModified
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -322,7 +322,7 @@ class CasObject(Generic[T]):
 
     def _read_once(self) -> T | None:
         try:
-            got = self._store.get(self.key, if_changed=self._version, max_bytes=self._max_bytes)
+            got = self._get(self._version)
         except ObjectNotFound as error:
             if self._version is not None:
                 raise self._missing() from error
@@ -339,15 +339,29 @@ class CasObject(Generic[T]):
                     f"{self.key!r}"
                 )
         else:
-            try:
-                value = self._decode(got.data)
-            except CorruptData as error:
-                raise self._named(error) from error
+            value, version = self._decoded(got)
             if self._check_read is not None and self._value is not None:
                 self._check_read(self._value, value)
-            self._value, self._version = value, got.version
+            self._value, self._version = value, version
         self._fresh = True
         return self._value
+
+    def _get(self, known: str | None = None) -> Blob | NotModified:
+        return self._store.get(self.key, if_changed=known, max_bytes=self._max_bytes)
+
+    def _decoded(self, got: Blob, *, first: bool = True) -> tuple[T, str]:
+        """The value and its version, read once more where the first bytes break the format.
+
+        A read may end early, and no checksum shows it: that must not stop a queue (failure F15).
+        """
+        try:
+            return self._decode(got.data), got.version
+        except CorruptData as error:
+            again = self._get() if first else got
+            if not isinstance(again, Blob) or again.data == got.data:
+                raise self._named(error) from error
+            log.warning("%s was read again, because %s", self.key, error)
+            return self._decoded(again, first=False)
 
     def _named(self, error: CorruptData) -> CorruptData:
         """The error with the object's name: codecs see only its bytes."""

@@ -287,6 +287,10 @@ def claim_for_writing(
         manifest = read_manifest(store, config, runtime)
         try:
             claim.check(manifest)
+            if manifest is not None:
+                # Bytes behind the last entry, too: readers refuse them, and what is appended would
+                # be reported as durable and never be read.
+                manifest.check()
         except QueueReset as error:
             if not config.recreate:
                 raise
@@ -374,9 +378,16 @@ def owner_object(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasO
     )
 
 
-def read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Manifest | None:
-    """The queue's manifest as it is now; None where there is none."""
-    manifest = CasObject(
+def manifest_object(
+    store: CasStore,
+    config: QueueConfig,
+    runtime: Runtime,
+    *,
+    check_read: Callable[[Manifest, Manifest], None] | None = None,
+    after_conflict: Callable[[], float | None] | None = None,
+) -> CasObject[Manifest]:
+    """The manifest of a queue; see :class:`.CasObject`."""
+    return CasObject(
         store,
         config.manifest_path,
         decode=lambda data: parse_manifest(data, store.url, config),
@@ -384,8 +395,14 @@ def read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Man
         runtime=runtime,
         settings=config,
         max_bytes=MAX_MANIFEST_BYTES,
+        check_read=check_read,
+        after_conflict=after_conflict,
     )
-    found = manifest.read()
+
+
+def read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Manifest | None:
+    """The queue's manifest as it is now; None where there is none."""
+    found = manifest_object(store, config, runtime).read()
     return found if isinstance(found, Manifest) else None
 
 

@@ -8,6 +8,7 @@ is what only a manifest has: appends that must not be applied twice, epochs, pos
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,13 +27,13 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import (
-    MAX_MANIFEST_BYTES,
     SEALED_EPOCH,
     Manifest,
     NewEntry,
     check_transition,
+    entry_bytes,
 )
-from opendata_buffer.queue.cas import CasObject, CasStore, OutcomeUnknown
+from opendata_buffer.queue.cas import CasStore, OutcomeUnknown
 from opendata_buffer.queue.ownership import (
     PARTITION_NAME,
     TOPIC_KEY,
@@ -40,15 +41,23 @@ from opendata_buffer.queue.ownership import (
     check_follows,
     check_resume,
     exists,
+    manifest_object,
     missing_topic_hint,
-    parse_manifest,
     queue_hint,
     vanished,
 )
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Interval, Runtime
 from opendata_buffer.stores.base import Store
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+HALF_FULL, NEARLY_FULL = 0.5, 0.8
+"""Shares of ``max_manifest_bytes`` from which on a manifest is warned about."""
+
+WARN_S = 10.0
+"""Seconds between two warnings about one manifest."""
 
 MAX_PAUSE_S = 0.1
 """Longest wait after a lost race, where a write takes longer than the first step of the backoff."""
@@ -64,7 +73,7 @@ class _Append(Generic[T]):
     """
 
     entries: Sequence[NewEntry]
-    check: Callable[[Manifest, Manifest], None]
+    check: Callable[[Manifest, Sequence[NewEntry]], None]
     guard: Callable[[Manifest], T | None] | None
     sequence: int = -1
     """Of the first entry: where it is, or where the last attempt was to put it."""
@@ -76,10 +85,10 @@ class _Append(Generic[T]):
         self.stopped = None if self.guard is None else self.guard(before)
         if self.stopped is not None:
             return before
-        after = before.append(self.entries)
-        self.check(before, after)
+        # First: a producer that waits at a full manifest would copy it in each attempt.
+        self.check(before, self.entries)
         self.sequence = before.next_sequence
-        return after
+        return before.append(self.entries)
 
     def mark(self) -> int:
         """The first sequence of the attempt."""
@@ -182,18 +191,15 @@ class Queue:
         self._races_lost: deque[bool] = deque(maxlen=100)
         self.key = config.manifest_path
         """The manifest's key."""
-        self._object = CasObject(
+        self._object = manifest_object(
             store,
-            self.key,
-            decode=lambda data: parse_manifest(data, store.url, config),
-            encode=lambda manifest: manifest.raw,
-            runtime=runtime,
-            settings=config,
-            max_bytes=MAX_MANIFEST_BYTES,
+            config,
+            runtime,
             check_read=lambda known, now: check_follows(known, now, config, store.url),
             after_conflict=after_conflict or self._after_conflict,
         )
         self._decided_at = runtime.monotonic()
+        self._warnings = Interval(runtime, WARN_S)
 
     @property
     def queue_id(self) -> str:
@@ -285,7 +291,7 @@ class Queue:
                 None if seen is None else seen.next_sequence,
                 outcome.reason.rstrip("."),
             ) from outcome.cause
-        self._manifest_of(outcome)
+        self._note_share(self._manifest_of(outcome))
         return append.sequence if append.stopped is None else append.stopped
 
     def claim_epoch(
@@ -462,14 +468,35 @@ class Queue:
             return ""
         return self._dropped[1]
 
-    def _check_append(self, before: Manifest, after: Manifest) -> None:
+    def _check_append(self, before: Manifest, entries: Sequence[NewEntry]) -> None:
         self._check_open(before)
         limit = self._config.max_manifest_bytes  # every append rewrites it all (failure F35)
-        if after.size <= limit:
+        size = before.size + sum(map(entry_bytes, entries))
+        if size <= limit:
             return
         age_s = before.age_s(self._runtime.now_ms())
         oldest_ms = None if age_s is None else round(age_s * 1000)
-        raise QueueFull(self.key, after.size, limit, before.entry_count, oldest_ms)
+        raise QueueFull(self.key, size, limit, before.entry_count, oldest_ms)
+
+    def _note_share(self, manifest: Manifest) -> None:
+        """Report how full the manifest is, before appends are refused (failure F35)."""
+        limit = self._config.max_manifest_bytes
+        metrics.manifest_share.set(manifest.size / limit, self.labels)
+        text = fullness(manifest.size, limit)
+        if text and self._warnings.is_due():
+            log.warning("%s in %s: %s", self.key, self._store.url, text)
+
+
+def fullness(size: int, limit: int) -> str:
+    """A warning about a manifest of this size, in bytes; empty below half of its limit."""
+    share = size / limit
+    if share < HALF_FULL:
+        return ""
+    state = "nearly full" if share >= NEARLY_FULL else "half full"
+    return (
+        f"the manifest is {state}: it has {share:.0%} of the {limit:,} bytes beyond which appends "
+        "are refused. Start or speed up the consumer."
+    )
 
 
 def no_such_queue(store: Store, config: QueueConfig, *, creates: bool = False) -> InvalidInput:

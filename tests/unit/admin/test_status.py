@@ -7,12 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from opendata_buffer.admin.status import Status, ask_broker, read_topic, summarise
+from opendata_buffer.admin import status as module
+from opendata_buffer.admin.status import (
+    Status,
+    ask_broker,
+    read_status,
+    read_topic,
+    summarise,
+)
 from opendata_buffer.broker import network as dial_module
 from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.config import QueueConfig
+from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.runtime import SystemRuntime
@@ -72,6 +80,19 @@ def test_a_batch_dequeued_while_the_listing_ran_is_neither_orphan_nor_missing() 
     before = Manifest.empty().append([NewEntry(gone), NewEntry(collected)])
     status = status_of(before, listing((gone, 1)), before.drop_through(1))
     assert (status.queue_length, status.orphans, status.missing) == (0, 0, 0)
+
+
+def test_a_status_lists_no_more_for_a_longer_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LISTED", 3)
+    store = MemoryStore()
+    named = sorted(location() for _ in range(8))
+    for each in (named[0], *named[2:7]):
+        store.put(each, b"12345")
+    manifest = Manifest.empty().append([NewEntry(each) for each in named])
+    store.put("ingest/manifest", manifest.raw)
+    status = read_status(ReadOnlyReader(CONFIG, store=store, runtime=RUNTIME))
+    assert (status.queue_length, status.bytes_queued, status.listed_all) == (8, 15, False)
+    assert status.missing == 1, "what was not listed is not missing"
 
 
 # ---- a topic

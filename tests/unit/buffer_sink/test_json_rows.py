@@ -57,6 +57,14 @@ def test_all_columns_are_fields_but_the_buffers_own() -> None:
     }
 
 
+def test_kafkas_tombstones_come_back_as_null_and_bytes_as_they_were() -> None:
+    kept = pa.record_batch([[b"k", b"\xff"], [None, b"\0v"]], names=["key", "value"])
+    fields, _ = Fields.of(schema(key=BinaryType(), value=BinaryType()))
+    records = fields.encode(kept).column("value").cast(pa.binary())
+    assert records[0].as_py() == b'{"key":"aw=="}'
+    assert Decoder(kept.schema, ValueOptions()).decode(records).arrays == kept.columns
+
+
 def test_no_column_left_two_of_one_name_and_types_without_json_are_refused() -> None:
     with pytest.raises(InvalidInput, match="no column to write"):
         Fields.of(schema(_metadata=StringType()))

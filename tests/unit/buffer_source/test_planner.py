@@ -144,8 +144,27 @@ def test_one_very_large_batch_is_shared_by_the_tasks_of_the_cluster() -> None:
     assert len(tasks([256 * MIB], cores=2, min_partitions=8)) == 8
 
 
+@pytest.mark.parametrize("cores", [2, 12])
+@pytest.mark.parametrize("place", [0, 2500, 5000])
+def test_one_large_batch_among_tiny_ones_is_shared_and_no_task_reads_it_twice(
+    place: int, cores: int
+) -> None:
+    sizes = [1000] * place + [200 * MIB] + [1000] * (5000 - place)
+    found = [
+        (task, [each for each in task if each.parts > 1]) for task in tasks(sizes, cores=cores)
+    ]
+    shared = [each for _, parts in found for each in parts]
+    assert [each.part for each in shared] == list(range(shared[0].parts))
+    assert max(len(parts) for _, parts in found) == 1
+    assert 200 * MIB / len(shared) <= max(16 * MIB, 1.5 * 200 * MIB / cores)
+    assert {each.sequence for task, _ in found for each in task} == set(range(5001))
+    # The tasks before, behind and beside it have their share of the tiny ones.
+    assert max(len(task) for task, _ in found) <= 1.5 * 5000 / min(10, cores)
+
+
 def test_batches_that_keep_all_tasks_busy_are_not_shared() -> None:
     assert len(tasks([1 * MIB], cores=64)) == 1
+    assert len(tasks([70 * MIB, 30 * MIB], cores=2)) == 2
     made = tasks([16 * MIB] * 100, cores=8)
     assert {each.parts for task in made for each in task} == {1}
     assert len(made) == 13

@@ -120,6 +120,21 @@ def test_the_first_batch_with_a_late_enough_record_is_where_a_time_begins() -> N
     assert first_since([ingested(3, 100), ingested(4)], 200, 6) == 4
 
 
+def test_a_time_before_all_that_is_queued_is_warned_of_with_both_times(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first_since([ingested(3, 1_000, 90)], 90, 6)
+    first_since([ingested(0, 1_000)], 90, 6)  # nothing has left this queue
+    first_since([ingested(3)], 90, 6)
+    assert not caplog.messages
+    assert first_since([ingested(3, 61_000), ingested(4, 1 << 62)], 90, 6) == 3
+    assert first_since([ingested(4, 1 << 62)], 90, 6) == 4
+    (line, other) = caplog.messages
+    assert "is 1970-01-01T00:00:00.090+00:00" in line
+    assert "queued, 3 at 'in/no time', begins at 1970-01-01T00:01:01.000+00:00" in line
+    assert f"begins at {1 << 62} ms" in other
+
+
 def test_a_batch_is_as_old_as_its_records_else_as_its_name(runtime: ManualRuntime) -> None:
     name = batch_key("ingest", runtime.ulid())
     ranges = (Metadata(0, 7_000, b""), Metadata(3, 5_000, b""), Metadata(9, 9_000, b""))

@@ -8,7 +8,8 @@ import pytest
 
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.errors import DataLoss, QueueReset
+from opendata_buffer.errors import CorruptManifest, DataLoss, QueueReset
+from opendata_buffer.formats.manifest import FOOTER_SIZE, Footer, NewEntry
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import (
     bytes_of,
@@ -103,9 +104,11 @@ def test_a_manifest_of_yesterday(url: str, store: MemoryStore) -> None:
     fill(url, [b"b"], [b"c"])
     store.put("ingest/manifest", yesterday)
     assert "went backwards" in fails("consume", url)
-    (note,) = json_of("status", url)["notes"]
-    assert note.startswith("producers and consumers are refused: manifest 'ingest/manifest'")
-    assert f"manifest rebuild {url}'" in note
+    for options in ((), ("--max-lag", "600"), ("--json",)):
+        error = fails("status", url, *options).removeprefix("error: ")
+        assert error.startswith("producers and consumers are refused: manifest 'ingest/manifest'")
+        assert f"manifest rebuild {url}'" in error
+    assert json.loads(run("status", url, "--json").stdout)["notes"] == [error]
     ok("fsck", url, "--repair", "--yes")
     assert json_of("status", url)["notes"] == []
     # In the order of names: those of one millisecond are in no order.
@@ -191,9 +194,23 @@ def test_a_marker_that_has_everybody_refused_shows_in_the_status(
 ) -> None:
     fill(url, [b"a"])
     store.put("ingest/_owner.json", marker)
-    (note,) = json_of("status", url)["notes"]
+    (note,) = json.loads(run("status", url, "--json").stdout)["notes"]
     assert says in note
     assert note.removeprefix("producers and consumers are refused: ")[:30] in fails("consume", url)
+    assert note in fails("status", url, "--max-backlog", "9")
+
+
+def test_bytes_behind_the_last_entry_are_refused_by_everybody(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"])
+    longer = manifest_of(store).append([NewEntry("ingest/third.batch")])
+    damaged = longer.raw[:-FOOTER_SIZE] + Footer(2, 2, 0).pack()
+    store.put("ingest/manifest", damaged)
+    for command in (("status", url), ("status", url, "--max-lag", "600"), ("fsck", url)):
+        assert "bytes after its 2 entries" in run(*command).output
+        assert run(*command).exit_code == 1
+    with pytest.raises(CorruptManifest, match="bytes after its 2 entries"):
+        fill(url, [b"d"])
+    assert bytes_of(store, "ingest/manifest") == damaged
 
 
 def test_a_lost_marker(url: str, store: MemoryStore) -> None:

@@ -14,6 +14,7 @@ from opendata_buffer.broker.worker import Worker
 from opendata_buffer.cli.main import cli
 from opendata_buffer.config import ConsumerConfig, QueueConfig, WorkerConfig
 from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.consumer_info import add_query_id
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
@@ -135,7 +136,22 @@ def test_a_probe_says_whether_too_much_waits_by_its_exit_code(url: str) -> None:
     assert "the oldest waits" in result.stderr
     ok("consume", url)
     found = json_of("status", url, "--max-lag", "0", "--max-backlog", "0")
+    assert found.pop("manifest_bytes") == 22
     assert found == {"ok": True, "batches": 0, "lag_seconds": 0.0}
+
+
+@pytest.mark.parametrize(("share", "says"), [(0.6, "half full: it has 60%"), (0.9, "nearly full")])
+def test_status_and_probe_warn_of_a_manifest_that_fills_up(
+    url: str, store: MemoryStore, share: float, says: str
+) -> None:
+    name = topic_of(url, 2)[1]
+    payload = Metadata(0, 0, bytes(int(share * 2**26)))
+    full = Manifest.empty().append([NewEntry(f"{name}/a.batch", (payload,))])
+    store.put(f"{name}/manifest", full.raw)
+    for options in (("--max-lag", "1e12"), ()):
+        assert f"warning: the manifest is {says}" in ok("status", url, *options).stderr
+        one = ok("status", url, "--partition", "1", *options)
+        assert says in " ".join((one.stdout + one.stderr).split())
 
 
 def test_a_probe_that_cannot_tell_has_another_exit_code(url: str) -> None:

@@ -67,7 +67,9 @@ def test_a_dry_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PAGE", 100)
     queue = Fixture(orphans=250)
     before = queue.names()
-    report = queue.collector().run_once(dry_run=True)
+    seen: list[int] = []
+    report = queue.collector().run_once(dry_run=True, progress=seen.append)
+    assert seen == [100, 200, 251]
     assert {info.key for info in report.plan.delete} == set(queue.orphans)
     assert (report.deleted, queue.names()) == (0, before)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -55,6 +57,35 @@ def register(
         max_bytes=100,
         check_read=check_read,
     )
+
+
+class ShortRead(ScriptedStore):
+    """One read ends early, and nothing shows it; later ones are whole."""
+
+    cut = 0
+
+    def get(self, key: str, **options: Any) -> Any:
+        got = super().get(key, **options)
+        if not self.cut or not isinstance(got, Blob):
+            return got
+        self.cut -= 1
+        return replace(got, data=got.data[:-1] + b"x")
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_bytes_that_do_not_decode_are_read_again_before_the_verdict(cut: int) -> None:
+    store = ShortRead()
+    writer, reader = register(store), register(store)
+    writer.update(lambda _: (1, 23))
+    reader.read()
+    writer.update(lambda _: (4, 56))
+    store.cut = cut
+    if cut == 1:
+        assert reader.read() == (4, 56)
+        assert reader.update(lambda _: (7,), from_memory=True) == outcomes.Applied((7,))
+    else:
+        with pytest.raises(CorruptData, match="'numbers' in memory://scripted: not numbers"):
+            reader.read()
 
 
 class Add:

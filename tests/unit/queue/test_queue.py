@@ -19,7 +19,7 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry, entry_bytes
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import ABSENT, Absent, IfVersion, PutOutcome
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -192,7 +192,7 @@ def test_answers_lost_until_the_deadline_are_no_conflict_with_others() -> None:
 
 
 def test_an_object_too_large_for_a_manifest_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opendata_buffer.queue.queue.MAX_MANIFEST_BYTES", 100)
+    monkeypatch.setattr("opendata_buffer.queue.ownership.MAX_MANIFEST_BYTES", 100)
     store = ScriptedStore()
     store.put("ingest/manifest", bytes(101))
     with pytest.raises(CorruptData, match=r"'ingest/manifest' has 101 bytes.*not read"):
@@ -329,6 +329,28 @@ def test_f35_a_manifest_that_grew_too_large_pushes_back() -> None:
     assert len(locations(store)) == 2
     dequeue_all(store)
     assert queue.append([entry(2)]) == 2, "the remembered manifest is still full"
+
+
+def test_f35_a_manifest_is_warned_about_from_half_of_its_limit_on_every_ten_seconds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, runtime = ScriptedStore(), ManualRuntime()
+    full = FOOTER_SIZE + 10 * entry_bytes(entry(0))
+    config = QueueConfig(store="memory://unused", max_manifest_bytes=full)
+    queue = Queue(store, config, runtime=runtime, role="producer")
+    warned: dict[int, str] = {}
+    for count in range(10):
+        queue.append([entry(count)])
+        if caplog.messages:
+            warned[count + 1] = caplog.messages[-1]
+            caplog.clear()
+        runtime.advance(5)
+    assert list(warned) == [5, 7, 9]
+    assert "ingest/manifest in memory://scripted: the manifest is half full: it has 5" in warned[5]
+    assert "nearly full" in warned[9]
+    assert stored(store).size == full
+    with pytest.raises(QueueFull):
+        queue.append([entry(10)])
 
 
 def test_an_empty_group_is_refused() -> None:
