@@ -152,7 +152,7 @@ class Command(Exampled):
             formatter.write_dl([each for each in own if each is not None])
         names = [each.opts[0] for each in params if each.name in REACH_STORE]
         formatter.write_paragraph()
-        formatter.write_text(f"Storage: {', '.join(names)}. See 'opendata-buffer --help'.")
+        formatter.write_text(f"Storage: {', '.join(names)}. See the help without a command.")
 
 
 def refuse_moved(context: click.Context, name: str) -> None:

@@ -13,12 +13,13 @@ from opendata_buffer.cli.command import command
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.target import one_queue
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.errors import CorruptData
+from opendata_buffer.errors import CorruptData, ObjectNotFound
 from opendata_buffer.formats import batch as batch_format
 from opendata_buffer.formats import manifest as manifest_format
 from opendata_buffer.formats.batch import largest_object, open_batch, split_records
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from opendata_buffer.quarantine import metadata_json
+from opendata_buffer.queue.queue import no_such_queue
 from opendata_buffer.stores.base import read_bytes
 
 
@@ -40,6 +41,10 @@ def dump(key: str | None, **queue: Any) -> None:
     try:
         raw = read_bytes(target.store, key, MAX_MANIFEST_BYTES if is_manifest else largest)
         fields = _manifest(raw) if is_manifest else _batch(raw, target.config.max_batch_bytes)
+    except ObjectNotFound:
+        if key == target.config.manifest_path:
+            raise no_such_queue(target.store, target.config) from None
+        raise
     except CorruptData as error:
         kind = "manifest" if is_manifest else "batch"
         raise Failure(f"{key!r} is not a valid {kind}: {error}") from error

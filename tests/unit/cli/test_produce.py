@@ -169,10 +169,10 @@ def test_records_go_into_a_topic_by_their_metadata_or_a_key_in_json(
     assert len(expected) > 1
     assert by_partition(store, names) == expected
     assert json.loads(out) == {"records": 50, "batches": len(expected), "bytes": 90}
-    ok("consume", url)
+    ok("consume", url, "--ack")
     ok("produce", url, "--json", "--key-is-metadata", stdin=lines("metadata"))
     assert by_partition(store, names) == expected
-    printed = ok("consume", url, "--json").stdout_bytes
+    printed = ok("consume", url, "--ack", "--json").stdout_bytes
     ok("produce", url, "--json", "--key-is-metadata", stdin=printed)
     assert by_partition(store, names) == expected
 
