@@ -28,7 +28,8 @@ from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.broker.protocol import VALID_MS, append_body
-from opendata_buffer.broker.secure_channel import NONCE_BYTES, ClientEnd
+from opendata_buffer.broker.secure_channel import NONCE_BYTES, ClientEnd, KeyPair
+from opendata_buffer.broker.write_proof import write_proof_folder
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.local import LocalStore
@@ -164,7 +165,7 @@ async def _append(load: Load) -> Appended:
     lease = Lease(LocalStore(load.root), ProducerConfig(store=str(load.root)), SystemRuntime())
     broker_record = lease.read()
     assert broker_record is not None
-    clients = [_Client(broker_record) for _ in range(load.clients)]
+    clients = [_Client(broker_record, load.root) for _ in range(load.clients)]
     for first in range(0, len(clients), 50):
         await asyncio.gather(*(each.open() for each in clients[first : first + 50]))
     appended = Appended(_begin())
@@ -187,10 +188,14 @@ def _made_up() -> str:
 class _Client:
     """A connection to the broker, for an event loop."""
 
-    def __init__(self, broker_record: DiscoveryRecord) -> None:
+    def __init__(self, broker_record: DiscoveryRecord, root: Path) -> None:
         self._announcement = broker_record
+        self._store = LocalStore(root)
         self._end = ClientEnd(
-            broker_record.secret, broker_record.term, secrets.token_bytes(NONCE_BYTES)
+            broker_record.secret,
+            broker_record.term,
+            KeyPair.of(secrets.token_bytes(NONCE_BYTES)),
+            broker_record.share,
         )
         self._clock: Any = None
         self._number = 0
@@ -203,7 +208,9 @@ class _Client:
         self._socket = await connect(address, compression=None, proxy=None, ping_interval=None)
         await self._socket.send(self._end.prove(await self._message()))
         self._end.finish(await self._message())
-        await self._socket.send(self._end.seal({"op": "ping"}))
+        key = write_proof_folder("ingest/manifest") + self._end.proof_name
+        self._store.put(key, self._end.write_proof())
+        await self._socket.send(self._end.seal({"op": "written", "n": 0}))
         self._clock = self._end.open(await self._message())["clock"]
         self._reader = asyncio.create_task(self._read())
 

@@ -52,6 +52,9 @@ COLUMNS: dict[str, Column] = {
     "index": Column((IntegerType,)),
     "ingestion_time": Column((TimestampType,), nullable=True),
     "location": Column((StringType,), by_default=False),
+    # What OpenTelemetry's exporter for OpenData says in the metadata; null for others'.
+    "otel_signal": Column((StringType,), nullable=True, by_default=False),
+    "otel_encoding": Column((StringType,), nullable=True, by_default=False),
     # The same as "index", for Python: `row.index` is a method, as a Row is a tuple.
     "record_index": Column((IntegerType,), by_default=False),
 }

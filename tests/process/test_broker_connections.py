@@ -22,12 +22,15 @@ from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.broker.protocol import VALID_MS, append_body
 from opendata_buffer.broker.secure_channel import ClientEnd
 from opendata_buffer.broker.server import MAX_CLIENTS
+from opendata_buffer.broker.write_proof import write_proof_folder
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.open import open_store
 from tests.unit.broker.local import eventually
+from tests.unit.broker.wired import KEYS
 
 NIGHT = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16")) >= 100
 CLIENTS = MAX_CLIENTS if NIGHT else 300
@@ -82,7 +85,7 @@ class Client:
         self.clock: Any = None
 
     @classmethod
-    async def connected(cls, announced: DiscoveryRecord) -> Client:
+    async def connected(cls, announced: DiscoveryRecord, home: Path) -> Client:
         socket = await connect(
             f"ws://{announced.address}/",
             compression=None,
@@ -90,11 +93,14 @@ class Client:
             proxy=None,
             open_timeout=60,
         )
-        end = ClientEnd(announced.secret, announced.term, os.urandom(32))
+        end = ClientEnd(announced.secret, announced.term, KEYS, announced.share)
         await socket.send(end.prove(await socket.recv(decode=False)))
         end.finish(await socket.recv(decode=False))
         client = cls(socket, end)
-        await client.ask({"op": "ping"})
+        LocalStore(home).put(
+            write_proof_folder("ingest/manifest") + end.proof_name, end.write_proof()
+        )
+        assert (await client.ask({"op": "written", "n": 1}))["op"] == "granted"
         return client
 
     async def ask(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -132,13 +138,13 @@ def test_as_many_clients_as_a_broker_takes_are_served_beside_surplus_ones(
 
 async def everybody(announced: DiscoveryRecord, pid: int, home: Path) -> None:
     host, port = announced.address.split(":")
-    first = await Client.connected(announced)
+    first = await Client.connected(announced, home)
     at_first = memory_of(pid)
     turns = asyncio.Semaphore(AT_ONCE)
 
     async def one() -> Client:
         async with turns:
-            return await Client.connected(announced)
+            return await Client.connected(announced, home)
 
     began = time.monotonic()
     odd = CLIENTS // 10 if CLIENTS < 1_000 else ODD

@@ -29,7 +29,8 @@ def asked(count: int) -> tuple[float, int]:
     """Milliseconds of processor time for each append, and compare-and-swaps of all of them."""
     # With a store that takes its time the requests of many pile up, as they do in production.
     store = FaultyStore(MemoryStore(), RUNTIME, FaultPlan(cas_ms=30))
-    broker = Broker(Queue(store, CONFIG, runtime=RUNTIME, role="broker"), RUNTIME, "ingest")
+    queue = Queue(store, CONFIG, runtime=RUNTIME, role="broker")
+    broker = Broker(store, queue, RUNTIME, "ingest")
     clients = [Client(broker) for _ in range(count)]
     broker.start()
     reader = Queue(store, CONFIG, runtime=RUNTIME, role="consumer")

@@ -22,8 +22,8 @@ from itertools import islice
 from opendata_buffer.broker.broker import Broker
 from opendata_buffer.broker.client import CONNECT_S, ChannelClosed, ChannelRefused, Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
-from opendata_buffer.broker.secure_channel import NONCE_BYTES, BrokerEnd, ProtocolError
-from opendata_buffer.broker.server import Session
+from opendata_buffer.broker.secure_channel import NONCE_BYTES, ProtocolError
+from opendata_buffer.broker.server import Session, new_broker_end
 from tests.support.simulation import SimRuntime, SimTask, Simulation
 
 
@@ -219,7 +219,7 @@ class SimPort:
         self.process.spawn(lambda: self._serve(channel, *active), f"{self.address} client")
 
     def _serve(self, channel: SimChannel, broker: Broker, broker_record: DiscoveryRecord) -> None:
-        end = BrokerEnd(broker_record.secret, broker_record.term, secrets.token_bytes(NONCE_BYTES))
+        end = new_broker_end(broker, broker_record)
         order = self.process.condition()
 
         def send(body: dict[str, object]) -> None:

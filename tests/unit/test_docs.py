@@ -152,6 +152,9 @@ def test_the_python_api_shows_every_public_name() -> None:
 # ---- pages and links
 
 
+THREATS = ROOT / "docs" / "explanation" / "threat-model.md"
+
+
 def slug_of(heading: str) -> str:
     """A heading's anchor, as GitHub and the site make it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
@@ -171,13 +174,25 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in [slug_of(heading) for heading in headings], link
 
 
-def test_decisions_name_tests_that_exist() -> None:
-    for page in (ROOT / "core" / "decisions").glob("0*.md"):
-        tested = page.read_text(encoding="utf-8").split("## Tested by")[1]
-        named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", tested)
-        assert named, page
-        for path, test in named:
-            assert f"def {test}(" in text_of(path), f"{path}::{test}"
+DECISIONS = sorted((ROOT / "core" / "decisions").glob("0*.md"))
+
+
+@pytest.mark.parametrize("page", [*DECISIONS, THREATS], ids=id_of)
+def test_decisions_and_threats_name_tests_that_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    tested = text if page == THREATS else text.split("## Tested by")[1]
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", tested)
+    assert named
+    for path, test in named:
+        assert f"def {test}(" in text_of(path), f"{path}::{test}"
+
+
+def test_each_threat_has_a_test() -> None:
+    _, table = THREATS.read_text(encoding="utf-8").split("## Who can do what")
+    rows = [each for each in table.split("\n## ")[0].splitlines() if each.startswith("| ")][1:]
+    assert len(rows) > 8
+    for row in rows:
+        assert "`tests/" in row or "the store's own permissions" in row, row
 
 
 # ---- programs in the text

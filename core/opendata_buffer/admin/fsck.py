@@ -14,13 +14,16 @@ from enum import StrEnum
 import pyarrow.compute as pc
 
 from opendata_buffer.admin.rebuild import RebuildPlan, plan_rebuild, read_raw, rebuild
+from opendata_buffer.admin.status import read_claims
 from opendata_buffer.admin.trim import skip_batch
+from opendata_buffer.broker.claims import claims_key
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import (
     BatchMissing,
+    CorruptData,
     ForeignLocation,
     PermanentStorageError,
     PoisonBatch,
@@ -57,6 +60,7 @@ class Kind(StrEnum):
     UNREAD = "unread"  # an object that no entry names
     PREFIX = "prefix"  # no batch of the queue lies in the data prefix
     OWNER = "owner"  # an owner marker that keeps this queue out for no reason
+    CLAIMS = "claims"  # the record of workers' claims cannot be read
 
 
 REPAIRED_BY = {
@@ -65,6 +69,7 @@ REPAIRED_BY = {
     Kind.UNREADABLE: "is copied to the quarantine and skipped",
     Kind.OWNER: "is saved next to it, and the data prefix is given to this queue",
     Kind.REPEATED: "is copied to the quarantine and skipped: the first entry delivers the object",
+    Kind.CLAIMS: "is saved next to it and removed: every batch in the queue is handed out again",
 }
 """What repair does about a kind of problem."""
 
@@ -188,6 +193,11 @@ def check_queue(
         report.problems = [
             each for each in report.problems if each.sequence is None or each.sequence >= first
         ]
+    try:
+        read_claims(store, config)
+    except CorruptData as error:
+        key = claims_key(config.data_path_prefix)
+        report.problems.append(Finding(None, key, str(error), Kind.CLAIMS, "record of claims"))
     return report
 
 
@@ -246,7 +256,10 @@ def _add(report: Report, outcome: _Outcome, times_queued: int) -> None:
         report.problems.append(outcome.problem)
         return
     if times_queued > 1:
-        text = f"its object is queued {times_queued} times, and delivered as often"
+        text = (
+            f"its object is queued {times_queued} times, as a writer does that got no answer: this "
+            "library delivers it once, other readers each time"
+        )
         report.problems.append(Finding(entry.sequence, entry.location, text, Kind.REPEATED))
 
 
@@ -337,6 +350,10 @@ def repair(
     for finding in plan:
         if finding.kind is Kind.MANIFEST:
             _, copy = rebuild(store, config, runtime)
+        elif finding.kind is Kind.CLAIMS:
+            copy = f"{finding.location}.broken-{runtime.ulid()}"
+            store.put(copy, read_raw(store, finding.location) or b"")
+            store.delete_many([finding.location])
         elif finding.kind is Kind.OWNER:
             folder = finding.location.rpartition("/")[0]
             copy = _replace_marker(store, config, runtime, folder)

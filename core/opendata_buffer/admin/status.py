@@ -18,7 +18,7 @@ from opendata_buffer.admin.transactions import (
     open_among,
     open_in,
 )
-from opendata_buffer.broker.claims import CLAIMS, claims_key, decode
+from opendata_buffer.broker.claims import claims_key, claims_kind, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.secure_channel import ProtocolError
@@ -29,6 +29,7 @@ from opendata_buffer.errors import (
     CorruptData,
     CorruptManifest,
     ObjectNotFound,
+    PermanentStorageError,
     PrefixConflict,
     QueueReset,
 )
@@ -36,7 +37,7 @@ from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.quarantine import count_quarantine, list_quarantine
 from opendata_buffer.queue.consumer_info import ConsumerInfo, read_consumer_info
-from opendata_buffer.queue.ownership import check_owner, topic_hint
+from opendata_buffer.queue.ownership import check_owner, queue_hint, topic_hint
 from opendata_buffer.queue.queue import fullness
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Listing, Store, read_sidecar
@@ -123,9 +124,12 @@ def ask_broker(
 
 
 def read_claims(store: Store, config: QueueConfig) -> ClaimsStatus | None:
-    """The claims of workers; None where the queue never had one."""
+    """The claims of workers; None where the queue never had one. Raises CorruptData for an object
+    that cannot be read, with the command that replaces it."""
+    kind = claims_kind(queue_hint(store.url, config))
+    key = claims_key(config.data_path_prefix)
     try:
-        claims = read_sidecar(store, claims_key(config.data_path_prefix), CLAIMS, decode)
+        claims = read_sidecar(store, key, kind, lambda data: decode(data, kind))
     except ObjectNotFound:
         return None
     oldest = min(claims.held, default=None)
@@ -186,8 +190,10 @@ def read_status(
     def noted(read: Callable[[], T | None]) -> T | None:
         try:
             return read()
-        except CorruptData as error:
-            notes.append(str(error))  # A damaged object next to the manifest hides no queue.
+        except (CorruptData, PermanentStorageError) as error:
+            # A damaged object next to the manifest, or one that this user may not read, hides no
+            # queue.
+            notes.append(str(error))
             return None
 
     # Before the manifest: the consumer's record must not be the newer one.
@@ -201,6 +207,9 @@ def read_status(
     notes += [each for each in (refused, fullness(after.size, config.max_manifest_bytes)) if each]
     notes += found.notes
     announced = noted(lambda: Lease(store, config, runtime).read())
+    if announced is not None and announced.fault:
+        notes.append(announced.fault)
+        announced = None
     quarantined, reports = count_quarantine(store, config.data_path_prefix), []
     if quarantined:
         prefix, note = config.data_path_prefix, lambda error: notes.append(str(error))

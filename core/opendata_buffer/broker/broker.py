@@ -8,6 +8,7 @@ writes; sessions hand it requests and are called back with the answers.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from opendata_buffer.broker.protocol import (
     clock_body,
     error_body,
 )
+from opendata_buffer.broker.secure_channel import NONCE_BYTES, KeyPair
+from opendata_buffer.broker.write_proof import WriteProofs
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
 from opendata_buffer.formats.manifest import Manifest, NewEntry
@@ -105,6 +108,8 @@ class SharedQueue(Queue):
 
     # No other process writes it as often as this process: what it remembers is seldom out of date.
     _changes_from_memory = True
+    # A client that was cut off asks another broker, while this one may still write its request.
+    _joins_others = True
 
     def __init__(
         self,
@@ -182,21 +187,30 @@ class Broker:
 
     Entries must lie below ``data_path_prefix``. ``on_conflict`` is called after a write that lost a
     race: another broker may be at work. Without a ``dispatcher`` it hands out no batches.
+
+    Attributes:
+        keys: Its side of the exchange of keys with each client, whose share the record announces;
+            by default new ones.
+        proofs: Checks which clients may write in ``store``.
     """
 
     def __init__(
         self,
+        store: Store,
         queue: Queue,
         runtime: Runtime,
         data_path_prefix: str,
         on_conflict: Callable[[], None] = lambda: None,
         dispatcher: Dispatcher | None = None,
+        keys: KeyPair | None = None,
     ) -> None:
         self._queue = queue
         self.runtime = runtime
         self.data_path_prefix = data_path_prefix
         self._on_conflict = on_conflict
         self.dispatcher = dispatcher
+        self.keys = keys or KeyPair.of(secrets.token_bytes(NONCE_BYTES))
+        self.proofs = WriteProofs(store, queue.key, runtime)
         self._condition = runtime.condition()
         self._waiting: list[AppendRequest] = []
         self.entries_waiting = 0
@@ -219,6 +233,7 @@ class Broker:
         """Read the queue's end and begin to serve; raises what reading the manifest raises."""
         manifest = self._queue.read()
         self.next_sequence = 0 if manifest is None else manifest.next_sequence
+        self.proofs.clear()
         self._since = self.runtime.monotonic()
         labels = self._queue.labels
         metrics.broker_clients.watch(self, lambda broker: broker.sessions, labels)

@@ -24,11 +24,19 @@ from itertools import islice
 from opendata_buffer.formats.sidecar import Sidecar, SidecarFields, is_number
 from opendata_buffer.runtime import Condition
 
-CLAIMS = Sidecar(
-    "the record of workers' claims",
-    "With the object deleted, every batch in the queue is handed out again.",
-    max_bytes=16 * 1024 * 1024,
-)
+
+def claims_kind(queue: str) -> Sidecar:
+    """The kind of the claims of one queue, named as commands take it: an error says which command
+    removes what is not readable."""
+    return Sidecar(
+        "the record of workers' claims",
+        f"'opendata-buffer fsck {queue} --repair' saves its bytes beside it and removes it: then "
+        "every batch in the queue is handed out again.",
+        max_bytes=16 * 1024 * 1024,
+    )
+
+
+CLAIMS = claims_kind("STORE")
 
 MAX_OPEN = 50_000
 """Batches beyond the frontier that are claimed, done or were handed out before. While there are as
@@ -176,12 +184,12 @@ def encode(claims: Claims) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode() + b"\n"
 
 
-def decode(data: bytes) -> Claims:
+def decode(data: bytes, kind: Sidecar = CLAIMS) -> Claims:
     """The claims in an object's bytes. Raises CorruptData for bytes of no or another version."""
-    fields = CLAIMS.decode(data)
+    fields = kind.decode(data)
     held, done = _held(fields), frozenset(_done(fields))
     if len(held) + len(done) > 2 * MAX_OPEN:
-        raise CLAIMS.unreadable(f"it has {len(held) + len(done)} batches, more than were open")
+        raise kind.unreadable(f"it has {len(held) + len(done)} batches, more than were open")
     return Claims(
         epoch=fields.number("epoch"),
         frontier=fields.number("frontier"),

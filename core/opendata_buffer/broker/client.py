@@ -15,10 +15,12 @@ from opendata_buffer.broker.protocol import (
     append_body,
     error_of,
 )
-from opendata_buffer.broker.secure_channel import ClientEnd, ProtocolError
+from opendata_buffer.broker.secure_channel import ClientEnd, KeyPair, ProtocolError
+from opendata_buffer.broker.write_proof import write_proof_folder
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.runtime import Runtime, wait_for
+from opendata_buffer.runtime import Runtime, deadline, wait_for
+from opendata_buffer.stores.base import Put
 
 RENEW_S = 0.5
 """Seconds: an append whose clock is so much older than the broker's newest one is renewed."""
@@ -56,7 +58,8 @@ Answer = Appended | Refused | Lost
 Reply = dict[str, Any]
 """The body of an answer that is not about an append."""
 
-_ANSWERS = {"done", "refused", "lost", "failed", "claimed", "finished", "beaten", "given"}
+_OTHER_ANSWERS = {"claimed", "finished", "beaten", "given", "granted"}
+_ANSWERS = {"done", "refused", "lost", "failed"} | _OTHER_ANSWERS
 
 
 @dataclass(slots=True, eq=False)
@@ -136,7 +139,7 @@ class PendingRequests:
                 call.answer = Lost(since, now)
             case {"op": "failed", "error": error} if call is not None:
                 call.answer = error_of(error)
-            case {"op": "claimed" | "finished" | "beaten" | "given"} if call is not None:
+            case {"op": str(op)} if call is not None and op in _OTHER_ANSWERS:
                 call.answer = body
             case {"op": "stats"}:
                 return True
@@ -220,18 +223,21 @@ class Channel(Protocol):
 class Connection:
     """A connection after its handshake. Thread-safe; one thread of its own reads.
 
-    Nothing was received from ``channel`` yet; ``nonce`` are random bytes for this connection alone.
+    Nothing was received from ``channel`` yet; ``random`` are :data:`.NONCE_BYTES` for this
+    connection alone. Before :meth:`show_may_write` the broker takes no request but :meth:`stats`.
     Raises ChannelClosed where the other side ends it or sends nothing, ProtocolError where it is
     not the announced broker.
     """
 
     def __init__(
-        self, channel: Channel, broker_record: DiscoveryRecord, runtime: Runtime, nonce: bytes
+        self, channel: Channel, broker_record: DiscoveryRecord, runtime: Runtime, random: bytes
     ) -> None:
         self.broker_record = broker_record
         self._channel = channel
         self._runtime = runtime
-        self._end = ClientEnd(broker_record.secret, broker_record.term, nonce)
+        self._end = ClientEnd(
+            broker_record.secret, broker_record.term, KeyPair.of(random), broker_record.share
+        )
         self._condition = runtime.condition()
         self._pending = PendingRequests()
         self._stats: dict[str, Any] | None = None
@@ -258,6 +264,15 @@ class Connection:
     def is_over(self) -> bool:
         """Whether it has ended; every append on it is answered then."""
         return self._over
+
+    def show_may_write(self, store: Put, manifest_path: str) -> None:
+        """Show the broker, by one small object, that this process may write in the queue. Raises
+        what the store raises here or at the broker, ChannelClosed without an answer."""
+        key = write_proof_folder(manifest_path) + self._end.proof_name
+        with deadline(self._runtime, CONNECT_S):
+            store.put(key, self._end.write_proof())
+        if not isinstance(self.ask({"op": "written"}, CONNECT_S), dict):
+            raise ChannelClosed(f"the broker did not say whether it found {key!r}")
 
     def append(self, entries: Sequence[NewEntry], *, since: int | None, begin_by: float) -> Answer:
         """Have entries appended, contiguous and in order, all or none. Blocks for the answer.

@@ -13,9 +13,8 @@ from functools import partial
 
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
-from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import CorruptData, StorageError
+from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.runtime import Runtime, wait_for
 
@@ -39,6 +38,7 @@ class Discovery:
         waits_s: float | None = None,
     ) -> None:
         self._connect = connect
+        self._store, self._manifest_path = store, config.manifest_path
         self._runtime = runtime
         self._waits_s = waits_s
         self._wait_until: float | None = None
@@ -153,13 +153,19 @@ class Discovery:
             found = lease.read()
             if found is None or not found.serves:
                 self.announced = found is not None
-                self.reason = "none is announced; start one, or use broker='host'"
+                no_broker = "none is announced; start one, or use broker='host'"
+                self.reason = no_broker if found is None else found.fault or no_broker
                 return None
             if self._is_silent(found):
                 self.reason = f"{found.address} has not renewed its record"
                 return None
             connection = self._connect(found)
-        except (ChannelClosed, ProtocolError, CorruptData, StorageError) as error:
+            try:
+                connection.show_may_write(self._store, self._manifest_path)
+            except BaseException:
+                connection.close()
+                raise
+        except (ChannelClosed, OpenDataBufferError) as error:
             self.reason = str(error)
             self._unreached = True
             log.warning("no broker is reached: %s", error)

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opendata_buffer import outcomes
+from opendata_buffer.broker.secure_channel import SHARE_BYTES
 from opendata_buffer.config import QueueConfig
+from opendata_buffer.formats.keys import BROKER_RECORD_NAME
 from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.runtime import Runtime
@@ -22,14 +24,14 @@ SECRET_BYTES = 32
 
 DISCOVERY_RECORD = Sidecar(
     "a broker's discovery record",
-    "Nothing depends on it: delete the object, and the next broker writes a new one.",
+    "Nothing depends on it: a broker that is started replaces it.",
     confidential=True,
 )
 
 
 def discovery_record_key(data_path_prefix: str) -> str:
     """The key of a queue's discovery record."""
-    return f"{data_path_prefix}/_broker.json"
+    return f"{data_path_prefix}/{BROKER_RECORD_NAME}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class DiscoveryRecord:
         beat: Counts the broker's renewals of the record.
         seen_ms: When it last renewed it, by its own clock, milliseconds since the Unix epoch. For
             people to read; no program compares it with its own clock.
+        share: Of the broker's :class:`.KeyPair`; empty in the record of an earlier release.
+        fault: Why the object is not readable; ``id`` is its version then, and ``term`` 0.
     """
 
     term: int
@@ -55,6 +59,8 @@ class DiscoveryRecord:
     certificate: str = field(default="", repr=False)
     beat: int = 0
     seen_ms: int = 0
+    share: bytes = field(default=b"", repr=False)
+    fault: str = ""
 
     @property
     def serves(self) -> bool:
@@ -73,6 +79,7 @@ def encode(broker_record: DiscoveryRecord) -> bytes:
         "id": broker_record.id,
         "address": broker_record.address,
         "secret": broker_record.secret.hex(),
+        "share": broker_record.share.hex(),
         "certificate": broker_record.certificate,
         "beat": broker_record.beat,
         "seen_ms": broker_record.seen_ms,
@@ -83,21 +90,27 @@ def encode(broker_record: DiscoveryRecord) -> bytes:
 def decode(data: bytes) -> DiscoveryRecord:
     """The record in an object's bytes. Raises CorruptData where they are none of this version."""
     fields = DISCOVERY_RECORD.decode(data)
-    address, secret = fields.text("address"), fields.text("secret")
-    try:
-        key = bytes.fromhex(secret)
-    except ValueError:
-        key = b""
-    if address and len(key) != SECRET_BYTES:
-        raise fields.wrong("secret", f"{SECRET_BYTES} bytes in hexadecimal digits")
+    address = fields.text("address")
+
+    def read(name: str, value: str, size: int) -> bytes:
+        try:
+            found = bytes.fromhex(value)
+        except ValueError:
+            found = b""
+        if address and len(found) != size:
+            raise fields.wrong(name, f"{size} bytes in hexadecimal digits")
+        return found
+
+    secret, share = fields.text("secret"), fields.text("share", "")
     return DiscoveryRecord(
         fields.number("term"),
         fields.text("id"),
         address,
-        key,
+        read("secret", secret, SECRET_BYTES),
         certificate=fields.text("certificate", ""),
         beat=fields.number("beat", 0),
         seen_ms=fields.number("seen_ms", 0),
+        share=read("share", share, SHARE_BYTES) if share else b"",
     )
 
 
@@ -109,21 +122,25 @@ class Lease:
         self, store: CasStore, config: QueueConfig, runtime: Runtime, *, deadline_ms: int = 5_000
     ) -> None:
         self._runtime = runtime
-        self._store = store
-        self.key = discovery_record_key(config.data_path_prefix)
-        self._settings = replace(config, cas_deadline_ms=min(deadline_ms, config.cas_deadline_ms))
-        self._object = self._opened()
+        self._object = CasObject(
+            store,
+            discovery_record_key(config.data_path_prefix),
+            decode=decode,
+            encode=encode,
+            runtime=runtime,
+            settings=replace(config, cas_deadline_ms=min(deadline_ms, config.cas_deadline_ms)),
+            sidecar=DISCOVERY_RECORD,
+            if_unreadable=lambda error, version: DiscoveryRecord(
+                0, version, "", b"", fault=str(error)
+            ),
+        )
 
     def read(self) -> DiscoveryRecord | None:
-        """The record; None where no broker ever served, or the object was deleted. Raises
-        StorageError without an answer of the store, CorruptData where the object is no discovery
-        record."""
+        """The record; None where no broker ever served, or the object was deleted. One that is not
+        readable serves nowhere and has a ``fault``, and can be replaced as any other. Raises
+        StorageError without an answer of the store."""
         found = self._object.read()
-        if not isinstance(found, outcomes.Vanished):
-            return found
-        # Deleted while it was watched. It is a hint and may be made anew, unlike a manifest.
-        self._object = self._opened()
-        return None
+        return found if isinstance(found, DiscoveryRecord) else None
 
     def take(self, mine: DiscoveryRecord, over: DiscoveryRecord | None) -> DiscoveryRecord | None:
         """Replace the record ``over`` by one with the next term, and return it as it was written;
@@ -144,7 +161,7 @@ class Lease:
 
     def leave(self, mine: DiscoveryRecord) -> None:
         """Take the address out of the record, unless it is another broker's by now."""
-        self._renew(mine, address="", secret=b"")
+        self._renew(mine, address="", secret=b"", share=b"")
 
     def _renew(self, mine: DiscoveryRecord, **changes: Any) -> DiscoveryRecord | None:
         after = replace(mine, beat=mine.beat + 1, seen_ms=self._runtime.now_ms(), **changes)
@@ -160,19 +177,5 @@ class Lease:
         mine: DiscoveryRecord,
     ) -> DiscoveryRecord | None:
         outcome = self._object.update(decide)
-        if not isinstance(outcome, outcomes.Applied):
-            self._object = self._opened()
-            return None
-        value = outcome.value
+        value = outcome.value if isinstance(outcome, outcomes.Applied) else None
         return value if value is not None and mine.same_broker(value) and value.serves else None
-
-    def _opened(self) -> CasObject[DiscoveryRecord]:
-        return CasObject(
-            self._store,
-            self.key,
-            decode=decode,
-            encode=encode,
-            runtime=self._runtime,
-            settings=self._settings,
-            sidecar=DISCOVERY_RECORD,
-        )

@@ -11,15 +11,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from opendata_buffer import metrics, outcomes
-from opendata_buffer.broker.claims import CLAIMS, Claims, Heartbeats, claims_key, decode, encode
+from opendata_buffer.broker.claims import (
+    Claims,
+    Heartbeats,
+    claims_key,
+    claims_kind,
+    decode,
+    encode,
+)
 from opendata_buffer.broker.dispatch_round import DispatchRound, ReadyBatches
 from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest, Request, error_body
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Fenced, OpenDataBufferError, TransientStorageError
 from opendata_buffer.queue.cas import CasObject
+from opendata_buffer.queue.ownership import queue_hint
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, Task, wait_for
 from opendata_buffer.stores.base import Store
@@ -123,14 +132,15 @@ def stored_epoch(store: Store, config: ConsumerConfig, runtime: Runtime) -> int 
 
 
 def _claims_object(store: Store, config: ConsumerConfig, runtime: Runtime) -> CasObject[Claims]:
+    kind = claims_kind(queue_hint(store.url, config))
     return CasObject(
         store,
         claims_key(config.data_path_prefix),
-        decode=decode,
+        decode=partial(decode, kind=kind),
         encode=encode,
         runtime=runtime,
         settings=config,
-        sidecar=CLAIMS,
+        sidecar=kind,
     )
 
 

@@ -17,7 +17,7 @@ from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
 from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.network import ListeningPort, Network
-from opendata_buffer.broker.secure_channel import ProtocolError
+from opendata_buffer.broker.secure_channel import NONCE_BYTES, KeyPair, ProtocolError
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
@@ -84,6 +84,9 @@ class LeaderElection:
         self.failure: OpenDataBufferError | None = None
         """Why it last did not serve: an address that cannot be used, a prefix of another queue."""
         self._id = runtime.ulid()
+        # As the id for as long as this lives: a record of an earlier attempt to serve may be
+        # written late, and names them both.
+        self._keys = KeyPair.of(secrets.token_bytes(NONCE_BYTES))
         self._task: Task = runtime.spawn(self._run, "opendata-buffer-broker-host")
 
     @property
@@ -165,6 +168,10 @@ class LeaderElection:
         now = self._runtime.monotonic()
         if announced != self._seen:
             self._seen, self._seen_since = announced, now
+            if announced is not None and announced.fault:
+                log.warning("it is replaced unless its broker renews it: %s", announced.fault)
+        if announced is not None and announced.fault and now - self._seen_since < SILENT_S:
+            return STAND_BY_S  # A later release may write what this one cannot read.
         if announced is not None and announced.serves:
             is_alive = self._is_alive(announced)
             if is_alive or (is_alive is None and now - self._seen_since < SILENT_S):
@@ -188,17 +195,10 @@ class LeaderElection:
     def _take_over(self, announced: DiscoveryRecord | None) -> float:
         if self._port is None:
             self._port = self._network.listen()
-        wanted = DiscoveryRecord(
-            term=0,
-            id=self._id,
-            address=self._port.address,
-            secret=secrets.token_bytes(SECRET_BYTES),
-            certificate=self._port.certificate,
-            seen_ms=self._runtime.now_ms(),
-        )
         claim = claim_for_writing(self._store, self._config, runtime=self._runtime)
         queue = SharedQueue(self._store, self._config, runtime=self._runtime, claim=claim)
         broker = Broker(
+            self._store,
             queue,
             self._runtime,
             self._config.data_path_prefix,
@@ -212,6 +212,16 @@ class LeaderElection:
                 lambda: not self._is_cut_off(),
                 self._steady_since,
             ),
+            keys=self._keys,
+        )
+        wanted = DiscoveryRecord(
+            term=0,
+            id=self._id,
+            address=self._port.address,
+            secret=secrets.token_bytes(SECRET_BYTES),
+            share=self._keys.share,
+            certificate=self._port.certificate,
+            seen_ms=self._runtime.now_ms(),
         )
         try:
             broker.start()

@@ -21,7 +21,7 @@ from opendata_buffer.broker.client import (
 )
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, NONCE_BYTES
-from opendata_buffer.broker.server import Listen, WebSocketPort, close_in_children
+from opendata_buffer.broker.server import Listen, WebSocketPort, close_in_children, own_address
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
@@ -72,8 +72,8 @@ class WebSocketNetwork:
     def connect(self, broker_record: DiscoveryRecord) -> Connection:
         """See :class:`Network`. It takes :data:`.CONNECT_S` at most."""
         channel = open_channel(broker_record, CONNECT_S)
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        return Connection(channel, broker_record, self._runtime, nonce)
+        random = secrets.token_bytes(NONCE_BYTES)
+        return Connection(channel, broker_record, self._runtime, random)
 
     def listen(self) -> ListeningPort:
         """See :class:`Network`."""
@@ -81,13 +81,13 @@ class WebSocketNetwork:
 
 
 def listen_for(store: Store) -> Listen:
-    """Where a broker listens by default: every process that reaches the store reaches it.
+    """Where a broker listens by default: at the address that it announces, and no other.
 
     A loopback address in the record of a queue that machines share would mean another process on
     each of them: refused there, the broker would be replaced.
     """
     on_one_machine = store.url.startswith(("file://", "memory://"))
-    return Listen() if on_one_machine else Listen(host="0.0.0.0")
+    return Listen() if on_one_machine else Listen(host=own_address())
 
 
 def open_channel(broker_record: DiscoveryRecord, timeout: float) -> Channel:

@@ -1,13 +1,13 @@
 """The messages of clients and brokers after the handshake. Pure.
 
 =========  =====================================================================================
-client     ``append``: entries to append in one piece; ``renew``: it waits on; ``pause``: it will
-           write the manifest itself; ``claim``, ``finish`` and ``beat`` of a worker; ``ping``;
-           ``stats``
-broker     ``done``: appended at a sequence; ``refused``: surely not appended, ask again;
-           ``lost``: storage gave no answer, search for it; ``failed``: what the
-           queue raised; ``given``: a pause begins; ``claimed``, ``finished`` and ``beaten`` to a
-           worker; ``pong``; ``stats``
+client     ``written``: the object that shows that it may write is there; then ``append``: entries
+           to append in one piece; ``renew``: it waits on; ``pause``: it will write the manifest
+           itself; ``claim``, ``finish`` and ``beat`` of a worker; at any time ``ping``; ``stats``
+broker     ``granted``: it may write; ``done``: appended at a sequence; ``refused``: surely not
+           appended, ask again; ``lost``: storage gave no answer, search for it; ``failed``: what
+           the queue raised; ``given``: a pause begins; ``claimed``, ``finished`` and ``beaten``
+           to a worker; ``pong``; ``stats``
 =========  =====================================================================================
 
 Messages are input: what reads them raises ProtocolError where a field is missing, of another type
@@ -32,6 +32,7 @@ from typing import Any, TypeAlias
 from opendata_buffer import errors
 from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.errors import OpenDataBufferError
+from opendata_buffer.formats.keys import is_confined
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Moment
 
@@ -143,24 +144,13 @@ def parse_append(
 
 def _entry(row: Any, data_path_prefix: str) -> NewEntry:
     match row:
-        case [str(location), [*ranges]] if (
-            location.startswith(f"{data_path_prefix}/")
-            and len(location) <= MAX_LOCATION_CHARS
-            and _is_unicode(location)
+        case [str(location), [*ranges]] if len(location) <= MAX_LOCATION_CHARS and is_confined(
+            location, data_path_prefix
         ):
             return NewEntry(location, parse_metadata(ranges))
     raise ProtocolError(
         f"an entry is no location below {data_path_prefix!r} with its metadata: {str(row)[:200]}"
     )
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether it can be stored: in JSON half of a surrogate pair is a character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def parse_metadata(rows: Sequence[Any]) -> tuple[Metadata, ...]:

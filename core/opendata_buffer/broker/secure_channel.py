@@ -2,16 +2,22 @@
 
 ::
 
-    broker  hello     {"v": 1, "term": 7, "nonce": A}
-    client  prove     {"v": 1, "nonce": B, "proof": HMAC(secret, "client", A, B)}
-    broker  welcome   {"proof": HMAC(secret, "broker", A, B)}
+    broker  hello     {"v": 2, "term": 7, "nonce": A}
+    client  prove     {"v": 2, "share": Y, "proof": HMAC(secret, "client", A, Y)}
+    broker  welcome   {"name": N, "proof": HMAC(key, "broker", N)}
     then, both ways   16 bytes of HMAC(key, direction, count, body), body
 
-The secret never travels: each side shows that it knows it by answering the other's nonce, and the
-key of the messages is made from both nonces, so nothing recorded from one connection is good for
-another. ``count`` numbers the messages of one direction: one that is changed, left out, repeated or
-moved does not verify. Whatever does not verify raises ProtocolError, and its connection is closed
-with nothing done.
+``secret`` is in the discovery record: it shows that a client can read the queue, and no more. The
+key of the messages is agreed by Diffie-Hellman: ``key = HMAC(secret, "messages", Z, A, Y)``, where
+the client computes Z from the broker's share in the record, and the broker from the client's share
+Y. Only who may write in the queue could put the broker's share there: no process that only reads
+is taken for the broker, or changes what the two say.
+
+A client shows that it may write by an object of the name N that holds
+``HMAC(key, "may write", N)`` (:mod:`opendata_buffer.broker.write_proof`): bytes that are good for
+this connection alone. ``count`` numbers the messages of one direction: one that is changed, left
+out, repeated or moved does not verify. Whatever does not verify raises ProtocolError, and its
+connection is closed with nothing done.
 
 Bodies are JSON objects. Without TLS they can be read on the way; they hold locations of batches and
 metadata of producers, no records.
@@ -22,22 +28,61 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from opendata_buffer.errors import OpenDataBufferError
+from opendata_buffer.formats.keys import is_ulid
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """Largest message, either way. A client appends by itself what does not fit."""
 
 MAX_HANDSHAKE_BYTES = 1024
 NONCE_BYTES = 32
+"""Of a broker's nonce, and of the random bytes of a :class:`KeyPair`."""
 
-_VERSION = 1
+SHARE_BYTES = 256
+
+_VERSION = 2
 _TAG_BYTES = 16
+
+PRIME = int(
+    "FFFFFFFFFFFFFFFFADF85458A2BB4A9AAFDC5620273D3CF1D8B9C583CE2D3695A9E13641146433FBCC939DCE249B"
+    "3EF97D2FE363630C75D8F681B202AEC4617AD3DF1ED5D5FD65612433F51F5F066ED0856365553DED1AF3B557135E"
+    "7F57C935984F0C70E0E68B77E2A689DAF3EFE8721DF158A136ADE73530ACCA4F483A797ABC0AB182B324FB61D108"
+    "A94BB2C8E3FBB96ADAB760D7F4681D4F42A3DE394DF4AE56EDE76372BB190B07A7C8EE0A6D709E02FCE1CDF7E2EC"
+    "C03404CD28342F619172FE9CE98583FF8E4F1232EEF28183C3FE3B1B4C6FAD733BB5FCBC2EC22005C58EF1837D16"
+    "83B2C6F34A26C1B2EFFA886B423861285C97FFFFFFFFFFFFFFFF",
+    16,
+)
+"""Of the group ffdhe2048 of RFC 7919, appendix A.1; its generator is 2."""
 
 
 class ProtocolError(OpenDataBufferError):
     """The other side is no broker or client of this queue, or speaks another version."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """One side of a Diffie-Hellman exchange. A broker makes one for a term, a client one for a
+    connection; ``share`` is sent, ``private`` is not."""
+
+    private: int = field(repr=False)
+    share: bytes
+
+    @classmethod
+    def of(cls, random: bytes) -> Self:
+        """The pair of :data:`NONCE_BYTES` random bytes."""
+        private = int.from_bytes(random, "big")
+        return cls(private, pow(2, private, PRIME).to_bytes(SHARE_BYTES, "big"))
+
+    def agree(self, theirs: bytes) -> bytes:
+        """What both sides compute, and nobody else can, from the other side's share."""
+        share = int.from_bytes(theirs, "big")
+        # 0, 1 and -1 would make a result that everybody knows.
+        if len(theirs) != SHARE_BYTES or not 1 < share < PRIME - 1:
+            raise ProtocolError("the other side's share is none")
+        return pow(share, self.private, PRIME).to_bytes(SHARE_BYTES, "big")
 
 
 class _End:
@@ -46,15 +91,27 @@ class _End:
     _sends: bytes
     _receives: bytes
 
-    def __init__(self, secret: bytes, term: int, nonce: bytes) -> None:
-        self._secret, self._term, self._nonce = secret, term, nonce
+    def __init__(self, secret: bytes, term: int, keys: KeyPair) -> None:
+        self._secret, self._term, self._keys = secret, term, keys
         self._key = b""
         self._sent = self._received = 0
+        self.proof_name = ""
+        """Of the object that shows that the client may write: a ULID."""
 
     @property
     def ready(self) -> bool:
-        """Whether both sides have shown that they know the secret."""
+        """Whether both sides have shown that they know the secret, and have agreed on a key."""
         return bool(self._key)
+
+    def write_proof(self) -> bytes:
+        """What the object of the name ``proof_name`` holds, as text in hexadecimal digits."""
+        return proof(self._key, b"may write", self.proof_name.encode()).hex().encode()
+
+    def _agree(self, theirs: bytes, nonce: bytes, client_share: bytes) -> bytes:
+        """Make the key; returns the broker's proof that it has the same."""
+        agreed = self._keys.agree(theirs)
+        self._key = proof(self._secret, b"messages", agreed, nonce, client_share)
+        return proof(self._key, b"broker", self.proof_name.encode())
 
     def seal(self, body: Mapping[str, Any]) -> bytes:
         """The next message to send. Raises ProtocolError where it has more bytes than are read."""
@@ -85,9 +142,16 @@ class _End:
 
 
 class BrokerEnd(_End):
-    """The broker's end of one connection."""
+    """The broker's end of one connection. ``proof_name`` is a new ULID, ``nonce`` is random."""
 
     _sends, _receives = b"broker", b"client"
+
+    def __init__(
+        self, secret: bytes, term: int, keys: KeyPair, nonce: bytes, proof_name: str
+    ) -> None:
+        super().__init__(secret, term, keys)
+        self._nonce = nonce
+        self.proof_name = proof_name
 
     def hello(self) -> bytes:
         """The first message, the broker's."""
@@ -96,19 +160,24 @@ class BrokerEnd(_End):
     def welcome(self, prove: bytes) -> bytes:
         """The answer to the client's message, which shows that it knows the secret."""
         message = _handshake(prove)
-        theirs, shown = _bytes(message, "nonce"), _bytes(message, "proof")
+        theirs, shown = _bytes(message, "share"), _bytes(message, "proof")
+        # Before anything is computed for it: a stranger must not cost the broker time.
         expected = proof(self._secret, b"client", self._nonce, theirs)
-        if len(theirs) != NONCE_BYTES or not hmac.compare_digest(shown, expected):
+        if not hmac.compare_digest(shown, expected):
             raise ProtocolError("a client does not know this term's secret")
-        self._key = proof(self._secret, b"messages", self._nonce, theirs)
-        return _line({"proof": proof(self._secret, b"broker", self._nonce, theirs).hex()})
+        own = self._agree(theirs, self._nonce, theirs)
+        return _line({"name": self.proof_name, "proof": own.hex()})
 
 
 class ClientEnd(_End):
-    """The client's end of one connection."""
+    """The client's end of one connection. ``broker_share`` is what the record announces."""
 
     _sends, _receives = b"client", b"broker"
-    _theirs = b""
+    _nonce = b""
+
+    def __init__(self, secret: bytes, term: int, keys: KeyPair, broker_share: bytes) -> None:
+        super().__init__(secret, term, keys)
+        self._broker_share = broker_share
 
     def prove(self, hello: bytes) -> bytes:
         """The answer to the broker's first message."""
@@ -118,19 +187,23 @@ class ClientEnd(_End):
                 f"the broker serves in term {message.get('term')!r}, and term {self._term} is "
                 "announced"
             )
-        self._theirs = _bytes(message, "nonce")
-        if len(self._theirs) != NONCE_BYTES or self._theirs == self._nonce:
-            raise ProtocolError(f"the broker's nonce is not {NONCE_BYTES} new bytes")
-        shown = proof(self._secret, b"client", self._theirs, self._nonce)
-        return _line({"v": _VERSION, "nonce": self._nonce.hex(), "proof": shown.hex()})
+        self._nonce = _bytes(message, "nonce")
+        if len(self._nonce) != NONCE_BYTES:
+            raise ProtocolError(f"the broker's nonce is not {NONCE_BYTES} bytes")
+        shown = proof(self._secret, b"client", self._nonce, self._keys.share)
+        return _line({"v": _VERSION, "share": self._keys.share.hex(), "proof": shown.hex()})
 
     def finish(self, welcome: bytes) -> None:
         """Check the broker's answer; messages can be sent after it."""
-        shown = _bytes(_object(welcome[:MAX_HANDSHAKE_BYTES]), "proof")
-        expected = proof(self._secret, b"broker", self._theirs, self._nonce)
-        if not hmac.compare_digest(shown, expected):
-            raise ProtocolError("the process at the broker's address does not know the secret")
-        self._key = proof(self._secret, b"messages", self._theirs, self._nonce)
+        message = _object(welcome[:MAX_HANDSHAKE_BYTES])
+        name = message.get("name")
+        if not isinstance(name, str) or not is_ulid(name):
+            raise ProtocolError("the broker names no object to write")
+        self.proof_name = name
+        expected = self._agree(self._broker_share, self._nonce, self._keys.share)
+        if not hmac.compare_digest(_bytes(message, "proof"), expected):
+            self._key = b""
+            raise ProtocolError("the process at the broker's address is not the announced broker")
 
 
 def _line(message: Mapping[str, Any]) -> bytes:

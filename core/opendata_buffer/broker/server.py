@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -28,6 +29,7 @@ from opendata_buffer.broker.protocol import (
     MAX_OPEN_REQUESTS,
     AppendRequest,
     PauseRequest,
+    error_body,
     moment_of,
     parse_append,
     parse_beat,
@@ -51,7 +53,8 @@ class Session:
     """One client's connection, without the network: does what each message asks for.
 
     ``send`` takes the body of an answer from any thread, and must not block. The transport seals
-    bodies in the order in which it sends them.
+    bodies in the order in which it sends them. A client that has not shown that it may write gets
+    counters, and nothing else.
     """
 
     def __init__(self, broker: Broker, end: BrokerEnd, send: Callable[[Body], None]) -> None:
@@ -62,6 +65,9 @@ class Session:
         self._open = 0
         self._pending: dict[int, AppendRequest] = {}
         self._closed = False
+        self._has_written = False
+        self.may_write = False
+        """Whether the client has shown that it may write in the queue."""
 
     def welcome(self, prove: bytes) -> bytes:
         """Answer the client's handshake; its messages may follow."""
@@ -72,7 +78,19 @@ class Session:
     def received(self, message: bytes) -> None:
         """Do what the client's next message asks for, or nothing where it raises ProtocolError."""
         body = self._end.open(message)
+        if not self.may_write and body.get("op") not in _READS:
+            raise ProtocolError(
+                f"a client asks for {str(body.get('op'))[:50]!r} and has not shown that it may "
+                "write in the queue"
+            )
         match body.get("op"):
+            case "written":
+                if self._has_written:
+                    raise ProtocolError("a client shows for the second time that it may write")
+                self._has_written = True
+                self._begin()
+                told = partial(self._proven, whole(body, "n"))
+                self._broker.proofs.check(self._end.proof_name, self._end.write_proof(), told)
             case "append":
                 append = parse_append(body, self._broker.data_path_prefix, self._answer)
                 self._begin(append)
@@ -110,6 +128,13 @@ class Session:
         if self._broker.dispatcher is None:
             raise ProtocolError("this broker hands out no batches")
         return self._broker.dispatcher
+
+    def _proven(self, number: int, error: Exception | None) -> None:
+        if error is None:
+            self.may_write = True
+            self._answer({"op": "granted", "n": number})
+        else:
+            self._answer({"op": "failed", "n": number, "error": error_body(error)})
 
     def _begin(self, append: AppendRequest | None = None) -> None:
         with self._lock:
@@ -150,6 +175,9 @@ class Session:
 
 
 log = logging.getLogger(__name__)
+
+_READS = {"written", "ping", "stats"}
+"""What a client may send that can only read the queue: ``status``, or a broker that stands by."""
 
 HANDSHAKE_S = 2.0
 """Seconds for a client to prove that it knows the secret; then its connection is closed."""
@@ -354,7 +382,7 @@ class WebSocketPort:
     async def _run_session(
         self, client: ServerConnection, broker: Broker, broker_record: DiscoveryRecord
     ) -> None:
-        end = BrokerEnd(broker_record.secret, broker_record.term, secrets.token_bytes(NONCE_BYTES))
+        end = new_broker_end(broker, broker_record)
         outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
         def put(body: dict[str, Any]) -> None:
@@ -398,6 +426,12 @@ class WebSocketPort:
             log.warning(
                 "refused a connection from %s; further ones are not logged: %s", peer, error
             )
+
+
+def new_broker_end(broker: Broker, broker_record: DiscoveryRecord) -> BrokerEnd:
+    """The broker's end of a new connection."""
+    nonce, name = secrets.token_bytes(NONCE_BYTES), broker.runtime.ulid()
+    return BrokerEnd(broker_record.secret, broker_record.term, broker.keys, nonce, name)
 
 
 class SocketOwner(Protocol):

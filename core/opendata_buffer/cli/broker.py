@@ -51,8 +51,8 @@ def _address(context: click.Context, option: click.Parameter, text: str | None) 
     "--listen",
     callback=_address,
     metavar="HOST:PORT",
-    help="Where clients connect; port 0 takes a free one. Default: a free port on all interfaces, "
-    "or on the loopback for a queue in a directory.",
+    help="Where clients connect; port 0 takes a free one, host 0.0.0.0 all interfaces. Default: a "
+    "free port of this machine's address, or of the loopback for a queue in a directory.",
 )
 @click.option(
     "--advertise",

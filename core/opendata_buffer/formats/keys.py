@@ -15,6 +15,9 @@ from opendata_buffer.errors import InvalidInput
 MAX_KEY_BYTES = 1024
 """Longest object key, UTF-8 bytes: the limit of S3."""
 
+BROKER_RECORD_NAME = "_broker.json"
+"""Of the one object that not everybody who shares a machine may read."""
+
 MAX_PREFIX_BYTES = 744
 """Longest data prefix: leaves room for ``/app=<200>/batch=<19>/<ULID>.batch`` in a key."""
 

@@ -38,7 +38,15 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import Runtime, deadline, remaining
-from opendata_buffer.stores.base import ABSENT, Blob, ConditionalPut, Get, IfVersion, NotModified
+from opendata_buffer.stores.base import (
+    ABSENT,
+    Blob,
+    ConditionalPut,
+    Get,
+    IfVersion,
+    NotModified,
+    Put,
+)
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -49,8 +57,8 @@ LAST_READ_S = 5.0
 """Seconds beyond the deadline for an attempt that began at it, and for reading what it did."""
 
 
-class CasStore(Get, ConditionalPut, Protocol):
-    """What a :class:`CasObject` needs of a store."""
+class CasStore(Get, Put, ConditionalPut, Protocol):
+    """What a :class:`CasObject` needs of a store, and a client of the broker beside it."""
 
     @property
     def url(self) -> str:
@@ -156,6 +164,8 @@ class CasObject(Generic[T]):
         settings: Deadline of one change, and its backoff.
         max_bytes: A larger object is not read; a sidecar has a limit of its own.
         sidecar: The kind of a small object: it makes the error about one that is too large.
+        if_unreadable: Of a hint, the value, by the error and the version, that stands for an object
+            which cannot be read. The next change replaces it, and makes a deleted one again.
         check_read: Raises when the value read now cannot follow the one known so far.
         after_conflict: Seconds to wait after a lost race, asked each time; None for the backoff.
     """
@@ -171,6 +181,7 @@ class CasObject(Generic[T]):
         settings: QueueConfig,
         max_bytes: int | None = None,
         sidecar: Sidecar | None = None,
+        if_unreadable: Callable[[CorruptData, str], T] | None = None,
         check_read: Callable[[T, T], None] | None = None,
         after_conflict: Callable[[], float | None] | None = None,
     ) -> None:
@@ -181,6 +192,7 @@ class CasObject(Generic[T]):
         self._runtime = runtime
         self._max_bytes = max_bytes if sidecar is None else sidecar.max_bytes
         self._sidecar = sidecar
+        self._if_unreadable = if_unreadable
         self._check_read = check_read
         self._reading = queue_retry(runtime, settings)
         self._deadline_s = settings.cas_deadline_ms / 1000
@@ -309,29 +321,34 @@ class CasObject(Generic[T]):
                 self._value, self._version, self._fresh = after, written, True
                 writes.applied()
                 return after
-            case outcomes.Conflict():
+            case outcomes.Vanished() if self._if_unreadable is None:
+                raise self._missing()
+            case outcomes.Conflict() | outcomes.Vanished():
                 self.conflicts += 1
                 writes.conflicted()
                 raise _LostRace("another writer was faster")
-            case outcomes.Vanished():
-                raise self._missing()
             case _:
                 log.warning("answer to a write of %s was lost: %s", self.key, outcome.reason)
                 writes.lost_answer(version)
                 raise _Retry(f"answers were lost: {outcome}")
 
     def _read_once(self) -> T | None:
+        fault: CorruptData | None = None
         try:
             got = self._get(self._version)
         except ObjectNotFound as error:
-            if self._version is not None:
+            if self._version is not None and self._if_unreadable is None:
                 raise self._missing() from error
+            self._value = self._version = None
             self._fresh = True
             return None
         except CorruptData as error:
             if self._sidecar is None:
                 raise
-            raise self._named(self._sidecar.unreadable(str(error).rstrip("."))) from error
+            fault = self._sidecar.unreadable(str(error).rstrip("."))
+            if self._if_unreadable is None:
+                raise self._named(fault) from error
+            got = self._store.get(self.key, byte_range=(0, 1))  # for its version
         if isinstance(got, NotModified):
             if self._version is None:
                 raise PermanentStorageError(
@@ -339,7 +356,11 @@ class CasObject(Generic[T]):
                     f"{self.key!r}"
                 )
         else:
-            value, version = self._decoded(got)
+            if fault is not None and self._if_unreadable is not None:
+                version = got.version
+                value = self._if_unreadable(self._named(fault), version)
+            else:
+                value, version = self._decoded(got)
             if self._check_read is not None and self._value is not None:
                 self._check_read(self._value, value)
             self._value, self._version = value, version
@@ -359,7 +380,9 @@ class CasObject(Generic[T]):
         except CorruptData as error:
             again = self._get() if first else got
             if not isinstance(again, Blob) or again.data == got.data:
-                raise self._named(error) from error
+                if self._if_unreadable is None:
+                    raise self._named(error) from error
+                return self._if_unreadable(self._named(error), got.version), got.version
             log.warning("%s was read again, because %s", self.key, error)
             return self._decoded(again, first=False)
 

@@ -25,7 +25,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.formats.keys import check_key
+from opendata_buffer.formats.keys import BROKER_RECORD_NAME, check_key
 from opendata_buffer.runtime import Runtime, SystemRuntime, remaining
 from opendata_buffer.stores.base import (
     Blob,
@@ -319,16 +319,18 @@ class TemporaryFiles:
             self._swept = True
             self._sweep()
 
-    def open(self) -> tuple[int, str]:
+    def open(self, mode: int = 0o666) -> tuple[int, str]:
         """A new empty file, open for writing; the caller closes it and removes or renames it."""
         path = f"{self._directory}/{self._runtime.ulid()}"
-        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666), path
+        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode), path
 
     @contextlib.contextmanager
-    def written(self, pieces: Sequence[bytes | memoryview]) -> Iterator[tuple[int, str]]:
+    def written(
+        self, pieces: Sequence[bytes | memoryview], mode: int = 0o666
+    ) -> Iterator[tuple[int, str]]:
         """A file of these bytes, durable, as its descriptor and its path; removed at the end
         unless it was renamed."""
-        fd, path = self.open()
+        fd, path = self.open(mode)
         with contextlib.ExitStack() as undo:
             undo.callback(unlink_quietly, path)
             undo.callback(os.close, fd)
@@ -587,7 +589,7 @@ class LocalStore:
             # before the lock is taken: a process that is suspended with the lock stops all others.
             if (refused := _refusal(path, condition)) is not None:
                 return refused
-            with self._temporary.written((data,)) as (fd, temporary):
+            with self._temporary.written((data,), self._mode(key)) as (fd, temporary):
                 with FileLock(lock_path, self._runtime) as lock:
                     if (refused := _refusal(path, condition)) is not None:
                         return refused
@@ -659,6 +661,13 @@ class LocalStore:
             except OSError as error:
                 failures.append(DeleteFailure(key, str(storage_error("delete", key, error))))
         return tuple(failures)
+
+    def _mode(self, key: str) -> int:
+        """Permissions of a new file, before the umask. The broker's record is for the owner, and
+        for a group that may write in the store as well."""
+        if key.rpartition("/")[2] != BROKER_RECORD_NAME:
+            return 0o666
+        return 0o660 if os.stat(self._paths.root).st_mode & 0o020 else 0o600
 
     def _rename(self, fd: int, temporary: str, path: str, lock: FileLock) -> str:
         """Give a written file its name, under its key's lock if it has one; returns its version."""

@@ -13,8 +13,8 @@ from opendata_buffer.admin.trim import (
     collect,
     plan_trim,
     restore_batch,
-    trim_queue,
     skip_batch,
+    trim_queue,
 )
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer

@@ -59,9 +59,12 @@ def serving(
 ) -> Iterator[tuple[Broker, DiscoveryRecord, WebSocketPort]]:
     """A broker behind a port, which no record announces."""
     store = store if store is not None else MemoryStore()
-    broker = Broker(Queue(store, CONFIG, runtime=RUNTIME, role="broker"), RUNTIME, "ingest")
+    broker = Broker(store, Queue(store, CONFIG, runtime=RUNTIME, role="broker"), RUNTIME, "ingest")
     port = WebSocketPort(listen, RUNTIME)
-    broker_record = DiscoveryRecord(1, "id", port.address, secret, certificate=port.certificate)
+    broker_record = DiscoveryRecord(
+        1, "id", port.address, secret, certificate=port.certificate, share=broker.keys.share
+    )
+    _stores[port.address] = store
     try:
         broker.start()
         port.open(broker, broker_record)
@@ -71,12 +74,20 @@ def serving(
         port.close()
 
 
+_stores: dict[str, Store] = {}
+"""Of the brokers that serve in this process, by their addresses."""
+
+
 def connect(broker_record: DiscoveryRecord) -> Connection:
     return WebSocketNetwork(RUNTIME).connect(broker_record)
 
 
-def connected(broker_record: DiscoveryRecord) -> closing[Connection]:
-    return closing(connect(broker_record))
+@contextmanager
+def connected(broker_record: DiscoveryRecord, store: Store | None = None) -> Iterator[Connection]:
+    """A connection that has shown that it may write in the broker's store."""
+    with closing(connect(broker_record)) as client:
+        client.show_may_write(store or _stores[broker_record.address], CONFIG.manifest_path)
+        yield client
 
 
 def host(store: Store, runtime: Runtime = RUNTIME) -> LeaderElection:

@@ -26,8 +26,9 @@ from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Task
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import connect, entries, eventually, serving
+from tests.unit.broker.wired import KEYS, NAME
 
-BROKER = DiscoveryRecord(1, "id", "somewhere:1", b"s" * 32)
+BROKER = DiscoveryRecord(1, "id", "somewhere:1", b"s" * 32, share=KEYS.share)
 
 
 SOON = 60.0  # by a clock that begins at zero
@@ -52,7 +53,7 @@ class Scripted:
         self.runtime = ManualRuntime()
         self.client: Connection | None = None
         self._waits = waits
-        self._end = BrokerEnd(BROKER.secret, 1, b"a" * 32)
+        self._end = BrokerEnd(BROKER.secret, 1, KEYS, b"a" * 32, NAME)
         self._answer = answer
         self._condition = threading.Condition()
         self._inbox = [self._end.hello()]

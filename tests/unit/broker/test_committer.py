@@ -129,6 +129,9 @@ class Scripted:
         self.is_over = isinstance(answer, Lost)
         return answer
 
+    def show_may_write(self, store: object, manifest_path: str) -> None:
+        pass
+
     def close(self) -> None:
         self.is_over = True
 

@@ -22,6 +22,9 @@ class Made:
         self.broker_record = broker_record
         self.is_over = False
 
+    def show_may_write(self, store: object, manifest_path: str) -> None:
+        pass
+
     def close(self) -> None:
         self.is_over = True
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from opendata_buffer.broker.discovery_record import (
+    DISCOVERY_RECORD,
     DiscoveryRecord,
     Lease,
     decode,
@@ -14,17 +15,22 @@ from opendata_buffer.broker.discovery_record import (
 )
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData
+from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import Hooked
 
 ONE = DiscoveryRecord(
-    3, "01K9", "10.0.0.7:9100", b"s" * 32, certificate="ab" * 32, beat=4, seen_ms=1_700
+    3, "01K9", "10.0.0.7:9100", b"s" * 32, "ab" * 32, beat=4, seen_ms=1_700, share=b"p" * 256
 )
 
 
 def test_what_is_written_is_read() -> None:
-    for each in (ONE, replace(ONE, certificate=""), replace(ONE, address="", secret=b"")):
+    for each in (
+        ONE,
+        replace(ONE, certificate=""),
+        replace(ONE, address="", secret=b"", share=b""),
+    ):
         assert decode(encode(each)) == each
 
 
@@ -43,11 +49,30 @@ def test_fields_of_later_versions_are_passed_over() -> None:
         encode(ONE).replace(b'"term": 3', b'"term": -1'),
         encode(replace(ONE, secret=b"short")),
         encode(ONE).replace(ONE.secret.hex().encode(), b"no hex"),
+        encode(ONE).replace(ONE.share.hex().encode(), b"70"),
+        b"x" * (DISCOVERY_RECORD.max_bytes + 1),
     ],
 )
-def test_what_is_no_record_says_that_it_may_be_deleted(data: bytes) -> None:
-    with pytest.raises(CorruptData, match="delete the object"):
+def test_what_is_no_record_says_so_and_the_next_broker_replaces_it(data: bytes) -> None:
+    with pytest.raises(CorruptData, match="a broker that is started replaces it"):
         decode(data)
+    store = MemoryStore()
+    store.put("ingest/_broker.json", data)
+    found = lease(store).read()
+    assert found is not None
+    assert "'ingest/_broker.json'" in found.fault
+    assert not found.serves
+    # Nobody else's record is replaced, and no broker takes it for its own.
+    assert lease(store).beat(broker("a")) is None
+    assert read_bytes(store, "ingest/_broker.json") == data
+    taken = take(store, "a", found)
+    assert lease(store).read() == taken
+
+
+def test_a_record_of_an_earlier_release_is_read() -> None:
+    assert decode(encode(ONE).replace(b'"share": "%s", ' % ONE.share.hex().encode(), b"")) == (
+        replace(ONE, share=b"")
+    )
 
 
 def test_the_secret_is_not_shown() -> None:
@@ -130,10 +155,3 @@ def test_a_lost_answer_is_verified() -> None:
     store = Hooked("_broker.json")
     store.lost_answers = 1
     assert take(store, "a").id == "a"
-
-
-def test_an_object_that_is_no_record_is_named() -> None:
-    store = MemoryStore()
-    store.put("ingest/_broker.json", b"{}")
-    with pytest.raises(CorruptData, match=r"ingest/_broker\.json"):
-        lease(store).read()

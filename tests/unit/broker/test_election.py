@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +14,10 @@ from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import ListeningPort, WebSocketNetwork
 from opendata_buffer.errors import InvalidInput, TransientStorageError
+from opendata_buffer.runtime import Task
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import (
     CONFIG,
     RUNTIME,
@@ -46,7 +48,7 @@ def test_of_two_hosts_one_serves_and_the_other_takes_over_at_once_when_it_leaves
         assert second.serving is None
         announced = first.serving
         assert announced is not None
-        with connected(announced) as client:
+        with connected(announced, store) as client:
             assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
         first.stop(10)
         assert eventually(lambda: second.serving).term > announced.term
@@ -74,6 +76,32 @@ def test_a_killed_broker_is_replaced_once_its_port_refuses() -> None:
     with hosting(store) as ours:
         assert ours.serving is not None
         assert ours.serving.term == killed.term + 1
+
+
+class Still(ManualRuntime):
+    """Its threads do nothing: the test does what they would do."""
+
+    def spawn(self, target: Callable[[], None], name: str) -> Task:
+        return RUNTIME.spawn(lambda: None, name)
+
+
+@pytest.mark.parametrize("data", [b"", b'{"version": 2}', b"x" * 70_000])
+def test_a_record_that_is_not_readable_is_replaced_once_nobody_renews_it(data: bytes) -> None:
+    store, runtime = MemoryStore(), Still()
+    ours = LeaderElection(store, CONFIG, runtime, WebSocketNetwork(RUNTIME))
+    try:
+        # A later release may write what this one cannot read.
+        for number in range(5):
+            store.put("ingest/_broker.json", data + b" " * number)
+            ours._stand_by()
+            runtime.advance(election_module.SILENT_S - 0.1)
+            ours._stand_by()
+            assert ours.serving is None
+        runtime.advance(0.2)
+        ours._stand_by()
+        assert ours.serving == Lease(store, CONFIG, RUNTIME).read()
+    finally:
+        ours._leave()
 
 
 class Cut:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from websockets.sync import client as websockets_client
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.network import WebSocketNetwork, listen_for, open_channel
-from opendata_buffer.broker.server import Listen, own_address
+from opendata_buffer.broker.server import Listen, WebSocketPort, own_address
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import RUNTIME
@@ -27,6 +28,10 @@ def test_a_queue_on_one_machine_is_served_there_and_a_shared_one_to_every_machin
     port = WebSocketNetwork(RUNTIME, listen_for(shared)).listen()
     # A loopback address, or 0.0.0.0, would mean another process on each machine.
     assert port.address.rpartition(":")[0] == own_address() != "0.0.0.0"
+    # It listens there, and on no other interface.
+    assert isinstance(port, WebSocketPort)
+    with socket.socket(fileno=os.dup(port.descriptors()[0])) as listening:
+        assert listening.getsockname()[0] == own_address()
     port.close()
 
 

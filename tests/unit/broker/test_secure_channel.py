@@ -10,27 +10,38 @@ from hypothesis import strategies as st
 
 from opendata_buffer.broker.secure_channel import (
     MAX_MESSAGE_BYTES,
+    PRIME,
+    SHARE_BYTES,
     BrokerEnd,
     ClientEnd,
+    KeyPair,
     ProtocolError,
 )
+from tests.unit.broker.wired import KEYS, NAME
 
 SECRET = b"s" * 32
+OTHERS = KeyPair.of(b"o" * 32)
 
 
 def ends(
-    client_secret: bytes = SECRET, client_term: int = 7, nonces: tuple[bytes, bytes] = (b"a", b"b")
+    client_secret: bytes = SECRET,
+    client_term: int = 7,
+    nonce: bytes = b"a",
+    broker_keys: KeyPair = KEYS,
 ) -> tuple[BrokerEnd, ClientEnd]:
     return (
-        BrokerEnd(SECRET, 7, nonces[0] * 32),
-        ClientEnd(client_secret, client_term, nonces[1] * 32),
+        BrokerEnd(SECRET, 7, broker_keys, nonce * 32, NAME),
+        ClientEnd(client_secret, client_term, KEYS, KEYS.share),
     )
 
 
-def shaken() -> tuple[BrokerEnd, ClientEnd]:
-    broker, client = ends()
+def shake(broker: BrokerEnd, client: ClientEnd) -> tuple[BrokerEnd, ClientEnd]:
     client.finish(broker.welcome(client.prove(broker.hello())))
     return broker, client
+
+
+def shaken(nonce: bytes = b"a") -> tuple[BrokerEnd, ClientEnd]:
+    return shake(*ends(nonce=nonce))
 
 
 def test_both_talk_after_a_handshake() -> None:
@@ -42,6 +53,20 @@ def test_both_talk_after_a_handshake() -> None:
         assert client.open(broker.seal({"answer": number})) == {"answer": number}
 
 
+def test_two_pairs_agree_on_what_nobody_else_computes() -> None:
+    one, other = KeyPair.of(b"1" * 32), KeyPair.of(b"2" * 32)
+    assert one.agree(other.share) == other.agree(one.share)
+    assert one.agree(other.share) not in (one.agree(OTHERS.share), OTHERS.agree(one.share))
+    assert str(one.private) not in repr(one)
+
+
+@pytest.mark.parametrize("share", [0, 1, PRIME - 1, PRIME + 5, -1])
+def test_a_share_that_would_make_a_known_key_is_refused(share: int) -> None:
+    data = b"short" if share < 0 else share.to_bytes(SHARE_BYTES, "big")
+    with pytest.raises(ProtocolError, match="share"):
+        OTHERS.agree(data)
+
+
 def test_the_secret_never_travels() -> None:
     broker, client = ends()
     hello = broker.hello()
@@ -51,28 +76,36 @@ def test_the_secret_never_travels() -> None:
         assert SECRET.hex().encode() not in message
 
 
-def test_either_side_without_the_secret_is_refused() -> None:
+def test_a_client_without_the_secret_is_refused() -> None:
     broker, client = ends(client_secret=b"x" * 32)
     with pytest.raises(ProtocolError, match="does not know"):
         broker.welcome(client.prove(broker.hello()))
     assert not broker.ready
-    with pytest.raises(ProtocolError, match="does not know the secret"):
-        client.finish(b'{"proof": "%s"}' % (b"00" * 32))
 
 
-def test_a_proof_cannot_be_sent_back_to_its_maker() -> None:
-    _, client = ends(nonces=(b"b", b"b"))
-    broker = BrokerEnd(SECRET, 7, b"b" * 32)
-    with pytest.raises(ProtocolError):
-        client.prove(broker.hello())
+def test_who_knows_the_secret_is_not_taken_for_the_broker() -> None:
+    """A process that reads the record listens where a dead broker did."""
+    _, client = ends(broker_keys=OTHERS)
+    with pytest.raises(ProtocolError, match="not the announced broker"):
+        shake(*ends(broker_keys=OTHERS))
+    with pytest.raises(ProtocolError, match="names no object"):
+        client.finish(b'{"proof": "%s", "name": "../../manifest"}' % (b"00" * 32))
+    assert not client.ready
+
+
+def test_the_bytes_that_prove_writing_are_good_for_one_connection() -> None:
+    broker, client = shaken()
+    assert broker.write_proof() == client.write_proof()
+    # The same name, secret and keys, and another nonce of the broker's.
+    assert shaken(b"b")[0].write_proof() != client.write_proof()
 
 
 def test_a_broker_of_another_term_or_version_is_refused() -> None:
     broker, client = ends(client_term=8)
     with pytest.raises(ProtocolError, match="term 7, and term 8 is announced"):
         client.prove(broker.hello())
-    with pytest.raises(ProtocolError, match=r"version 2 .* run one version"):
-        client.prove(b'{"v": 2, "term": 7, "nonce": "00"}')
+    with pytest.raises(ProtocolError, match=r"version 1 .* run one version"):
+        client.prove(b'{"v": 1, "term": 7, "nonce": "00"}')
 
 
 def test_a_message_that_comes_twice_is_refused() -> None:
@@ -86,8 +119,7 @@ def test_a_message_that_comes_twice_is_refused() -> None:
 def test_a_message_that_is_left_out_sent_back_or_of_another_connection_is_refused() -> None:
     broker, client = shaken()
     first = client.seal({"n": 1})
-    other_broker, other = ends(nonces=(b"c", b"d"))
-    other.finish(other_broker.welcome(other.prove(other_broker.hello())))
+    _, other = shaken(b"c")
     for end, message in (
         (broker, client.seal({"n": 2})),
         (client, first),
@@ -106,7 +138,7 @@ def test_a_changed_byte_is_noticed(place: int, change: int) -> None:
         broker.open(bytes(message))
 
 
-FIELDS = st.sampled_from(["v", "nonce", "proof", "term"])
+FIELDS = st.sampled_from(["v", "nonce", "proof", "term", "share", "name"])
 JSON = st.recursive(
     st.none() | st.integers() | st.text(),
     lambda each: st.lists(each) | st.dictionaries(FIELDS, each),

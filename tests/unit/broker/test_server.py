@@ -25,7 +25,12 @@ from opendata_buffer.broker.client import Appended, ChannelClosed
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.network import open_channel
-from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, ClientEnd, ProtocolError
+from opendata_buffer.broker.secure_channel import (
+    MAX_MESSAGE_BYTES,
+    ClientEnd,
+    KeyPair,
+    ProtocolError,
+)
 from opendata_buffer.broker.server import MAX_OPEN_REQUESTS, QUEUED_ANSWERS, Listen, WebSocketPort
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
@@ -49,7 +54,7 @@ from tests.unit.broker.local import (
     serving,
     soon,
 )
-from tests.unit.broker.wired import Client, made
+from tests.unit.broker.wired import KEYS, Client, made
 
 WAIT_S = 60.0
 
@@ -61,7 +66,7 @@ def test_a_client_with_another_secret_is_refused_and_logged_once(
     with caplog.at_level(logging.WARNING), serving(store) as (broker, broker_record, _):
         for _ in range(3):
             channel = open_channel(broker_record, WAIT_S)
-            end = ClientEnd(b"x" * 32, 1, os.urandom(32))
+            end = ClientEnd(b"x" * 32, 1, KEYS, broker_record.share)
             hello = channel.receive(WAIT_S)
             assert hello is not None
             channel.send(end.prove(hello))
@@ -201,7 +206,8 @@ def shaken_hands(
 ) -> Iterator[tuple[ClientConnection, ClientEnd]]:
     """A WebSocket that reads one message ahead: after the broker's hello, or as a client."""
     url = f"ws://{broker_record.address}/"
-    end = ClientEnd(broker_record.secret, broker_record.term, os.urandom(32))
+    keys = KeyPair.of(os.urandom(32))
+    end = ClientEnd(broker_record.secret, broker_record.term, keys, broker_record.share)
     with websockets_client.connect(
         url, compression=None, max_queue=1, ping_interval=None, close_timeout=0.2, proxy=None
     ) as client:
@@ -374,7 +380,9 @@ def test_a_batch_is_not_handed_to_a_worker_that_is_gone() -> None:
     store, runtime = MemoryStore(), SystemRuntime()
     consumer = ConsumerConfig(store="memory://unused")
     queue = Queue(store, CONFIG, runtime=runtime, role="broker")
-    broker = Broker(queue, runtime, "ingest", dispatcher=Dispatcher(store, consumer, runtime))
+    broker = Broker(
+        store, queue, runtime, "ingest", dispatcher=Dispatcher(store, consumer, runtime)
+    )
     broker.start()
     gone, waiting, producer = (Client(broker) for _ in range(3))
     gone.send(claim(1))

@@ -13,13 +13,21 @@ from typing import Any
 
 import pytest
 
+from opendata_buffer.admin.fsck import Kind, check_queue, plan_repair, repair
 from opendata_buffer.broker.claims import Claims
 from opendata_buffer.broker.client import Lost, Refused
 from opendata_buffer.broker.dispatcher import Dispatcher, DispatcherTerm
 from opendata_buffer.broker.protocol import MAX_OPEN_REQUESTS, MAX_REASON_CHARS, parse_finish
 from opendata_buffer.broker.worker import Claim, ClaimedBatch, DispatcherClient, Worker
-from opendata_buffer.config import WorkerConfig
-from opendata_buffer.errors import ClaimLost, Closed, Fenced, InvalidInput, TransientStorageError
+from opendata_buffer.config import ConsumerConfig, WorkerConfig
+from opendata_buffer.errors import (
+    ClaimLost,
+    Closed,
+    CorruptData,
+    Fenced,
+    InvalidInput,
+    TransientStorageError,
+)
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import NewEntry
@@ -27,6 +35,7 @@ from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.quarantine import list_quarantine
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment, SystemRuntime
+from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import CONFIG, RUNTIME, Hooked, eventually, hosting, queued
@@ -145,15 +154,41 @@ def test_a_rejected_batch_goes_to_the_quarantine_with_its_reason(
     assert (report.sequence, "no such customer" in report.error) == (0, True)
 
 
-def test_an_unreadable_batch_goes_to_the_quarantine_and_the_next_one_is_handed_out(
+BROKEN = "ingest/broken.batch"
+HOSTILE = ("ingest/../../secret.batch", "ingest/a\n\x1b[2J.batch", "elsewhere/secret.batch")
+
+
+def test_unreadable_batches_and_hostile_names_block_no_worker_and_nothing_foreign_is_copied(
     store: MemoryStore, workers: list[Worker]
 ) -> None:
-    store.put("ingest/broken.batch", b"no batch")
-    Queue(store, CONFIG, runtime=RUNTIME, role="test").append([NewEntry("ingest/broken.batch")])
+    store.put(BROKEN, b"no batch")
+    store.put("elsewhere/secret.batch", encode_batch([b"secret"]))
+    queue = Queue(store, CONFIG, runtime=RUNTIME, role="test")
+    queue.append([NewEntry(location) for location in (*HOSTILE, BROKEN)])
     fill(store, 1)
     (batch,) = workers[0].claim()
-    assert batch.sequence == 1
-    assert [each.sequence for each in list_quarantine(store, "ingest")] == [0]
+    assert batch.sequence == len(HOSTILE) + 1
+    batch.done()
+    eventually(lambda: queued(store) == [])
+    reports = list_quarantine(store, "ingest")
+    copied = [(each.location, each.copied_bytes) for each in reports]
+    assert copied == [*((each, None) for each in HOSTILE), (BROKEN, 8)]
+
+
+def test_unreadable_claims_name_the_command_that_replaces_them(
+    store: MemoryStore, workers: list[Worker]
+) -> None:
+    fill(store, 2)
+    store.put("ingest/_claims.json", b"damaged")
+    with pytest.raises(CorruptData, match=r"'opendata-buffer fsck memory://\S* --repair' saves"):
+        workers[0].claim()
+    config = ConsumerConfig(store="memory://unused")
+    report = check_queue(store, config, RUNTIME)
+    ((finding, copy),) = repair(store, config, plan_repair(report)[0], RUNTIME)
+    assert finding.kind is Kind.CLAIMS
+    assert read_bytes(store, str(copy)) == b"damaged"
+    assert check_queue(store, config, RUNTIME).ok
+    assert claimed(workers[0], 2) == {0, 1}
 
 
 def test_a_batch_that_is_never_finished_goes_to_the_quarantine(store: MemoryStore) -> None:
@@ -273,15 +308,6 @@ def test_asyncio_takes_batch_after_batch_and_the_loop_goes_on(
 
     asyncio.run(main())
     assert found == [0, 1, 2, 3]
-
-
-def test_without_a_broker_a_claim_says_what_to_do() -> None:
-    config = replace(SETTINGS, cas_deadline_ms=300)
-    with (
-        Worker(config, store=MemoryStore()) as worker,
-        pytest.raises(TransientStorageError, match="broker='host'"),
-    ):
-        worker.claim()
 
 
 def test_a_lone_worker_can_be_the_broker_itself() -> None:

@@ -68,6 +68,9 @@ class Broker:
         self.is_over = self.ends
         return self.answer
 
+    def show_may_write(self, store: object, manifest_path: str) -> None:
+        pass
+
     def close(self) -> None:
         self.is_over = True
 

@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
-from opendata_buffer.broker.broker import Broker
+from opendata_buffer.broker.broker import Broker, SharedQueue
 from opendata_buffer.broker.protocol import VALID_MS, append_body
-from opendata_buffer.broker.secure_channel import BrokerEnd, ClientEnd
+from opendata_buffer.broker.secure_channel import BrokerEnd, ClientEnd, KeyPair
 from opendata_buffer.broker.server import Session
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import CONFIG, eventually
 
 
+class SameKeys(KeyPair):
+    """Both sides' pair in a test of thousands of clients: what they agree on is computed once."""
+
+    agree = staticmethod(cache(KeyPair.of(b"k" * 32).agree))  # type: ignore[assignment]
+
+
+KEYS = SameKeys.of(b"k" * 32)
+NAME = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+
+
 class Client:
     """A client of a broker, with a wire and no network."""
 
-    def __init__(self, broker: Broker) -> None:
-        end = BrokerEnd(b"s" * 32, 1, b"a" * 32)
-        self._end = ClientEnd(b"s" * 32, 1, b"b" * 32)
+    def __init__(self, broker: Broker, *, may_write: bool = True, nonce: bytes = b"a" * 32) -> None:
+        end = BrokerEnd(b"s" * 32, 1, KEYS, nonce, NAME)
+        self.end = ClientEnd(b"s" * 32, 1, KEYS, KEYS.share)
         self.answers: list[dict[str, Any]] = []
         self.session = Session(broker, end, self.answers.append)
-        self._end.finish(self.session.welcome(self._end.prove(end.hello())))
+        self.end.finish(self.session.welcome(self.end.prove(end.hello())))
+        self.session.may_write = may_write
         self.clock = broker.clock()
         self.number = 0
 
     def send(self, body: dict[str, Any]) -> None:
-        self.session.received(self._end.seal(body))
+        self.session.received(self.end.seal(body))
 
     def ask(self, *names: str, since: int | None = None, valid_ms: int = VALID_MS) -> None:
         self.number += 1
@@ -50,6 +61,6 @@ def made(
 ) -> Broker:
     """With a clock that stands still: no request grows old while a busy machine has it wait."""
     runtime = runtime or ManualRuntime()
-    queue = Queue(store, config, runtime=runtime, role="broker")
-    brokers.append(Broker(queue, runtime, "ingest"))
+    queue = SharedQueue(store, config, runtime=runtime)
+    brokers.append(Broker(store, queue, runtime, "ingest"))
     return brokers[-1]

@@ -50,7 +50,7 @@ def test_a_cursor_that_is_no_key_of_the_prefix_is_the_beginning(after: str) -> N
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"[]", b"\xff", b'{"version": 2, "after": "p/b"}', b"[" * 50_000]
+    "raw", [b"", b"[]", b"\xff", b'{"version": 2, "after": "p/b"}', b"[" * 50_000, b"x" * 70_000]
 )
 def test_an_unreadable_cursor_is_the_beginning_and_the_next_one_is_saved(
     raw: bytes, caplog: pytest.LogCaptureFixture
@@ -61,7 +61,9 @@ def test_an_unreadable_cursor_is_the_beginning_and_the_next_one_is_saved(
     assert cursor.load() == ""
     cursor.save("p/a")
     assert saved(store).load() == "p/a"
-    said = "first object: 'p/_gc.json': the garbage collector's cursor is not readable: "
+    said = (
+        "first object: 'p/_gc.json' in memory://: the garbage collector's cursor is not readable: "
+    )
     assert said in caplog.text
 
 

@@ -72,6 +72,25 @@ def test_an_object_is_a_file_of_the_same_name(store: LocalStore, root: Path) -> 
     assert leftovers(root) == []
 
 
+@pytest.mark.parametrize(("of_root", "of_record"), [(0o755, 0o600), (0o777, 0o660)])
+def test_only_who_may_write_the_directory_reads_the_brokers_record(
+    store: LocalStore, root: Path, of_root: int, of_record: int
+) -> None:
+    root.mkdir(exist_ok=True)
+    root.chmod(of_root)
+    before = os.umask(0)
+    try:
+        create(store, "ingest/_broker.json", b"{}")
+        create(store, "ingest/_owner.json", b"{}")
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((root / "ingest" / f"_{each}.json").stat().st_mode) for each in NAMES]
+    assert modes == [of_record, 0o666]
+
+
+NAMES = ("broker", "owner")
+
+
 def test_a_file_put_there_by_hand_is_an_object(store: LocalStore, root: Path) -> None:
     (root / "in").mkdir(parents=True)
     (root / "in" / "a").write_bytes(b"by hand")

@@ -20,8 +20,9 @@ def test_a_cut_is_silent_and_a_death_is_not() -> None:
     simulation = Simulation(seed=1)
     network = SimNetwork(simulation, delay_s=0.25)
     broker, client = simulation.process("broker"), simulation.process("client")
-    queue = Queue(MemoryStore(), CONFIG, runtime=broker, role="broker")
-    service = Broker(queue, broker, "ingest")
+    store = MemoryStore()
+    queue = Queue(store, CONFIG, runtime=broker, role="broker")
+    service = Broker(store, queue, broker, "ingest")
     ran: list[bool] = []
 
     def main() -> None:
