@@ -113,7 +113,7 @@ def test_a_signal_ends_a_follower_after_acknowledging_what_it_wrote(
     store: str, number: int, code: int
 ) -> None:
     ok("produce", store, stdin=b"one\ntwo\n")
-    consumer = start("consume", store, "--ack", "--follow", "--poll-interval-ms", "20")
+    consumer = start("consume", store, "--ack", "--follow")
     assert consumer.stdout is not None
     assert consumer.stdout.readline() == b"one\n"
     assert consumer.stdout.readline() == b"two\n"

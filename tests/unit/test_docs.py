@@ -345,11 +345,7 @@ def test_the_shell_s_example_runs(page: str, tmp_path: Path) -> None:
         return ok(*words, stdin=text.encode()).stdout
 
     numbers = "".join(f"{n}\n" for n in range(1, 1001))
-    lines = [
-        line
-        for path, line in shell_lines()
-        if path == ROOT / page and "/tmp/queue" in line
-    ]
+    lines = [line for path, line in shell_lines() if path == ROOT / page and "/tmp/queue" in line]
     assert '"records": 1000' in run(lines[0].split("| ")[1], numbers)
     consumed = 0
     for line in lines[1:]:

@@ -72,7 +72,6 @@ def broker(
     advertise: str | None,
     tls_cert: str | None,
     tls_key: str | None,
-    create_if_missing: bool,
     **queue: Any,
 ) -> None:
     """Commit for all producers of a queue, and deliver its batches to workers.
@@ -98,7 +97,7 @@ def broker(
     # A standby listens only while it serves: clients of a dead broker must find its address
     # refused, also when it is started again. Listening once reports a wrong address now.
     network.listen().close()
-    if not create_if_missing:
+    if not target.config.create_if_missing:
         _wait_for_queue(target, runtime)
     election = LeaderElection(store, target.config, runtime, network)
     try:

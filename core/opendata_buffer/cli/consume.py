@@ -22,7 +22,7 @@ from opendata_buffer.cli import options
 from opendata_buffer.cli.command import LONG_MS, SOON_MS, command
 from opendata_buffer.cli.output import confirm
 from opendata_buffer.cli.signals import print_summary
-from opendata_buffer.cli.target import Target, require_queue, target_of
+from opendata_buffer.cli.target import Target, target_of
 from opendata_buffer.cli.terminal import count_progress
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ConsumerConfig
@@ -94,7 +94,6 @@ def consume(
     max_batches: int | None,
     follow: bool,
     ack: bool,
-    create_if_missing: bool,
     yes: bool,
     **queue: Any,
 ) -> None:
@@ -110,7 +109,7 @@ def consume(
     "last_sequences" is by partition then, and --json shows the partition.
     """
     options.refuse_together(**{"--json": as_json, "--framing": framing != "lines"})
-    if (yes or create_if_missing) and not ack:
+    if (yes or queue["create_if_missing"]) and not ack:
         raise click.UsageError("--yes and --create-if-missing are about --ack: give that, too")
     if ack and from_ is not None:
         raise click.UsageError(
@@ -121,8 +120,6 @@ def consume(
     target = target_of(runtime, queue, ConsumerConfig, topic_deadline_ms=SOON_MS)
     config, store, is_topic = target.config, target.store, target.topic is not None
     target.check_start(start, "--from")
-    if not is_topic and not create_if_missing:
-        require_queue(target, runtime, creates=ack)
     if ack:
         others = in_parallel(
             runtime, lambda each: running_consumer(store, each, runtime), target.configs()

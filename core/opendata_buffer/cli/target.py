@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from opendata_buffer.admin.rebuild import read_raw
-from opendata_buffer.cli.command import REACH_STORE, SOON_MS
+from opendata_buffer.cli.command import REACH_STORE
 from opendata_buffer.cli.options import NAMES_ONE_QUEUE, remember_flags, remember_queue
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig, StoreOptions
-from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import CorruptData, PermanentStorageError
 from opendata_buffer.formats.keys import is_confined, prefix_of
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.ownership import LISTED_BELOW, OWNER_NAME, check_owner, has_letters
-from opendata_buffer.queue.queue import no_such_queue
 from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
@@ -159,17 +157,6 @@ def partition_named(given: str, topic: Topic) -> str:
     """
     known = topic.description
     return known.left_name(given) if known.has_left(given) else known.resolved(given)
-
-
-def require_queue(target: Target, runtime: Runtime, *, creates: bool = True) -> None:
-    """Raises InvalidInput where there is no queue, before a command would create one.
-
-    ``creates`` is whether the command has an option that creates one.
-    """
-    # A short deadline: a mistyped path or a store that is down is reported soon.
-    soon = replace(target.config, cas_deadline_ms=min(target.config.cas_deadline_ms, SOON_MS))
-    if ReadOnlyReader(soon, store=target.store, runtime=runtime).find() is None:
-        raise no_such_queue(target.store, soon, creates=creates)
 
 
 def store_options_of(options: dict[str, Any]) -> StoreOptions:

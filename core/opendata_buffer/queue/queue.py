@@ -39,11 +39,13 @@ from opendata_buffer.queue.ownership import (
     TOPIC_KEY,
     QueueClaim,
     check_follows,
+    check_owner,
     check_resume,
     exists,
     manifest_object,
     missing_topic_hint,
     queue_hint,
+    read_manifest,
     vanished,
 )
 from opendata_buffer.runtime import Interval, Runtime
@@ -506,6 +508,18 @@ def fullness(size: int, limit: int) -> str:
         f"the manifest is {state}: it has {share:.0%} of the {limit:,} bytes beyond which appends "
         "are refused. Start or speed up the consumer."
     )
+
+
+def require_queue(store: Store, config: QueueConfig, runtime: Runtime) -> None:
+    """Raise InvalidInput where a worker would create a queue at a mistyped path.
+
+    A queue that lost its manifest has its marker, and is refused with ``QueueReset``.
+    """
+    if read_manifest(store, config, runtime) is None:
+        claim = check_owner(store, config, runtime=runtime)
+        if claim is None:
+            raise no_such_queue(store, config, creates=True)
+        claim.check(None)
 
 
 def no_such_queue(store: Store, config: QueueConfig, *, creates: bool = False) -> InvalidInput:

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, repeat, zip_longest
 from typing import Protocol, TypeVar
@@ -132,7 +132,8 @@ class TopicConsumer(Closeable):
         program: str = "Python",
         open_pause: OpenPause = broker_pause,
     ) -> None:
-        self._config = config
+        # The topic exists, and a partition that was never written is no wrong path.
+        self._config = replace(config, create_if_missing=True)
         self._runtime = runtime or SystemRuntime()
         self._closed = False
         self._interrupted = False
