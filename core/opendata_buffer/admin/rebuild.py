@@ -271,13 +271,11 @@ def open_for_repair(store: Store, config: QueueConfig, runtime: Runtime) -> Queu
     return Queue(store, config, runtime=runtime, role="operator", claim=claim)
 
 
-def rebuild(
-    store: Store, config: QueueConfig, runtime: Runtime, *, dry_run: bool = False
-) -> tuple[RebuildPlan, str | None]:
+def rebuild(store: Store, config: QueueConfig, runtime: Runtime) -> tuple[RebuildPlan, str | None]:
     """Replace a manifest that is gone, damaged or restored by a sound one.
 
     Stop producers, consumers and collectors first: a batch that a producer uploads right now would
-    be enqueued twice. ``dry_run`` only reads and plans.
+    be enqueued twice.
 
     Returns:
         The plan, and where the old manifest's bytes were saved; None when nothing was.
@@ -294,7 +292,7 @@ def rebuild(
     plan = plan_rebuild(raw, listing, seen, config=config)
     if raw is None and seen is None and not plan.found:
         raise no_such_queue(store, config)
-    if plan.fault is None or dry_run:
+    if plan.fault is None:
         return plan, None
     store.check_conditional_writes(config.manifest_path)
     saved = None

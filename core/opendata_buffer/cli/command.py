@@ -48,42 +48,27 @@ MOVED = {
 }
 """Former commands and options, and what took their place."""
 
+
+def _option(name: str, metavar: str | None, help_text: str, *, env: bool = False) -> click.Option:
+    variable = f"OPENDATA_BUFFER_{name[2:].replace('-', '_').upper()}" if env else None
+    return click.Option(
+        [name],
+        metavar=metavar,
+        is_flag=metavar is None,
+        envvar=variable,
+        show_envvar=env,
+        help=help_text,
+    )
+
+
 _STORAGE = [
-    click.Option(["--endpoint-url"], metavar="URL", help="Another endpoint than the cloud's own."),
-    click.Option(["--region"], metavar="NAME", help="AWS region. Default: the AWS chain's."),
-    click.Option(
-        ["--profile"],
-        metavar="NAME",
-        help="AWS profile: region, keys or role of ~/.aws/config and ~/.aws/credentials.",
-    ),
-    click.Option(
-        ["--role-arn"],
-        metavar="ARN",
-        envvar="OPENDATA_BUFFER_ROLE_ARN",
-        show_envvar=True,
-        help="AWS role to assume. Its credentials are renewed.",
-    ),
-    click.Option(
-        ["--external-id"],
-        metavar="TEXT",
-        envvar="OPENDATA_BUFFER_EXTERNAL_ID",
-        show_envvar=True,
-        help="External id of that role, where its owner requires one.",
-    ),
-    click.Option(
-        ["--session-name"],
-        metavar="TEXT",
-        envvar="OPENDATA_BUFFER_SESSION_NAME",
-        show_envvar=True,
-        help="Session name in that role's log. Default: opendata-buffer.",
-    ),
-    click.Option(
-        ["--anonymous"],
-        is_flag=True,
-        envvar="OPENDATA_BUFFER_ANONYMOUS",
-        show_envvar=True,
-        help="Send no credentials: for a public bucket.",
-    ),
+    _option("--endpoint-url", "URL", "Another endpoint than the cloud's own."),
+    _option("--region", "NAME", "AWS region. Default: the AWS chain's."),
+    _option("--profile", "NAME", "AWS profile: region, keys or role of the files in ~/.aws."),
+    _option("--role-arn", "ARN", "AWS role to assume. Its credentials are renewed.", env=True),
+    _option("--external-id", "TEXT", "External id, where that role requires one.", env=True),
+    _option("--session-name", "TEXT", "Session name in that role's log.", env=True),
+    _option("--anonymous", None, "Send no credentials: for a public bucket.", env=True),
 ]
 
 REACH_STORE = {each.name for each in fields(StoreOptions)} | {"timeout_ms"}
