@@ -19,6 +19,7 @@ ELSEWHERE = {
     "Queue": {"UploadAgain", "CheckLateUploads", "ListObjects", "ReadAfterListing", "DeleteObject"}
     | {"EndPage", "Tick"},
     "Collector": {"CheckLateUploads"},
+    "Broker": {"StepDown"},
     "Log": {"Steal"},
 }
 """Actions that need the other configuration of their module, or a whole one."""
