@@ -41,20 +41,18 @@ _total = click.option(
 @topic.command(cls=Command)
 @options.store_argument
 @_total
-@options.as_json
 @click.pass_obj
-def create(runtime: Any, /, partitions: int, as_json: bool, **store: Any) -> None:
+def create(runtime: Any, /, partitions: int, **store: Any) -> None:
     """Create a topic at the root of STORE."""
     made = Topic.create(_config(store), partitions, runtime=runtime)
-    _print(made, as_json, f"created a topic at {made.url} with {plural(partitions, 'partition')}")
+    click.echo(f"created a topic at {made.url} with {plural(partitions, 'partition')}")
 
 
 @topic.command(cls=Command)
 @options.store_argument
 @_total
-@options.as_json
 @click.pass_obj
-def expand(runtime: Any, /, partitions: int, as_json: bool, **store: Any) -> None:
+def expand(runtime: Any, /, partitions: int, **store: Any) -> None:
     """Add partitions until a topic has N that are written.
 
     Keys that move to a new partition lose their order once, against their older records.
@@ -62,16 +60,14 @@ def expand(runtime: Any, /, partitions: int, as_json: bool, **store: Any) -> Non
     opened = Topic.open(_config(store), runtime=runtime)
     had = len(opened.description.active)
     has = len(opened.expand(partitions).active)
-    text = f"the topic at {opened.url} has {plural(has, 'partition')}, had {had:,}"
-    _print(opened, as_json, text)
+    click.echo(f"the topic at {opened.url} has {plural(has, 'partition')}, had {had:,}")
 
 
 @topic.command(cls=Command)
 @options.store_argument
 @click.argument("partition")
-@options.as_json
 @click.pass_obj
-def drain(runtime: Any, /, partition: str, as_json: bool, **store: Any) -> None:
+def drain(runtime: Any, /, partition: str, **store: Any) -> None:
     """Stop writes to PARTITION; it leaves the topic when it is empty.
 
     PARTITION is its name or its number. Its consumer removes it when it has read everything, a
@@ -83,10 +79,9 @@ def drain(runtime: Any, /, partition: str, as_json: bool, **store: Any) -> None:
     opened.drain(name)
     opened.remove_drained()
     if name in opened.description.names:
-        text = f"{name} drains: it leaves the topic when its batches are read"
+        click.echo(f"{name} drains: it leaves the topic when its batches are read")
     else:
-        text = f"{name} has left the topic"
-    _print(opened, as_json, text)
+        click.echo(f"{name} has left the topic")
 
 
 def _config(store: dict[str, Any]) -> QueueConfig:
@@ -94,11 +89,6 @@ def _config(store: dict[str, Any]) -> QueueConfig:
     config = one_queue(dict.fromkeys(options.NAMES_ONE_QUEUE) | store).config
     assert isinstance(config, QueueConfig)
     return config
-
-
-def _print(topic: Topic, as_json: bool, text: str) -> None:
-    """Print the text, or with --json the topic's description as it is stored now."""
-    click.echo(topic.description.to_json().decode().strip() if as_json else text)
 
 
 @command()

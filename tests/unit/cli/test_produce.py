@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
@@ -115,19 +114,6 @@ def test_bad_input_says_which_record_and_byte_and_what_is_durable(
     assert reason in line
     assert line.endswith("Of the input, records 1 to 2 are durable.")
     assert len(records_of(store)) == 2
-
-
-def test_produce_files_as_one_record_each(url: str, store: MemoryStore, tmp_path: Path) -> None:
-    (tmp_path / "one").write_bytes(b"1\n2\n")
-    (tmp_path / "two").write_bytes(b"")
-    names = [str(tmp_path / name) for name in ("one", "two")]
-    files = ("--file", names[0], "--file", names[1])
-    out = ok("produce", url, *files, *LATER, stdin=b"not read\n").stdout
-    assert json.loads(out) == {"records": 2, "batches": 1, "bytes": 4}
-    assert records_of(store) == [b"1\n2\n", b""]
-    line = fails("produce", url, "--file", names[0], "--max-batch-bytes", "7")
-    assert f"'{names[0]}' has more than 3 bytes, and is one record: raise --max-batch-bytes" in line
-    assert run("produce", url, "--file", str(tmp_path / "typo")).exit_code == 2
 
 
 # ---- a topic

@@ -28,7 +28,6 @@ def test_a_topic_is_made_grows_and_is_described(url: str, store: MemoryStore) ->
         f"created a topic at {url} with 2 partitions\n"
     )
     printed = ok("topic", "expand", url, "--partitions", "3").stdout
-    assert json_of("topic", "expand", url, "--partitions", "3") == description(store)
     assert printed == f"the topic at {url} has 3 partitions, had 2\n"
     fill(url, [b"a"], [b"b"], data_path_prefix="p-00001-05mv")
     found = json_of("status", url)
@@ -55,8 +54,8 @@ def test_a_partition_drains_until_it_is_empty_and_leaves(url: str, store: Memory
     store.put("_topic.json", json.dumps(drained).encode())
     assert ok("topic", "drain", url, "1").stdout == "p-00001-05mv has left the topic\n"
     assert description(store)["left"] == ["p-00001-05mv"]
-    found = json_of("topic", "drain", url, "p-00001")
-    assert [each["name"] for each in found["partitions"]] == ["p-00000-04pn"]
+    assert "has left" in ok("topic", "drain", url, "p-00001").stdout
+    assert [each["name"] for each in description(store)["partitions"]] == ["p-00000-04pn"]
 
 
 def test_a_queue_command_on_a_topic_says_how_to_name_a_partition(url: str) -> None:
