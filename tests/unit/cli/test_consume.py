@@ -199,7 +199,6 @@ def test_taking_does_not_ask_for_a_consumer_that_is_gone(
 def test_a_queue_is_created_only_when_that_is_asked_for(url: str, store: MemoryStore) -> None:
     assert "or create it with --create-if-missing" in fails("consume", url, "--ack")
     assert "create" not in fails("consume", url)
-    assert "or create it with --create-if-missing" in fails("work", url, "--", "cat")
     assert store.list("").objects == ()
     assert ok("consume", url, "--ack", "--create-if-missing").stdout == ""
     assert manifest_of(store).epoch == 1
@@ -331,14 +330,6 @@ def seen(reader: ReadOnlyTopic, limit: int = 100) -> list[tuple[str, int]]:
     for batch in reader.read(limit):
         found.append((batch.partition, batch.sequence))
     return found
-
-
-def test_partitions_are_read_one_after_the_other_each_in_its_order(url: str) -> None:
-    first, second = topic_with(url, [[b"a"], [b"b"], [b"c"]], [[b"d"]])
-    reader = read_only(url)
-    assert seen(reader, 1) == [(first, 0)]
-    assert seen(reader, 1) == [(second, 0)]
-    assert seen(reader) == [(first, 1), (first, 2)]
 
 
 def test_a_partition_that_is_added_or_first_written_is_read(

@@ -166,13 +166,10 @@ def test_a_probe_reads_the_manifest_and_lists_nothing(
     ok("status", url, "--max-lag", "60")
 
 
-def test_status_and_probes_of_a_topic_are_about_all_its_partitions(url: str) -> None:
+def test_probes_of_a_topic_are_about_all_its_partitions(url: str) -> None:
     first, _, third = topic_of(url, 3)
     fill(url, [b"a"], [b"b"], data_path_prefix=first)
     fill(url, [b"c"], data_path_prefix=third)
-    found = json_of("status", url)
-    assert [each["queue_length"] for each in found["partitions"]] == [2, 0, 1]
-    assert "3 partitions, 3 batches wait" in ok("status", url).stdout
     assert "3 wait, more than 2" in run("status", url, "--max-backlog", "2").stderr
     assert run("status", url, "--max-backlog", "3").exit_code == 0
     assert run("status", url, "--partition", "2", "--max-backlog", "1").exit_code == 0
