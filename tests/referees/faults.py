@@ -42,8 +42,8 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     ),
     "a consumer hands out one too few": (
         "queue", CORE + "consumer/consumer.py",
-        [("self._cursors.hand_out(found[-1].sequence, repeats)",
-          "self._cursors.hand_out(found[-1].sequence + (len(found) > 4), repeats)")],
+        [("self._cursors.hand_out(entries[-1].sequence, repeats)",
+          "self._cursors.hand_out(entries[-1].sequence + (len(entries) > 4), repeats)")],
     ),
     "an append is not searched for before it is repeated": (
         "queue", CORE + "queue/cas.py",
@@ -133,13 +133,13 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
           "        failure = self._failure\n        for name, handle in self._handles[:1]:")],
     ),
     "open transactions are acknowledged": (
-        "topic", CORE + "topic/partition_consumer.py",
+        "topic", CORE + "consumer/progress.py",
         [("return self._behind.stable_end(self._next_processed)", "return self._next_processed")],
     ),
     "a position forgets open transactions": (
-        "topic", CORE + "topic/partition_consumer.py",
-        [("PartitionPosition(queue_id, sequence, processed, {} if plain else state)",
-          "PartitionPosition(queue_id, sequence, processed, {})")],
+        "topic", CORE + "consumer/progress.py",
+        [("Position(queue_id, sequence, processed, {} if plain else state)",
+          "Position(queue_id, sequence, processed, {})")],
     ),
 }  # fmt: skip
 
