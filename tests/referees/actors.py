@@ -41,6 +41,7 @@ from opendata_buffer.stores.open import open_store
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from opendata_buffer.topic.publisher import AckIntents
 from tests.referees.history import Recorder, Saved
+from tests.support.tuned import tuned
 
 GC_MS = 300
 CLAIM_MS = 1_500
@@ -106,7 +107,8 @@ class Scene:
 
     def config(self, made: type, **fields: Any) -> Any:
         fields |= {"cas_deadline_ms": self.grace_ms // 2, "backoff_base_ms": 2}
-        return made(store=self.url, store_options=self.options, backoff_max_ms=50, **fields)
+        fields |= {"store": self.url, "store_options": self.options, "backoff_max_ms": 50}
+        return tuned(made, **fields)
 
     def producing(self) -> odb.ProducerConfig:
         return self.config(
@@ -116,7 +118,7 @@ class Scene:
 
     def consuming(self) -> odb.ConsumerConfig:
         gc = odb.GarbageCollectorConfig(interval_ms=GC_MS, grace_period_ms=self.grace_ms)
-        return self.config(odb.ConsumerConfig, gc=gc)
+        return self.config(odb.ConsumerConfig, gc=gc, create_if_missing=True)
 
     def rest(self, most_s: float) -> None:
         self.over.wait(self.dice.uniform(0, most_s))
@@ -233,6 +235,7 @@ def host(scene: Scene) -> None:
 def work(scene: Scene, *, to_the_end: bool = False) -> None:
     config = scene.config(
         odb.WorkerConfig, broker="host", claim_timeout_ms=CLAIM_MS, max_deliveries=0,
+        create_if_missing=True,
         gc=odb.GarbageCollectorConfig(interval_ms=GC_MS, grace_period_ms=scene.grace_ms),
     )  # fmt: skip
     network = WebSocketNetwork(scene.runtime)
