@@ -1,8 +1,8 @@
 """Writing into a buffer from inside ``foreachBatch``, with the same exactly-once identity.
 
-With ``broker="host"`` the process that calls the function is also the queue's broker. Spark commits
-in Python processes that end early; the one that runs the function of ``foreachBatch`` (the driver,
-or with Spark Connect the server's process for the query) lives as long as its query.
+With ``host_broker=True`` the process that calls the function is also the queue's broker. Spark
+commits in Python processes that end early; the one that runs the function of ``foreachBatch`` (the
+driver, or with Spark Connect the server's process for the query) lives as long as its query.
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ class ForeachBatchWriter:
         return SinkOptions.for_batch(texts)
 
 
-def foreach_batch_writer(store: str, *, txn_app_id: str, **options: Any) -> ForeachBatchWriter:
+def foreach_batch_writer(
+    store: str, *, txn_app_id: str, host_broker: bool = False, **options: Any
+) -> ForeachBatchWriter:
     """A function that writes each micro-batch into a buffer, exactly once.
 
     Use it as the function of ``foreachBatch``, or call it in one of your own beside other
@@ -157,22 +159,18 @@ def foreach_batch_writer(store: str, *, txn_app_id: str, **options: Any) -> Fore
             id and batch is taken for a repeat and skipped. Another query under the id is refused,
             also one whose checkpoint was deleted: it counts its batches from 0 again, and needs
             a new id.
+        host_broker: Let the process that runs the function be the broker of the queue, or of each
+            partition of the topic, while there is no other.
         **options: Options of the batch sink in snake case or as Spark writes them:
-            ``data_path_prefix``, ``compression``, ``target_batch_bytes``, ... One has a value
-            more: with ``broker="host"`` the process that runs the function is the broker of the
-            queue, or of each partition of the topic, while there is no other.
+            ``data_path_prefix``, ``compression``, ...
 
     Raises:
         InvalidInput: An option is unknown or cannot be used.
     """
     texts = {_camel(name): _text(value) for name, value in options.items() if value is not None}
     texts["txnAppId"] = txn_app_id
-    # Now, where the mistake is, and not in the first micro-batch.
-    hosts = texts.get("broker") == "host"
-    if hosts:
-        del texts["broker"]  # for the write it is a broker as any other
-    writer = ForeachBatchWriter(store, texts, hosts)
-    writer._checked(0)
+    writer = ForeachBatchWriter(store, texts, host_broker)
+    writer._checked(0)  # now, where the mistake is, and not in the first micro-batch
     return writer
 
 

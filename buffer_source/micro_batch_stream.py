@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 FIRST_BATCH_LOGGED_S = 60.0
 """Idle seconds after which the first batch of a run counts as being in Spark's commit log."""
 
+POLL_INTERVAL_S = 0.1
+"""Least seconds between two polls of an idle queue."""
+
 COMMITS_THAT_PROVE = 2
 """Commits in a row, each where a normal query makes it, that prove synchronous tracking.
 
@@ -547,13 +550,13 @@ class MicroBatchStream:
             self._quarantine_known = all(counted.values())
 
     def _await_poll(self) -> None:
-        """Let ``pollIntervalMs`` pass between two polls of idle queues.
+        """Let :data:`POLL_INTERVAL_S` pass between two polls of idle queues.
 
         Waits and then polls, rather than answering from the last poll: an answer older than
         the call would let ``processAllAvailable()`` return before it saw what was there.
         """
         if self._idle_at is not None and self._frozen is None:
-            due = self._idle_at + self._options.poll_interval_ms / 1000
+            due = self._idle_at + POLL_INTERVAL_S
             left = due - self._runtime.monotonic()
             if left > 0:
                 self._runtime.sleep(left)

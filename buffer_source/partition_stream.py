@@ -17,7 +17,13 @@ from dataclasses import dataclass, field
 from buffer_source.offsets import PartitionOffset
 from buffer_source.options import SourceOptions
 from buffer_source.planner import BatchSizes, PartitionBatch
-from buffer_source.queue_cursor import EVERYTHING, QueueCursor, oldest_ms, read_only
+from buffer_source.queue_cursor import (
+    EVERYTHING,
+    QueueCursor,
+    check_start,
+    oldest_ms,
+    read_only,
+)
 from opendata_buffer.consumer.isolation import READ_COMMITTED, ReadCommitted, is_acknowledgement
 from opendata_buffer.errors import InvalidInput, StorageError, TransientStorageError
 from opendata_buffer.formats.keys import parse_location
@@ -194,6 +200,8 @@ class PartitionStream:
         One trigger may read ``most`` entries. With ``earliest`` a partition without a start begins
         with its oldest entry and not at ``startingOffsets``: it is new to a query that has begun.
         """
+        if self._cursor is None and start is None and not earliest:
+            self._retrying(check_start, self._options, self._store, self._runtime)
         cursor = self._opened(start, "" if start is None else start.queue)
         self._is_fresh = False
         if start is not None:

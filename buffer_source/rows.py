@@ -357,6 +357,5 @@ COLUMN_BUILDERS: dict[str, Callable[[pa.DataType], ColumnBuilder]] = {
     "index": _Indexes,
     "ingestion_time": lambda dtype: _Repeated(dtype, _times),
     "location": lambda dtype: _Repeated(dtype, lambda piece, _: [piece.batch.location]),
-    "record_index": _Indexes,
 }
 """Makes the builder of a column for one of its Arrow types."""

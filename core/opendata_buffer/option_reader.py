@@ -15,34 +15,67 @@ from typing import Any
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig, StoreOptions
 from opendata_buffer.errors import InvalidInput
 
-_ALIAS = "databricks.serviceCredential"
-"""The name of ``serviceCredential`` in the Kafka connector on Databricks."""
-
 _STORE_TEXTS = {
     "endpointUrl": "endpoint_url",
     "region": "region",
-    "profile": "profile",
     "roleArn": "role_arn",
     "externalId": "external_id",
-    "sessionName": "session_name",
     # Spark hides values by their options' names: an option with "access key", "secret" or
     # "token" in its name is shown in no plan and no event log (spark.redaction.regex).
     "accessKeyId": "access_key_id",
     "secretAccessKey": "secret_access_key",
     "sessionToken": "session_token",
+    "serviceCredential": "service_credential",
 }
 """Options with the fields of :class:`StoreOptions` that take their text."""
 
-STORAGE_OPTIONS = (
-    "path",
-    "dataPathPrefix",
-    "manifestPath",
-    *_STORE_TEXTS,
-    "serviceCredential",
-    _ALIAS,
-    "anonymous",
-)
+STORAGE_OPTIONS = ("path", "dataPathPrefix", *_STORE_TEXTS)
 """Names :func:`storage_settings` reads."""
+
+_FIXED = "it has a fixed value: leave it out"
+_NAMED = (
+    "load(), start() or save() names the queue or topic, for example load('s3://bucket/orders')"
+)
+INSTEAD = {
+    # Kafka's names, where they mean something else here or nothing.
+    "subscribe": _NAMED,
+    "topic": _NAMED,
+    "subscribePattern": f"{_NAMED}; a stream reads one topic",
+    "assign": "dataPathPrefix names one partition of a topic, for example p-00003-04vf",
+    "groupIdPrefix": (
+        "a queue has one consumer and no groups; with acknowledge set to false a query reads "
+        "without taking anything"
+    ),
+    "includeHeaders": "the column metadata has what was sent with each record: leave it out",
+    "startingOffsetsByTimestamp": "use startingTimestamp, one time for all partitions",
+    "endingTimestamp": "use endingOffsets",
+    "endingOffsetsByTimestamp": "use endingOffsets",
+    "minOffsetsPerTrigger": "a trigger reads what waits: use trigger(processingTime='1 minute')",
+    "maxTriggerDelay": "a trigger reads what waits: use trigger(processingTime='1 minute')",
+    # Names of 0.1 and of other connectors.
+    "maxRecordsPerTrigger": "use maxOffsetsPerTrigger",
+    "maxFilesPerTrigger": "use maxBatchesPerTrigger",
+    "databricks.serviceCredential": "use serviceCredential",
+    "parallelism": "use minPartitions, or pyspark_opendata_buffer.register(spark)",
+    "manifestPath": "it is <dataPathPrefix>/manifest: leave it out",
+    "profile": "set AWS_PROFILE where driver and executors run",
+    "sessionName": "the session of a role is called opendata-buffer",
+    "anonymous": "give keys or a role; in Python StoreOptions(anonymous=True) reads a bucket",
+    "includeLocation": "name the column in .schema('value BINARY, location STRING')",
+    "columnNameOfCorruptRecord": "name the column _corrupt_record in the schema",
+    "allowForeignLocations": "use the command 'opendata-buffer consume --allow-foreign'",
+    "broker": "the sink uses the one there is; foreach_batch_writer(host_broker=True) runs one",
+    "maxWriteDurationMs": "it is six hours: write less at once (maxBytesPerTrigger)",
+    **dict.fromkeys(
+        (
+            "pollIntervalMs", "fetchConcurrency", "maxInFlightBytes", "maxBatchBytes",
+            "gcIntervalMs", "targetBatchBytes", "gatherBytes", "zstdLevel", "uploadConcurrency",
+            "maxMetadataRanges",
+        ),
+        _FIXED,
+    ),
+}  # fmt: skip
+"""What to do instead of an option of Kafka, or of an earlier release, that there is not."""
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
@@ -65,6 +98,7 @@ class OptionReader:
         known = {name.lower(): name for name in names}
         for name in options:
             if name.lower() not in known:
+                _refuse_replaced(name, what)
                 import difflib  # only where a name is wrong
 
                 near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
@@ -131,6 +165,18 @@ class OptionReader:
         raise InvalidInput(f"option {name} is {value!r}: use {' or '.join(choices)}")
 
 
+def _refuse_replaced(name: str, what: str) -> None:
+    """Refuse a name that a user of Kafka or of an earlier release knows; say what to do instead."""
+    lower = name.lower()
+    instead = next((text for known, text in INSTEAD.items() if known.lower() == lower), None)
+    if lower.startswith("kafka."):
+        instead = (
+            "there are no Kafka brokers to reach: leave it out; path and endpointUrl name the store"
+        )
+    if instead is not None:
+        raise InvalidInput(f"option {name} is none of the {what}: {instead}")
+
+
 def storage_settings(reader: OptionReader) -> QueueConfig:
     """Where the queue lives, from the options in :data:`STORAGE_OPTIONS`.
 
@@ -160,23 +206,10 @@ def storage_settings(reader: OptionReader) -> QueueConfig:
     return QueueConfig(
         store=store,
         data_path_prefix=reader.text("dataPathPrefix") or DEFAULT_DATA_PATH_PREFIX,
-        manifest_path=reader.text("manifestPath") or "",
         store_options=StoreOptions(
             **{name: reader.text(option) for option, name in _STORE_TEXTS.items()},  # type: ignore[arg-type]
-            service_credential=_service_credential(reader),
-            anonymous=reader.boolean("anonymous", False),
         ),
     )
-
-
-def _service_credential(reader: OptionReader) -> str | None:
-    name, alias = reader.text("serviceCredential"), reader.text(_ALIAS)
-    if name is not None and alias is not None and name != alias:
-        raise InvalidInput(
-            f"options serviceCredential ({name!r}) and {_ALIAS} ({alias!r}) mean the same: leave "
-            "one out"
-        )
-    return name if name is not None else alias
 
 
 def queue_fields(config: QueueConfig) -> dict[str, Any]:
