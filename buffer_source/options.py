@@ -52,6 +52,11 @@ _ADVICE = {
     ),
 }
 
+SKIP_LOSS = (
+    "To skip what is lost and go on with what is queued now, set the option failOnDataLoss to "
+    "false; to start as a new query, give it a new checkpointLocation."
+)
+
 EARLIEST = "earliest"
 LATEST = "latest"
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -236,6 +241,8 @@ class SourceOptions:
     def report_data_loss(self, loss: DataLoss | QueueReset) -> None:
         """Raise the error, unless ``failOnDataLoss`` is false: then log it, and return."""
         if self.fail_on_data_loss:
+            if isinstance(loss, QueueReset):
+                loss.args = (f"{loss} {SKIP_LOSS}",)
             raise loss
         log.warning("data loss allowed: %s", loss)
 

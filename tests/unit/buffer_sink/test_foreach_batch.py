@@ -60,10 +60,10 @@ def test_it_is_a_batch_write_with_the_batch_id_as_version() -> None:
 
 
 def test_options_in_snake_or_camel_case() -> None:
-    one = foreach_batch_writer("/s", txn_app_id="a", data_path_prefix="p", upload_concurrency=2)
-    two = foreach_batch_writer("/s", txn_app_id="a", dataPathPrefix="p", uploadConcurrency="2")
+    one = foreach_batch_writer("/s", txn_app_id="a", data_path_prefix="p", gc_grace_period_ms=9**9)
+    two = foreach_batch_writer("/s", txn_app_id="a", dataPathPrefix="p", gcGracePeriodMs=str(9**9))
     assert one == two
-    assert one.options == {"dataPathPrefix": "p", "uploadConcurrency": "2", "txnAppId": "a"}
+    assert one.options == {"dataPathPrefix": "p", "gcGracePeriodMs": "387420489", "txnAppId": "a"}
     assert foreach_batch_writer("/s", txn_app_id="a", region=None).options == {"txnAppId": "a"}
 
 
@@ -81,16 +81,14 @@ def test_with_host_the_calling_process_serves_and_the_write_finds_a_broker_as_an
 ) -> None:
     served: list[SinkOptions] = []
     monkeypatch.setattr("buffer_sink.foreach_batch.serve_broker", served.append)
-    made = foreach_batch_writer("/s", txn_app_id="job", broker="host", data_path_prefix="p")
+    made = foreach_batch_writer("/s", txn_app_id="job", host_broker=True, data_path_prefix="p")
     assert served == []
     for batch in range(2):
         frame = Frame()
         pickle.loads(pickle.dumps(made))(frame, batch)
-        assert "broker" not in frame.asked
     assert [each.queue.data_path_prefix for each in served] == ["p", "p"]
     frame = Frame()
-    foreach_batch_writer("/s", txn_app_id="job", broker="off")(frame, 0)
-    assert frame.asked["broker"] == "off"
+    foreach_batch_writer("/s", txn_app_id="job")(frame, 0)
     assert len(served) == 2
 
 
