@@ -158,6 +158,7 @@ class SourceOptions:
         """
         read = OptionReader(options, SOURCE_OPTIONS, "opendata-buffer source")
         queue = storage_settings(read)
+        grace_ms = read.integer("gcGracePeriodMs", 600_000, least=0)
         open_store(queue.store, queue.store_options)  # a URL that is none fails at load()
         return cls(
             queue=queue,
@@ -180,7 +181,8 @@ class SourceOptions:
             values=_value_options(read),
             gc=GarbageCollectorConfig(
                 enabled=read.boolean("gcEnabled", True),
-                grace_period_ms=read.integer("gcGracePeriodMs", 600_000, least=0),
+                interval_ms=max(50, grace_ms // 2),
+                grace_period_ms=grace_ms,
             ),
         )
 

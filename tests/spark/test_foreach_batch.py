@@ -56,10 +56,10 @@ def test_with_host_the_driver_is_the_broker_of_what_it_writes_to(pipe: Pipe, sto
     lease = Lease(open_store(store), QueueConfig(store=store), SystemRuntime())
     try:
         pipe.feed("a")
-        pipe.run(each=foreach_batch_writer(store, txn_app_id="job", broker="host"))
+        pipe.run(each=foreach_batch_writer(store, txn_app_id="job", host_broker=True))
         eventually(lambda: (found := lease.read()) is not None and found.serves)
         pipe.feed("b")
-        pipe.run(each=foreach_batch_writer(store, txn_app_id="job", broker="host"))
+        pipe.run(each=foreach_batch_writer(store, txn_app_id="job", host_broker=True))
     finally:
         hosting._close_brokers()
     assert records(queued(store)) == [b"a", b"b"]

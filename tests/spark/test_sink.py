@@ -31,7 +31,7 @@ def forget_record(pipe: Pipe) -> None:
     """As if the driver died before it wrote the commit record."""
     # The next driver has new workers. Here they are reused, and what one remembers of the
     # queue belongs to its options.
-    pipe.options = {"uploadConcurrency": "3"}
+    pipe.options = {"gcGracePeriodMs": "600001"}
     (Path(pipe.url) / "ingest" / f"app={app_of(pipe)}" / "_commit.json").unlink()
 
 

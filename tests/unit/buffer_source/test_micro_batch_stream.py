@@ -155,8 +155,8 @@ def test_a_start_removes_nothing_unread_and_fences_nobody(
             driver.prepare_available_now()
         with pytest.raises(
             InvalidInput,
-            match=rf"option {[*start][0]} starts at sequence 5 .* 5 unread batches from 0 on would "
-            r"leave .*acknowledge to false.*'opendata-buffer trim \S+ --to 5'",
+            match=rf"option {next(iter(start))} starts at sequence 5 .* 5 unread batches from 0 on "
+            r"would leave .*acknowledge to false.*'opendata-buffer trim \S+ --to 5'",
         ):
             driver.latest_offset(None)
     assert world.queued == [0, 1, 2, 3, 4]

@@ -41,7 +41,7 @@ def test_keys_arrive_lower_cased_from_spark() -> None:
         max_records=50,
         min_partitions=3,
         fail_on_data_loss=False,
-        gc=GarbageCollectorConfig(enabled=False, grace_period_ms=0),
+        gc=GarbageCollectorConfig(enabled=False, interval_ms=50, grace_period_ms=0),
     )
     consumer = options.consumer
     assert (consumer.manifest_path, consumer.gc) == ("a/b/manifest", options.gc)
