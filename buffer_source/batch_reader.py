@@ -17,6 +17,7 @@ from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, QueueEntry
+from opendata_buffer.queue.repeats import Repeats
 from opendata_buffer.retry import queue_retry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
@@ -60,6 +61,12 @@ class BufferBatchReader(DataSourceReader):
             own = partitions.options_of(name)
             manifest = manifest_of(own, store, runtime)
             entries = [] if manifest is None else select(manifest, own)
+            if manifest is not None:
+                repeats = Repeats(store, own.consumer, runtime, "")
+                repeats.load()
+                # Also those that are not wanted: one that is may repeat them.
+                later = {e.sequence for e in manifest.entries() if repeats.first_of(e) is not None}
+                entries = [each for each in entries if each.sequence not in later]
             batches = [PartitionBatch.within(name, BatchDescriptor.of(each)) for each in entries]
             return batches, BatchSizes(store, own, runtime, retrying).estimates(batches)
 

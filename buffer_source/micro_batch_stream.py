@@ -162,10 +162,12 @@ class Progress:
         repeats = plan.repeats
         self.repeats += len(repeats)
         if repeats:
-            metrics.repeats_dropped.add(len(repeats))
+            # Where an append was repeated, the reader of the queue has counted it.
+            if count := sum(1 for each in repeats if each.repeats is None):
+                metrics.repeats_dropped.add(count)
             log.warning(
                 "left out %d of %d batches, sequences %d to %d: their writer repeated "
-                "transactions that were read already",
+                "appends or transactions that were read already",
                 len(repeats),
                 len(plan.batches) + plan.missing + len(repeats),
                 repeats[0].sequence,

@@ -82,7 +82,7 @@ class IsolationFilter:
         self.rule = rule_behind(start, options)
         self.delivered: list[BatchDescriptor] = []
         self.repeats: list[BatchDescriptor] = []
-        """Left out because their writer had repeated a transaction."""
+        """Left out because their writer had repeated an append or a transaction."""
         self._prefix = options.queue.data_path_prefix
         self._entries = entries
         self._expected = None if start is None else start.next
@@ -93,6 +93,9 @@ class IsolationFilter:
         if self._expected is not None and batch.sequence > self._expected:
             self.rule.lost(batch.sequence - 1)
         self._expected = batch.sequence + 1
+        if batch.repeats is not None:
+            self.repeats.append(batch)
+            return
         if missing:
             self._missing.add(batch.sequence)
             self.rule.skip(batch.sequence, batch.location)
@@ -143,7 +146,7 @@ class PartitionPlan:
     sizes: list[int]  # Stored bytes of each, estimated.
     total: int | None  # Stored bytes of all together, where each is known.
     missing: int  # How many are passed by because their objects are gone.
-    repeats: list[BatchDescriptor]  # Left out: their writer had repeated a transaction.
+    repeats: list[BatchDescriptor]  # Left out: their writer had repeated them.
 
 
 class PartitionStream:

@@ -94,7 +94,7 @@ class PartitionBatch(BatchDescriptor):
     @classmethod
     def within(cls, partition: str, batch: BatchDescriptor) -> PartitionBatch:
         """The batch as one of a partition."""
-        return cls(batch.sequence, batch.location, batch.metadata, batch.size, partition)
+        return cls(batch.sequence, batch.location, batch.metadata, batch.size, partition=partition)
 
     def rows(self, count: int) -> range:
         """The rows of this part, of ``count`` in the batch: each is in one part."""

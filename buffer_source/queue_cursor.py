@@ -164,10 +164,10 @@ class QueueCursor:
         if self.read_end < stop:
             wanted = min(stop - self.read_end, EVERYTHING)
             try:
-                entries = self._reader.next_descriptors(wanted)
+                entries = self._reader.next_entries(wanted)
             except Drained:
                 self._read_closed_queue()
-                entries = self._reader.next_descriptors(wanted)
+                entries = self._reader.next_entries(wanted)
             self._pending.extend(entries)
 
     def pending(self, begin: int, stop: int = EVERYTHING) -> list[BatchDescriptor]:

@@ -331,6 +331,24 @@ def _times(piece: Piece, _: pa.DataType) -> list[Any]:
     ]
 
 
+OTEL_VERSION = 1
+OTEL_SIGNALS = {1: "metrics", 2: "logs", 3: "traces"}
+OTEL_ENCODINGS = {1: "otlp_protobuf"}
+
+
+def _otel(names: dict[int, str], at: int) -> Callable[[pa.DataType], ColumnBuilder]:
+    """Names of one byte of the exporter's metadata: version, signal, encoding, 0."""
+
+    def named(piece: Piece, _: pa.DataType) -> list[Any]:
+        payloads = (b"" if each is None else each.payload for each in piece.runs.values)
+        return [
+            names.get(each[at]) if len(each) >= 4 and each[0] == OTEL_VERSION else None
+            for each in payloads
+        ]
+
+    return lambda dtype: _Repeated(dtype, named)
+
+
 class _Indexes:
     """Positions of records in their batch."""
 
@@ -357,5 +375,7 @@ COLUMN_BUILDERS: dict[str, Callable[[pa.DataType], ColumnBuilder]] = {
     "index": _Indexes,
     "ingestion_time": lambda dtype: _Repeated(dtype, _times),
     "location": lambda dtype: _Repeated(dtype, lambda piece, _: [piece.batch.location]),
+    "otel_signal": _otel(OTEL_SIGNALS, 1),
+    "otel_encoding": _otel(OTEL_ENCODINGS, 2),
 }
 """Makes the builder of a column for one of its Arrow types."""

@@ -52,6 +52,9 @@ COLUMNS: dict[str, Column] = {
     "index": Column((IntegerType,)),
     "ingestion_time": Column((TimestampType,), nullable=True),
     "location": Column((StringType,), by_default=False),
+    # What OpenTelemetry's exporter for OpenData says in the metadata; null for others'.
+    "otel_signal": Column((StringType,), nullable=True, by_default=False),
+    "otel_encoding": Column((StringType,), nullable=True, by_default=False),
 }
 """The columns by name, in the order of a read without ``.schema(...)``."""
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from opendata_buffer.consumer.fetch import FetchHandle as FetchHandle
     from opendata_buffer.consumer.fetch import RawBatch as RawBatch
     from opendata_buffer.consumer.isolation import TransactionFilter as TransactionFilter
+    from opendata_buffer.consumer.read_ahead import ContiguousRun as ContiguousRun
     from opendata_buffer.consumer.read_ahead import fetch_many as fetch_many
     from opendata_buffer.formats.batch import Compression as Compression
     from opendata_buffer.formats.keys import Transaction as Transaction
@@ -83,7 +84,7 @@ _NAMES = {
     "consumer.consumer": ["Consumer", "Position"],
     "consumer.fetch": ["ArrowBatch", "ConsumedBatch", "FetchHandle", "RawBatch"],
     "consumer.isolation": ["TransactionFilter"],
-    "consumer.read_ahead": ["fetch_many"],
+    "consumer.read_ahead": ["ContiguousRun", "fetch_many"],
     "formats.batch": ["Compression"],
     "formats.keys": ["Transaction"],
     "formats.manifest": ["BatchDescriptor", "Metadata"],

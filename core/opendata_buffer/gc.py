@@ -1,22 +1,11 @@
 """The garbage collector: which objects it may delete, and its cycles, once or in the background.
 
 A cycle lists a page of objects, reads the manifest, and deletes the objects that :func:`plan`
-names. What keeps it from deleting a batch that may still be read:
-
-* A batch between its upload and its append is in no manifest. It is not deleted before it is
-  older than the grace period, by the clock that makes it youngest: the writer's, in its name; the
-  store's; or the collector's (failure F6). Its writer does not append what is older than half of
-  the grace period (failure F5).
-* Clocks that are far apart stop the collection: one of them is wrong, and it is not known which.
-* Each page is listed *before* the manifest is read: what was enqueued in between is in the
-  manifest. A page gives up its remaining deletes when its manifest is older than a quarter of
-  the grace period (failure F5).
-* Only names that producers give to batches are considered, and none below a queue that lies
-  inside the prefix (failure F7).
-* The prefix belongs to this queue (failure F7). A collector of a fenced consumer stops (failure
-  F9). A manifest that is not there proves nothing: nothing is deleted (failure F4).
-
-The cursor is saved after each page, so that many short runs together see all objects.
+names. In this order: what was enqueued in between is in the manifest (failure F5). Nothing is
+deleted that is younger than the grace period by the clock which makes it youngest (failure F6), or
+while clocks are far apart; nor what no producer named, or what is another queue's (failure F7); nor
+by a fenced consumer (failure F9), or without a manifest (failure F4): decision 0007. The cursor is
+saved after each page, so that many short runs together see all objects.
 """
 
 from __future__ import annotations
@@ -335,6 +324,7 @@ class GarbageCollector:
         self._stopping = False
         self._task: Task | None = None
         self._seen = 0  # highest next sequence of the manifest so far
+        self._labels = {"queue": metrics.queue_label(store.url, config.manifest_path)}
         self._cursor = GcCursor(store, config, self._runtime)
         self._manifest = manifest_object(store, config, self._runtime)
         self._queued: tuple[Manifest, Queued] | None = None
@@ -391,6 +381,7 @@ class GarbageCollector:
         else:
             claim = claim_queue(self._store, self._config, runtime=self._runtime)
             start = self._cursor.load()
+        size = 0
         for begin, end in ((start, ""), ("", start)) if start else (("", ""),):
             after = begin
             while not self._stopping:
@@ -398,6 +389,8 @@ class GarbageCollector:
                 found = self._store.list(f"{self._prefix}/", start_after=after, limit=_PAGE)
                 page = _until(found, end) if end else found
                 report = self._page(page, own_ms, after, claim, dry_run)
+                size += sum(each.size for each in page.objects)
+                size -= report.plan.delete_bytes if report.deleted else 0
                 yield report
                 if report.plan.held or report.abandoned:
                     return  # the next cycle lists this page again
@@ -407,13 +400,14 @@ class GarbageCollector:
                     self._cursor.save(after)
                 if not after:
                     break
+        if not self._stopping:  # All pages were listed: nothing was held and nothing too slow.
+            metrics.stored_bytes.set(size, self._labels)
 
     def _page(
         self, page: Listing, own_ms: int, start_after: str, claim: QueueClaim | None, dry_run: bool
     ) -> GcReport:
         """Compare a page with a manifest that was read after it, and delete (failure F5)."""
-        where = metrics.queue_label(self._store.url, self._config.manifest_path)
-        metrics.gc_clock_difference_seconds.set((page.now_ms - own_ms) / 1000, {"queue": where})
+        metrics.gc_clock_difference_seconds.set((page.now_ms - own_ms) / 1000, self._labels)
         read_at = self._runtime.monotonic()
         manifest = self._read_manifest()
         if claim is not None:

@@ -44,7 +44,8 @@ ACK_TXN = 2
 """Commits all CONTINUE_TXN messages of the producer up to this clock, and drops later ones."""
 
 FINAL = 4
-"""Added to an ACK_TXN: the producer writes nothing after it, and readers forget the producer."""
+"""Added to an ACK_TXN: the producer writes nothing after it, and readers forget the producer.
+A :class:`Sequencer`, as Gazette's, takes the sum for OUTSIDE_TXN: mask it first."""
 
 FLAGS_MASK = 0x3FF
 CLOCK_MAX = (1 << 64) - 1

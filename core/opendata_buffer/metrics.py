@@ -190,7 +190,8 @@ batches_quarantined = _counter(
 repeats_dropped = _counter(
     "repeats_dropped",
     "{batch}",
-    "Batches left out by a reader because their writer had repeated a transaction.",
+    "Queue entries left out by a reader because their writer had repeated an append or a "
+    "transaction.",
 )
 records_malformed = _counter(
     "records_malformed",
@@ -209,6 +210,9 @@ gc_files_failed = _counter(
     "gc_files_failed", "{file}", "Deletions that failed; the next cycle retries."
 )
 gc_duration_seconds = _histogram("gc_duration_seconds", "One cycle of the collector.")
+stored_bytes = _gauge(
+    "stored_bytes", "By", "Objects below the prefix after the collector's last whole cycle.", _QUEUE
+)
 gc_cycles_held = _counter(
     "gc_cycles_held",
     "{cycle}",

@@ -13,6 +13,7 @@ from typing import TypeVar
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from buffer_sink.queue_commit import QueueCommitter
+from opendata_buffer import outcomes
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import ConsumedBatch
@@ -23,6 +24,7 @@ from opendata_buffer.errors import (
     DataLoss,
     Fenced,
     FlushFailed,
+    ObjectNotFound,
     OpenDataBufferError,
     PoisonBatch,
     QueueFull,
@@ -30,13 +32,13 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
-from opendata_buffer.formats.manifest import BatchDescriptor, Metadata, NewEntry
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer.batching import WriteHandle
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
-from tests.simulation.world import PASSING, PREFIX, Node, World
+from opendata_buffer.stores.base import ABSENT, Absent, Blob, IfVersion
+from tests.simulation.world import MANIFEST, PASSING, PREFIX, Node, World
 from tests.support.model import Record
 
 T = TypeVar("T")
@@ -246,35 +248,49 @@ class SinkDriver:
 class GoProducer(Counting):
     """OpenData's Go client: plain batches named ``<prefix>/<run ULID>/<16 hex digits>``.
 
-    All batches of a run carry its start as their time. What it does not know to be appended it
-    leaves; what took so long that the collector may have been faster, it does not call durable.
+    All batches of a run carry its start as their time. Without an answer it appends the same
+    location again; after some attempts it leaves the batch. What took so long that the collector
+    may have been faster, it does not call durable.
     """
 
     def live(self, node: Node, config: ProducerConfig) -> None:
         """One process's life: one run."""
         run = node.runtime.ulid()
-        queue = Queue(node.store, config, runtime=node.runtime, role="producer")
-        number = 0
+        model, number = self._world.model, 0
+        # Those of its names that end with the batch's number and not with ".batch".
+        model.may_repeat = lambda location: not location.endswith(".batch")
         while not self.done:
             record = Record(self.name, self._next)
             self._next += 1
             location = f"{PREFIX}/{run}/{number:016x}"
             number += 1
             try:
-                self._append(node, queue, config, location, record)
+                self._append(node, config, location, record)
             except FAILURES as error:
                 self._world.log(f"{self.name}: {error}")
             self._world.work(node)
 
-    def _append(
-        self, node: Node, queue: Queue, config: ProducerConfig, location: str, record: Record
-    ) -> None:
+    def _append(self, node: Node, config: ProducerConfig, location: str, record: Record) -> None:
         monotonic, wall = node.runtime.monotonic(), node.runtime.now_ms()
         node.store.put(location, encode_batch([record.encode()]))
         ranges = (Metadata(0, node.runtime.now_ms(), payload([record])),)
-        sequence = queue.append([NewEntry(location, ranges)])
+        condition: Absent | IfVersion
+        for _ in range(5):
+            try:
+                found = node.store.get(MANIFEST)
+                assert isinstance(found, Blob)
+                manifest, condition = Manifest.parse(found.data), IfVersion(found.version)
+            except ObjectNotFound:
+                manifest, condition = Manifest.empty(), ABSENT
+            after = manifest.append([NewEntry(location, ranges)]).raw
+            if isinstance(node.store.put_if(MANIFEST, after, condition), outcomes.Applied):
+                break
+            self._world.work(node)
+        else:
+            return
         took_ms = max((node.runtime.monotonic() - monotonic) * 1000, node.runtime.now_ms() - wall)
         if took_ms < config.gc_grace_period_ms / 2:
+            sequence = self._world.model.sequences[location]
             self._world.model.reported_durable([record], sequence, location)
 
 
@@ -379,7 +395,8 @@ class Reader:
 
     def _deliver(self, batch: ConsumedBatch) -> bool:
         self._idle_s = 0.05
-        if self._position is not None and batch.sequence != self._position + 1:
+        passed_by = range((self._position or 0) + 1, batch.sequence)
+        if self._position is not None and not self._model.repeats.keys() >= {*passed_by}:
             self._world.fail(f"{self._node.name}: {batch.sequence} follows {self._position}")
         records = self._model.check_batch(
             batch.sequence, batch.location, batch.entries, batch.metadata

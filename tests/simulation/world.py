@@ -263,9 +263,7 @@ class World(Dice):
     def await_drained(self) -> None:
         """Wait until the consumer has taken everything."""
         until = self.simulation.now + DRAIN_S
-        while self.model.manifest.entry_count or not self.model.sink.holds(
-            self.model.manifest.next_sequence - 1
-        ):
+        while not self.model.is_drained:
             if self.simulation.now > until:
                 self.fail(f"not drained after {DRAIN_S} s: {self.model.manifest}")
             self.director.sleep(10)
@@ -278,7 +276,9 @@ class World(Dice):
             for info in self.memory.list("").objects
             if parse_location(info.key, PREFIX) is not None
         ]
-        if left:
+        # A repeat at the end stays until a batch behind it is acknowledged, and the collector
+        # deletes nothing that is newer than what is queued.
+        if left and not self.model.manifest.entry_count:
             self.fail(f"the collector left {left}")
 
     # Settings.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from opendata_buffer import Producer, ProducerConfig
 from tests.spark.queues import produce, queued
 
 if TYPE_CHECKING:
@@ -51,6 +53,25 @@ def test_one_dataframe_is_one_snapshot_and_its_index_column_needs_brackets(
     row = frame.first()
     assert row["index"] == 0
     assert callable(row.index)
+
+
+def test_opentelemetry_s_records_become_rows(spark: SparkSession, store: str) -> None:
+    pytest.importorskip("opentelemetry.proto.metrics.v1.metrics_pb2")
+    made = json.loads((DOCS.parent / "tests" / "golden" / "otel.json").read_text())
+    with Producer(ProducerConfig(store=store)) as producer:
+        for signal, name in enumerate(("metrics", "logs", "traces"), 1):
+            producer.produce([bytes.fromhex(made[name])], metadata=bytes([1, signal, 1, 0]))
+    code = block("how-to/opentelemetry.md", "python").replace("s3://bucket/otel/metrics", store)
+    names: dict[str, Any] = {"spark": spark}
+    exec(code.replace("readStream", "read"), names)
+    rows = names["rows"].select("service", "name", "value").collect()
+    assert [tuple(row) for row in rows] == [("shop", "orders", 42.0), ("shop", "temperature", -1.5)]
+    logs = names["queue"].where("otel_signal = 'logs'").select(names["log_records"]("value"))
+    assert logs.first()[0][0].body == "basket is empty, grüße"
+    from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+
+    (resource,) = TracesData.FromString(bytes.fromhex(made["traces"])).resource_spans
+    assert [each.name for each in resource.scope_spans[0].spans] == ["checkout"]
 
 
 def test_the_tutorial_s_second_half_runs(

@@ -82,7 +82,11 @@ class DeliveryModel:
         self.durable: dict[Record, str] = {}
         """Records reported durable, and the location they were said to be in."""
         self.sequences: dict[str, int] = {}
-        """Every location that ever was in the manifest."""
+        """Every location that ever was in the manifest, and where it was first."""
+        self.may_repeat: Callable[[str], bool] = lambda location: False
+        """Whether a location's writer queues it again when it gets no answer."""
+        self.repeats: dict[int, str] = {}
+        """What was queued again, by sequence: not to be delivered, unless the first was skipped."""
         self.lost: set[str] = set()
         """Batches deleted before the sink held them; none of them may be or become durable."""
         self.counts = dict.fromkeys(
@@ -114,10 +118,11 @@ class DeliveryModel:
         if old[len(old) - kept :] != new[:kept]:
             self._fail(f"{process} changed queued entries: {old} -> {new}")
         for entry in new[kept:]:
-            if entry.location in self.sequences:
-                first = self.sequences[entry.location]
-                self._fail(f"{entry.location} is queued twice, at {first} and {entry.sequence}")
-            self.sequences[entry.location] = entry.sequence
+            first = self.sequences.setdefault(entry.location, entry.sequence)
+            if first != entry.sequence:
+                self.repeats[entry.sequence] = entry.location
+                if not self.may_repeat(entry.location):
+                    self._fail(f"{entry.location} is queued twice, at {first} and {entry.sequence}")
             self._locations[entry.sequence] = entry.location
         if after.epoch != before.epoch:
             self.counts["claims"] += 1
@@ -182,9 +187,11 @@ class DeliveryModel:
         self, sequence: int, location: str, entries: list[bytes], metadata: tuple[Metadata, ...]
     ) -> list[Record]:
         """A batch was read: its ranges must be those of the calls that made it."""
-        if self.sequences.get(location) != sequence:
-            self._fail(f"batch {location} was read at {sequence}, queued elsewhere")
         records = [Record.decode(entry) for entry in entries]
+        first = self.sequences.get(location)
+        was_skipped = any(first in self._skipped.get(record, ()) for record in records)
+        if first != sequence and not (was_skipped and self.repeats.get(sequence) == location):
+            self._fail(f"batch {location} was read at {sequence}, queued elsewhere")
         starts = [item.start_index for item in metadata]
         ends = [*starts[1:], len(records)] if starts else []
         for item, end in zip(metadata, ends, strict=True):
@@ -230,6 +237,14 @@ class DeliveryModel:
 
     # At the end.
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether the sink holds everything, and nothing is queued but repeats behind its end."""
+        last = self.manifest.next_sequence - 1
+        while last in self.repeats:
+            last -= 1
+        return self.sink.holds(last) and self.manifest.first_sequence > last
+
     def check_delivered(self) -> None:
         """With all faults healed and the queue drained: nothing durable is missing."""
         missing = [
@@ -240,7 +255,7 @@ class DeliveryModel:
         if missing:
             where = {self.durable[record] for record in missing}
             self._fail(f"{len(missing)} durable records are not in the sink: {missing}, {where}")
-        if self.manifest.entry_count:
+        if not self.is_drained:
             self._fail(f"the drained queue still holds {self.manifest}")
 
     def check_complete(self, producer: str, count: int) -> None:

@@ -94,6 +94,7 @@ class S3Server:
     ) -> None:
         self.bucket = bucket
         self.page_size = page_size
+        self.is_directory = bucket.endswith("--x-s3")
         self.ignored_conditions = ignored_conditions
         self.requests: list[Request] = []
         self._now_ms = now_ms if now_ms is not None else SystemRuntime().now_ms
@@ -179,6 +180,8 @@ class S3Server:
                 return self._delete_many(body)
             if request.method in ("GET", "HEAD") and request.key:
                 return self._get(request)
+            if "session" in request.query and self.is_directory:
+                return _Reply(200, _SESSION, {"Content-Type": "application/xml"})
             if request.method == "GET" and request.query.get("list-type") == ["2"]:
                 return self._list(request)
         return _error(501, "NotImplemented")
@@ -237,6 +240,14 @@ class S3Server:
         (after,) = request.query.get("continuation-token", [after])
         (most,) = request.query.get("max-keys", ["1000"])
         found = sorted(key for key in self._objects if key.startswith(prefix) and key > after)
+        if self.is_directory:  # as those of S3 Express: any order, and only whole folders
+            if not f"/{prefix}".endswith("/") or "start-after" in request.query:
+                return _error(400, "InvalidRequest")
+            found = sorted(
+                (key for key in self._objects if key.startswith(prefix)),
+                key=lambda key: zlib.crc32(key.encode()),
+            )
+            found = found[found.index(after) + 1 if after else 0 :]
         size = min(int(most), self.page_size)
         page, more = found[:size], len(found) > size
         items = "".join(
@@ -329,6 +340,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Silence: requests are in :attr:`S3Server.requests`."""
+
+
+_SESSION = (
+    f'{_XML}<CreateSessionResult xmlns="{_NAMESPACE}"><Credentials><SessionToken>t</SessionToken>'
+    "<SecretAccessKey>s</SecretAccessKey><AccessKeyId>a</AccessKeyId>"
+    "<Expiration>2099-01-01T00:00:00Z</Expiration></Credentials></CreateSessionResult>"
+).encode()
 
 
 def _crc32(data: bytes) -> str:

@@ -121,7 +121,7 @@ def test_the_traces_have_every_outcome_and_restarts() -> None:
     assert any("checkpoint_then_restart" in step for step in steps)
 
 
-@pytest.mark.parametrize("flags", [OUTSIDE_TXN, 0x3F0])
+@pytest.mark.parametrize("flags", [OUTSIDE_TXN, 0x3F0, ACK_TXN | FINAL])
 @pytest.mark.parametrize("clock", [0, 7])
 def test_no_clock_and_unknown_flags_mean_outside_of_a_transaction(clock: int, flags: int) -> None:
     sequencer = Sequencer()

@@ -253,7 +253,10 @@ def _add(report: Report, outcome: _Outcome, times_queued: int) -> None:
         report.problems.append(outcome.problem)
         return
     if times_queued > 1:
-        text = f"its object is queued {times_queued} times, and delivered as often"
+        text = (
+            f"its object is queued {times_queued} times, as a writer does that got no answer: this "
+            "library delivers it once, other readers each time"
+        )
         report.problems.append(Finding(entry.sequence, entry.location, text, Kind.REPEATED))
 
 

@@ -108,6 +108,8 @@ class SharedQueue(Queue):
 
     # No other process writes it as often as this process: what it remembers is seldom out of date.
     _changes_from_memory = True
+    # A client that was cut off asks another broker, while this one may still write its request.
+    _joins_others = True
 
     def __init__(
         self,

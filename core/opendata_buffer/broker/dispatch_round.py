@@ -25,7 +25,8 @@ from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import ClaimLost, InvalidInput
-from opendata_buffer.quarantine import Entry, quarantine
+from opendata_buffer.formats.manifest import BatchDescriptor
+from opendata_buffer.quarantine import quarantine
 from opendata_buffer.queue.ownership import queue_hint
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
@@ -43,7 +44,7 @@ class ReadyBatches:
         self._store = store
         self._config = config
         self._runtime = runtime
-        self._known: dict[int, Entry] = {}
+        self._known: dict[int, BatchDescriptor] = {}
         self._stuck: set[int] = set()
         self.end = 0
         """Batches before this sequence are known."""
@@ -59,7 +60,7 @@ class ReadyBatches:
     def read_more(self, count: int, consumer: Consumer, now: float) -> bool:
         """Read which batches follow; False when there are none."""
         self.read_at = now
-        found = consumer.next_descriptors(count)
+        found = consumer.next_entries(count)
         for each in found:
             self._known[each.sequence] = each
             self.end = each.sequence + 1
@@ -69,6 +70,10 @@ class ReadyBatches:
         """Batches that are not to be handed out at this moment."""
         self.rests = {key: at for key, at in self.rests.items() if at > now}
         return {*self.rests, *self._stuck}
+
+    def is_repeat(self, sequence: int) -> bool:
+        """Whether the batch was queued before: then this entry is done."""
+        return self._known[sequence].repeats is not None
 
     def size_of(self, sequence: int) -> int:
         """About how many bytes a batch takes in an answer."""
@@ -210,6 +215,10 @@ class DispatchRound:
             size = 0
             while len(given) < request.most and place < len(free):
                 sequence = free[place]
+                if ready.is_repeat(sequence):
+                    self.claims = self.claims.finish(sequence)
+                    place += 1
+                    continue
                 size += ready.size_of(sequence)
                 if given and size > MAX_ANSWER_BYTES:
                     break

@@ -406,8 +406,10 @@ class ReadOnlyPartition:
             # an acknowledgement behind the start commits.
             config, url = self._reader.config, self._reader.store.url
             self._begin = self._start.sequence_in(manifest, config, url)
-        found = self._reader.next_descriptors(PARTITION_ENTRIES)
+        found = self._reader.next_entries(PARTITION_ENTRIES)
         for each in found:
+            if each.repeats is not None:
+                continue
             for sequence in self._filter.offer(each.sequence, each.location, self._replay):
                 if sequence >= self._begin:
                     self.ready += self._reader.entries(sequence, sequence + 1)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import re
 import weakref
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,6 +29,7 @@ from opendata_buffer.queue.cas import LAST_READ_S
 from opendata_buffer.queue.consumer_info import write_consumer_info
 from opendata_buffer.queue.ownership import claim_for_writing, owner_key
 from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
+from opendata_buffer.queue.repeats import Repeats
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
@@ -133,9 +135,22 @@ class Cursors:
         """Acknowledged entries that the manifest still lists."""
         return self.next_ack - self.next_dequeue
 
-    def hand_out(self, through: int) -> Cursors:
-        """Sequences up to and including ``through`` were handed out; earlier ones may be again."""
-        return replace(self, next_hand_out=max(self.next_hand_out, through + 1))
+    @property
+    def next_open(self) -> int:
+        """The first sequence that is neither acknowledged nor skipped."""
+        found = self.next_ack
+        while found in self.skipped:
+            found += 1
+        return found
+
+    def hand_out(self, through: int, repeats: Iterable[int] = ()) -> Cursors:
+        """Sequences up to and including ``through`` were handed out, earlier ones may be again; the
+        ``repeats`` among them are skipped."""
+        return replace(
+            self,
+            next_hand_out=max(self.next_hand_out, through + 1),
+            skipped=self.skipped.union(repeats),
+        )
 
     def skip(self, sequence: int) -> Cursors:
         """Give up one sequence: the next to be handed out, or one that was and is not acked."""
@@ -318,7 +333,17 @@ class Consumer(Closeable):
                 )
             self._queue = queue
             last_acked = None if start is None else self._sequence_of(start, opened.url)
+            self._repeats = Repeats(opened, config, self._runtime, queue.queue_id)
+            if last_acked is not None:
+                found = queue.read() or Manifest.empty()
+                if found.first_sequence <= last_acked < found.next_sequence:
+                    # The claim takes these out of the manifest.
+                    acked = found.entries(limit=last_acked + 1 - found.first_sequence)
+                    self._repeats.described(acked)
+                    self._repeats.note(last_acked + 1)
             manifest = self._queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
+            # Behind the claim: what the consumer before it takes out, it has noted by now.
+            self._repeats.load()
             write_consumer_info(opened, config, self._runtime, manifest.epoch, program=program)
         self._epoch = manifest.epoch
         self._next_sequence = manifest.next_sequence
@@ -388,12 +413,12 @@ class Consumer(Closeable):
         """
         with self._lock:
             self._check_open()
-            found = self._peek(1)
-            if not found:
-                return None
-            batch = self._fetch_handle.fetch(found[0])
-            self._hand_out(found)
-            return batch
+            while found := self._peek(1):
+                batch = None if found[0].repeats is not None else self._fetch_handle.fetch(found[0])
+                self._hand_out(found)
+                if batch is not None:
+                    return batch
+            return None
 
     def ack(self, sequence: int) -> None:
         """Acknowledge the next batch: it is processed and need never be delivered again.
@@ -437,7 +462,8 @@ class Consumer(Closeable):
         """Up to so many next entries, from one read of the manifest; nothing is fetched.
 
         The read cursor advances past them at once. A descriptor that is lost is delivered again
-        only by a new consumer.
+        only by a new consumer. Entries whose location was queued before are left out, and pass
+        with the acknowledgement of what follows them.
 
         Args:
             max: Most descriptors returned; 0 reads nothing.
@@ -446,6 +472,13 @@ class Consumer(Closeable):
             InvalidInput: ``max`` is negative.
             DataLoss: The queue does not continue at the cursor.
         """
+        while entries := self.next_entries(max):
+            if found := [each for each in entries if each.repeats is None]:
+                return found
+        return []
+
+    def next_entries(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
+        """As :meth:`next_descriptors`, with the repeats: every entry, in order of sequence."""
         if max < 0:
             raise InvalidInput(f"max is {max!r}: a number of descriptors is not negative")
         with self._lock:
@@ -514,6 +547,7 @@ class Consumer(Closeable):
                 self._epoch,
             )
             self._cursors = moved
+            self._repeats.forget(entries[0].location)
             return BatchDescriptor.of(entries[0])
 
     def check_fence(self) -> None:
@@ -588,6 +622,7 @@ class Consumer(Closeable):
         if write:
             # The manifest first: until it is written nothing here has changed, and the call can
             # be repeated (OpenData RFC 0003, ack_through).
+            self._repeats.note(moved.next_ack)
             manifest = self._queue.dequeue(moved.next_ack - 1, self._epoch)
             moved = moved.dequeued()
         metrics.acks.add(moved.next_ack - self._cursors.next_ack)
@@ -601,11 +636,14 @@ class Consumer(Closeable):
         """The next entries; moves the cursor only over a loss that was allowed."""
         manifest = self._read()
         start = self._cursors.next_hand_out
-        return [BatchDescriptor.of(entry) for entry in manifest.entries(start, limit)]
+        return self._repeats.described(manifest.entries(start, limit))
 
     def _hand_out(self, found: list[BatchDescriptor]) -> None:
-        self._cursors = self._cursors.hand_out(found[-1].sequence)
-        metrics.descriptors_handed_out.add(len(found))
+        repeats = [each.sequence for each in found if each.repeats is not None]
+        self._cursors = self._cursors.hand_out(found[-1].sequence, repeats)
+        if repeats:
+            metrics.repeats_dropped.add(len(repeats))
+        metrics.descriptors_handed_out.add(len(found) - len(repeats))
 
     def _read(self) -> Manifest:
         """The manifest, if it is still ours and continues where this consumer is."""
@@ -625,21 +663,21 @@ class Consumer(Closeable):
         return manifest
 
     def _queued(self, manifest: Manifest) -> int:
-        return manifest.next_sequence - max(manifest.first_sequence, self._cursors.next_ack)
+        return manifest.next_sequence - max(manifest.first_sequence, self._cursors.next_open)
 
     # The metrics reader's thread calls these without the lock, which a fetch may hold for long:
     # cursors and manifest are immutable values.
 
     def _lag_s(self) -> float:
         """Age of the oldest batch that is not acknowledged."""
-        manifest, sequence = self._queue.last_seen, self._cursors.next_ack
+        manifest, sequence = self._queue.last_seen, self._cursors.next_open
         age_s = None if manifest is None else manifest.age_s(self._runtime.now_ms(), sequence)
         return age_s or 0.0
 
     def _unacked_s(self) -> float:
         """Age of the oldest batch that was handed out and is not acknowledged."""
         cursors = self._cursors
-        return self._lag_s() if cursors.next_ack < cursors.next_hand_out else 0.0
+        return self._lag_s() if cursors.next_open < cursors.next_hand_out else 0.0
 
     def _deadline(self) -> AbstractContextManager[None]:
         """For several requests of one call: together they take no longer than one change may."""

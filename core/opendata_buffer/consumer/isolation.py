@@ -57,26 +57,18 @@ _PRODUCER = re.compile("[0-9a-fA-F]{12}")
 class TransactionFilter:
     """Passes each transaction once: remembers per app the last one passed, and its last entry.
 
-    A transactional writer (the Spark sink) names its batches
-    ``<prefix>/app=<id>/batch=<n>/<ULID>.batch`` and appends all batches of a transaction in one
-    compare-and-swap, with batch numbers that only grow. When it does not know whether that was
-    applied, it appends them again. The reader sees both and keeps the first.
-
-    One compare-and-swap means that a transaction is *contiguous* in sequence. So an entry repeats
-    an earlier one when its batch number is lower than the highest one passed of its app, or equal
-    to it and the entry is not adjacent to the last entry passed of that transaction.
-
-    A repeat that is adjacent to the original cannot be distinguished from it: the two look like one
-    larger transaction. So a writer that may be repeating itself must put an empty batch without a
-    transaction in front of the repeated ones. It needs that only where it does not see the
-    original, which is when it finds the queue empty.
+    A transactional writer (the Spark sink) appends all batches of a transaction in one
+    compare-and-swap, with batch numbers that only grow, and again when it does not know whether
+    that was applied (decision 0005). So a transaction is *contiguous*, and an entry repeats an
+    earlier one when its batch number is lower than the highest one passed of its app, or equal to
+    it and the entry is not adjacent to the last entry passed of that transaction. A writer that
+    finds the queue empty, and may be repeating itself, puts an empty batch in front.
 
     A transaction whose batch was skipped (:meth:`skip`) was not passed, whatever later ones were:
     its repeat is passed.
 
     Not thread-safe. The state grows with the number of apps that write. :meth:`prune` forgets apps
-    that wrote nothing for :data:`HORIZON_DAYS` days. A writer may therefore be stopped between an
-    append and its repeat for that long; a repeat that comes later is read as new.
+    that wrote nothing for :data:`HORIZON_DAYS` days: a repeat that comes later is read as new.
 
     Args:
         data_path_prefix: The queue's data prefix; batches elsewhere have no transaction.

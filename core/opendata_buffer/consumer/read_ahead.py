@@ -15,10 +15,12 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any, Generic, Protocol, TypeVar
 
 from opendata_buffer.consumer.fetch import AdaptiveConcurrency, Fetch
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 
 T = TypeVar("T")
@@ -294,3 +296,29 @@ class _ReadAhead(Generic[Wanted, R, T]):
         if size is not None:
             return size
         return self.limit if self._largest is None else self._largest
+
+
+class ContiguousRun:
+    """How far batches are done whose processing ends out of order. Not thread-safe::
+
+    run = ContiguousRun(descriptors)
+    for future in as_completed(futures):
+        if (through := run.done(future.result().sequence)) is not None:
+            consumer.ack_through(through)
+    """
+
+    def __init__(self, descriptors: Iterable[BatchDescriptor]) -> None:
+        self._done = {each.sequence: False for each in descriptors}
+
+    def done(self, sequence: int) -> int | None:
+        """A batch is processed: the last one that no pending one is before, if that moved.
+
+        ``InvalidInput`` for a batch that is not awaited.
+        """
+        if sequence not in self._done:
+            raise InvalidInput(f"sequence {sequence} is not awaited: it is no batch of this run")
+        self._done[sequence] = True
+        ended = list(takewhile(self._done.__getitem__, self._done))
+        for each in ended:
+            del self._done[each]
+        return ended[-1] if ended else None

@@ -7,6 +7,7 @@ that the queue's consumer dequeues before are lost to this reader, which reports
 
 from __future__ import annotations
 
+from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.consumer import Cursors, check_data_loss
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
@@ -21,6 +22,7 @@ from opendata_buffer.queue.ownership import (
     queue_hint,
 )
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.repeats import Repeats
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 
@@ -58,6 +60,7 @@ class ReadOnlyReader:
         if advice:
             self._cause += f" {advice}"
         self._marker_checked = False
+        self._repeats: Repeats | None = None
         self._cursors: Cursors | None = None
         self._next_sequence = 0
 
@@ -98,14 +101,26 @@ class ReadOnlyReader:
         self._next_sequence = manifest.next_sequence
 
     def next_descriptors(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
+        """The next entries, at most ``max``, without repeats; fetches nothing."""
+        while entries := self.next_entries(max):
+            if found := [each for each in entries if each.repeats is None]:
+                return found
+        return []
+
+    def next_entries(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
         """The next entries, at most ``max``. Reads the manifest once and fetches nothing."""
         manifest = self.find() or Manifest.empty()
+        if self._repeats is None:
+            self._repeats = Repeats(self.store, self.config, self.runtime, "")
+            self._repeats.load()
         before = self._cursors or Cursors.at(manifest.first_sequence)
         cursors = self._check_data_loss(before, manifest)
         self._next_sequence = manifest.next_sequence
-        found = manifest.entries(cursors.next_hand_out, max)
+        found = self._repeats.described(manifest.entries(cursors.next_hand_out, max))
         self._cursors = cursors.hand_out(found[-1].sequence) if found else cursors
-        return [BatchDescriptor.of(entry) for entry in found]
+        if repeats := sum(1 for each in found if each.repeats is not None):
+            metrics.repeats_dropped.add(repeats)
+        return found
 
     def entries(self, begin: int, stop: int) -> list[BatchDescriptor]:
         """Exactly the entries [begin, stop), from the manifest that was read last."""

@@ -183,7 +183,7 @@ def seal_pieces(
     block: bytes | memoryview | Sequence[bytes | memoryview],
     record_count: int,
     compression: Compression,
-    level: int = 3,
+    level: int = 1,
 ) -> list[bytes | memoryview]:
     """Compress one or several record blocks and add the footer: the batch object, in pieces.
 

@@ -111,17 +111,22 @@ class BatchDescriptor:
         location: Key of the batch object, relative to the store.
         metadata: Ranges of records with their ingestion time and payload.
         size: Bytes of the object, where a listing has shown them.
+        repeats: The sequence of an earlier entry with this location: a writer queued the batch
+            twice, and this one is passed by. None for all entries that are delivered.
     """
 
     sequence: int
     location: str
     metadata: tuple[Metadata, ...] = ()
     size: int | None = None
+    repeats: int | None = None
 
     @classmethod
-    def of(cls, entry: QueueEntry, size: int | None = None) -> BatchDescriptor:
+    def of(
+        cls, entry: QueueEntry, size: int | None = None, repeats: int | None = None
+    ) -> BatchDescriptor:
         """The descriptor of a manifest entry."""
-        return cls(entry.sequence, entry.location, entry.metadata, size)
+        return cls(entry.sequence, entry.location, entry.metadata, size, repeats)
 
 
 class Footer(NamedTuple):

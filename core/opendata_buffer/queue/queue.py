@@ -69,6 +69,8 @@ class _Append(Generic[T]):
     entries: Sequence[NewEntry]
     check: Callable[[Manifest, Sequence[NewEntry]], None]
     guard: Callable[[Manifest], T | None] | None
+    joins_others: bool = False
+    """Whether a part of the group may have been appended by another process meanwhile."""
     sequence: int = -1
     """Of the first entry: where it is, or where the last attempt was to put it."""
     stopped: T | None = None
@@ -94,13 +96,19 @@ class _Append(Generic[T]):
             return False
         # The last entry, because the consumer drops the group from its front.
         last = now.find(self.entries[-1].location)
-        if last is None:
-            if any(mark < now.first_sequence for mark in marks):
-                raise OutcomeUnknown("those sequences were dequeued since")
-            return False
-        self.sequence = last - len(self.entries) + 1
-        self.stopped = None
-        return True
+        if last is not None:
+            first = last - len(self.entries) + 1
+            left = max(first, now.first_sequence)
+            # A broker's client that was cut off may have appended its own part elsewhere.
+            others = [each.location for each in self.entries[left - first : -1]]
+            if others == [each.location for each in now.entries(left, last - left)]:
+                if self.joins_others and first < left:
+                    raise OutcomeUnknown("a part of the group may be another process's append")
+                self.sequence, self.stopped = first, None
+                return True
+        if any(mark < now.first_sequence for mark in marks):
+            raise OutcomeUnknown("those sequences were dequeued since")
+        return False
 
 
 class WritePause(Protocol):
@@ -158,6 +166,7 @@ class Queue:
     # Producers write all the time, so a consumer's remembered manifest is out of date: one read is
     # cheaper than a lost race, which also makes a producer retry.
     _changes_from_memory = False
+    _joins_others = False
 
     def __init__(
         self,
@@ -274,7 +283,7 @@ class Queue:
         if not entries:
             raise InvalidInput("append of no entries: give at least one")
         check = self._check_append if not makes_room else lambda before, _: self._check_open(before)
-        append = _Append(entries, check, guard)
+        append = _Append(entries, check, guard, self._joins_others)
         outcome = self._update(append.decide, append, from_memory=not read_first)
         if isinstance(outcome, outcomes.Unknown):
             seen = self._object.last_seen

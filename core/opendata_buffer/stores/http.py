@@ -165,6 +165,9 @@ class CloudStore(ABC):
     """Most keys of one request that deletes."""
     _RACE_FREE: ClassVar[str] = ""
     """An endpoint where races are known to have one winner."""
+    _unordered = False
+    """Whether listings are in another order than that of the keys (S3's directory buckets, Azure's
+    and Google's hierarchical namespaces): each one then reads all pages, and sorts them."""
     # In messages: what the service calls things, and what to do about responses without versions,
     # about missing permissions, and after a refusal without a better explanation.
     _CLOUD: ClassVar[str]
@@ -354,11 +357,18 @@ class CloudStore(ABC):
         full = self._prefix + prefix
         objects: list[ObjectInfo] = []
         now_ms: int | None = None
+        last, after = start_after if token else "", start_after
+        if self._unordered:
+            token, after = None, ""
         while True:
-            wanted = None if limit is None else limit - len(objects)
-            page = self._repeated(
-                partial(self._page, full, start_after, token, wanted), "list", full
-            )
+            wanted = None if limit is None or self._unordered else limit - len(objects)
+            page = self._repeated(partial(self._page, full, after, token, wanted), "list", full)
+            keys = [last, *(each.key for each in page.objects)]
+            last, is_all = keys[-1], not (page.token or token or start_after)
+            if keys != sorted(keys) and not (self._unordered or is_all or limit is None):
+                # What comes first is known only when everything was listed.
+                self._unordered = True
+                return self._list(prefix, start_after, limit, None)
             if token and token == page.token:
                 raise TransientStorageError(
                     f"cannot list {full!r} in {self.url}: the listing goes on where it was. Check "
@@ -368,13 +378,12 @@ class CloudStore(ABC):
             # A service that ignores start_after must not repeat what the caller already has.
             objects += [each for each in page.objects if each.key > start_after]
             token = page.token
-            if not token or (limit is not None and len(objects) >= limit):
+            if not token or (limit is not None and len(objects) >= limit and not self._unordered):
                 break
         if now_ms is None:
             # The service sent no clock. Its newest object is a lower bound, so nothing looks
             # older than it is; this machine's clock would be no such bound (failure F6).
             now_ms = max((info.last_modified_ms for info in objects), default=0)
-        # Buckets with directories, and services that only resemble these, have another order.
         kept = tuple(sorted(objects, key=lambda info: info.key)[:limit])
         is_cut = len(kept) < len(objects)
         listing = Listing(kept, now_ms, truncated=is_cut or bool(token))

@@ -92,6 +92,7 @@ class S3Store(CloudStore):
     def _prepare(self) -> None:
         self._client = ProcessClient(connect, AWS_ENVIRONMENT, self._options)
         self._direct = DirectGet()
+        self._unordered = self._is_directory = self._bucket.endswith("--x-s3")
 
     def _get(self, read: Read) -> Blob | NotModified:
         client = self._client.get()
@@ -175,13 +176,19 @@ class S3Store(CloudStore):
     def _page(self, prefix: str, start_after: str, token: str | None, wanted: int | None) -> Page:
         # EncodingType is left to boto3: only then does it also decode the keys (failure F24).
         request: dict[str, Any] = {"Bucket": self._bucket, "Prefix": prefix}
+        if self._is_directory:  # it refuses other prefixes
+            request["Prefix"] = prefix[: prefix.rfind("/") + 1]
         if start_after:
             request["StartAfter"] = self._prefix + start_after
         if wanted is not None:
             request["MaxKeys"] = min(wanted, _PAGE)
         if token is not None:
             request["ContinuationToken"] = token
-        return page_of(self._client.get().list_objects_v2(**request), self._prefix)
+        page = page_of(self._client.get().list_objects_v2(**request), self._prefix)
+        if not self._is_directory:
+            return page
+        inside = prefix[len(self._prefix) :]
+        return replace(page, objects=[i for i in page.objects if i.key.startswith(inside)])
 
     def _delete(self, keys: builtins.list[str]) -> builtins.list[DeleteFailure]:
         try:

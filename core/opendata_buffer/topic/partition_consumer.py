@@ -86,6 +86,8 @@ class _Offered:
     released: list[int]
     processed: int = 0
     skipped: set[int] = field(default_factory=set)
+    repeats: bool = False
+    """Whether its batch was queued before: no rule needs to see it."""
     acked: bool = False
     """Whether its last batch was acknowledged, so that a saved position is behind the entry."""
 
@@ -141,21 +143,24 @@ class PartitionProgress:
         """The first sequence that a reader needs that resumes at :meth:`position`."""
         return self._behind.stable_end(self._next_processed)
 
-    def offer(self, sequence: int, location: str, replay: Replay) -> list[int]:
+    def offer(
+        self, sequence: int, location: str, replay: Replay, *, repeats: bool = False
+    ) -> list[int]:
         """The sequences to deliver once this next entry is known, in order.
 
-        Entries that are missing before it are lost; an entry before the position is ignored.
+        Of one that ``repeats`` an earlier entry there are none. Entries that are missing before it
+        are lost; an entry before the position is ignored.
         """
         if sequence < self.next_offer:
             return []
         if sequence > self.next_offer:
             self._ahead.lost(sequence - 1)
             self._already = 0
-        released = self._ahead.offer(sequence, location, replay)
+        released = [] if repeats else self._ahead.offer(sequence, location, replay)
         self.next_offer = sequence + 1
         # The entry may release a transaction that was processed in part before the restart.
         processed, self._already = min(self._already, len(released)), 0
-        self._offered.append(_Offered(sequence, location, released, processed))
+        self._offered.append(_Offered(sequence, location, released, processed, repeats=repeats))
         if not self._offered[0].released:
             self._advance(replay)
         return released[processed:]
@@ -241,7 +246,8 @@ class PartitionProgress:
     def _catch_up(behind: ReadCommitted, last: int, each: _Offered, replay: Replay) -> None:
         if each.sequence > last + 1:
             behind.lost(each.sequence - 1)
-        behind.offer(each.sequence, each.location, replay)
+        if not each.repeats:
+            behind.offer(each.sequence, each.location, replay)
 
 
 class PartitionReader:
@@ -311,11 +317,14 @@ class PartitionReader:
         """Put new batches into :attr:`ready`. Whether there were entries, delivered or not."""
         # At least one, so that each poll finds out whether the consumer is fenced.
         room = max(1, POLL_ENTRIES - len(self.ready))
-        self._dequeued.extend(self._consumer.next_descriptors(room))
+        self._dequeued.extend(self._consumer.next_entries(room))
         found = bool(self._dequeued)
         while self._dequeued:
             entry = self._dequeued[0]
-            for sequence in self._progress.offer(entry.sequence, entry.location, self._replay):
+            repeats = entry.repeats is not None
+            for sequence in self._progress.offer(
+                entry.sequence, entry.location, self._replay, repeats=repeats
+            ):
                 self.ready.append(entry if sequence == entry.sequence else self._queued(sequence))
             # Removed last: an entry that is never offered would look like a loss.
             self._dequeued.popleft()

@@ -84,6 +84,36 @@ def test_a_request_that_grows_old_while_the_write_loses_races_is_not_written() -
     assert queued(store) == ["ingest/other1", "ingest/other2"]
 
 
+@pytest.mark.parametrize("dequeued", [False, True])
+def test_f2_a_group_has_not_landed_because_the_last_of_it_was_appended_elsewhere(
+    dequeued: bool,
+) -> None:
+    runtime, store = ManualRuntime(), Hooked()
+
+    def append_the_last_elsewhere() -> None:
+        """Its client heard nothing for a second, and found another broker. The other one waits."""
+        store.on_write = lambda: None
+        runtime.advance(1.5)
+        other = Queue(store, CONFIG, runtime=SystemRuntime(), role="other")
+        other.append([NewEntry("ingest/first"), NewEntry("ingest/cut off")])
+        if dequeued:
+            other.dequeue(0, other.claim_epoch(None).epoch)
+
+    store.on_write = append_the_last_elsewhere
+    broker = made(store, runtime)
+    waits, cut_off = Client(broker), Client(broker)
+    waits.ask("waits", valid_ms=2_000)
+    cut_off.ask("cut off", valid_ms=1_000)
+    broker.start()
+    (answer,) = waits.answered()
+    if dequeued:  # the group may have landed, and this one have been dequeued
+        assert answer["error"]["name"] == "CommitStateUnknown"
+        return
+    assert (answer["op"], answer["sequence"]) == ("done", 2)
+    assert cut_off.answered()[0]["why"] == "expired"
+    assert queued(store) == ["ingest/first", "ingest/cut off", "ingest/waits"]
+
+
 def test_a_request_that_is_renewed_while_a_slow_write_is_under_way_is_written() -> None:
     runtime = ManualRuntime()
     clients: list[Client] = []

@@ -137,6 +137,20 @@ def test_nothing_is_fenced_before_a_worker_asks() -> None:
     assert epoch_of(store) == 1
 
 
+def test_f41_a_location_that_was_queued_twice_is_handed_out_once() -> None:
+    queue = Queue(store := filled(2), CONFIG, runtime=RUNTIME, role="test")
+    queue.append([NewEntry("ingest/0.batch"), NewEntry("ingest/1.batch")], read_first=True)
+    asking = Asking(store)
+    for expected in (0, 1):
+        (batch,) = asking.claim()["batches"]
+        assert batch["sequence"] == expected
+        asking.finish("done", batch)
+    assert asking.claim(wait_s=0)["batches"] == []
+    asking.dispatcher.stop()
+    queue.append([NewEntry("ingest/1.batch"), NewEntry("ingest/2.batch")], read_first=True)
+    assert sequences(Asking(store).claim(4)) == [5]
+
+
 def test_nothing_is_answered_before_what_it_says_is_stored() -> None:
     store = Hooked(CLAIMS)
     asking = Asking(filled(1, store))

@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from opendata_buffer.broker.broker import Broker
+from opendata_buffer.broker.broker import Broker, SharedQueue
 from opendata_buffer.broker.protocol import VALID_MS, append_body
 from opendata_buffer.broker.secure_channel import BrokerEnd, ClientEnd, KeyPair
 from opendata_buffer.broker.server import Session
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import CONFIG, eventually
@@ -62,6 +61,6 @@ def made(
 ) -> Broker:
     """With a clock that stands still: no request grows old while a busy machine has it wait."""
     runtime = runtime or ManualRuntime()
-    queue = Queue(store, config, runtime=runtime, role="broker")
+    queue = SharedQueue(store, config, runtime=runtime)
     brokers.append(Broker(store, queue, runtime, "ingest"))
     return brokers[-1]

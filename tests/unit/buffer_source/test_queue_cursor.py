@@ -15,6 +15,7 @@ from opendata_buffer.broker.write_pause import BrokerPause
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
+from opendata_buffer.stores.base import PutOutcome
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.world import World
 
@@ -43,7 +44,9 @@ def test_a_query_that_loses_a_race_for_its_queue_asks_the_broker_beside_it(
     asked: list[str] = []
     put_if = world.store.put_if
 
-    def lost(*_: Any) -> outcomes.Conflict:
+    def lost(key: str, *rest: Any) -> PutOutcome:
+        if key != "ingest/manifest":
+            return put_if(key, *rest)
         monkeypatch.setattr(world.store, "put_if", put_if)
         return outcomes.Conflict()
 

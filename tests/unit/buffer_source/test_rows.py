@@ -77,6 +77,16 @@ def test_any_subset_in_any_order_and_any_case() -> None:
     ]
 
 
+def test_what_opentelemetrys_exporter_says_in_the_metadata() -> None:
+    said = [b"\1\1\1\0", b"\1\2\1\0", b"\1\3\2\0", b"\1\x63\1\0", b"\2\1\1\0", b"\1\1\1", b""]
+    ranges = [Metadata(at, 0, payload) for at, payload in enumerate(said, 1)]
+    wanted = struct("otel_encoding string", "otel_signal string")
+    found = [tuple(row.values()) for row in rows(batch([b""] * 8, *ranges), wanted)]
+    otlp = "otlp_protobuf"
+    assert found[:4] == [(None, None), (otlp, "metrics"), (otlp, "logs"), (None, "traces")]
+    assert found[4:] == [(otlp, None), (None, None), (None, None), (None, None)]
+
+
 def test_metadata_as_text() -> None:
     got = rows(batch([b"a"], Metadata(0, 0, "é".encode())), struct("metadata string"))
     assert got == [{"metadata": "é"}]

@@ -131,7 +131,11 @@ def test_acks_leave_the_manifest_every_so_many(queue: LocalQueue) -> None:
 
 
 @pytest.mark.parametrize("method", ["ack", "ack_through"])
-def test_a_failed_ack_changes_nothing_and_can_be_repeated(queue: LocalQueue, method: str) -> None:
+def test_a_failed_ack_changes_nothing_and_can_be_repeated(
+    queue: LocalQueue, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(metrics.acks, "add", counted.append)
     queue.produce(b"a")
     consumer = queue.consumer(ack_interval=1)
     consumer.next_batch()
@@ -139,9 +143,9 @@ def test_a_failed_ack_changes_nothing_and_can_be_repeated(queue: LocalQueue, met
     with pytest.raises(TransientStorageError):
         getattr(consumer, method)(0)
     queue.store.fail_next = []
-    assert (consumer.last_acked_sequence, queue.queued()) == (None, [0])
+    assert (consumer.last_acked_sequence, queue.queued(), counted) == (None, [0], [])
     getattr(consumer, method)(0)
-    assert (consumer.last_acked_sequence, queue.queued()) == (0, [])
+    assert (consumer.last_acked_sequence, queue.queued(), counted) == (0, [], [1])
 
 
 def test_f25_a_missing_batch_stays_at_the_head_until_it_is_back(queue: LocalQueue) -> None:

@@ -17,7 +17,7 @@ from opendata_buffer.consumer.fetch import (
     FetchHandle,
     PooledBatch,
 )
-from opendata_buffer.consumer.read_ahead import fetch_many, read_ahead
+from opendata_buffer.consumer.read_ahead import ContiguousRun, fetch_many, read_ahead
 from opendata_buffer.errors import BatchMissing, InvalidInput
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.manifest import BatchDescriptor
@@ -451,3 +451,11 @@ def test_a_function_of_the_caller_is_one_step_and_so_is_a_fetch_whose_result_has
 def test_limits_are_positive(settings: dict[str, int]) -> None:
     with pytest.raises(InvalidInput, match=f"{next(iter(settings))} is 0"):
         fetch_many(lambda each: each, _descriptors(2), **settings)  # type: ignore[arg-type]
+
+
+def test_a_contiguous_run_moves_over_what_is_done_and_over_no_pending_batch() -> None:
+    run = ContiguousRun(BatchDescriptor(each, "") for each in (3, 4, 6, 7))  # 5 was a repeat
+    assert [run.done(each) for each in (4, 7, 3, 6)] == [None, None, 4, 7]
+    for each in (5, 7):
+        with pytest.raises(InvalidInput, match=f"sequence {each} is not awaited"):
+            run.done(each)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer import gc as module
+from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import (
     CorruptManifest,
@@ -61,6 +62,25 @@ def test_a_cycle_deletes_orphans_and_nothing_else() -> None:
     report = queue.collector().run_once()
     assert (report.deleted, report.failed, report.abandoned) == (2, (), 0)
     assert queue.names() == {queue.queued, "ingest/manifest", "ingest/_owner.json"}
+
+
+def test_a_whole_cycle_and_no_other_tells_how_many_bytes_are_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(metrics.stored_bytes, "set", lambda size, _: told.append(size))
+    monkeypatch.setattr(module, "_PAGE", 3)
+    queue = Fixture(orphans=5)
+    queue.store.put(queue.queued, bytes(5_000))
+    queue.store.put(queue.orphans[0], bytes(5_000))
+    queue.runtime.advance(3_600)
+    collector = queue.collector()
+    collector.run_once()
+    assert told == [pytest.approx(5_500, abs=500)]  # with the small objects beside it
+    queue.store.delete_many(["ingest/manifest"])
+    with pytest.raises(QueueReset):
+        collector.run_once()
+    assert len(told) == 1
 
 
 def test_a_dry_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

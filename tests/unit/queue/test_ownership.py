@@ -463,8 +463,9 @@ def test_a_fenced_consumer_does_not_tell_where_a_batch_was_that_still_waits() ->
     put_if, successor = store.put_if, list[Consumer]()
 
     def taken_over(key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        store.put_if = put_if  # type: ignore[method-assign]
-        successor.append(Consumer(CONSUMER, store=store))
+        if key == CONSUMER.manifest_path:
+            store.put_if = put_if  # type: ignore[method-assign]
+            successor.append(Consumer(CONSUMER, store=store))
         return put_if(key, data, condition)
 
     store.put_if = taken_over  # type: ignore[method-assign]

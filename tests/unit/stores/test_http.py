@@ -299,6 +299,17 @@ def test_a_listing_is_in_order_and_cut_at_its_limit() -> None:
     assert cut_short.truncated
 
 
+def test_a_listing_in_another_order_than_that_of_the_keys_is_read_to_its_end() -> None:
+    c = ObjectInfo("c", 1, 20)
+    whole = Page([A], "t", 30), Page([c], "u", 30), Page([B], None, 30)
+    # The second page shows it; from then on each listing reads all, whatever its limit.
+    store = Service(Page([c], "t", 30), Page([B], "u", 30), *whole, *whole)
+    assert [each.key for each in store.list("", limit=2).objects] == ["a", "b"]
+    last = store.list("", start_after="b", limit=2)
+    assert ([each.key for each in last.objects], last.truncated) == (["c"], False)
+    assert {each[1:] for each in store.asked[2:]} == {("", token, None) for token in (None, *"tu")}
+
+
 def test_a_listing_with_a_limit_reads_no_page_that_it_does_not_need() -> None:
     store = Service(Page([A], "t", 30), Page([B], "u", 30))
     listing = store.list("", start_after="_", limit=2)

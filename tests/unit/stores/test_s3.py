@@ -238,6 +238,25 @@ def test_a_listing_with_a_limit_asks_for_no_more_than_it_returns(
     assert request.query["max-keys"] == ["3"]
 
 
+def test_a_directory_bucket_which_lists_in_any_order_is_listed_in_order() -> None:
+    with S3Server("queue--use1-az4--x-s3", page_size=7) as server:
+        store = connect(server)
+        store.check_conditional_writes("q/manifest")
+        keys = sorted(f"q/{n:03}{'/_owner.json' if n % 9 == 0 else '.batch'}" for n in range(60))
+        for key in keys:
+            store.put(key, b"1")
+        found, after = list[str](), ""
+        while True:
+            page = store.list("q/", start_after=after, limit=20)
+            found += [info.key for info in page.objects]
+            after = found[-1]
+            if not page.truncated:
+                break
+        assert found == keys
+        assert [info.key for info in store.list("q/01").objects] == keys[10:20]
+        assert [read_bytes(store, key) for key in keys[:3]] == [b"1"] * 3
+
+
 def test_f36_every_upload_carries_a_checksum(s3_server: S3Server, store: S3Store) -> None:
     store.put("a", b"123456789")
     put_new(store, "b", b"123456789")

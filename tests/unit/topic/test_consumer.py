@@ -453,7 +453,7 @@ def test_a_loss_behind_a_position_that_needs_sequence_0_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "window", ["next_descriptors", "ack_through"], ids=["looking", "acknowledging"]
+    "window", ["next_entries", "ack_through"], ids=["looking", "acknowledging"]
 )
 def test_an_interrupt_between_two_steps_loses_no_batch(
     monkeypatch: pytest.MonkeyPatch, window: str

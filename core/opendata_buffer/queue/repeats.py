@@ -1,0 +1,163 @@
+"""Which entries name a batch that was queued before: a location is delivered once (failure F41).
+
+A v1 writer that gets no answer to an append does not look for it in the manifest, and appends the
+same location again. The first entry with a location counts, and later ones are repeats. While the
+first one is queued the manifest shows that. Before a consumer takes acknowledged entries out, it
+notes the last :data:`MOST`, the sequence of each by a hash of its location, in
+``<prefix>/_acknowledged.json``::
+
+    {"version": 1, "queue": "01J5...", "batches": {"m3Xk...": 41, "Zc0u...": 42}}
+
+Only what was acknowledged is noted: a batch that was skipped, or whose manifest was lost before it
+was read, may be queued again. And an entry repeats only one with a lower sequence, so a note whose
+acknowledgement was never written hides nothing (decision 0034). Batches of transactions and
+messages are left out: :mod:`opendata_buffer.consumer.isolation` knows their repeats by name.
+"""
+
+from __future__ import annotations
+
+import logging
+from base64 import b64decode, b64encode
+from collections import deque
+from collections.abc import Iterable
+from functools import partial
+from hashlib import blake2b
+from itertools import takewhile
+
+from opendata_buffer import outcomes
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import CorruptData, PermanentStorageError, TransientStorageError
+from opendata_buffer.formats.keys import parse_location
+from opendata_buffer.formats.manifest import BatchDescriptor, QueueEntry
+from opendata_buffer.formats.sidecar import LARGEST, Sidecar, is_number
+from opendata_buffer.queue.cas import CasObject, CasStore
+from opendata_buffer.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+MOST = 2_048
+"""Acknowledged batches that are remembered."""
+
+_NAME = "_acknowledged.json"
+_NOTE = Sidecar(
+    "the note of acknowledged batches",
+    "Delete it: a batch that another client queued twice may then be delivered twice.",
+    max_bytes=256 * 1024,
+)
+
+_Noted = tuple[str, dict[bytes, int]]
+"""The queue's id; and of each batch its sequence, by the hash of its location."""
+
+
+def _encode(noted: _Noted) -> bytes:
+    batches = {b64encode(name).decode(): sequence for name, sequence in noted[1].items()}
+    return _NOTE.encode({"queue": noted[0], "batches": batches})
+
+
+def _decode(data: bytes) -> _Noted:
+    """Of an object that cannot be read nothing is known, and it is replaced."""
+    try:
+        fields = _NOTE.decode(data)
+        batches = fields.mapping("batches")
+        if not all(map(is_number, batches.values())):
+            raise fields.wrong("batches", "a sequence for each hash")
+        return fields.text("queue"), {b64decode(name): at for name, at in batches.items()}
+    except (CorruptData, ValueError) as error:
+        log.warning("repeats of acknowledged batches are not recognised: %s", error)
+        return "", {}
+
+
+def _hash(location: str) -> bytes:
+    # 96 bits: among MOST others a new location is taken for one of them once in 2^85 times.
+    return blake2b(location.encode(errors="surrogatepass"), digest_size=12).digest()
+
+
+class Repeats:
+    """Recognises repeats among the entries of one queue, by its id; an empty one takes the note of
+    whatever queue is there. Not thread-safe."""
+
+    def __init__(
+        self, store: CasStore, config: QueueConfig, runtime: Runtime, queue_id: str
+    ) -> None:
+        self._prefix = config.data_path_prefix
+        self._queue_id = queue_id
+        self._opened = partial(
+            CasObject[_Noted],
+            store,
+            f"{self._prefix}/{_NAME}",
+            decode=_decode,
+            encode=_encode,
+            runtime=runtime,
+            settings=config,
+            sidecar=_NOTE,
+        )
+        self._object = self._opened()
+        self._first: dict[bytes, int] = {}
+        self._unnoted: deque[bytes] = deque()
+
+    def load(self) -> None:
+        """Read what the consumers before this one have noted; raises what reading raises."""
+        found = self._object.read()
+        if isinstance(found, tuple) and self._queue_id in ("", found[0]):
+            self._first = found[1] | self._first
+
+    def first_of(self, entry: QueueEntry) -> int | None:
+        """The sequence that the next entry repeats, or None. Any may be again."""
+        if "=" in entry.location:  # most have none, and parsing takes longer than hashing
+            named = parse_location(entry.location, self._prefix)
+            if named is not None and (named.txn is not None or named.message is not None):
+                return None
+        name, sequence = _hash(entry.location), entry.sequence
+        first = self._first.get(name, LARGEST)
+        if first < sequence:
+            log.info("entry %d repeats %d: %s", sequence, first, entry.location)
+            return first
+        if first > sequence:
+            self._first[name] = sequence
+            self._unnoted.append(name)
+        return None
+
+    def described(self, entries: Iterable[QueueEntry]) -> list[BatchDescriptor]:
+        """The next entries, in order, with :attr:`.BatchDescriptor.repeats`."""
+        return [BatchDescriptor.of(each, repeats=self.first_of(each)) for each in entries]
+
+    def forget(self, location: str) -> None:
+        """The batch is given up: should it be queued again, it is delivered."""
+        name = _hash(location)
+        if self._first.pop(name, None) is not None and name in self._unnoted:
+            self._unnoted.remove(name)
+
+    def note(self, before: int) -> None:
+        """Note all described entries before a sequence; called before they leave the manifest.
+
+        Where writing it is not allowed, a warning says what follows. TransientStorageError where it
+        is not known to be stored: nothing may leave then.
+        """
+        due = list(takewhile(lambda name: self._first.get(name, 0) < before, self._unnoted))
+        new = {name: self._first[name] for name in due if name in self._first}
+
+        def noted(found: _Noted | None) -> _Noted:
+            known = found[1] if found is not None and found[0] == self._queue_id else {}
+            if found is not None and new.items() <= known.items():
+                return found
+            latest = sorted((known | new).items(), key=lambda each: each[1])[-MOST:]
+            return self._queue_id, dict(latest)
+
+        try:
+            outcome = self._object.update(noted, from_memory=True) if new else None
+        except PermanentStorageError as error:
+            log.warning("batches queued a second time may be delivered twice: %s", error)
+            return
+        if isinstance(outcome, outcomes.Vanished):
+            self._object = self._opened()  # A CasObject never writes a deleted object again.
+            self.note(before)
+            return
+        if not isinstance(outcome, outcomes.Applied | None):
+            raise TransientStorageError(
+                f"{self._object.key!r} could not be written, and nothing was acknowledged: "
+                f"{outcome}. Try again."
+            )
+        for _ in due:
+            self._unnoted.popleft()
+        while len(self._first) > MOST + len(self._unnoted):
+            del self._first[next(iter(self._first))]

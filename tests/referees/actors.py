@@ -1,0 +1,390 @@
+"""The programs of a history: each in one role, calling the library as users do, until it is over.
+
+``python -m tests.referees.actors '{"role": ..., ...}'`` runs one as a process, until its input
+ends. The fields are those of :class:`Scene`; ``play.py`` runs them as threads, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import random
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import opendata_buffer as odb
+from buffer_sink.messages import Group, UploadedBatch
+from buffer_sink.options import SinkOptions
+from buffer_sink.queue_commit import QueueCommitter
+from opendata_buffer.broker.election import LeaderElection
+from opendata_buffer.broker.network import WebSocketNetwork
+from opendata_buffer.errors import (
+    ClaimLost,
+    DataLoss,
+    OpenDataBufferError,
+    PoisonBatch,
+    Superseded,
+    TransientStorageError,
+)
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.runtime import Moment, SystemRuntime
+from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.open import open_store
+from opendata_buffer.testing.faults import FaultPlan, FaultyStore
+from opendata_buffer.topic.publisher import AckIntents
+from tests.referees.history import Recorder, Saved
+
+GC_MS = 300
+CLAIM_MS = 1_500
+PARTITIONS = ("0", "1", "2")
+
+
+class SkewedRuntime(SystemRuntime):
+    """Real time, with a wall clock that is wrong."""
+
+    def __init__(self, skew_ms: int) -> None:
+        self._skew_ms = skew_ms
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._skew_ms
+
+
+@dataclass
+class Scene:
+    """One process of a history.
+
+    Attributes:
+        role: Of :data:`ROLES`.
+        name: Unique among all processes of the history.
+        url, endpoint: Of the store; the endpoint of S3.
+        folder: Where histories are written, and what programs save.
+        skew_ms: How far its wall clock is ahead.
+        plan, seed: Faults of the store.
+        saves: Whether consumers save positions in a database of their own.
+        person: Identity that it shares with its earlier instances.
+    """
+
+    role: str
+    name: str
+    url: str
+    folder: str
+    endpoint: str | None = None
+    skew_ms: int = 0
+    plan: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    saves: bool = True
+    person: str = ""
+    broker: str = "off"
+
+    def begin(self, store: Store | None = None) -> None:
+        self.runtime = SkewedRuntime(self.skew_ms)
+        self.dice = random.Random(f"{self.seed} {self.name}")
+        self.recorder = Recorder(Path(self.folder), self.name)
+        # Opening a client of S3 takes seconds on a busy machine.
+        self.grace_ms = 10_000 if store is not None else 40_000
+        self.over = threading.Event()
+        self.values = (f"{self.name.rpartition('-')[2]}:{each}" for each in itertools.count())
+        self.options = odb.StoreOptions()
+        if self.endpoint is not None:
+            keys = dict.fromkeys(("access_key_id", "secret_access_key"), "testing")
+            self.options = odb.StoreOptions(endpoint_url=self.endpoint, region="us-east-1", **keys)
+        if store is None:
+            opened = open_store(self.url, self.options)
+            store = FaultyStore(opened, SystemRuntime(), FaultPlan(**self.plan), seed=self.seed)
+        self.store = store
+
+    def saved(self, name: str) -> Saved:
+        return Saved(Path(self.folder) / f"{name}.json")
+
+    def config(self, made: type, **fields: Any) -> Any:
+        fields |= {"cas_deadline_ms": self.grace_ms // 2, "backoff_base_ms": 2}
+        return made(store=self.url, store_options=self.options, backoff_max_ms=50, **fields)
+
+    def producing(self) -> odb.ProducerConfig:
+        return self.config(
+            odb.ProducerConfig, flush_interval_ms=2, delivery_timeout_ms=8_000,
+            gc_grace_period_ms=self.grace_ms, broker=self.broker,
+        )  # fmt: skip
+
+    def consuming(self) -> odb.ConsumerConfig:
+        gc = odb.GarbageCollectorConfig(interval_ms=GC_MS, grace_period_ms=self.grace_ms)
+        return self.config(odb.ConsumerConfig, gc=gc)
+
+    def rest(self, most_s: float) -> None:
+        self.over.wait(self.dice.uniform(0, most_s))
+
+    def play(self) -> None:
+        """Play the role, and again after each error, as under a supervisor."""
+        while not self.over.is_set():
+            with suppress(OpenDataBufferError):
+                ROLES[self.role](self)
+            self.rest(0.3)
+
+
+def produce(scene: Scene) -> None:
+    room = threading.Semaphore(8)
+    # A batch of its own for each record: by its transaction, or by a flush.
+    flushes, app, number = scene.dice.random() < 0.3, f"{scene.name}.{scene.dice.random()}", 0
+    with odb.Producer(scene.producing(), store=scene.store, runtime=scene.runtime) as opened:
+        while not scene.over.is_set():
+            room.acquire(timeout=1)
+            txn = None if flushes else Transaction(app, number)
+            record = f"{app}:{number}"
+            call = scene.recorder.invoke("append", "ingest", record=record)
+            try:
+                watcher = opened.produce([record.encode()], transaction=txn).watcher
+            except OpenDataBufferError as error:
+                scene.recorder.end_by(call, error, sure=True)
+                raise
+            if flushes:
+                with suppress(OpenDataBufferError):
+                    opened.flush()
+
+            def report(call: int = call, watcher: Any = watcher) -> None:
+                try:
+                    scene.recorder.end(call, "ok", sequence=watcher.result().sequence)
+                except OpenDataBufferError as error:
+                    scene.recorder.end_by(call, error, sure=True)
+                room.release()
+
+            watcher.add_done_callback(report)
+            number += 1
+            scene.rest(0.01)
+
+
+def commit_batches(scene: Scene) -> None:
+    """What Spark's sink does for a query: each batch until it is committed, then the next one."""
+    queue = scene.config(odb.QueueConfig)
+    options = SinkOptions(queue=queue, gc_grace_period_ms=scene.grace_ms, broker=scene.broker)
+    committer = QueueCommitter(scene.store, options, scene.runtime)
+    saved = scene.saved("sink")
+    generation, batch = saved.begin(0)
+    while not scene.over.is_set():
+        txn, planned = Transaction("job", batch), Moment.now(scene.runtime)
+        record = f"job:{batch}#{scene.name}.{scene.runtime.ulid()}"
+        data, key = encode_batch([record.encode()]), batch_key("ingest", scene.runtime.ulid(), txn)
+        scene.store.put(key, data)
+        uploads = (UploadedBatch(key, 1, len(data), (Metadata(0, 7, b""),)),)
+        with scene.recorder.call("append", "ingest", record=record, txn=f"job:{batch}") as answer:
+            answer["repeat"] = not committer.append(Group(planned, uploads, txn, "query"))
+        batch += 1
+        saved.put(generation, batch)  # a driver that was replaced goes on until it is stopped
+        scene.rest(0.02)
+
+
+def consume(scene: Scene, *, to_the_end: bool = False) -> None:
+    saved = scene.saved("position")
+    value: Any = (None, odb.TransactionFilter("ingest").to_json())
+    generation, value = saved.begin(value) if scene.saves else (0, value)
+    position, seen = value[0], odb.TransactionFilter.from_json(value[1], "ingest")
+    config, since = scene.consuming(), time.monotonic_ns()
+    try:
+        with scene.recorder.call("open", "ingest", position=position) as answer:
+            opened = odb.Consumer(config, position, store=scene.store, runtime=scene.runtime)
+            answer.update(epoch=opened.epoch, first=opened.first_sequence)
+    except DataLoss:
+        # Right if a later instance has begun and acknowledged more. Otherwise it is an answer that
+        # no order allows: an open without an epoch.
+        if not scene.saves or saved.put(generation, value):
+            scene.recorder.past(since, "open", "ingest", position=position)
+        raise
+    with opened:
+        epoch, handle = opened.epoch, opened.fetch_handle()
+        while to_the_end or not scene.over.is_set():
+            most = scene.dice.randint(1, 9)
+            with scene.recorder.call("read", "ingest", epoch=epoch, max=most) as answer:
+                found = opened.next_descriptors(most)
+                answer["entries"] = entries = []
+                for each in found:
+                    counts = seen.offer(each.sequence, each.location)
+                    try:
+                        record = b" ".join(handle.fetch(each).entries).decode()
+                    except PoisonBatch as error:
+                        record = f"lost: {error}"
+                    entries.append((each.sequence, record, counts))
+            if not found:
+                if to_the_end:
+                    return
+                scene.rest(0.01)
+                continue
+            last = found[-1].sequence
+            if scene.saves and not saved.put(generation, (last, seen.to_json())):
+                return
+            if to_the_end or scene.dice.random() < 0.6:
+                with scene.recorder.call("ack", "ingest", epoch=epoch, through=last):
+                    opened.ack_through(last)
+
+
+def host(scene: Scene) -> None:
+    network = WebSocketNetwork(scene.runtime)
+    election = LeaderElection(scene.store, scene.producing(), scene.runtime, network)
+    scene.over.wait()
+    election.stop(2)
+
+
+def work(scene: Scene, *, to_the_end: bool = False) -> None:
+    config = scene.config(
+        odb.WorkerConfig, broker="host", claim_timeout_ms=CLAIM_MS, max_deliveries=0,
+        gc=odb.GarbageCollectorConfig(interval_ms=GC_MS, grace_period_ms=scene.grace_ms),
+    )  # fmt: skip
+    network = WebSocketNetwork(scene.runtime)
+    idle_since = time.monotonic()
+    with odb.Worker(config, store=scene.store, runtime=scene.runtime, network=network) as opened:
+        while to_the_end or not scene.over.is_set():
+            since = time.monotonic_ns()
+            batches = opened.claim(3, timeout=0.2)
+            records = [b" ".join(batch.entries).decode() for batch in batches]
+            for record in records:
+                scene.recorder.past(since, "work", "ingest", record=record)
+            for record, batch in zip(records, batches, strict=True):
+                scene.rest(0.01)
+                done = scene.recorder.call("done", "ingest", record=record)
+                with suppress(TransientStorageError, ClaimLost), done:
+                    batch.done()
+                idle_since = time.monotonic()
+            if to_the_end and time.monotonic() - idle_since > 3 * CLAIM_MS / 1000:
+                return
+
+
+def publish(scene: Scene, *, to_the_end: bool = False) -> None:
+    """Transactions and single messages; with a person it has a name, and otherwise intents."""
+    name = scene.person if scene.person.startswith("named") else None
+    saved = scene.saved(scene.person)
+    generation, intents = saved.begin(None)
+    with odb.Publisher(
+        scene.url, name, config=scene.producing(), store=scene.store, runtime=scene.runtime
+    ) as opened:
+        if intents is not None and name is None:
+            opened.apply(AckIntents.from_json(intents))
+        while not to_the_end and not scene.over.is_set():
+            if scene.dice.random() < 0.2:
+                publish_one(scene, opened)
+            else:
+                publish_several(scene, opened, saved, generation)
+            scene.rest(0.02)
+
+
+def publish_one(scene: Scene, opened: odb.Publisher) -> None:
+    partition, value = scene.dice.choice(PARTITIONS), next(scene.values)
+    call = scene.recorder.invoke("txn", "topic", value=[["append", partition, value]])
+    try:
+        handle = opened.publish_committed([value.encode()], partition=partition)
+        handle.watcher.await_durable()
+    except OpenDataBufferError as error:
+        scene.recorder.end_by(call, error, sure=True)
+        raise
+    scene.recorder.end(call, "ok")
+
+
+def publish_several(scene: Scene, opened: odb.Publisher, saved: Saved, generation: int) -> None:
+    names = scene.dice.choices(PARTITIONS, k=scene.dice.randint(1, 4))
+    values = [(name, next(scene.values)) for name in names]
+    call = scene.recorder.invoke("txn", "topic", value=[["append", *each] for each in values])
+    try:
+        for name, value in values:
+            opened.publish_uncommitted([value.encode()], partition=name)
+        if scene.dice.random() < 0.2:
+            opened.build_ack_intents()
+            opened.roll_back()
+            scene.recorder.end(call, "fail")
+            return
+        intents = opened.build_ack_intents()
+    except OpenDataBufferError as error:  # without intents it can never count
+        scene.recorder.end_by(call, error, sure=True)
+        raise
+    if not scene.person.startswith("named") and not saved.put(generation, intents.to_json()):
+        scene.recorder.end(call, "fail")
+        opened.roll_back()
+        return
+    try:
+        opened.apply(intents)
+    except OpenDataBufferError as error:
+        scene.recorder.end_by(call, error, sure=isinstance(error, Superseded))
+        raise
+    scene.recorder.end(call, "ok")
+
+
+def read_topic(scene: Scene, *, to_the_end: bool = False) -> None:
+    saved = scene.saved("reader")
+    generation, (positions, lists) = saved.begin(({}, {name: [] for name in PARTITIONS}))
+    with odb.TopicConsumer(
+        scene.consuming(), positions, store=scene.store, runtime=scene.runtime
+    ) as opened:
+        while to_the_end or not scene.over.is_set():
+            call = scene.recorder.invoke("txn", "topic", value=[["r", p, None] for p in PARTITIONS])
+            batches = []
+            while (batch := next_batch(opened)) is not None:
+                number = str(int(batch.partition.split("-")[1]))
+                lists[number] += [each.decode() for each in batch.entries]
+                batches.append(batch)
+            for batch in {each.partition: each for each in batches}.values():
+                positions[batch.partition] = str(opened.position_of(batch))
+            if not saved.put(generation, (positions, lists)):
+                return
+            for batch in batches:
+                opened.ack(batch)
+            if batches or to_the_end:
+                value = [["r", name, lists[name]] for name in PARTITIONS]
+                scene.recorder.end(call, "ok", value=value, final=to_the_end)
+            opened.flush()
+            if to_the_end:
+                return
+            scene.rest(0.1)
+
+
+def next_batch(opened: odb.TopicConsumer) -> Any:
+    while True:
+        try:
+            return opened.next_batch()
+        except PoisonBatch as error:
+            opened.skip(error.partition or "", error.sequence)
+
+
+ROLES = {
+    "producer": produce, "sink": commit_batches, "consumer": consume, "host": host, "worker": work,
+    "publisher": publish, "reader": read_topic,
+}  # fmt: skip
+
+
+def finish(scene: Scene, kind: str, people: list[str]) -> None:
+    """Read what is left, once nobody else is at work and nothing fails."""
+    if kind == "topic":
+        for each in people:
+            scene.person = each
+            publish(scene, to_the_end=True)
+        read_topic(scene, to_the_end=True)
+    elif kind == "work":
+        work(scene, to_the_end=True)
+        with scene.recorder.call("left", "ingest") as answer:
+            answer["entries"] = remaining(scene)
+    else:
+        consume(scene, to_the_end=True)
+
+
+def remaining(scene: Scene) -> list[tuple[int, str, bool]]:
+    config = scene.consuming()
+    with odb.Consumer(config, store=scene.store, runtime=scene.runtime) as opened:
+        found = []
+        while (batch := opened.next_batch()) is not None:
+            found.append((batch.sequence, b" ".join(batch.entries).decode(), True))
+        return found
+
+
+def main() -> None:
+    scene = Scene(**json.loads(sys.argv[1]))
+    logging.disable()
+    scene.begin()
+    threading.Thread(target=lambda: (sys.stdin.read(), scene.over.set()), daemon=True).start()
+    scene.play()
+
+
+if __name__ == "__main__":
+    main()

