@@ -64,7 +64,7 @@ INSTEAD = {
     "includeLocation": "name the column in .schema('value BINARY, location STRING')",
     "columnNameOfCorruptRecord": "name the column _corrupt_record in the schema",
     "allowForeignLocations": "use the command 'opendata-buffer consume --allow-foreign'",
-    "broker": "the sink uses the one there is; foreach_batch_writer(host_broker=True) runs one",
+    "broker": "the sink uses the one there is; 'opendata-buffer broker' runs one",
     "maxWriteDurationMs": "it is six hours: write less at once (maxBytesPerTrigger)",
     **dict.fromkeys(
         (
