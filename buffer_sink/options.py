@@ -40,19 +40,16 @@ class SinkOptions:
         app: Half of the exactly-once identity (``txnAppId``). Default: a stream's query id; a
             batch write has no identity then.
         version: The other half in a batch write (``txnVersion``); a stream uses its batch id.
-        target_batch_bytes: Record block at which a task closes a batch and uploads it, before
-            compression. A task holds ``upload_concurrency + 2`` of them at most.
-        max_batch_bytes: Largest record block written; readers refuse larger ones. Bounds the
-            size of one record.
-        gather_bytes: A task with no more than this stores nothing itself: its rows travel to the
-            driver, which joins those of all such tasks into batches of ``target_batch_bytes``.
-            The driver holds as much for each task. 0: every task stores its own.
-        value_format: ``bytes``: column ``value`` is the record; ``json``: a JSON object of all
-            columns is.
+        target_batch_bytes: Record block at which a task closes a batch, before compression. A task
+            holds ``upload_concurrency + 2`` of them at most.
+        max_batch_bytes: Largest record block written; readers refuse larger ones.
+        gather_bytes: A task with no more than this sends its rows to the driver, which joins those
+            of all such tasks into batches of ``target_batch_bytes``.
+        value_format: ``bytes``: column ``value`` is the record; ``json``: all columns are.
         compression: ``Compression.NONE`` or ``Compression.ZSTD``.
-        upload_concurrency: Uploads at once of one task; they run beside encoding.
-        max_metadata_ranges: Runs of equal ``metadata`` that one task may write. Each costs
-            bytes in the manifest, which every append rewrites (failure F35).
+        upload_concurrency: Uploads at once of one task.
+        max_metadata_ranges: Runs of equal ``metadata`` that one task may write: each costs bytes in
+            the manifest, which every append rewrites (failure F35).
         gc_grace_period_ms: The grace period of the collector that reads this queue (failure
             F5). An append may retry for half of it, and for a minute at most.
         max_write_duration_ms: Longest time of a write, from its plan to its commit; a longer one is

@@ -499,7 +499,11 @@ class MicroBatchStream:
             # At the same time, or every idle trigger would wait for two answers, one by one.
             first.append(None)
         in_parallel(self._runtime, poll, first)
-        in_parallel(self._runtime, poll, sorted({*current}.difference(before)))
+        added = sorted({*current}.difference(before))
+        if not earliest:
+            # Before one of them is claimed, which fences its consumer.
+            in_parallel(self._runtime, lambda name: self._stream(name).check_start(), added)
+        in_parallel(self._runtime, poll, added)
         return current, polls
 
     def _acknowledge(self, ends: Mapping[str, PartitionOffset]) -> None:

@@ -35,7 +35,6 @@ from opendata_buffer.errors import (
 from opendata_buffer.option_reader import (
     STORAGE_OPTIONS,
     OptionReader,
-    queue_fields,
     storage_settings,
 )
 from opendata_buffer.stores.open import open_store
@@ -238,7 +237,7 @@ class SourceOptions:
     @property
     def consumer(self) -> ConsumerConfig:
         """The same settings as the core's consumer takes them."""
-        return ConsumerConfig(**queue_fields(self.queue), gc=self.gc)
+        return ConsumerConfig(**vars(self.queue), gc=self.gc)
 
     def report_data_loss(self, loss: DataLoss | QueueReset) -> None:
         """Raise the error, unless ``failOnDataLoss`` is false: then log it, and return."""

@@ -180,6 +180,11 @@ class PartitionStream:
         manifest = read_only(self._options, self._store, self._runtime).find()  # Retries by itself.
         self._run_end = 0 if manifest is None else manifest.next_sequence
 
+    def check_start(self) -> None:
+        """Refuse a new query that would remove unread batches; claims nothing yet."""
+        if self._cursor is None:
+            self._retrying(check_start, self._options, self._store, self._runtime)
+
     def acknowledge(self, end: PartitionOffset) -> None:
         """What was read below ``end`` is safe with Spark: let it leave the queue.
 
@@ -203,8 +208,6 @@ class PartitionStream:
         One trigger may read ``most`` entries. With ``earliest`` a partition without a start begins
         with its oldest entry and not at ``startingOffsets``: it is new to a query that has begun.
         """
-        if self._cursor is None and start is None and not earliest:
-            self._retrying(check_start, self._options, self._store, self._runtime)
         cursor = self._opened(start, "" if start is None else start.queue)
         self._is_fresh = False
         if start is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from typing import Any
 
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig, StoreOptions
@@ -210,11 +209,3 @@ def storage_settings(reader: OptionReader) -> QueueConfig:
             **{name: reader.text(option) for option, name in _STORE_TEXTS.items()},  # type: ignore[arg-type]
         ),
     )
-
-
-def queue_fields(config: QueueConfig) -> dict[str, Any]:
-    """The settings of a :class:`QueueConfig` by name, to build one of its subclasses with.
-
-    ``ConsumerConfig(**queue_fields(queue), max_batch_bytes=...)``
-    """
-    return {each.name: getattr(config, each.name) for each in fields(QueueConfig)}

@@ -15,7 +15,6 @@ from opendata_buffer.option_reader import (
     INSTEAD,
     STORAGE_OPTIONS,
     OptionReader,
-    queue_fields,
     storage_settings,
 )
 
@@ -104,7 +103,6 @@ def test_every_storage_option_has_its_setting() -> None:
         secretAccessKey="secret", sessionToken="c",
     )  # fmt: skip
     queue = storage_settings(options)
-    assert QueueConfig(**queue_fields(queue)) == queue
     assert queue == QueueConfig(
         store="s3://bucket/root",
         data_path_prefix="a",

@@ -285,6 +285,7 @@ def test_each_partition_begins_at_its_starting_offset(world: TopicWorld) -> None
     with pytest.raises(InvalidInput, match=r"unread batches from 0 on would leave the queue"):
         world.run(**given).latest_offset(None)
     assert [world.queued_in(name) for name in (P0, P1, P2)] == [[0, 1, 2]] * 3
+    assert not [name for name in (P0, P1, P2) if world.queue(name).read().epoch], "none is claimed"
     driver = world.run(acknowledge="false", **given)
     end, read = batch(driver, None)
     assert read == [b"p-00000-04pn-2", *numbered(P2, 3)]
