@@ -142,9 +142,9 @@ def produce(load: Load) -> Produced:
 
         def call() -> None:
             called = time.monotonic()
-            watcher = producer.produce([b"x" * 100]).watcher
-            watcher.add_done_callback(
-                lambda: produced.times.append((called, time.monotonic())),
+            handle = producer.produce([b"x" * 100])
+            handle.add_done_callback(
+                lambda _: produced.times.append((called, time.monotonic())),
             )
 
         # Processes are not in step.

@@ -27,8 +27,8 @@ def durations(seconds: float, every_s: float, target: str) -> tuple[list[float],
 
     def produce(producer: Producer) -> None:
         called = time.monotonic()
-        watcher = producer.produce([b"x" * 100]).watcher
-        watcher.add_done_callback(lambda: delays.append(time.monotonic() - called))
+        handle = producer.produce([b"x" * 100])
+        handle.add_done_callback(lambda _: delays.append(time.monotonic() - called))
 
     with proxy.running() as url:
         config = ProducerConfig(
@@ -38,7 +38,7 @@ def durations(seconds: float, every_s: float, target: str) -> tuple[list[float],
         )
         with Producer(config) as producer:
             while not any(name.endswith("/manifest") for name in proxy.refused):
-                producer.produce([b"x"]).watcher.await_durable(60)
+                producer.produce([b"x"]).result(60)
             learned = len(proxy.refused)
             paced(20, seconds, partial(produce, producer))
             producer.flush()

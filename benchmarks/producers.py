@@ -44,13 +44,12 @@ def one_producer(seconds: float = 10.0) -> Row:
         called = time.monotonic()
         handle = producer.produce([b"x" * 100])
 
-        def durable() -> None:
+        def durable(_: object) -> None:
             delays.append(time.monotonic() - called)
-            result = handle.watcher.result()
-            assert result is not None
+            result = handle.result()
             locations.add(result.location)
 
-        handle.watcher.add_done_callback(durable)
+        handle.add_done_callback(durable)
 
     with Producer(ProducerConfig(store="memory://bench"), store=slow_store()) as producer:
         started = time.monotonic()
@@ -78,7 +77,7 @@ def many_producers(count: int = 64, seconds: float = 10.0) -> Row:
     def produce_one(producer: Producer) -> None:
         called = time.monotonic()
         handle = producer.produce([b"x" * 100])
-        handle.watcher.add_done_callback(lambda: delays.append(time.monotonic() - called))
+        handle.add_done_callback(lambda _: delays.append(time.monotonic() - called))
 
     threads = [
         threading.Thread(target=paced, args=(10, seconds, partial(produce_one, producer)))

@@ -62,13 +62,13 @@ def process(root: str, topic: bool, pace: float | None, start: Any, results: Que
         called = time.monotonic()
         handle = producer.produce([b"x" * 100])
 
-        def done() -> None:
+        def done(_: object) -> None:
             nonlocal durable
             now = time.monotonic()
             delays.append(now - called)
             durable += now <= end
 
-        handle.watcher.add_done_callback(done)
+        handle.add_done_callback(done)
 
     with producing(store, topic) as producer:
         for _ in range(2 * PARTITIONS):  # every partition is open, and every thread is there

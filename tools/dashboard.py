@@ -83,6 +83,7 @@ FLUSHED = either("buffer_bytes_flushed@_total", "_bytes", CHOSEN)
 COLLECTED = either("buffer_bytes_collected@_total", "_bytes", CHOSEN)
 CONFLICTS = either("buffer_conflict_rate@", "_ratio", QUEUE)
 SIZE = either("buffer_manifest_share@", "_ratio", QUEUE)
+STORED = either("buffer_stored@", "_bytes", QUEUE)
 
 
 def per_second(selector: str) -> str:
@@ -233,6 +234,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 Line(f"max by (queue) ({SIZE})", "size {{queue}}"),
             ),
             unit="percentunit",
+        ),
+        Panel(
+            "Stored",
+            "Objects below each prefix, those among them that are not collected yet.",
+            (Line(f"max by (queue) ({STORED})", "{{queue}}"),),
+            unit="bytes",
         ),
         Panel(
             "Handed out",

@@ -5,12 +5,13 @@
     from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 
     with Producer(ProducerConfig(store="s3://bucket")) as producer:
-        producer.produce([b"one", b"two"]).watcher.await_durable()
+        producer.produce([b"one", b"two"]).result()
 
     with Consumer(ConsumerConfig(store="s3://bucket")) as consumer:
-        while batch := consumer.next_batch():
-            print(batch.entries)
-            consumer.ack(batch.sequence)
+        for batch in consumer:
+            for record in batch.records():
+                print(record.value, record.metadata)
+            batch.ack()
 
 Every public name is here. Errors are imported at once, other modules when one of their names is
 first used: importing Arrow takes 0.2 s, which neither ``--help`` nor Spark's search for data
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
     from opendata_buffer.config import QueueConfig as QueueConfig
     from opendata_buffer.config import StoreOptions as StoreOptions
     from opendata_buffer.config import WorkerConfig as WorkerConfig
+    from opendata_buffer.consumer.batches import ArrowBatch as ArrowBatch
+    from opendata_buffer.consumer.batches import ConsumedBatch as ConsumedBatch
+    from opendata_buffer.consumer.batches import Record as Record
     from opendata_buffer.consumer.consumer import Consumer as Consumer
-    from opendata_buffer.consumer.consumer import Position as Position
-    from opendata_buffer.consumer.fetch import ArrowBatch as ArrowBatch
-    from opendata_buffer.consumer.fetch import ConsumedBatch as ConsumedBatch
     from opendata_buffer.consumer.fetch import FetchHandle as FetchHandle
-    from opendata_buffer.consumer.fetch import RawBatch as RawBatch
     from opendata_buffer.consumer.isolation import TransactionFilter as TransactionFilter
+    from opendata_buffer.consumer.position import Position as Position
     from opendata_buffer.consumer.read_ahead import ContiguousRun as ContiguousRun
     from opendata_buffer.consumer.read_ahead import fetch_many as fetch_many
     from opendata_buffer.formats.batch import Compression as Compression
@@ -52,20 +53,17 @@ if TYPE_CHECKING:
     from opendata_buffer.gc import GarbageCollector as GarbageCollector
     from opendata_buffer.gc import GcPlan as GcPlan
     from opendata_buffer.gc import GcReport as GcReport
-    from opendata_buffer.producer.batching import DurabilityWatcher as DurabilityWatcher
-    from opendata_buffer.producer.batching import Durable as Durable
-    from opendata_buffer.producer.batching import WriteHandle as WriteHandle
+    from opendata_buffer.producer.handles import DurabilityWatcher as DurabilityWatcher
+    from opendata_buffer.producer.handles import Durable as Durable
+    from opendata_buffer.producer.handles import TopicHandle as TopicHandle
+    from opendata_buffer.producer.handles import TopicWatcher as TopicWatcher
+    from opendata_buffer.producer.handles import WriteHandle as WriteHandle
     from opendata_buffer.producer.producer import Producer as Producer
     from opendata_buffer.stores.open import open_store as open_store
-    from opendata_buffer.topic.consumer import TopicArrowBatch as TopicArrowBatch
-    from opendata_buffer.topic.consumer import TopicBatch as TopicBatch
     from opendata_buffer.topic.consumer import TopicConsumer as TopicConsumer
     from opendata_buffer.topic.description import Partition as Partition
     from opendata_buffer.topic.description import TopicDescription as TopicDescription
-    from opendata_buffer.topic.partition_consumer import PartitionPosition as PartitionPosition
-    from opendata_buffer.topic.producer import TopicHandle as TopicHandle
     from opendata_buffer.topic.producer import TopicProducer as TopicProducer
-    from opendata_buffer.topic.producer import TopicWatcher as TopicWatcher
     from opendata_buffer.topic.publisher import AckIntents as AckIntents
     from opendata_buffer.topic.publisher import Publisher as Publisher
     from opendata_buffer.topic.topic import Topic as Topic
@@ -81,21 +79,22 @@ _NAMES = {
         "StoreOptions",
         "WorkerConfig",
     ],
-    "consumer.consumer": ["Consumer", "Position"],
-    "consumer.fetch": ["ArrowBatch", "ConsumedBatch", "FetchHandle", "RawBatch"],
+    "consumer.consumer": ["Consumer"],
+    "consumer.batches": ["ArrowBatch", "ConsumedBatch", "Record"],
+    "consumer.fetch": ["FetchHandle"],
     "consumer.isolation": ["TransactionFilter"],
+    "consumer.position": ["Position"],
     "consumer.read_ahead": ["ContiguousRun", "fetch_many"],
     "formats.batch": ["Compression"],
     "formats.keys": ["Transaction"],
     "formats.manifest": ["BatchDescriptor", "Metadata"],
     "gc": ["GarbageCollector", "GcPlan", "GcReport"],
-    "producer.batching": ["DurabilityWatcher", "Durable", "WriteHandle"],
+    "producer.handles": ["Durable", "TopicHandle", "WriteHandle"],
     "producer.producer": ["Producer"],
     "stores.open": ["open_store"],
-    "topic.consumer": ["TopicArrowBatch", "TopicBatch", "TopicConsumer"],
+    "topic.consumer": ["TopicConsumer"],
     "topic.description": ["Partition", "TopicDescription"],
-    "topic.partition_consumer": ["PartitionPosition"],
-    "topic.producer": ["TopicHandle", "TopicProducer", "TopicWatcher"],
+    "topic.producer": ["TopicProducer"],
     "topic.publisher": ["AckIntents", "Publisher"],
     "topic.topic": ["Topic"],
     "values": ["ValueOptions"],
@@ -104,10 +103,16 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted([*errors.__all__, *_MODULES])
 
-# Not public. The package ``broker`` imports producers, consumers and queues. They import these
-# names of it at the moment when they need a broker.
+# Not listed: the names that handles and batches had before; and those that the package ``broker``,
+# which imports producers, consumers and queues, has for them when they need a broker.
 _MODULES |= {
     "BrokerPause": "broker.write_pause",
+    "DurabilityWatcher": "producer.handles",
+    "PartitionPosition": "consumer.position",
+    "RawBatch": "consumer.fetch",
+    "TopicArrowBatch": "consumer.batches",
+    "TopicBatch": "consumer.batches",
+    "TopicWatcher": "producer.handles",
     "open_brokered_committer": "broker.committer",
 }
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.runtime import Runtime
@@ -37,6 +37,14 @@ class Closeable(ABC):
             if exc is None:
                 raise
             self._note_failed_close(error)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *raised: Any) -> None:
+        import asyncio  # not for those that do not use it
+
+        await asyncio.to_thread(self.__exit__, *raised)
 
     def _note_failed_close(self, error: OpenDataBufferError) -> None:
         log.exception("closing the %s failed", type(self).__name__)

@@ -7,13 +7,14 @@ runtime) are passed beside a config, not in it, so every config pickles and prin
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from os import PathLike, fspath
+from typing import Any, ClassVar, Self
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import Compression
 from opendata_buffer.formats.keys import MAX_PREFIX_BYTES, check_key
-from opendata_buffer.formats.manifest import FOOTER_SIZE, MAX_MANIFEST_BYTES
 from opendata_buffer.redaction import check_no_secrets
 
 DEFAULT_DATA_PATH_PREFIX = "ingest"
@@ -174,25 +175,52 @@ class QueueConfig:
         cas_deadline_ms: How long one change or read of the manifest may take, with connects and
             retries, and opening a queue for use; a change may take 5 s more, to find out what its
             last attempt did. Default 60,000.
-        backoff_base_ms: First step of the full-jitter backoff between attempts. Default 10.
-        backoff_max_ms: Largest step. Default 2,000.
         recreate: Start the queue over when its manifest is gone or was restored from an old
             copy, instead of raising :class:`~opendata_buffer.errors.QueueReset`. Batches that
             waited in the old one are not delivered. Default false.
-        max_manifest_bytes: Appends that would grow the manifest past this raise
-            :class:`~opendata_buffer.errors.QueueFull`. Every append rewrites the manifest, so
-            its size is the cost of an append. Default 64 MiB.
     """
+
+    backoff_base_ms: ClassVar[int] = 10
+    """First step of the full-jitter backoff between attempts."""
+    backoff_max_ms: ClassVar[int] = 2_000
+    """Largest step."""
+    max_manifest_bytes: ClassVar[int] = 64 * MIB
+    """Appends that would grow the manifest past this raise ``QueueFull``. Every append rewrites the
+    manifest, so its size is the cost of an append."""
 
     store: str
     data_path_prefix: str = DEFAULT_DATA_PATH_PREFIX
     manifest_path: str = ""
     store_options: StoreOptions = field(default_factory=StoreOptions)
     cas_deadline_ms: int = 60_000
-    backoff_base_ms: int = 10
-    backoff_max_ms: int = 2_000
-    max_manifest_bytes: int = 64 * MIB
     recreate: bool = False
+
+    def __new__(cls, *_: Any, **settings: Any) -> Self:
+        """Refuse a name that is no setting, before ``__init__`` does without saying what to use."""
+        names = [each.name for each in fields(cls)]
+        for name in settings:
+            if name in names:
+                continue
+            if isinstance(fixed := getattr(cls, name, None), int):
+                raise InvalidInput(f"{name} is no setting any more, it is {fixed}: leave it out")
+            raise InvalidInput(f"{name} is no setting: use {', '.join(names)}")
+        return object.__new__(cls)
+
+    @classmethod
+    def of(cls, given: Self | str | PathLike[str], settings: dict[str, Any]) -> Self:
+        """The configuration that a constructor was given: one, or a URL; and single settings.
+
+        Raises:
+            InvalidInput: It is neither, or a setting cannot be used.
+        """
+        if isinstance(given, cls):
+            return replace(given, **settings) if settings else given
+        if isinstance(given, str | PathLike):
+            return cls(**{"store": fspath(given), **settings})
+        raise InvalidInput(
+            f"the first argument is {given!r}: use a URL such as 's3://bucket/orders', or a "
+            f"{cls.__name__}"
+        )
 
     def __post_init__(self) -> None:
         if not isinstance(self.store, str):
@@ -202,14 +230,7 @@ class QueueConfig:
         if not self.manifest_path:
             object.__setattr__(self, "manifest_path", f"{self.data_path_prefix}/manifest")
         check_key("manifest_path", self.manifest_path)
-        for name in ("cas_deadline_ms", "backoff_base_ms", "backoff_max_ms"):
-            _at_least(name, getattr(self, name), 1)
-        _at_least("max_manifest_bytes", self.max_manifest_bytes, FOOTER_SIZE)
-        if self.max_manifest_bytes > MAX_MANIFEST_BYTES:
-            raise InvalidInput(
-                f"max_manifest_bytes is {self.max_manifest_bytes!r}: use at most "
-                f"{MAX_MANIFEST_BYTES}, what readers accept"
-            )
+        _at_least("cas_deadline_ms", self.cas_deadline_ms, 1)
 
 
 BROKER_CHOICES = ("auto", "host", "off")
@@ -232,11 +253,9 @@ class ProducerConfig(QueueConfig):
         max_buffered_bytes: Bytes that may wait for durability before ``produce()`` blocks,
             metadata and uploads in flight included, 256 bytes for each call with metadata or an
             Arrow array, and 64 for each record of the others. Default 256 MiB.
-        compression: ``Compression.NONE`` (default) or ``Compression.ZSTD``.
-        zstd_level: Default 1: it compresses JSON as well as level 3, in 60 % of the time.
+        compression: ``Compression.NONE`` (default) or ``Compression.ZSTD``, or their names.
         max_batch_bytes: Largest record block written; readers refuse larger ones. One
             ``produce()`` call must fit. Default 256 MiB.
-        upload_concurrency: Uploads at once. Default 8.
         delivery_timeout_ms: How long a batch is retried before its handles fail, as Kafka's
             ``delivery.timeout.ms``, at a full manifest with ``QueueFull``; an append too, if
             ``cas_deadline_ms`` is shorter. Default 120,000.
@@ -248,14 +267,17 @@ class ProducerConfig(QueueConfig):
             other; ``off``: append alone.
     """
 
+    zstd_level: ClassVar[int] = 1
+    """It compresses JSON as well as level 3, in 60 % of the time."""
+    upload_concurrency: ClassVar[int] = 8
+    """Uploads at once."""
+
     flush_interval_ms: int = 100
     flush_size_bytes: int = 64 * MIB
     max_buffered_inputs: int | None = None
     max_buffered_bytes: int = 256 * MIB
     compression: Compression = Compression.NONE
-    zstd_level: int = 1
     max_batch_bytes: int = 256 * MIB
-    upload_concurrency: int = 8
     delivery_timeout_ms: int = 120_000
     gc_grace_period_ms: int = 600_000
     broker: str = "auto"
@@ -268,20 +290,17 @@ class ProducerConfig(QueueConfig):
             "flush_size_bytes",
             "max_buffered_bytes",
             "max_batch_bytes",
-            "upload_concurrency",
             "delivery_timeout_ms",
             "gc_grace_period_ms",
         ):
             _at_least(name, getattr(self, name), 1)
         if self.max_buffered_inputs is not None:
             _at_least("max_buffered_inputs", self.max_buffered_inputs, 1)
-        if not isinstance(self.compression, Compression):
-            raise InvalidInput(
-                f"compression is {self.compression!r}: use Compression.NONE or Compression.ZSTD"
-            )
-        _at_least("zstd_level", self.zstd_level, 1)
-        if self.zstd_level > 22:
-            raise InvalidInput(f"zstd_level is {self.zstd_level!r}: use 1 to 22")
+        named = {each.name.lower(): each for each in Compression}
+        compression = named.get(str(self.compression).lower(), self.compression)
+        if not isinstance(compression, Compression):
+            raise InvalidInput(f"compression is {compression!r}: use 'none' or 'zstd'")
+        object.__setattr__(self, "compression", compression)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,29 +6,39 @@
     ├── InvalidInput (ValueError)     fix the call, the configuration or the URL
     │   ├── PrefixConflict            two queues claim one data prefix: give each its own
     │   └── UnsafeStore               the store has no compare-and-swap: use another store
+    ├── RetryLater                    ``retryable``: try again
+    │   ├── TransientStorageError     the store did not answer (also a StorageError)
+    │   ├── Conflict                  lost every CAS race until the deadline
+    │   └── QueueFull                 the manifest is too large: let the consumer catch up
+    ├── OwnershipLost                 another process has taken over: stop this one
+    │   ├── Fenced                    another consumer owns the queue
+    │   ├── Superseded                another run of the app writes to the topic
+    │   └── ClaimLost                 no heartbeat in time: another worker gets the batch
+    ├── DataError                     something that was stored is lost or cannot be read
+    │   ├── CorruptData               bytes on storage break the v1 format
+    │   │   ├── CorruptManifest       inspect it: ``opendata-buffer manifest dump``
+    │   │   └── CorruptBatch          the batch object cannot be decoded
+    │   ├── PoisonBatch               one queued batch cannot be delivered: repair or skip it
+    │   │   ├── BatchMissing          its object is gone
+    │   │   ├── BatchUnreadable       its object does not decode
+    │   │   └── ForeignLocation       its location points outside the data prefix
+    │   ├── MalformedRecord           a record does not fit the schema, and mode is FAILFAST
+    │   ├── QueueReset                the manifest vanished or went backwards: do not resume
+    │   └── DataLoss                  a position that must be read is no longer queued
     ├── StorageError                  the store did not do what was asked
-    │   ├── TransientStorageError     try again later; nothing is wrong with the data
     │   ├── PermanentStorageError     fix credentials, permissions, bucket or disk
     │   └── ObjectNotFound            the key does not exist
-    ├── Conflict                      lost every CAS race until the deadline: try again later
     ├── CommitStateUnknown            a write may or may not have landed: read what is known
-    ├── QueueFull                     the manifest is too large: let the consumer catch up
-    ├── Fenced                        another consumer owns the queue: stop this one
     ├── Drained                       the partition has left its topic: use the others
-    ├── Superseded                    another run of the app writes to the topic: stop one
-    ├── CorruptData                   bytes on storage break the v1 format
-    │   ├── CorruptManifest           inspect it: ``opendata-buffer manifest dump``
-    │   └── CorruptBatch              the batch object cannot be decoded
-    ├── PoisonBatch                   one queued batch cannot be delivered: repair or skip it
-    │   ├── BatchMissing              its object is gone
-    │   ├── BatchUnreadable           its object does not decode
-    │   └── ForeignLocation           its location points outside the data prefix
-    ├── MalformedRecord               a record does not fit the schema, and mode is FAILFAST
-    ├── QueueReset                    the manifest vanished or went backwards: do not resume
-    ├── DataLoss                      a position that must be read is no longer queued
-    ├── ClaimLost                     no heartbeat in time: another worker gets the batch
     ├── FlushFailed                   batches could not be made durable: produce them again
     └── Closed                        the producer or consumer was closed before the call
+
+Four of them are what most programs tell apart; each is a class to catch:
+
+* :class:`InvalidInput`: the call is wrong;
+* :class:`RetryLater`, those with ``error.retryable``: nothing is wrong with the data, try again;
+* :class:`OwnershipLost`: another process has taken over, so stop this one;
+* :class:`DataError`: something that was stored is lost or cannot be read.
 
 Every error survives pickling and carries the values its message names as attributes.
 """
@@ -49,6 +59,7 @@ __all__ = [
     "CorruptBatch",
     "CorruptData",
     "CorruptManifest",
+    "DataError",
     "DataLoss",
     "Drained",
     "Fenced",
@@ -57,11 +68,13 @@ __all__ = [
     "InvalidInput",
     "MalformedRecord",
     "ObjectNotFound",
+    "OwnershipLost",
     "PermanentStorageError",
     "PoisonBatch",
     "PrefixConflict",
     "QueueFull",
     "QueueReset",
+    "RetryLater",
     "StorageError",
     "Superseded",
     "TransientStorageError",
@@ -70,7 +83,13 @@ __all__ = [
 
 
 class OpenDataBufferError(Exception):
-    """Base of all errors of this library."""
+    """Base of all errors of this library.
+
+    Attributes:
+        retryable: Whether the same call may succeed later.
+    """
+
+    retryable = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default protocol calls cls(*args), which fails for any __init__ with other
@@ -80,6 +99,20 @@ class OpenDataBufferError(Exception):
 
 class InvalidInput(OpenDataBufferError, ValueError):
     """An argument, setting, option or URL is wrong. Nothing was read or written."""
+
+
+class RetryLater(OpenDataBufferError):
+    """The same call may succeed later: nothing was written, and nothing is wrong with the data."""
+
+    retryable = True
+
+
+class OwnershipLost(OpenDataBufferError):
+    """Another process has taken over what this one wrote or read: stop this one."""
+
+
+class DataError(OpenDataBufferError):
+    """Something that was stored is lost, or cannot be read."""
 
 
 class PrefixConflict(InvalidInput):
@@ -106,7 +139,7 @@ class StorageError(OpenDataBufferError):
     """The store did not do what was asked."""
 
 
-class TransientStorageError(StorageError):
+class TransientStorageError(StorageError, RetryLater):
     """A timeout, throttling or server error that outlived its retries. Try again later.
 
     Attributes:
@@ -130,7 +163,7 @@ class ObjectNotFound(StorageError):
         self.store = store
 
 
-class Conflict(OpenDataBufferError):
+class Conflict(RetryLater):
     """Every CAS attempt lost its race until the deadline. Nothing was written."""
 
     def __init__(self, key: str, attempts: int, waited_s: float) -> None:
@@ -179,7 +212,7 @@ class CommitStateUnknown(OpenDataBufferError):
         self.reason = reason
 
 
-class QueueFull(OpenDataBufferError):
+class QueueFull(RetryLater):
     """The manifest has outgrown its limit; producers must wait (failure F35)."""
 
     def __init__(self, key: str, size: int, limit: int, lag: int, oldest_ms: int | None) -> None:
@@ -196,7 +229,7 @@ class QueueFull(OpenDataBufferError):
         self.oldest_ms = oldest_ms
 
 
-class Fenced(OpenDataBufferError):
+class Fenced(OwnershipLost):
     """Another consumer claimed the queue after this one."""
 
     def __init__(self, key: str, epoch: int, current_epoch: int) -> None:
@@ -223,7 +256,7 @@ class Drained(OpenDataBufferError):
         self.key = key
 
 
-class Superseded(OpenDataBufferError):
+class Superseded(OwnershipLost):
     """Another run of the same app has begun to write; this one wrote nothing of the batch.
 
     Args:
@@ -245,7 +278,7 @@ class Superseded(OpenDataBufferError):
         self.batch = batch
 
 
-class CorruptData(OpenDataBufferError):
+class CorruptData(DataError):
     """Bytes on storage break the v1 format."""
 
 
@@ -257,7 +290,7 @@ class CorruptBatch(CorruptData):
     """A batch breaks the v1 format or exceeds a decoding limit."""
 
 
-class PoisonBatch(OpenDataBufferError):
+class PoisonBatch(DataError):
     """One queued batch cannot be delivered. ``Consumer.skip(sequence)`` passes it by.
 
     In a topic it is in ``partition``: ``TopicConsumer.skip(partition, sequence)``.
@@ -293,7 +326,7 @@ class ForeignLocation(PoisonBatch):
     """A queue entry names an object outside the data prefix (failure F23)."""
 
 
-class MalformedRecord(OpenDataBufferError):
+class MalformedRecord(DataError):
     """A record does not fit the schema, and the mode is FAILFAST."""
 
     def __init__(self, sequence: int, index: int, location: str, reason: str, head: bytes) -> None:
@@ -309,11 +342,11 @@ class MalformedRecord(OpenDataBufferError):
         self.head = head
 
 
-class QueueReset(OpenDataBufferError):
+class QueueReset(DataError):
     """The manifest vanished or its positions went backwards (failure F4)."""
 
 
-class DataLoss(OpenDataBufferError):
+class DataLoss(DataError):
     """Sequences that must be read are no longer in the manifest."""
 
     def __init__(self, key: str, needed: int, oldest: int, hint: str = "") -> None:
@@ -327,7 +360,7 @@ class DataLoss(OpenDataBufferError):
         self.hint = hint
 
 
-class ClaimLost(OpenDataBufferError):
+class ClaimLost(OwnershipLost):
     """A worker's claim on a batch lapsed, and the batch went to another worker."""
 
     def __init__(self, sequence: int) -> None:

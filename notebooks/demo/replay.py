@@ -61,9 +61,9 @@ def replay(store: str, airport: str, first_chunk: int, seconds: float) -> None:
 
     def report(all_of_them: bool = False) -> None:
         durable = None
-        while pending and (all_of_them or pending[0][1].watcher.result() is not None):
+        while pending and (all_of_them or pending[0][1].done()):
             durable, handle = pending.popleft()
-            handle.watcher.await_durable()
+            handle.result()
         if durable is not None:
             print(share.rows_before(durable + 1), flush=True)
 

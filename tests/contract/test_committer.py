@@ -25,6 +25,7 @@ from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.producer.group_commit import Committer, GroupCommitter, shared_committer
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
+from tests.support.tuned import tuned
 from tests.unit.broker.local import RUNTIME, Hooked, eventually
 
 WAIT_S = 10.0
@@ -86,7 +87,7 @@ def make(request: pytest.FixtureRequest, store: Store) -> Iterator[Make]:
     def committer(**settings: int) -> Committer:
         # A deadline that a busy machine does not reach.
         settings = {"backoff_max_ms": 5, "cas_deadline_ms": 30_000, **settings}
-        config = ProducerConfig(store="memory://unused", **settings)  # type: ignore[arg-type]
+        config = tuned(ProducerConfig, store="memory://unused", **settings)
         made.append(request.param(store, config))
         return made[-1]
 

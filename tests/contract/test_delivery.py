@@ -240,11 +240,11 @@ class World:
                     [each.encode() for each in records],
                     transaction=Transaction(writer.name, number) if writer.repeats else None,
                 )
-                handle.watcher.add_done_callback(node.wake.set)
+                handle.add_done_callback(lambda _: node.wake.set())
                 assert node.wake.wait(LIMIT_S)
-                durable = handle.watcher.result()
-                if durable is None:
+                if not handle.done():
                     return  # it died
+                durable = handle.result()
                 with self.changed:
                     self.durable |= dict.fromkeys(records, durable.location)
                     # The next life may have begun.

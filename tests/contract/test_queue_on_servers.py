@@ -28,7 +28,7 @@ def test_what_is_produced_is_consumed_in_order(
     producer = ProducerConfig(store=store, store_options=options, flush_interval_ms=1)
     with Producer(producer) as out:
         for record in records:
-            out.produce([record]).watcher.await_durable()
+            out.produce([record]).result()
     found: list[bytes] = []
     with Consumer(ConsumerConfig(store=store, store_options=options)) as consumer:
         while (batch := consumer.next_batch()) is not None:

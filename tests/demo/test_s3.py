@@ -29,7 +29,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def produce(store: str, record: bytes) -> None:
     with Producer(ProducerConfig(store=store)) as producer:
-        producer.produce([record]).watcher.await_durable(LIMIT_S)
+        producer.produce([record]).result(LIMIT_S)
 
 
 @needs_versitygw

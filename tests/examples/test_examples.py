@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 
@@ -69,3 +74,46 @@ def test_transfers_that_are_cut_off_leave_every_sum_right(tmp_path: Path) -> Non
     assert (cut.returncode, cut.stdout) == (1, "")
     # 19 transfers of the one that was cut off, and 20 of this one.
     assert run("transactions.py", store) == "78 records, sum 0\n"
+
+
+@pytest.mark.parametrize("option", ["", "--exactly-once"])
+def test_a_service_that_is_killed_writes_the_rest_when_it_is_started_again(
+    tmp_path: Path, option: str
+) -> None:
+    store, database = str(tmp_path / "queue"), tmp_path / "orders.db"
+    records = [b"%d" % number for number in range(300)]
+
+    def produce(some: list[bytes]) -> None:
+        with Producer(store, flush_size_bytes=1) as producer:
+            for record in some:
+                producer.produce([record], metadata=b"till-7")
+
+    def written() -> list[bytes]:
+        if not database.exists():
+            return []
+        connection = sqlite3.connect(database)
+        try:
+            return [record for (record,) in connection.execute("SELECT record FROM orders")]
+        except sqlite3.OperationalError:  # no table yet
+            return []
+        finally:
+            connection.close()
+
+    def serve_until(count: int, end: signal.Signals) -> int:
+        command = [sys.executable, str(ROOT / "examples" / "consume_into_sqlite.py"), store]
+        process = subprocess.Popen([*command, str(database), *filter(None, [option])])
+        until = time.monotonic() + 120
+        while len(set(written())) < count and time.monotonic() < until:
+            time.sleep(0.01)
+        process.send_signal(end)
+        return process.wait(60)
+
+    produce(records[:200])
+    for count in (20, 100):
+        assert serve_until(count, signal.SIGKILL) == -signal.SIGKILL
+        assert len(set(written())) < 200, "it was killed at work"
+    produce(records[200:])
+    assert serve_until(300, signal.SIGTERM) == 0
+    found = sorted(written(), key=int)
+    assert (found if option else sorted(set(found), key=int)) == records
+    assert list(batches_of(store)) == []

@@ -60,11 +60,11 @@ def produce(store: str, name: str, over: threading.Event) -> None:
 
 
 def produce_one(producer: Producer, record: str) -> None:
-    watcher = producer.produce([record.encode()]).watcher
+    handle = producer.produce([record.encode()])
 
-    def report() -> None:
+    def report(_: object) -> None:
         try:
-            watcher.result()
+            handle.result()
         except CommitStateUnknown:
             say("unknown", record)
         except OpenDataBufferError:
@@ -72,7 +72,7 @@ def produce_one(producer: Producer, record: str) -> None:
         else:
             say("durable", f"{time.monotonic():.3f}", record)
 
-    watcher.add_done_callback(report)
+    handle.add_done_callback(report)
 
 
 def sink(store: str, batch: int, over: threading.Event) -> None:

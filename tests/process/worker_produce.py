@@ -18,7 +18,7 @@ def main() -> None:
         for number in range(first, end):
             records = [f"{app} {number} {k}".encode() for k in range(5)]
             handle = producer.produce(records, transaction=Transaction(app, number))
-            handle.watcher.await_durable(60)
+            handle.result(60)
             print(number, flush=True)
 
 

@@ -15,8 +15,8 @@ from buffer_sink.options import SinkOptions
 from buffer_sink.queue_commit import QueueCommitter
 from opendata_buffer import outcomes
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
+from opendata_buffer.consumer.batches import ConsumedBatch
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.fetch import ConsumedBatch
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import (
@@ -150,7 +150,7 @@ class TransactionalProducer:
             watch(self._world, handle, records, lambda number=number: self._settled(number))
             if self._world.chance(0.3):
                 try:
-                    handle.watcher.await_durable()
+                    handle.result()
                 except FAILURES:
                     return
             self._world.work(node)
@@ -434,18 +434,17 @@ def watch(
     A failure must be one of those that storage may cause.
     """
 
-    def done() -> None:
+    def done(_: object) -> None:
         try:
-            durable = handle.watcher.result()
+            durable = handle.result()
         except OpenDataBufferError as error:
             if not isinstance(error, FAILURES):
                 world.fail(f"{records[0]} failed with {error!r}")
             return
-        assert durable is not None
         world.model.reported_durable(records, durable.sequence, durable.location)
         settled()
 
-    handle.watcher.add_done_callback(done)
+    handle.add_done_callback(done)
 
 
 def collect_garbage(world: World, node: Node) -> None:

@@ -160,11 +160,11 @@ class Fleet:
             self.simulation.log(f"{runtime.name}: {error}")
 
     def _watch(self, producer: Producer, record: bytes) -> None:
-        watcher = producer.produce([record]).watcher
+        handle = producer.produce([record])
 
-        def settled() -> None:
+        def settled(_: object) -> None:
             try:
-                watcher.result()
+                handle.result()
             except CommitStateUnknown:
                 self.deeds["unknown"] += 1
             except (Conflict, QueueFull, TransientStorageError):
@@ -172,7 +172,7 @@ class Fleet:
             else:
                 self.durable.add(record)
 
-        watcher.add_done_callback(settled)
+        handle.add_done_callback(settled)
 
     def work(self, member: Member) -> None:
         runtime = member.runtime

@@ -138,15 +138,18 @@ class Processes(Dice):
 class Way:
     """One process's way to the shared store: it may be killed before and after each access."""
 
-    def __init__(self, world: Processes, process: SimRuntime) -> None:
+    def __init__(
+        self, world: Processes, process: SimRuntime, store: MemoryStore | None = None
+    ) -> None:
         self._world = world
         self._process = process
+        self._store = store or world.memory
         self.url = URL
 
     def __getattr__(self, operation: str) -> Callable[..., Any]:
         def access(*arguments: Any, **options: Any) -> Any:
             self._world.at_access(self._process, operation)
-            answer = getattr(self._world.memory, operation)(*arguments, **options)
+            answer = getattr(self._store, operation)(*arguments, **options)
             self._world.at_access(self._process, operation)
             return answer
 
@@ -236,7 +239,7 @@ class PublishingWorld(Processes):
             if not parts and self.chance(0.2):
                 self.publish_single(publisher, process, name)
         if roll_back:
-            publisher.roll_back()
+            publisher.abort()
             written.fate = "rolled back"
             return
         intents = publisher.build_ack_intents()
@@ -258,7 +261,7 @@ class PublishingWorld(Processes):
             return
         if self.chance(0.5):
             with suppress(*TROUBLE):
-                handle.watcher.await_durable()
+                handle.result()
                 single.durable.add(record)
 
     def _any_partitions(self, publisher: Publisher) -> list[str]:

@@ -15,6 +15,7 @@ from opendata_buffer.stores.base import NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from tests.support.simulation import SimTask, Simulation
+from tests.support.tuned import tuned
 
 SHARE = 0.5
 """Of the seeds; see conftest.py."""
@@ -31,7 +32,8 @@ class Service:
         self.runtime = self.simulation.process("service")
         self.memory = MemoryStore("simulation", now_ms=self.simulation.now_ms)
         self.store = FaultyStore(self.memory, self.runtime, seed=seed)
-        self.config = ProducerConfig(
+        self.config = tuned(
+            ProducerConfig,
             store="memory://simulation",
             flush_interval_ms=1 + self.random.randrange(100),
             flush_size_bytes=1 + self.random.randrange(100),
@@ -121,7 +123,7 @@ class Service:
         last: Counter[bytes] = Counter()
         for record, handle in self.handles.items():
             try:
-                outcome = handle.watcher.result()
+                outcome = handle.result()
             except OpenDataBufferError as error:
                 self.seen[type(error).__name__] += 1
                 continue

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.consumer import Consumer, Position
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.position import Position
 from opendata_buffer.errors import QueueReset
 from opendata_buffer.producer.producer import Producer
 from tests.simulation.actors import FAILURES
 from tests.simulation.scenario import simulate
 from tests.simulation.world import MANIFEST, Node, World
 from tests.support.model import Record
+from tests.support.tuned import tuned
 
 SHARE = 0.5
 """Of the seeds; see conftest.py."""
@@ -39,7 +41,7 @@ def lose_and_start_over(world: World) -> None:
     world.ambushes = 0  # nobody here is started again
     producing, consuming = world.node("producer"), world.node("consumer")
     config = world.producer_config()
-    config = replace(config, max_manifest_bytes=64 * 2**20)
+    config = tuned(type(config), **vars(config), max_manifest_bytes=64 * 2**20)
 
     def producer() -> Producer:
         return Producer(config, store=producing.store, runtime=producing.runtime)
@@ -99,7 +101,7 @@ def lose_and_start_over(world: World) -> None:
 
 
 def write(producer: Producer, record: Record) -> None:
-    producer.produce([record.encode()]).watcher.await_durable()
+    producer.produce([record.encode()]).result()
 
 
 def read(world: World, node: Node, reader: Consumer, count: int) -> int:

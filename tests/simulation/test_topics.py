@@ -114,7 +114,7 @@ class TopicWorld(PublishingWorld):
     ) -> None:
         for handle, records in pending:
             try:
-                handle.watcher.await_durable(60)
+                handle.result(60)
                 self.durable += records
             except (*TROUBLE, TimeoutError) as error:
                 self.simulation.log(f"{process.name}: {error}")

@@ -462,11 +462,11 @@ class Processes:
         for call in range(int(self.seconds * RATE)):
             handle = producer.produce([b"x" * 100])
             self.produced += 1
-            handle.watcher.add_done_callback(self.durable(number, self.simulation.now))
+            handle.add_done_callback(self.durable(number, self.simulation.now))
             runtime.sleep(max(0.0, started + (call + 1) / RATE - self.simulation.now))
 
-    def durable(self, number: int, called: float) -> Callable[[], None]:
-        def note() -> None:
+    def durable(self, number: int, called: float) -> Callable[[object], None]:
+        def note(_: object) -> None:
             now = self.simulation.now
             if called >= KNOWN_S:
                 self.delays.append(now - called)

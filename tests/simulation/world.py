@@ -15,6 +15,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from tests.support.model import DeliveryModel, WatchedStore
 from tests.support.simulation import Dice, SimRuntime, SimTask, Simulation
+from tests.support.tuned import tuned
 
 T = TypeVar("T")
 
@@ -285,7 +286,8 @@ class World(Dice):
 
     def producer_config(self) -> ProducerConfig:
         grace_ms = int(self.grace_s * 1000)
-        return ProducerConfig(
+        return tuned(
+            ProducerConfig,
             store="memory://simulation",
             data_path_prefix=PREFIX,
             flush_interval_ms=50 + self.draw(200),

@@ -80,7 +80,7 @@ def test_what_a_publisher_commits_is_read_and_nothing_else(
         publisher.build_ack_intents(60)
         query.available_now()
         assert sorted(query.sink.values) == [1, 2, 3]
-        publisher.roll_back()
+        publisher.abort()
         publisher.publish_uncommitted([b"6"], partition="1")
         publisher.commit(60)
     query.available_now()

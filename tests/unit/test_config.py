@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import pickle
 import sys
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from opendata_buffer import Consumer, Producer, TopicConsumer, TopicProducer, Worker
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
@@ -15,6 +17,7 @@ from opendata_buffer.config import (
     StoreOptions,
 )
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.batch import Compression
 
 
 def test_the_manifest_follows_the_prefix_unless_given() -> None:
@@ -28,19 +31,17 @@ def test_the_manifest_follows_the_prefix_unless_given() -> None:
     [
         (ProducerConfig, {"flush_interval_ms": 0}, ["flush_interval_ms", "0", "at least 1"]),
         (ProducerConfig, {"flush_size_bytes": "64m"}, ["flush_size_bytes", "'64m'"]),
-        (ProducerConfig, {"upload_concurrency": True}, ["upload_concurrency"]),
+        (ProducerConfig, {"upload_concurrency": 4}, ["upload_concurrency", "it is 8"]),
+        (ProducerConfig, {"compresion": "zstd"}, ["compresion is no setting", "compression"]),
+        (ConsumerConfig, {"max_manifest_bytes": 21}, ["max_manifest_bytes is no setting any more"]),
         (ProducerConfig, {"max_buffered_inputs": 0}, ["max_buffered_inputs"]),
         (ProducerConfig, {"broker": "maybe"}, ["broker", "auto, host, off"]),
-        (ProducerConfig, {"zstd_level": 23}, ["zstd_level", "23", "1 to 22"]),
-        (ProducerConfig, {"zstd_level": "3"}, ["zstd_level", "'3'"]),
-        (ProducerConfig, {"compression": "zstd"}, ["'zstd'", "Compression.ZSTD"]),
+        (ProducerConfig, {"compression": "gzip"}, ["'gzip'", "'none' or 'zstd'"]),
         (ProducerConfig, {"flush_interval_ms": sys.maxsize}, ["flush_interval_ms", "at most"]),
         (QueueConfig, {"store": Path("/d")}, ["PosixPath('/d')", "str(path)"]),
         (ProducerConfig, {"data_path_prefix": "/abs"}, ["data_path_prefix", "'/abs'"]),
         (ProducerConfig, {"data_path_prefix": "a/../b"}, ["data_path_prefix"]),
         (QueueConfig, {"manifest_path": "a//b"}, ["manifest_path", "'a//b'"]),
-        (QueueConfig, {"max_manifest_bytes": 21}, ["max_manifest_bytes", "22"]),
-        (QueueConfig, {"max_manifest_bytes": 2**31}, ["max_manifest_bytes", "at most 1073741824"]),
         (ConsumerConfig, {"ack_interval": -1}, ["ack_interval", "-1"]),
         (GarbageCollectorConfig, {"grace_period_ms": -1}, ["grace_period_ms"]),
         (GarbageCollectorConfig, {"interval_ms": sys.maxsize}, ["gc interval_ms", "at most"]),
@@ -55,6 +56,31 @@ def test_a_wrong_setting_is_refused_by_name(
         cls(**{**store, **settings})
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("made", [Producer, Consumer, TopicProducer, TopicConsumer, Worker])
+def test_what_is_neither_a_url_nor_a_configuration_is_refused_in_a_sentence(made: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"use a URL such as .* or a \w+Config"):
+        made(7)
+    with pytest.raises(InvalidInput, match="flush_intervall_ms is no setting"):
+        made("memory://x", flush_intervall_ms=3)
+
+
+def test_settings_are_keywords_of_what_is_opened(tmp_path: Path) -> None:
+    with Producer(tmp_path, compression="zstd", flush_interval_ms=1) as producer:
+        producer.produce([b"one"]).result(60)
+        assert producer._config.compression is Compression.ZSTD
+    same = ConsumerConfig(store=str(tmp_path), ack_interval=7)
+    with Consumer(same, ack_interval=3) as consumer:
+        assert consumer._config == replace(same, ack_interval=3)
+
+
+def test_a_producer_and_a_consumer_have_few_settings() -> None:
+    """Beside those of ``QueueConfig``, which all share."""
+    shared = len(fields(QueueConfig))
+    assert shared <= 6
+    assert len(fields(ProducerConfig)) - shared <= 10
+    assert len(fields(ConsumerConfig)) - shared <= 8
 
 
 def test_configs_pickle() -> None:

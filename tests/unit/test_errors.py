@@ -11,6 +11,9 @@ from opendata_buffer.errors import OpenDataBufferError
 
 EXAMPLES: list[OpenDataBufferError] = [
     errors.InvalidInput("bad"),
+    errors.RetryLater("?"),
+    errors.OwnershipLost("?"),
+    errors.DataError("?"),
     errors.ClaimLost(7),
     errors.PrefixConflict("ingest", "b/manifest", "a/manifest"),
     errors.UnsafeStore("no CAS"),
@@ -48,6 +51,18 @@ def test_every_error_has_an_example_here() -> None:
     assert classes == {type(example) for example in EXAMPLES}
     assert {cls.__name__ for cls in classes} | {"OpenDataBufferError"} == set(errors.__all__)
     assert issubclass(errors.InvalidInput, ValueError)
+
+
+def test_four_groups_are_told_apart() -> None:
+    groups = (errors.InvalidInput, errors.RetryLater, errors.OwnershipLost, errors.DataError)
+    for error in EXAMPLES:
+        assert sum(isinstance(error, group) for group in groups) <= 1
+        assert error.retryable is isinstance(error, errors.RetryLater)
+    other = {type(error).__name__ for error in EXAMPLES if not isinstance(error, groups)}
+    assert other == {
+        "StorageError", "PermanentStorageError", "ObjectNotFound", "CommitStateUnknown",
+        "Drained", "FlushFailed", "Closed",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)

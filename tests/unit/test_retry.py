@@ -12,6 +12,7 @@ from opendata_buffer.errors import TransientStorageError
 from opendata_buffer.retry import Retries, queue_retry
 from opendata_buffer.runtime import deadline
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.support.tuned import tuned
 
 
 class Failing:
@@ -121,8 +122,12 @@ def test_a_policy_is_used_again_and_by_several_threads(runtime: ManualRuntime) -
 
 def test_a_queues_settings_make_a_policy() -> None:
     runtime = Always(0.5)
-    config = QueueConfig(
-        store="memory://q", backoff_base_ms=100, backoff_max_ms=300, cas_deadline_ms=1_000
+    config = tuned(
+        QueueConfig,
+        store="memory://q",
+        backoff_base_ms=100,
+        backoff_max_ms=300,
+        cas_deadline_ms=1_000,
     )
     assert queue_retry(runtime, config)(Failing(3, TransientStorageError)) == 4
     assert runtime.slept == pytest.approx([0.05, 0.1, 0.15])

@@ -205,7 +205,7 @@ def _check_batch(handle: FetchHandle, descriptor: BatchDescriptor) -> _Outcome:
     # Returns faults, because fetch_many ends at the first error.
     stored: int | None = None
     try:
-        raw = handle.fetch_raw(descriptor)
+        raw = handle.fetch_pooled(descriptor)
         stored = raw.nbytes
         values = handle.decode_arrow(raw).values
         size = pc.sum(pc.binary_length(values)).as_py() or 0

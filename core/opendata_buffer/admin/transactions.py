@@ -22,7 +22,7 @@ from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid, undecided
 from opendata_buffer.queue.ownership import queue_hint
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Get, Store, read_sidecar
+from opendata_buffer.stores.base import Store, read_sidecar
 from opendata_buffer.topic.description import is_topic
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.commit_record import (
@@ -68,6 +68,11 @@ class TransactionScope:
     runtime: Runtime
     topic: Topic | None = None
     _queues: dict[str, Queue] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        """Where the commit records are."""
+        return self.config.data_path_prefix if self.topic is None else TOPIC_FOLDER
 
     def names(self) -> list[str]:
         """Data prefixes of the queues."""
@@ -127,7 +132,7 @@ def list_open(scope: TransactionScope) -> list[OpenTransaction]:
     acknowledged = set().union(*(committed for _, committed in parts))
     # After the manifests: a transaction that the record names by then stays committed.
     apps = sorted({each.app for each in found if each.app is not None})
-    read_records = in_parallel(scope.runtime, lambda app: _record(scope.store, app), apps)
+    read_records = in_parallel(scope.runtime, lambda app: _record(scope, app), apps)
     records = dict(zip(apps, read_records, strict=True))
     return [_judged(each, records, acknowledged) for each in found]
 
@@ -165,20 +170,25 @@ def abort(scope: TransactionScope, producer: str, *, force: bool = False) -> lis
     app = chosen[0].app
     if not force and not any(each.committed for each in chosen):
         _refuse_running(producer, app, chosen)
-    if app is None or scope.topic is None:
-        if scope.topic is None and is_topic(scope.store):
-            raise InvalidInput(
-                f"{scope.config.data_path_prefix!r} is a partition of a topic, and a transaction "
-                "is ended in all of them or in none: leave --partition and --data-path-prefix out"
-            )
+    if scope.topic is None and is_topic(scope.store):
+        raise InvalidInput(
+            f"{scope.config.data_path_prefix!r} is a partition of a topic, and a transaction "
+            "is ended in all of them or in none: leave --partition and --data-path-prefix out"
+        )
+    if app is None:
         _end(scope, chosen)
         return chosen
     coordinator = TransactionCoordinator(
-        scope.store, scope.config, scope.queue, scope.runtime, ahead_ms=GRACE_MS
+        scope.store,
+        scope.config,
+        scope.queue,
+        scope.runtime,
+        ahead_ms=GRACE_MS,
+        folder=scope.folder,
     )
     coordinator.recover(app, None, scope.names())
     # recover() claimed the record, so it does not change any more.
-    records = {app: _record(scope.store, app)}
+    records = {app: _record(scope, app)}
     return [_judged(each, records, set()) for each in listed if each.app == app]
 
 
@@ -225,9 +235,10 @@ def _end(scope: TransactionScope, chosen: list[OpenTransaction]) -> None:
     writer.write(markers)
 
 
-def _record(store: Get, app: str) -> CommitRecord | None:
+def _record(scope: TransactionScope, app: str) -> CommitRecord | None:
+    key = record_key(scope.folder, app)
     try:
-        return read_sidecar(store, record_key(TOPIC_FOLDER, app), RECORD, CommitRecord.from_json)
+        return read_sidecar(scope.store, key, RECORD, CommitRecord.from_json)
     except ObjectNotFound:
         return None
 

@@ -23,6 +23,7 @@ from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
 from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_metadata
 from opendata_buffer.concurrency import Closeable
 from opendata_buffer.config import WorkerConfig
+from opendata_buffer.consumer.batches import HasRecords
 from opendata_buffer.consumer.fetch import FetchHandle, PooledBatch
 from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.errors import (
@@ -154,7 +155,7 @@ BEATS_PER_CLAIM = 4
 """Heartbeats within one ``claim_timeout_ms``: three may be lost before the claim is."""
 
 
-class ClaimedBatch:
+class ClaimedBatch(HasRecords):
     """A batch that is this worker's until it is done, released or rejected, or the claim lapses.
 
     Attributes:
@@ -179,6 +180,13 @@ class ClaimedBatch:
         self.metadata: tuple[Metadata, ...] = descriptor.metadata
         self.delivery_count = delivery_count
         self.entries: Sequence[bytes] = ()
+
+    def _record_values(self) -> Sequence[bytes]:
+        return self.entries
+
+    def ack(self) -> None:
+        """As :meth:`done`, under the name of other batches."""
+        self.done()
 
     def done(self) -> None:
         """Take the batch out of the queue; stored when this returns.
@@ -220,11 +228,12 @@ class Worker(Closeable):
     It does not read transactions: on a partition of a topic it gets the batches of open and of
     rolled back ones as any others, and their acknowledgements as empty batches.
 
+    ``store``, ``runtime`` and ``network`` are for tests, and for programs that are parts of this
+    one.
+
     Args:
-        config: Settings.
-        store: Use this store instead of opening ``config.store``.
-        runtime: Clock and threads; the system's by default.
-        network: How brokers are reached; WebSockets by default.
+        config: The queue's URL, or a :class:`.WorkerConfig`.
+        **settings: Fields of the configuration, by name.
 
     Raises:
         InvalidInput: A setting or the URL is wrong.
@@ -233,12 +242,14 @@ class Worker(Closeable):
 
     def __init__(
         self,
-        config: WorkerConfig,
+        config: WorkerConfig | str,
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
         network: Network | None = None,
+        **settings: Any,
     ) -> None:
+        config = WorkerConfig.of(config, settings)
         self._config = config
         self._pid = os.getpid()
         self._runtime = runtime or SystemRuntime()

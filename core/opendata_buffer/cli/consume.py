@@ -11,6 +11,7 @@ from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, BinaryIO, NamedTuple
 
@@ -26,18 +27,19 @@ from opendata_buffer.cli.target import Target, require_queue, soon, target_of
 from opendata_buffer.cli.terminal import count_progress
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.fetch import ArrowBatch, FetchHandle
+from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import PoisonBatch
-from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, Metadata
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.framing import FRAMINGS, Framing
 from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
-from opendata_buffer.topic.consumer import TopicArrowBatch, TopicConsumer
+from opendata_buffer.topic.consumer import TopicConsumer
 from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
 
 PROGRAM = "opendata-buffer consume"
@@ -200,20 +202,16 @@ def json_lines(queue: str) -> Render:
     """
 
     def lines(batch: ArrowBatch) -> Iterator[str]:
-        partition = batch.partition if isinstance(batch, TopicArrowBatch) else queue
-        ranges = deque(sorted(batch.metadata, key=lambda each: each.start_index))
-        current: Metadata | None = None
-        for index, value in enumerate(batch.values.to_pylist()):
-            while ranges and ranges[0].start_index <= index:
-                current = ranges.popleft()
+        partition = batch.partition or queue
+        for index, record in enumerate(batch.records()):
             fields: dict[str, Any] = {
                 "partition": partition,
                 "sequence": batch.sequence,
                 "index": index,
-                "time": None if current is None else _time(current.ingestion_time_ms),
+                "time": _time(record.ingestion_time_ms),
                 "location": batch.location,
-                **_text_or_base64("metadata", b"" if current is None else current.payload),
-                **_text_or_base64("value", value),
+                **_text_or_base64("metadata", record.metadata),
+                **_text_or_base64("value", record.value),
             }
             yield json.dumps(fields, ensure_ascii=False) + "\n"
 
@@ -228,8 +226,10 @@ def _text_or_base64(name: str, data: bytes) -> dict[str, str]:
         return {f"{name}_base64": b64encode(data).decode()}
 
 
-def _time(milliseconds: int) -> str | None:
+def _time(milliseconds: int | None) -> str | None:
     """ISO 8601 in UTC; None beyond the calendar."""
+    if milliseconds is None:
+        return None
     try:
         at = _EPOCH + timedelta(milliseconds=milliseconds)
     except OverflowError:
@@ -281,7 +281,7 @@ class RecordWriter:
         total["batches"] += 1
         total["records"] += len(batch.values)
         total["bytes"] += size
-        if isinstance(batch, TopicArrowBatch):
+        if batch.partition:
             total["last_sequences"][batch.partition] = batch.sequence
         else:
             total["last_sequence"] = batch.sequence
@@ -330,7 +330,7 @@ def _write_group(source: BatchSource, writer: RecordWriter, limit: int) -> int:
     try:
         for batch in source.read(limit):
             writer.write(batch)
-            partition = batch.partition if isinstance(batch, TopicArrowBatch) else ""
+            partition = batch.partition
             written.append(Written(partition, batch.sequence))
     except BrokenPipeError:
         written.clear()
@@ -423,9 +423,7 @@ class ReadOnlyPartition:
         wanted = [self.ready.popleft() for _ in range(min(limit, len(self.ready)))]
         try:
             for each in _fetched(self._handle, wanted, self._reader.runtime):
-                yield TopicArrowBatch(
-                    each.values, each.sequence, each.location, each.metadata, partition=self._name
-                )
+                yield replace(each, partition=self._name)
         except PoisonBatch as error:
             raise error.of(self._name) from error
 

@@ -283,23 +283,21 @@ class JsonRecords:
 
 
 Put = Callable[[Run], Any]
-"""Produces a run of records that fits into one batch; returns the watcher of the call."""
+"""Produces a run of records that fits into one batch; returns the handle of the call."""
 
 
 def into_queue(producer: Producer) -> Put:
     """Produce runs into a queue, which takes no keys."""
-    return lambda run: producer.produce(run.records, run.metadata).watcher
+    return lambda run: producer.produce(run.records, run.metadata)
 
 
 def into_topic(producer: TopicProducer, partitioner: Partitioner) -> Put:
     """Produce runs into the partitions of a topic: by key, without keys round-robin."""
-    return lambda run: (
-        producer.produce(
-            run.records,
-            keys=run.keys,
-            partitioner=None if run.keys is None else partitioner,
-            metadata=run.metadata,
-        ).watcher
+    return lambda run: producer.produce(
+        run.records,
+        keys=run.keys,
+        partitioner=None if run.keys is None else partitioner,
+        metadata=run.metadata,
     )
 
 
@@ -348,9 +346,9 @@ class InputProducer:
             for group in _calls(run.records, self.config):
                 keys = None if run.keys is None else run.keys[at : at + len(group)]
                 at += len(group)
-                watcher = self.put(Run(group, run.metadata, keys))
+                handle = self.put(Run(group, run.metadata, keys))
                 size = sum(map(len, group))
-                self._pending.append((watcher, len(group), size))
+                self._pending.append((handle, len(group), size))
                 self.advance(size)
         self.count_durable()
 
@@ -370,10 +368,10 @@ class InputProducer:
 
     def _count(self) -> None:
         while self._pending:
-            watcher, records, size = self._pending[0]
-            done = watcher.result()
-            if done is None:
+            handle, records, size = self._pending[0]
+            if not handle.done():
                 return
+            done = handle.result()
             self._pending.popleft()
             self.durable.records += records
             self.durable.bytes += size

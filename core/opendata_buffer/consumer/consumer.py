@@ -11,17 +11,20 @@ the target's commit by :attr:`Consumer.epoch` and :meth:`Consumer.check_fence`.
 from __future__ import annotations
 
 import logging
-import re
 import weakref
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from opendata_buffer import metrics
-from opendata_buffer.concurrency import Closeable
 from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.loop import BatchLoop
+from opendata_buffer.consumer.position import Cursors, Position
+from opendata_buffer.consumer.progress import Progress
 from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBufferError, QueueReset
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.gc import GarbageCollector
@@ -35,189 +38,16 @@ from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:
-    from opendata_buffer.consumer.fetch import ConsumedBatch, FetchHandle
+    from opendata_buffer.consumer.batches import ConsumedBatch, Delivered
+    from opendata_buffer.consumer.fetch import FetchHandle
 
 log = logging.getLogger(__name__)
 
-_POSITION = re.compile(r"(?:([^\s:]+):)?([0-9]{1,20})", re.ASCII)
+POLL_ENTRIES = 256
+"""Most entries that are offered to the rule of transactions at once."""
 
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """The last batch of one queue that is surely processed.
-
-    A sequence alone says nothing about a queue that was deleted and made again at the same
-    place: its first batches would pass for read (failure F4). So save this, in the transaction
-    that writes the records, and start the next consumer with it. It pickles, and
-    ``Position.parse(str(position)) == position``::
-
-        01JD5T4R3KXBMZ7QV9N2WG8Y00:41
-
-    Attributes:
-        queue_id: Of the queue; empty for one whose owner marker has none.
-        sequence: Of the batch.
-    """
-
-    queue_id: str
-    sequence: int
-
-    def __str__(self) -> str:
-        return f"{self.queue_id}:{self.sequence}" if self.queue_id else str(self.sequence)
-
-    @classmethod
-    def parse(cls, text: str) -> Position:
-        """Read what ``str`` printed. A bare sequence is a position in whatever queue is there.
-
-        Raises:
-            InvalidInput: It is no position.
-        """
-        found = _POSITION.fullmatch(text)
-        if found is None:
-            raise InvalidInput(
-                f"position is {text!r}: use '<queue id>:<sequence>', as Consumer.position prints it"
-            )
-        return cls(found[1] or "", int(found[2]))
-
-    @classmethod
-    def of(cls, given: Position | int | str) -> Position:
-        """A position from any of its forms; an int is a sequence in whatever queue is there.
-
-        Raises:
-            InvalidInput: It is none.
-        """
-        if isinstance(given, Position):
-            return given
-        if isinstance(given, str):
-            return cls.parse(given)
-        if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-            raise InvalidInput(
-                f"last_acked_sequence is {given!r}: use a sequence, a Position, or None to start "
-                "at the oldest queued batch"
-            )
-        return cls("", given)
-
-
-@dataclass(frozen=True, slots=True)
-class Cursors:
-    """The cursors of one consumer, and the unacknowledged sequences that were ``skipped``.
-
-    Three cursors, each the sequence that comes next, move over the queue in this order::
-
-        dequeued ............ acknowledged ............ handed out ............ end of queue
-                  next_dequeue              next_ack                 next_hand_out
-
-    Every move returns a new value or raises, so a consumer that fails halfway through a manifest
-    write still has the value from before it (OpenData RFC 0003, ack_through).
-    """
-
-    next_dequeue: int
-    next_ack: int
-    next_hand_out: int
-    skipped: frozenset[int] = frozenset()
-
-    @classmethod
-    def at(cls, next_sequence: int) -> Cursors:
-        """A consumer that starts reading at ``next_sequence``."""
-        return cls(next_sequence, next_sequence, next_sequence)
-
-    @property
-    def last_acked(self) -> int | None:
-        """The last acknowledged sequence; None when there is none before the cursor."""
-        return self.next_ack - 1 if self.next_ack else None
-
-    @property
-    def last_handed_out(self) -> int | None:
-        """The last sequence handed out; None when there is none before the cursor."""
-        return self.next_hand_out - 1 if self.next_hand_out else None
-
-    @property
-    def undequeued(self) -> int:
-        """Acknowledged entries that the manifest still lists."""
-        return self.next_ack - self.next_dequeue
-
-    @property
-    def next_open(self) -> int:
-        """The first sequence that is neither acknowledged nor skipped."""
-        found = self.next_ack
-        while found in self.skipped:
-            found += 1
-        return found
-
-    def hand_out(self, through: int, repeats: Iterable[int] = ()) -> Cursors:
-        """Sequences up to and including ``through`` were handed out, earlier ones may be again; the
-        ``repeats`` among them are skipped."""
-        return replace(
-            self,
-            next_hand_out=max(self.next_hand_out, through + 1),
-            skipped=self.skipped.union(repeats),
-        )
-
-    def skip(self, sequence: int) -> Cursors:
-        """Give up one sequence: the next to be handed out, or one that was and is not acked."""
-        if not self.next_ack <= sequence <= self.next_hand_out:
-            raise InvalidInput(
-                f"cannot skip sequence {sequence}: only {self._range(self.next_hand_out)} can be "
-                "skipped, those handed out and not acknowledged and the next one"
-            )
-        return replace(
-            self,
-            next_hand_out=max(self.next_hand_out, sequence + 1),
-            skipped=self.skipped | {sequence},
-        )
-
-    def ack(self, sequence: int) -> Cursors:
-        """Acknowledge the next sequence and no other (failure F26); skipped ones are passed."""
-        self._check(sequence)
-        missing = next(
-            (each for each in range(self.next_ack, sequence) if each not in self.skipped), None
-        )
-        if missing is not None:
-            raise InvalidInput(
-                f"cannot ack sequence {sequence}: {missing} comes first. Acknowledge in order, or "
-                "everything up to a sequence with ack_through."
-            )
-        return self._acked(sequence)
-
-    def ack_through(self, sequence: int) -> Cursors:
-        """Acknowledge all up to and including a sequence that was handed out (failure F27)."""
-        self._check(sequence)
-        return self._acked(sequence)
-
-    def dequeued(self) -> Cursors:
-        """All that is acknowledged has left the manifest."""
-        return replace(self, next_dequeue=self.next_ack)
-
-    def jump(self, next_sequence: int) -> Cursors:
-        """Go on at a later sequence because those before it are lost."""
-        return Cursors(
-            max(self.next_dequeue, next_sequence),
-            max(self.next_ack, next_sequence),
-            max(self.next_hand_out, next_sequence),
-            frozenset(each for each in self.skipped if each >= next_sequence),
-        )
-
-    def _acked(self, sequence: int) -> Cursors:
-        skipped = self.skipped and frozenset(each for each in self.skipped if each > sequence)
-        return replace(self, next_ack=sequence + 1, skipped=skipped)
-
-    def _check(self, sequence: int) -> None:
-        if sequence < self.next_ack:
-            raise InvalidInput(
-                f"cannot ack sequence {sequence}: everything through {self.next_ack - 1} is "
-                "acknowledged already"
-            )
-        if sequence >= self.next_hand_out:
-            raise InvalidInput(
-                f"cannot ack sequence {sequence}: it was not handed out. "
-                f"{self._range(self.next_hand_out - 1).capitalize()} can be acknowledged."
-            )
-
-    def _range(self, last: int) -> str:
-        if last < self.next_ack:
-            return "nothing"
-        if last == self.next_ack:
-            return f"sequence {last}"
-        return f"sequences {self.next_ack} to {last}"
+PRUNE_S = 3_600.0
+"""Seconds between two searches for writers that have long ended."""
 
 
 def check_data_loss(
@@ -247,14 +77,19 @@ def warn_data_loss(key: str, needed: int, oldest: int) -> None:
     )
 
 
-class Consumer(Closeable):
-    """The one reader of a queue. Thread-safe; a context manager.
+def _sequence(batch: Delivered | int) -> int:
+    return batch if isinstance(batch, int) else batch.sequence
+
+
+class Consumer(BatchLoop):
+    """The one reader of a queue. Thread-safe; a context manager, also in asyncio.
 
     Two ways to read, over the same cursors::
 
-        while (batch := consumer.next_batch()) is not None:      # one by one
-            write(batch)
-            consumer.ack(batch.sequence)
+        for batch in consumer:                                   # waits for the next one
+            for record in batch.records():
+                write(record.value, record.metadata)
+            batch.ack()
 
         descriptors = consumer.next_descriptors(1_000)           # read-ahead
         for batch in fetch_many(consumer.fetch_handle().fetch, descriptors):
@@ -264,26 +99,27 @@ class Consumer(Closeable):
     Creating one takes the queue over and, given a position, drops what is acknowledged. A new
     queue is created when there is none and no position was given.
 
-    It ignores transactions: of a partition of a topic it delivers the batches of undecided and of
-    rolled back ones as any others, and their acknowledgements as empty batches. A
-    :class:`.TopicConsumer` delivers what is committed.
+    Without ``isolation`` it ignores transactions: it delivers the batches of undecided and of
+    aborted ones as any others, and their markers as empty batches.
 
     After any error of a method nothing is changed, and the call can be repeated. All methods raise
     ``Closed`` after :meth:`close`; those that read or write the manifest raise ``Fenced`` when
     another consumer owns the queue, ``CorruptManifest``, ``QueueReset`` or ``StorageError``.
 
+    ``store``, ``runtime``, ``queue`` and ``open_pause`` are for tests, and for programs that are
+    parts of this one.
+
     Args:
-        config: Where the queue is, and how to read it.
+        config: The queue's URL, or a :class:`.ConsumerConfig`.
         last_acked_sequence: The last batch that is surely processed; reading starts behind it.
             A :class:`Position` or its string, or a bare sequence, which does not show whether the
-            queue was deleted and made again. None: at the oldest queued batch.
-        store: Instead of the one ``config.store`` names.
-        runtime: Clock and threads.
+            queue was deleted and made again; or :attr:`.Publisher.positions`. None: at the oldest
+            queued batch.
+        isolation: ``read_committed`` delivers transactions when they are committed, each batch
+            once; ``read_uncommitted`` everything but markers.
         allow_data_loss: Go on behind lost entries, with a warning, instead of raising ``DataLoss``.
-        queue: Use this one, which the same process also appends to, instead of one of its own.
         program: Name of the reading program, shown by ``opendata-buffer status``.
-        open_pause: Has a broker pause while this consumer changes the manifest; without effect
-            with ``queue``.
+        **settings: Fields of the configuration, by name.
 
     Raises:
         UnsafeStore: The store has no compare-and-swap.
@@ -297,16 +133,20 @@ class Consumer(Closeable):
 
     def __init__(
         self,
-        config: ConsumerConfig,
-        last_acked_sequence: Position | int | str | None = None,
+        config: ConsumerConfig | str,
+        last_acked_sequence: Position | int | str | Mapping[str, str] | None = None,
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
+        isolation: str | None = None,
         allow_data_loss: bool = False,
         queue: Queue | None = None,
         program: str = "Python",
         open_pause: OpenPause = broker_pause,
+        **settings: Any,
     ) -> None:
+        super().__init__()
+        config = ConsumerConfig.of(config, settings)
         self._config = config
         self._runtime = runtime if runtime is not None else SystemRuntime()
         opened = store if store is not None else open_store(config.store, config.store_options)
@@ -317,7 +157,16 @@ class Consumer(Closeable):
         self._allow_data_loss = allow_data_loss
         self._lock = self._runtime.condition()
         self._closed = False
-        start = None if last_acked_sequence is None else Position.of(last_acked_sequence)
+        self._source = f"{opened.url}/{config.data_path_prefix}"
+        if isinstance(last_acked_sequence, Mapping):
+            last_acked_sequence = last_acked_sequence.get(self._source)
+        position = None if last_acked_sequence is None else Position.of(last_acked_sequence)
+        start, progress = position, None
+        if isolation is not None:
+            progress = Progress(config.data_path_prefix, isolation, position=position)
+            if position is not None:
+                needed = progress.first_needed
+                start = Position(position.queue_id, needed - 1) if needed else None
 
         with self._deadline():
             # First, so that a consumer with the wrong configuration does not fence the right one.
@@ -351,8 +200,24 @@ class Consumer(Closeable):
         # first batch handed out was lost (failure F28).
         self._cursors = Cursors.at(manifest.first_sequence)
         first = manifest.first_sequence
+        if isolation is not None and position is None:
+            progress = Progress(config.data_path_prefix, isolation, first)
+        elif progress is not None and position is not None:
+            self._check_position(position)
+            if start is None and first:
+                # The position needs sequence 0, which the claim did not check.
+                if not allow_data_loss:
+                    hint = "Another consumer read this queue. Accept the loss explicitly."
+                    raise DataLoss(config.manifest_path, 0, first, hint)
+                warn_data_loss(config.manifest_path, 0, first)
         if last_acked is not None and first > last_acked + 1:
             warn_data_loss(config.manifest_path, last_acked + 1, first)
+        self._progress = progress
+        self.ready: deque[BatchDescriptor] = deque()
+        """With ``isolation``: batches to be delivered, in order."""
+        self._saves = position is not None
+        """Whether the caller saves positions, as far as is known."""
+        self._pruned_at = self._runtime.monotonic()
         log.info("epoch %d owns %s, reads from %d", self._epoch, config.manifest_path, first)
 
         metrics.consumer_lag_seconds.watch(self, Consumer._lag_s, queue.labels)
@@ -374,12 +239,25 @@ class Consumer(Closeable):
     @property
     def position(self) -> Position | None:
         """What to start the next consumer with; None before the queue's first batch."""
+        if self._progress is not None:
+            self._saves = True
+            return self._progress.position(self._queue.queue_id)
         last_acked = self._cursors.last_acked
         return None if last_acked is None else self.position_of(last_acked)
 
-    def position_of(self, sequence: int) -> Position:
-        """The position of a batch of this queue, to be saved beside its records."""
-        return Position(self._queue.queue_id, sequence)
+    def position_of(self, batch: Delivered | int) -> Position:
+        """The position of a batch of this queue, or of a sequence, to be saved with its records.
+
+        With ``isolation`` it is behind the batch and all that was delivered before it.
+
+        Raises:
+            InvalidInput: With ``isolation``, and it waits for no acknowledgement.
+        """
+        if self._progress is not None:
+            self._saves = True
+            sequence, queue_id = _sequence(batch), self._queue.queue_id
+            return self._progress.position_after(sequence, queue_id, self._replay)
+        return Position(self._queue.queue_id, _sequence(batch))
 
     @property
     def last_acked_sequence(self) -> int | None:
@@ -401,29 +279,24 @@ class Consumer(Closeable):
         """What the next appended batch will get, as of the last read of the manifest."""
         return self._next_sequence
 
-    def next_batch(self) -> ConsumedBatch | None:
-        """The next batch in order, or None when nothing is queued.
-
-        The read cursor advances only after the batch was fetched and decoded: after any error
-        the next call tries the same batch again.
-
-        Raises:
-            PoisonBatch: The batch is missing, unreadable or foreign. :meth:`skip` passes it by.
-            DataLoss: The queue does not continue at the cursor.
-        """
+    def _next_now(self, *, arrow: bool) -> Any:
         with self._lock:
             self._check_open()
             while found := self._peek(1):
-                batch = None if found[0].repeats is not None else self._fetch_handle.fetch(found[0])
+                handle, batch = self._fetch_handle, None
+                if found[0].repeats is None:
+                    batch = (handle.fetch_arrow if arrow else handle.fetch)(found[0])
+                # The read cursor moves only after the batch was fetched and decoded.
                 self._hand_out(found)
                 if batch is not None:
-                    return batch
+                    return replace(batch, _owner=self)
             return None
 
-    def ack(self, sequence: int) -> None:
+    def ack(self, batch: Delivered | int) -> None:
         """Acknowledge the next batch: it is processed and need never be delivered again.
 
-        Every ``config.ack_interval`` acknowledgements the manifest is written.
+        ``batch`` is what was delivered, or its sequence. Every ``config.ack_interval``
+        acknowledgements the manifest is written.
 
         Raises:
             InvalidInput: Not the next in order, or not handed out (failure F26).
@@ -431,8 +304,22 @@ class Consumer(Closeable):
         """
         with self._lock:
             self._check_open()
-            moved = self._cursors.ack(sequence)
+            if self._progress is not None:
+                self._progress.ack(_sequence(batch), self._replay)
+                self._ack_processed(self._config.ack_interval)
+                return
+            moved = self._cursors.ack(_sequence(batch))
             self._acknowledge(moved, moved.undequeued >= self._config.ack_interval)
+
+    def source_of(self, batch: Delivered | None = None) -> str:
+        """The queue's place, under which a publisher's transaction keeps its position."""
+        return self._source
+
+    def check_next(self, batches: Sequence[Delivered]) -> None:
+        """Raise ``InvalidInput`` unless these are the next to be acknowledged, in this order."""
+        with self._lock:
+            self._check_open()
+            (self._progress or self._cursors).check_next([each.sequence for each in batches])
 
     def ack_through(self, sequence: int) -> None:
         """Acknowledge everything up to and including ``sequence``, in one manifest write.
@@ -446,6 +333,8 @@ class Consumer(Closeable):
         """
         with self._lock:
             self._check_open()
+            if self._progress is not None:
+                raise InvalidInput("ack_through() passes over transactions: ack() each batch")
             self._acknowledge(self._cursors.ack_through(sequence), write=True)
 
     def flush(self) -> None:
@@ -456,7 +345,7 @@ class Consumer(Closeable):
         """
         with self._lock:
             self._check_open()
-            self._acknowledge(self._cursors, self._cursors.undequeued > 0)
+            self._flush()
 
     def next_descriptors(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
         """Up to so many next entries, from one read of the manifest; nothing is fetched.
@@ -546,6 +435,9 @@ class Consumer(Closeable):
                 self._queue.key,
                 self._epoch,
             )
+            if self._progress is not None:
+                self._progress.skip(sequence, self._replay)
+                self.ready = deque(each for each in self.ready if each.sequence != sequence)
             self._cursors = moved
             self._repeats.forget(entries[0].location)
             return BatchDescriptor.of(entries[0])
@@ -588,14 +480,17 @@ class Consumer(Closeable):
             if self._closed:
                 return
             self._closed = True
+            self._lock.notify_all()  # calls that wait for a batch
         metrics.consumer_lag_seconds.unwatch(self)
         metrics.oldest_unacked_seconds.unwatch(self)
         try:
             # Acknowledgements before the collector: it may be in a long request, and this process
             # may be killed before that returns.
             with self._lock, self._deadline():
-                self._acknowledge(self._cursors, self._cursors.undequeued > 0)
-                self._queue.close()
+                try:
+                    self._flush()
+                finally:
+                    self._queue.close()
         finally:
             if self._gc is not None:
                 self._gc.stop()
@@ -617,6 +512,65 @@ class Consumer(Closeable):
             )
         return position.sequence
 
+    def _check_position(self, position: Position) -> None:
+        """What the claim did not check of a position that follows transactions."""
+        self._sequence_of(position, self._config.store)
+        if position.sequence >= self._next_sequence:
+            raise QueueReset(
+                f"cannot resume {self._queue.key!r} after {position}: the queue ends at "
+                f"{self._next_sequence - 1}. Start without the position to read what is queued now."
+            )
+
+    def poll(self) -> bool:
+        """With ``isolation``: put new batches into ``ready``. Whether there were entries at all."""
+        with self._lock:
+            self._check_open()
+            # At least one, so that each poll finds out whether the consumer is fenced.
+            return self._offer(max(1, POLL_ENTRIES - len(self.ready)))
+
+    @property
+    def finished(self) -> bool:
+        """With ``isolation``: whether all that was polled is processed, and nothing undecided."""
+        return not self.ready and (self._progress is None or self._progress.idle)
+
+    def _offer(self, limit: int) -> bool:
+        progress, manifest = self._progress, self._read()
+        assert progress is not None
+        entries = self._repeats.described(manifest.entries(self._cursors.next_hand_out, limit))
+        for entry in entries:
+            repeats = entry.repeats is not None
+            for sequence in progress.offer(
+                entry.sequence, entry.location, self._replay, repeats=repeats
+            ):
+                self.ready += self.queued(sequence, sequence + 1)
+            # Last: an entry that was not offered has to be offered again.
+            self._pass([entry])
+        if self._runtime.monotonic() - self._pruned_at >= PRUNE_S:
+            self._pruned_at = self._runtime.monotonic()
+            progress.prune(self._runtime.now_ms())
+        return bool(entries)
+
+    def _replay(self, begin: int, end: int) -> list[tuple[int, str]]:
+        return [(each.sequence, each.location) for each in self.queued(begin, end)]
+
+    def _flush(self) -> None:
+        if self._progress is None:
+            self._acknowledge(self._cursors, self._cursors.undequeued > 0)
+        else:
+            self._ack_processed(1)
+
+    def _ack_processed(self, least: int, *, all_of_them: bool = False) -> None:
+        """Dequeue what is processed, if it is so many entries or more.
+
+        Entries that an undecided transaction or a saved position needs stay, and all behind them.
+        ``all_of_them``: also what positions need, of a partition that is about to be sealed.
+        """
+        assert self._progress is not None
+        saves = self._saves and not all_of_them
+        before = self._progress.kept_from if saves else self._progress.first_needed
+        if before - self._cursors.next_ack >= least:
+            self._acknowledge(self._cursors.ack_through(before - 1), write=True)
+
     def _acknowledge(self, moved: Cursors, write: bool) -> None:
         manifest = None
         if write:
@@ -634,16 +588,29 @@ class Consumer(Closeable):
 
     def _peek(self, limit: int) -> list[BatchDescriptor]:
         """The next entries; moves the cursor only over a loss that was allowed."""
+        if self._progress is not None:
+            while len(self.ready) < limit and self._offer(POLL_ENTRIES):
+                pass
+            return list(islice(self.ready, limit))
         manifest = self._read()
         start = self._cursors.next_hand_out
         return self._repeats.described(manifest.entries(start, limit))
 
     def _hand_out(self, found: list[BatchDescriptor]) -> None:
-        repeats = [each.sequence for each in found if each.repeats is not None]
-        self._cursors = self._cursors.hand_out(found[-1].sequence, repeats)
+        if self._progress is not None:
+            for _ in found:
+                self.ready.popleft()
+            metrics.descriptors_handed_out.add(len(found))
+            return
+        self._pass(found)
+        metrics.descriptors_handed_out.add(sum(each.repeats is None for each in found))
+
+    def _pass(self, entries: list[BatchDescriptor]) -> None:
+        """Move the read cursor behind some entries; those that were queued before are skipped."""
+        repeats = [each.sequence for each in entries if each.repeats is not None]
+        self._cursors = self._cursors.hand_out(entries[-1].sequence, repeats)
         if repeats:
             metrics.repeats_dropped.add(len(repeats))
-        metrics.descriptors_handed_out.add(len(found) - len(repeats))
 
     def _read(self) -> Manifest:
         """The manifest, if it is still ours and continues where this consumer is."""

@@ -13,18 +13,17 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig, StoreOptions
+from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.errors import (
     BatchMissing,
     BatchUnreadable,
     CorruptData,
     ForeignLocation,
     InvalidInput,
-    MalformedRecord,
     ObjectNotFound,
 )
 from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, decode_records, open_arrow
@@ -34,7 +33,6 @@ from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Get, GetInto, Near, read_bytes
 from opendata_buffer.stores.open import open_store
-from opendata_buffer.values import DROPMALFORMED, FAILFAST, Decoder, ValueOptions, infer
 
 NEAR_S, NEAR_BYTES_PER_S = 0.001, 1e9
 """A fetch that waited no longer than this came from a page cache, and not over a network."""
@@ -118,145 +116,15 @@ def _average(so_far: float, value: float) -> float:
     return so_far + (value - so_far) / (10 if so_far else 1)
 
 
-_SAMPLE = 1000
-"""Records that a schema is inferred from."""
-
-_SHOWN_BYTES = 64  # of a malformed record, in the error
-_BATCH_COLUMNS: dict[str, tuple[pa.DataType, ...]] = {
-    "_sequence": (pa.int64(),),
-    "_index": (pa.int32(), pa.int64()),
-    "_location": (pa.string(),),
-    "_ingestion_time": (pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC")),
-    "_metadata": (pa.binary(), pa.string()),
-}
-
-
-def _to_table(batch: ArrowBatch, schema: pa.Schema | None, options: ValueOptions) -> pa.Table:
-    values = batch.values
-    if schema is None:
-        schema = infer(values[:_SAMPLE], options)
-        if not schema.names:
-            raise InvalidInput(
-                f"batch {batch.sequence} has no record that shows which columns there are: name "
-                "them, to_table(pa.schema([('id', pa.int64())]))"
-            )
-    for each in schema:
-        if each.name in _BATCH_COLUMNS and each.type not in _BATCH_COLUMNS[each.name]:
-            types = " or ".join(map(str, _BATCH_COLUMNS[each.name]))
-            raise InvalidInput(f"column {each.name!r} is of type {each.type}: make it {types}")
-    fields = [each for each in schema if each.name not in _BATCH_COLUMNS]
-    decoded = Decoder(pa.schema(fields), options).decode(values)
-    if decoded.malformed and options.mode == FAILFAST:
-        row = min(decoded.malformed)
-        head = values[row].as_py()[:_SHOWN_BYTES]
-        raise MalformedRecord(batch.sequence, row, batch.location, decoded.malformed[row], head)
-    columns = {each.name: array for each, array in zip(fields, decoded.arrays, strict=True)}
-    for each in schema:
-        if each.name in _BATCH_COLUMNS:
-            columns[each.name] = _batch_column(each, batch)
-    table = pa.table([columns[each.name] for each in schema], schema=schema)
-    dropped = list(decoded.headers)
-    if options.mode == DROPMALFORMED:
-        dropped += decoded.malformed
-    if not dropped:
-        return table
-    kept = np.ones(len(values), np.bool_)
-    kept[dropped] = False
-    return table.filter(pa.array(kept))
-
-
-def _batch_column(field: pa.Field, batch: ArrowBatch) -> pa.Array:
-    """One of the columns that come from the batch and not from its records."""
-    count = len(batch.values)
-    if field.name in ("_sequence", "_location"):
-        value: Any = batch.sequence if field.name == "_sequence" else batch.location
-        return pa.repeat(pa.scalar(value, field.type), count)
-    if field.name == "_index":
-        return pa.array(np.arange(count), field.type)
-    found: list[Any] = [None] * count
-    for each in batch.metadata:  # Each covers the records from its start to that of the next.
-        begin = min(each.start_index, count)
-        if field.name == "_metadata":
-            value = each.payload
-            if pa.types.is_string(field.type):
-                value = each.payload.decode("utf-8", "replace")
-        else:
-            value = each.ingestion_time_ms * (1000 if field.type.unit == "us" else 1)
-        found[begin:] = [value] * (count - begin)
-    return pa.array(found, field.type)
-
-
 Decoded = TypeVar("Decoded")
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumedBatch:
-    """A decoded batch (OpenData RFC 0001, Consumer).
-
-    Attributes:
-        entries: The records, in ingestion order.
-        sequence: Position in the queue; what ``ack`` takes.
-        location: Key of the batch object.
-        metadata: Ranges of records with their ingestion time and payload. A ``start_index``
-            may lie beyond the last record: the format allows it.
-    """
-
-    entries: list[bytes]
-    sequence: int
-    location: str
-    metadata: tuple[Metadata, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the records."""
-        return sum(map(len, self.entries))
-
-
-@dataclass(frozen=True, slots=True)
-class ArrowBatch:
-    """A decoded batch whose records are one Arrow array; no Python object each.
-
-    Attributes:
-        values: The records, in ingestion order, as ``pa.binary()``.
-        sequence: Position in the queue; what ``ack`` takes.
-        location: Key of the batch object.
-        metadata: As in :class:`ConsumedBatch`.
-    """
-
-    values: pa.BinaryArray
-    sequence: int
-    location: str
-    metadata: tuple[Metadata, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the array's buffers."""
-        return int(self.values.nbytes)
-
-    def to_table(
-        self, schema: pa.Schema | None = None, options: ValueOptions | None = None
-    ) -> pa.Table:
-        """The records as rows with columns: JSON objects, or CSV lines.
-
-        Args:
-            schema: Names and types of the fields to read. Also, where they are named, the columns
-                ``_sequence``, ``_index``, ``_location``, ``_ingestion_time`` and ``_metadata``, and
-                one for the text of malformed records. None: what the first 1,000 records have.
-            options: How to read; JSON by default.
-
-        Returns:
-            One row for each record, in order; without malformed ones if the mode is DROPMALFORMED.
-
-        Raises:
-            InvalidInput: A type that records are not read into, or nothing to infer a schema from.
-            MalformedRecord: A record does not fit the schema, and the mode is FAILFAST.
-        """
-        return _to_table(self, schema, options or ValueOptions())
-
-
-@dataclass(frozen=True, slots=True)
 class PooledBatch:
-    """An undecoded batch; its bytes may lie in a ReadBuffer, so that decoding copies nothing."""
+    """A batch object as it is stored: fetched and not decoded.
+
+    Its bytes may lie in a ReadBuffer, so that decoding copies nothing.
+    """
 
     data: bytes | ReadBuffer
     sequence: int
@@ -269,18 +137,8 @@ class PooledBatch:
         return len(self.data)
 
 
-@dataclass(frozen=True, slots=True)
-class RawBatch(PooledBatch):
-    """A batch object as it is stored: fetched and not decoded.
-
-    Attributes:
-        data: The object's bytes.
-        sequence: Position in the queue.
-        location: Key of the object.
-        metadata: As in :class:`ConsumedBatch`.
-    """
-
-    data: bytes
+RawBatch = PooledBatch
+"""The name that it had as a public class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,31 +263,24 @@ class FetchHandle:
         """As :attr:`fetch`, to an Arrow array without a Python object per record."""
         return Fetch(self, self.decode_arrow)
 
-    def fetch_raw(self, descriptor: BatchDescriptor) -> RawBatch:
+    def fetch_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
         """As :attr:`fetch`, without decoding: see :meth:`decode`, :meth:`decode_arrow`."""
         started = self._runtime.monotonic()
+        data: bytes | ReadBuffer
         with self._reading(descriptor) as (location, limit):
-            data = read_bytes(self._store, location, limit)
-        self._count_read(started, len(data))
-        return RawBatch(data, descriptor.sequence, location, descriptor.metadata)
-
-    def fetch_pooled(self, descriptor: BatchDescriptor) -> PooledBatch:
-        """As :meth:`fetch_raw`, into memory that :meth:`records` decodes without copying it."""
-        if not isinstance(self._store, GetInto):
-            return self.fetch_raw(descriptor)
-        started = self._runtime.monotonic()
-        data = ReadBuffer()
-        with self._reading(descriptor) as (location, limit):
-            self._store.get_into(location, data.allocate, max_bytes=limit)
-        self._count_read(started, len(data))
+            if isinstance(self._store, GetInto):
+                data = ReadBuffer()
+                self._store.get_into(location, data.allocate, max_bytes=limit)
+            else:
+                data = read_bytes(self._store, location, limit)
+        metrics.fetch_duration_seconds.record(self._runtime.monotonic() - started)
+        metrics.bytes_collected.add(len(data))
         return PooledBatch(data, descriptor.sequence, location, descriptor.metadata)
 
-    def _count_read(self, started: float, size: int) -> None:
-        metrics.fetch_duration_seconds.record(self._runtime.monotonic() - started)
-        metrics.bytes_collected.add(size)
+    fetch_raw = fetch_pooled  # its name in version 0.1
 
     def decode(self, raw: PooledBatch) -> ConsumedBatch:
-        """Decode the result of :meth:`fetch_raw` or :meth:`fetch_pooled`.
+        """Decode the result of :meth:`fetch_pooled`.
 
         Raises:
             BatchUnreadable: It does not decode, or is larger than ``max_batch_bytes``.

@@ -25,14 +25,12 @@ from opendata_buffer.producer.batching import (
     AppendBuffer,
     Batch,
     Batcher,
-    DurabilityWatcher,
-    Durable,
     Item,
     ProduceRequest,
     Stage,
-    WriteHandle,
     held_at_opening,
 )
+from opendata_buffer.producer.handles import Completion, Durable, WriteHandle
 from opendata_buffer.runtime import Moment, Runtime, locked, wait_for
 
 LateUpload = tuple[Batch, int, float]
@@ -250,7 +248,7 @@ def _not_in_time(batch: Batch) -> TransientStorageError:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """The next task of a worker: it uploads a batch, or completes the watchers of batches."""
+    """The next task of a worker: it uploads a batch, or completes batches."""
 
     batch: Batch | None = None
     completed: Sequence[Batch] = ()
@@ -260,7 +258,7 @@ class Work:
 class Accumulator:
     """Batches that wait, the buffer limit, and what each thread is doing. Thread-safe.
 
-    A worker uploads, completes watchers, or is idle: one idle worker keeps the time, so there is
+    A worker uploads, completes batches, or is idle: one idle worker keeps the time, so there is
     one more worker than there are uploads at once. One more thread, the appender, appends.
     ``append_limit`` is as for :class:`OrderedUploads`.
     """
@@ -269,12 +267,12 @@ class Accumulator:
         self._config = config
         self._runtime = runtime
         self._condition = runtime.condition()
-        self.batcher = Batcher(config, lambda: DurabilityWatcher(runtime))
+        self.batcher = Batcher(config, lambda: Completion(runtime))
         self._ordered = OrderedUploads(config, append_limit)
         self.begin_by = self._ordered.begin_by
         self._to_upload: deque[Batch] = deque()
         # Batches that have left the batcher and whose callers do not know the outcome.
-        self._in_flight: dict[DurabilityWatcher, Batch] = {}
+        self._in_flight: dict[Completion, Batch] = {}
         self._in_flight_held = 0
         self._in_flight_calls = 0
         self._most: int | None = None  # batches in the next append; None: all that are ready
@@ -347,9 +345,9 @@ class Accumulator:
                 self.batcher.add_separator(self._runtime.monotonic())
                 self._apps.add(request.transaction.app)
         request.ingestion_time_ms = self._runtime.now_ms()
-        watcher = self.batcher.add(request, self._runtime.monotonic())
+        completion = self.batcher.add(request, self._runtime.monotonic())
         self._wake_workers()
-        return WriteHandle(watcher, request.ingestion_time_ms)
+        return WriteHandle(completion, request.ingestion_time_ms)
 
     @locked
     def flush(self, timeout: float | None) -> None:
@@ -357,10 +355,10 @@ class Accumulator:
         self.batcher.seal(self._runtime.monotonic())
         self._condition.notify_all()
         # Not those sealed from now on: under a steady load there is always one.
-        waiting = [*self._in_flight, *(batch.watcher for batch in self.batcher.batches)]
+        waiting = [*self._in_flight, *(batch.completion for batch in self.batcher.batches)]
 
         def is_done() -> bool:
-            while waiting and waiting[-1].is_set and waiting[-1] not in self._in_flight:
+            while waiting and waiting[-1].outcome and waiting[-1] not in self._in_flight:
                 waiting.pop()
             return not waiting
 
@@ -447,7 +445,7 @@ class Accumulator:
 
     @locked
     def checkin(self) -> None:
-        """The worker has completed the watchers, and is idle again."""
+        """The worker has completed the batches, and is idle again."""
         self._idle += 1
 
     @locked
@@ -519,7 +517,7 @@ class Accumulator:
     def record_failures(self, batches: Sequence[Batch]) -> None:
         """Make each flush raise from now on, and refuse later transactions, if some failed.
 
-        Called before their watchers are completed, so that no later transaction is accepted.
+        Called before they are completed, so that no later transaction is accepted.
         """
         for batch in batches:
             if isinstance(batch.outcome, BaseException):
@@ -533,7 +531,7 @@ class Accumulator:
         for batch in batches:
             self._in_flight_held -= batch.held
             self._in_flight_calls -= batch.calls
-            del self._in_flight[batch.watcher]
+            del self._in_flight[batch.completion]
         if self._callers_wait or self._closing:
             self._condition.notify_all()
         return self._take_waiting()
@@ -628,7 +626,7 @@ class Accumulator:
         while (batch := self.batcher.take(now)) is not None:
             assert batch.sealed_at is not None
             batch.deadline = batch.sealed_at + self._config.delivery_timeout_ms / 1000
-            self._in_flight[batch.watcher] = batch
+            self._in_flight[batch.completion] = batch
             self._in_flight_held += batch.held
             self._in_flight_calls += batch.calls
             self._ordered.enter(batch)

@@ -1,4 +1,4 @@
-"""Records, the batches that they go into, and the handles that report their outcome.
+"""Records, and the batches that they go into.
 
 A lock, two clocks, an encoded block and a handle for each ``produce()`` call would cost a call
 with one record many times what its record costs. So the :class:`Batcher` opens an
@@ -27,10 +27,8 @@ batch is sealed by setting one attribute. Times are passed in, as seconds of the
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -45,9 +43,8 @@ from opendata_buffer.formats.arrow import MANY_RECORDS, encode_arrow_block
 from opendata_buffer.formats.batch import Compression, encode_block, join_records, seal_pieces
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata, NewEntry
-from opendata_buffer.runtime import Moment, Runtime, locked, wait_for
-
-log = logging.getLogger(__name__)
+from opendata_buffer.producer.handles import Completion, Durable, WriteHandle
+from opendata_buffer.runtime import Moment
 
 BUFFER_S = 0.001
 """Seconds that a buffer is open: metadata has times in milliseconds."""
@@ -87,148 +84,6 @@ Item = bytes | tuple[bytes | memoryview, int]
 """What one call adds to a buffer: a record; or a piece, several records encoded as part of a record
 block, with their number. The caller encodes them while they are in the processor's caches, and one
 object is kept instead of each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Durable:
-    """Where durable entries are: the batch's sequence in the queue and its location."""
-
-    sequence: int
-    location: str
-
-
-class DurabilityWatcher:
-    """Reports whether the entries of the calls in one batch are durable. Thread-safe."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._condition = runtime.condition()
-        self._outcome: Durable | BaseException | None = None
-        self._callbacks: list[Callable[[], None]] = []
-
-    def result(self) -> Durable | None:
-        """None while the entries wait; where they are once they are durable.
-
-        Raises:
-            OpenDataBufferError: The entries were given up; with ``CommitStateUnknown`` they
-                may be in the queue all the same.
-        """
-        outcome = self._outcome
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
-    def await_durable(self, timeout: float | None = None) -> Durable:
-        """Block until the entries are stored and their batch is queued.
-
-        Args:
-            timeout: Seconds; None waits until the producer's delivery timeout.
-
-        Raises:
-            TimeoutError: Not yet; the producer goes on trying.
-            OpenDataBufferError: The entries were given up, as in :meth:`result`.
-        """
-        self._await_outcome(timeout)
-        return self._durable()
-
-    def add_done_callback(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once the outcome is known, at once if it is already.
-
-        It is called from a thread of the producer, which waits for it: it must not block, so
-        neither produce nor flush. What it raises is logged.
-        """
-        if self._add_callback(callback):
-            return
-        try:
-            callback()
-        except Exception:
-            log.exception("a callback of a write handle failed")
-
-    def __await__(self) -> Generator[None, None, Durable]:
-        return self._wait_async().__await__()
-
-    @property
-    def is_set(self) -> bool:
-        """Whether the outcome is known."""
-        return self._outcome is not None
-
-    def complete(self, outcome: Durable | BaseException) -> None:
-        """Set the outcome and call the callbacks. For the producer; only the first call counts."""
-        for callback in self._set(outcome):
-            try:
-                callback()
-            except BaseException:
-                # This is a thread of the producer. sys.exit() in a callback would end that thread
-                # and not the process, and all other handles would wait for ever.
-                log.exception("a callback of a write handle failed")
-
-    @locked
-    def _set(self, outcome: Durable | BaseException) -> list[Callable[[], None]]:
-        if self._outcome is not None:
-            return []
-        self._outcome = outcome
-        self._condition.notify_all()
-        callbacks, self._callbacks = self._callbacks, []
-        return callbacks
-
-    @locked
-    def _add_callback(self, callback: Callable[[], None]) -> bool:
-        if self._outcome is not None:
-            return False
-        self._callbacks.append(callback)
-        return True
-
-    @locked
-    def _await_outcome(self, timeout: float | None) -> None:
-        if not wait_for(self._runtime, self._condition, lambda: self.is_set, timeout):
-            raise TimeoutError(
-                f"not durable after {timeout} s; the producer goes on trying: wait again"
-            )
-
-    async def _wait_async(self) -> Durable:
-        done, wake = wakeable()
-        self.add_done_callback(wake)
-        await done
-        return self._durable()
-
-    def _durable(self) -> Durable:
-        result = self.result()
-        assert result is not None
-        return result
-
-
-@dataclass(frozen=True, slots=True)
-class WriteHandle:
-    """What ``produce()`` returns. ``await handle`` waits for durability in asyncio.
-
-    Attributes:
-        watcher: Reports when the entries are durable.
-        ingestion_time_ms: The time recorded for them, milliseconds since the Unix epoch.
-    """
-
-    watcher: DurabilityWatcher
-    ingestion_time_ms: int
-
-    def __await__(self) -> Generator[None, None, Durable]:
-        return self.watcher.__await__()
-
-
-def wakeable() -> tuple[asyncio.Future[None], Callable[[], None]]:
-    """A future of the running event loop, and a function for any thread that sets its result."""
-    loop = asyncio.get_running_loop()
-    future = loop.create_future()
-
-    def wake() -> None:
-        if not future.done():
-            future.set_result(None)
-
-    def wake_from_thread() -> None:
-        # RuntimeError: the loop was closed meanwhile, so nothing waits for the future. A check
-        # of loop.is_closed() before the call would race with the closing.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(wake)
-
-    return future, wake_from_thread
 
 
 class AppendBuffer:
@@ -444,7 +299,7 @@ class Batch:
         named: When the location's ULID was made; None before the first upload.
     """
 
-    watcher: DurabilityWatcher
+    completion: Completion
     due_at: float = 0.0
     ordered: bool = False
     transaction: Transaction | None = None
@@ -556,11 +411,11 @@ def _shares_range(part: Part, before: Part) -> bool:
 class Batcher:
     """Accumulates calls until a batch is full by size or age."""
 
-    def __init__(self, config: ProducerConfig, watcher: Callable[[], DurabilityWatcher]) -> None:
+    def __init__(self, config: ProducerConfig, completion: Callable[[], Completion]) -> None:
         self._flush_interval = config.flush_interval_ms / 1000
         self._flush_size = config.flush_size_bytes
         self._max_size = config.max_batch_bytes
-        self._watcher = watcher
+        self._completion = completion
         self._batches: deque[Batch] = deque()  # sealed ones; the last may be open
         self._last_due_at: float | None = None
         self.buffer = CLOSED  # the one that is open now
@@ -594,8 +449,8 @@ class Batcher:
         """In produce order."""
         return list(self._batches)
 
-    def add(self, request: ProduceRequest, now: float) -> DurabilityWatcher:
-        """Put a request into the open batch, or into a new one; returns the batch's watcher."""
+    def add(self, request: ProduceRequest, now: float) -> Completion:
+        """Put a request into the open batch, or into a new one; returns the batch's completion."""
         self._close_buffer()
         batch = self._fitting(request.size, request.count, request.alone, now)
         if batch is None:
@@ -608,7 +463,7 @@ class Batcher:
         else:
             batch.add(request)
         self._seal_full(batch, now)
-        return batch.watcher
+        return batch.completion
 
     def add_item(self, item: Item, time_ms: int, now: float, room: int) -> WriteHandle:
         """Put a call without metadata into a new buffer, which becomes the current one.
@@ -627,7 +482,7 @@ class Batcher:
             self._max_size - batch.size,
             4 * (MAX_RECORDS - batch.count),
         )
-        handle = WriteHandle(batch.watcher, time_ms)
+        handle = WriteHandle(batch.completion, time_ms)
         until = min(now + BUFFER_S, batch.due_at)
         buffer = AppendBuffer(item, time_ms, handle, max(limit, held_at_opening(item)), until)
         batch.add_buffer(buffer)
@@ -702,7 +557,7 @@ class Batcher:
         return last if last is not None and last.sealed_at is None else None
 
     def _new(self, now: float) -> Batch:
-        batch = Batch(self._watcher(), self._next_due_at(now))
+        batch = Batch(self._completion(), self._next_due_at(now))
         if self._batches:
             last = self._batches[-1]
             batch.held_before = last.held_before + last.held

@@ -12,6 +12,7 @@ import logging
 import os
 import weakref
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -28,13 +29,12 @@ from opendata_buffer.producer.batching import (
     RECORD_HELD,
     Item,
     ProduceRequest,
-    WriteHandle,
     block_bytes,
     encode_entries,
     encode_list,
-    wakeable,
 )
 from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
+from opendata_buffer.producer.handles import WriteHandle, wakeable
 from opendata_buffer.producer.sender import Sender
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
@@ -52,11 +52,17 @@ class Producer(Closeable):
     Producers of one process on the same manifest append together, with the deadlines and the
     manifest limit of the first of them.
 
+    ::
+
+        with Producer("s3://bucket/orders", compression="zstd") as producer:
+            producer.produce([b"one", b"two"]).result()
+
+    ``store``, ``runtime`` and ``open_committer`` are for tests, and for programs that are parts
+    of this one.
+
     Args:
-        config: Settings.
-        store: Use this store instead of opening ``config.store``.
-        runtime: Clock and threads; the system's by default.
-        open_committer: Opens what appends the batches; by default as ``config.broker``.
+        config: The queue's URL, or a :class:`.ProducerConfig`.
+        **settings: Fields of the configuration, by name.
 
     Raises:
         InvalidInput: A setting or the URL is wrong.
@@ -67,12 +73,14 @@ class Producer(Closeable):
 
     def __init__(
         self,
-        config: ProducerConfig,
+        config: ProducerConfig | str,
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
         open_committer: OpenCommitter = open_committer,
+        **settings: Any,
     ) -> None:
+        config = ProducerConfig.of(config, settings)
         self._config = config
         self._pid = os.getpid()
         self._closed = False

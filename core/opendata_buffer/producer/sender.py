@@ -228,7 +228,7 @@ class Sender:
                     metrics.batches_flushed.add(1)
                     metrics.entries_flushed.add(batch.count)
                     metrics.bytes_flushed.add(batch.size)
-                batch.watcher.complete(batch.outcome)
+                batch.completion.complete(batch.outcome)
         finally:
             _wake(self.accumulator.release(batches))
 

@@ -6,33 +6,39 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from itertools import islice, repeat, zip_longest
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from opendata_buffer.concurrency import Closeable, in_parallel
+from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.fetch import AdaptiveConcurrency, ArrowBatch, ConsumedBatch
+from opendata_buffer.consumer.fetch import AdaptiveConcurrency, PooledBatch
 from opendata_buffer.consumer.isolation import READ_COMMITTED
+from opendata_buffer.consumer.loop import BatchLoop
+from opendata_buffer.consumer.position import Position
 from opendata_buffer.consumer.read_ahead import read_ahead
-from opendata_buffer.errors import Closed, DataLoss, Drained, InvalidInput, OpenDataBufferError
-from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.errors import (
+    Closed,
+    DataLoss,
+    Drained,
+    InvalidInput,
+    OpenDataBufferError,
+    PoisonBatch,
+)
+from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.queue.queue import OpenPause, broker_pause
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import TopicDescription
-from opendata_buffer.topic.partition_consumer import PartitionPosition, PartitionReader
 from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
 
 log = logging.getLogger(__name__)
 
 MAX_PREFETCH = 64
 """Most batches that are prefetched between two polls."""
-
-PRUNE_S = 3_600.0
-"""Seconds between two searches for writers that have long ended."""
 
 T = TypeVar("T")
 
@@ -52,24 +58,6 @@ def round_robin(
     return list(islice((each for row in rows for each in row if each is not None), limit))
 
 
-@dataclass(frozen=True, slots=True)
-class TopicBatch:
-    """As :class:`.ConsumedBatch`, with the batch's partition."""
-
-    partition: str
-    entries: list[bytes]
-    sequence: int
-    location: str
-    metadata: tuple[Metadata, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicArrowBatch(ArrowBatch):
-    """As :class:`.ArrowBatch`, also ``to_table()``, with the batch's partition."""
-
-    partition: str
-
-
 class Delivered(Protocol):
     """The fields of a delivered batch that an acknowledgement needs."""
 
@@ -82,35 +70,69 @@ class Delivered(Protocol):
         """Position in the partition's queue."""
 
 
-class TopicConsumer(Closeable):
+class PartitionReader(Consumer):
+    """The consumer of one partition; its errors name the partition."""
+
+    def __init__(self, name: str, config: ConsumerConfig, *args: Any, **options: Any) -> None:
+        super().__init__(config, *args, **options)
+        self.name = name
+
+    def read(self, descriptor: BatchDescriptor) -> PooledBatch:
+        """Fetch one batch as it is stored; from any thread."""
+        try:
+            return self._fetch_handle.fetch_pooled(descriptor)
+        except PoisonBatch as error:
+            raise error.of(self.name) from error
+
+    def decode(self, stored: PooledBatch, *, arrow: bool) -> ConsumedBatch | ArrowBatch:
+        """The batch of :meth:`read` as a list of records, or as an Arrow array."""
+        handle = self._fetch_handle
+        try:
+            return handle.decode_arrow(stored) if arrow else handle.decode(stored)
+        except PoisonBatch as error:
+            raise error.of(self.name) from error
+
+    def flush_all(self) -> None:
+        """Also dequeue what saved positions need; for a partition that is about to be sealed."""
+        self._ack_processed(1, all_of_them=True)
+
+    def close(self) -> None:
+        """Write acknowledgements out and end; a sealed partition has none."""
+        with suppress(Drained):
+            super().close()
+
+
+class TopicConsumer(BatchLoop):
     """The one reader of a topic, or of some of its partitions. A context manager.
 
     ::
 
         with TopicConsumer(config, positions=load()) as consumer:
-            while (batch := consumer.next_batch()) is not None:
+            for batch in consumer:
                 with database.transaction():
                     write(batch.entries)
-                    save(batch.partition, str(consumer.position_of(batch)))
-                consumer.ack(batch)
+                    save(batch.partition, str(batch.position))
+                batch.ack()
 
     Batches of a partition are delivered in order, and partitions round robin. Transactions are
     delivered when they are committed, each batch once. Without ``partitions`` it reads all,
     follows added partitions, and removes drained ones from the topic. Not thread-safe.
 
+    ``store``, ``runtime`` and ``open_pause`` are for tests, and for programs that are parts of
+    this one.
+
     Args:
-        config: Settings of each partition's consumer.
+        config: The topic's URL, or settings of each partition's consumer.
         positions: By partition, the :meth:`position_of` the last batch that is processed, or its
-            text. Partitions without one are read from the oldest queued batch.
+            text; or :attr:`.Publisher.positions`. Without one a partition is read from its
+            oldest queued batch.
         partitions: Read these and no others, so that several processes share a topic: names or
             numbers.
         isolation: ``read_uncommitted`` delivers undecided and repeated batches, too.
-        store: Use this store instead of opening ``config.store``.
-        runtime: Clock and threads; the system's by default.
         allow_data_loss: Go on behind lost entries, with a warning; else raise ``DataLoss``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
         program: Name of the program, shown by ``opendata-buffer status``.
-        open_pause: See :class:`.Consumer`.
+        **settings: Fields of the configuration, by name.
 
     Raises:
         InvalidInput: There is no topic, or it has no such partition; or a text is no position.
@@ -120,8 +142,8 @@ class TopicConsumer(Closeable):
 
     def __init__(
         self,
-        config: ConsumerConfig,
-        positions: Mapping[str, PartitionPosition | str] | None = None,
+        config: ConsumerConfig | str,
+        positions: Mapping[str, Position | str] | None = None,
         *,
         partitions: Sequence[str] | None = None,
         isolation: str = READ_COMMITTED,
@@ -131,25 +153,27 @@ class TopicConsumer(Closeable):
         refresh_s: float = REFRESH_S,
         program: str = "Python",
         open_pause: OpenPause = broker_pause,
+        **settings: Any,
     ) -> None:
+        super().__init__()
+        config = ConsumerConfig.of(config, settings)
         self._config = config
         self._runtime = runtime or SystemRuntime()
+        self._lock = self._runtime.condition()
         self._closed = False
         self._interrupted = False
         topic = Topic.open(config, store=store, runtime=self._runtime)
-        open_consumer = partial(
-            Consumer,
+        self._open_reader = partial(
+            PartitionReader,
+            isolation=isolation,
             store=topic.store,
             runtime=self._runtime,
             allow_data_loss=allow_data_loss,
             program=program,
             open_pause=open_pause,
         )
-        self._open_reader = partial(PartitionReader, open_consumer, isolation, allow_data_loss)
         self._assigned = _assigned(partitions, topic.description)
-        self._positions = {
-            name: PartitionPosition.of(each) for name, each in (positions or {}).items()
-        }
+        self._positions = {name: Position.of(each) for name, each in (positions or {}).items()}
         self._cached = CachedTopic(topic, self._runtime, refresh_s)
         self._topic = Topic.open(config, store=topic.store, runtime=self._runtime)
         """Removes drained partitions; the cached one is used by another thread."""
@@ -163,7 +187,6 @@ class TopicConsumer(Closeable):
         self._as_arrow = False
         self._last: str | None = None
         self._errors: deque[OpenDataBufferError] = deque()
-        self._pruned_at = self._runtime.monotonic()
         try:
             self._open_missing(topic.description)
         except BaseException:
@@ -176,47 +199,14 @@ class TopicConsumer(Closeable):
         return list(self._readers)
 
     @property
-    def positions(self) -> dict[str, PartitionPosition]:
+    def positions(self) -> dict[str, Position]:
         """By partition, the position behind all acknowledged batches, for the next consumer."""
         found = {name: reader.position for name, reader in self._readers.items()}
         return {name: position for name, position in found.items() if position is not None}
 
-    def position_of(self, batch: Delivered) -> PartitionPosition:
+    def position_of(self, batch: Delivered) -> Position:
         """The position to save with a delivered batch: behind it and all before it."""
-        return self._reader(batch.partition).position_after(batch.sequence)
-
-    def next_batch(self) -> TopicBatch | None:
-        """The next batch, or None when nothing is ready.
-
-        The error of a partition is raised behind the batches of the others, after each poll.
-
-        Raises:
-            PoisonBatch: A batch is missing, unreadable or foreign; :meth:`skip` it.
-            Fenced: Another consumer owns one of the partitions.
-            DataLoss, QueueReset, CorruptManifest: A partition does not continue where it was.
-            StorageError: The store did not answer.
-            Closed: The consumer was closed, or interrupted in a call before.
-        """
-        taken = self._next(arrow=False)
-        if taken is None:
-            return None
-        name, found = taken
-        assert isinstance(found, ConsumedBatch)
-        return TopicBatch(name, found.entries, found.sequence, found.location, found.metadata)
-
-    def next_arrow_batch(self) -> TopicArrowBatch | None:
-        """As :meth:`next_batch`, with the records as an Arrow array, without an object for each.
-
-        After a call of the other one, prefetched batches are fetched again.
-        """
-        taken = self._next(arrow=True)
-        if taken is None:
-            return None
-        name, found = taken
-        assert isinstance(found, ArrowBatch)
-        return TopicArrowBatch(
-            found.values, found.sequence, found.location, found.metadata, partition=name
-        )
+        return self._reader(batch.partition).position_of(batch.sequence)
 
     def ack(self, batch: Delivered) -> None:
         """Acknowledge a batch: the next one of its partition, in the order of delivery.
@@ -234,6 +224,15 @@ class TopicConsumer(Closeable):
         self._check_open()
         reader = self._reader(batch.partition)
         self._uninterrupted(lambda: reader.ack(batch.sequence))
+
+    def source_of(self, batch: Delivered) -> str:
+        """See :meth:`.Consumer.source_of`."""
+        return self._reader(batch.partition).source_of()
+
+    def check_next(self, batches: Sequence[Any]) -> None:
+        """See :meth:`.Consumer.check_next`; all of them are of one partition."""
+        self._check_open()
+        self._reader(batches[0].partition).check_next(batches)
 
     def skip(self, partition: str, sequence: int) -> None:
         """Skip a batch that cannot be delivered, for ever (failure F25); it is logged.
@@ -257,24 +256,31 @@ class TopicConsumer(Closeable):
         """
         self._check_open()
         readers = self._readers.values()
-        self._uninterrupted(lambda: in_parallel(self._runtime, PartitionReader.flush, readers))
+        self._uninterrupted(lambda: in_parallel(self._runtime, Consumer.flush, readers))
 
     def close(self) -> None:
         """:meth:`flush`, and end. May be repeated; closed also when it raises."""
         if self._closed:
             return
-        self._closed = True
+        with self._lock:
+            self._closed = True
+            self._lock.notify_all()
         self._close_all()
 
-    def _next(self, *, arrow: bool) -> tuple[str, ConsumedBatch | ArrowBatch] | None:
-        """The partition and the next batch in one of its forms; None when nothing is ready."""
+    def _next_now(self, *, arrow: bool) -> Any:
+        """The next batch in one of its forms, or None when nothing is ready.
+
+        The error of a partition is raised behind the batches of the others, after each poll. After
+        a call for the other form, prefetched batches are fetched again.
+        """
         self._check_open()
         if arrow is not self._as_arrow:
             self._drop_prefetched()
             self._as_arrow = arrow
         while True:
             if self._fetched is not None:
-                return self._take(self._fetched)
+                name, found = self._fetched_next(self._fetched)
+                return replace(found, partition=name, _owner=self)
             if self._errors:
                 raise self._errors.popleft()
             has_new = self._uninterrupted(self._poll)
@@ -299,7 +305,7 @@ class TopicConsumer(Closeable):
             adaptive=self._pace,
         )
 
-    def _take(
+    def _fetched_next(
         self, fetched: Generator[ConsumedBatch | ArrowBatch]
     ) -> tuple[str, ConsumedBatch | ArrowBatch]:
         name = self._prefetched[0]
@@ -347,11 +353,6 @@ class TopicConsumer(Closeable):
                 has_new = has_new or outcome
         with self._noting_error():
             self._remove_drained(description)
-        now = self._runtime.monotonic()
-        if now - self._pruned_at >= PRUNE_S:
-            self._pruned_at = now
-            for reader in self._readers.values():
-                reader.prune(self._runtime.now_ms())
         return has_new
 
     @contextmanager
@@ -372,7 +373,7 @@ class TopicConsumer(Closeable):
         def open_one(name: str) -> None:
             try:
                 config = Topic.config_of(name, self._config)
-                opened[name] = self._open_reader(name, config, self._positions.get(name))
+                opened[name] = self._open_reader(name, config, self._position_for(name))
             except DataLoss:
                 # A consumer may have been killed after it emptied the partition to seal it.
                 if not description.may_leave(name, now_ms) or not self._topic.seal(name):
@@ -386,6 +387,9 @@ class TopicConsumer(Closeable):
             in_parallel(self._runtime, open_one, missing)
         finally:
             self._readers = dict(sorted((self._readers | opened).items()))
+
+    def _position_for(self, name: str) -> Position | None:
+        return self._positions.get(name) or self._positions.get(f"{self._topic.url}/{name}")
 
     def _remove_drained(self, description: TopicDescription) -> None:
         """Remove draining partitions from the topic that are read to their end."""

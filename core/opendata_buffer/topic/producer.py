@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import replace
+from typing import Any
 
 from opendata_buffer.concurrency import Closeable, in_parallel
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBufferError
-from opendata_buffer.producer.batching import Durable, ProduceRequest, WriteHandle
+from opendata_buffer.producer.batching import ProduceRequest
 from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
+from opendata_buffer.producer.handles import TopicHandle, WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.runtime import Runtime, SystemRuntime, locked
 from opendata_buffer.stores.base import Store
@@ -24,100 +25,6 @@ from opendata_buffer.topic.partitioner import Entries, Keys, Partitioner, split
 from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
 
 log = logging.getLogger(__name__)
-
-
-class TopicWatcher:
-    """Reports whether the entries of one call are durable in all partitions they went to.
-
-    Attributes:
-        parts: The handle of each partition that got some.
-    """
-
-    def __init__(self, parts: Mapping[str, WriteHandle], runtime: Runtime) -> None:
-        self.parts = parts
-        self._runtime = runtime
-
-    def result(self) -> dict[str, Durable] | None:
-        """None while a part is pending; then the sequence and location of each part.
-
-        Raises:
-            OpenDataBufferError: A part was given up, and all others have ended; see :attr:`parts`.
-        """
-        found: dict[str, Durable] = {}
-        failure: Exception | None = None
-        for name, part in self.parts.items():
-            try:
-                durable = part.watcher.result()
-            except Exception as error:
-                failure = failure or error
-                continue
-            if durable is None:
-                return None
-            found[name] = durable
-        if failure is not None:
-            raise failure
-        return found
-
-    def await_durable(self, timeout: float | None = None) -> dict[str, Durable]:
-        """Block until all parts are stored and queued; ``timeout`` seconds at most, for all.
-
-        Raises:
-            TimeoutError: Not yet; the producer goes on trying.
-            OpenDataBufferError: As in :meth:`result`.
-        """
-        until = None if timeout is None else self._runtime.monotonic() + timeout
-        for part in self.parts.values():
-            left = None if until is None else max(0.0, until - self._runtime.monotonic())
-            try:
-                part.watcher.await_durable(left)
-            except TimeoutError:
-                raise
-            except Exception:
-                continue  # raised below, once all parts have ended
-        return self.result() or {}
-
-    def add_done_callback(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once every part has ended, at once if they have already.
-
-        It is called from a thread of the producer, which waits for it: it must not block.
-        """
-        if not self.parts:
-            callback()
-        ended = count(1)
-
-        def one_ended() -> None:
-            if next(ended) == len(self.parts):  # next() is atomic
-                callback()
-
-        for part in self.parts.values():
-            part.watcher.add_done_callback(one_ended)
-
-    def __await__(self) -> Generator[None, None, dict[str, Durable]]:
-        return self._wait_async().__await__()
-
-    async def _wait_async(self) -> dict[str, Durable]:
-        async def ended(part: WriteHandle) -> None:
-            await part
-
-        await asyncio.gather(*map(ended, self.parts.values()), return_exceptions=True)
-        return self.result() or {}
-
-
-@dataclass(frozen=True, slots=True)
-class TopicHandle:
-    """``await handle`` waits for durability in asyncio.
-
-    Attributes:
-        watcher: Reports when the entries are durable.
-        ingestion_time_ms: The earliest time recorded for them, milliseconds since the Unix
-            epoch; 0 for a call without entries.
-    """
-
-    watcher: TopicWatcher
-    ingestion_time_ms: int
-
-    def __await__(self) -> Generator[None, None, dict[str, Durable]]:
-        return self.watcher.__await__()
 
 
 class ProducerPool:
@@ -309,20 +216,21 @@ class TopicProducer(Closeable):
 
     ::
 
-        with TopicProducer(ProducerConfig(store="s3://bucket/orders")) as producer:
+        with TopicProducer("s3://bucket/orders") as producer:
             handle = producer.produce(payloads, keys=customers)
-            handle.watcher.await_durable()
+            handle.result()
 
     Each partition has its own :class:`Producer`, and its own broker where brokers are used. The
     producer follows added and draining partitions within seconds.
 
+    ``store``, ``runtime``, ``open_committer`` and ``topic`` are for tests, and for programs that
+    are parts of this one.
+
     Args:
-        config: Settings of each partition's producer, of which the partitions share
-            ``max_buffered_bytes`` and ``max_buffered_inputs``.
-        store: Use this store instead of opening ``config.store``.
-        runtime: Clock and threads; the system's by default.
-        open_committer: See :class:`.Producer`.
+        config: The topic's URL, or the settings of each partition's producer, of which the
+            partitions share ``max_buffered_bytes`` and ``max_buffered_inputs``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
+        **settings: Fields of the configuration, by name.
 
     Raises:
         InvalidInput: There is no topic; a setting or the URL is wrong.
@@ -331,17 +239,20 @@ class TopicProducer(Closeable):
 
     def __init__(
         self,
-        config: ProducerConfig,
+        config: ProducerConfig | str,
         *,
         store: Store | None = None,
         runtime: Runtime | None = None,
         open_committer: OpenCommitter = open_committer,
         refresh_s: float = REFRESH_S,
+        topic: Topic | None = None,
+        **settings: Any,
     ) -> None:
+        config = ProducerConfig.of(config, settings)
         self._config = config
         self._runtime = runtime or SystemRuntime()
         self._open_committer = open_committer
-        topic = Topic.open(config, store=store, runtime=self._runtime)
+        topic = topic or Topic.open(config, store=store, runtime=self._runtime)
         self._store = topic.store
         self._topic = CachedTopic(topic, self._runtime, refresh_s)
         self._pool = ProducerPool(self._open, self._runtime)
@@ -460,8 +371,7 @@ class TopicProducer(Closeable):
         return self._joined(handles)
 
     def _joined(self, handles: dict[str, WriteHandle]) -> TopicHandle:
-        times = [each.ingestion_time_ms for each in handles.values()]
-        return TopicHandle(TopicWatcher(handles, self._runtime), min(times, default=0))
+        return TopicHandle(handles, self._runtime)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything produced so far is durable, as :meth:`.Producer.flush`.

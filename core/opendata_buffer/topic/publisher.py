@@ -21,11 +21,13 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from opendata_buffer.concurrency import Closeable
 from opendata_buffer.config import ProducerConfig
+from opendata_buffer.consumer.batches import Delivered
 from opendata_buffer.errors import (
     Closed,
     InvalidInput,
@@ -43,15 +45,17 @@ from opendata_buffer.messages import (
     build_uuid,
     new_producer_id,
 )
-from opendata_buffer.producer.batching import ProduceRequest, WriteHandle
+from opendata_buffer.producer.batching import ProduceRequest
 from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
+from opendata_buffer.producer.handles import TopicHandle, WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import claim_for_writing, queue_hint
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, locked
 from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.partitioner import Entries, Keys, Partitioner
-from opendata_buffer.topic.producer import TopicHandle, TopicProducer
+from opendata_buffer.topic.producer import TopicProducer
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.commit_record import Verdict
 from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
@@ -135,6 +139,9 @@ class PublisherTransaction:
         self.intents: AckIntents | None = None
         self.applying = False
         """Whether markers that commit it may be in some partitions."""
+        self.processed: dict[str, list[Delivered]] = {}
+        """The batches that are acknowledged with it, by the place of their queue."""
+        self.positions: dict[str, str] = {}
         self._runtime = runtime
         self._clock = ROLL_BACK  # below all of its batches
         self._handles: list[tuple[str, WriteHandle]] = []
@@ -165,6 +172,16 @@ class PublisherTransaction:
                 self._failure = self._failure or error
             raise
 
+    def process(self, batch: Delivered) -> None:
+        """Acknowledge a consumer's batch with the transaction."""
+        owner = batch._consumer()
+        source = owner.source_of(batch)
+        before = self.processed.get(source, [])
+        # Its position is behind all before it: one that was left out would be lost.
+        owner.check_next([*before, batch])
+        self.positions[source] = str(owner.position_of(batch))
+        self.processed[source] = [*before, batch]
+
     def wait(self, timeout: float | None) -> BaseException | None:
         """Wait until each batch is durable or given up. Returns why it cannot be committed."""
         until = None if timeout is None else self._runtime.monotonic() + timeout
@@ -172,7 +189,7 @@ class PublisherTransaction:
         for name, handle in self._handles:
             left = None if until is None else max(0.0, until - self._runtime.monotonic())
             try:
-                where = handle.watcher.await_durable(left)
+                where = handle.result(left)
             except TimeoutError:
                 raise
             except Exception as error:
@@ -186,6 +203,29 @@ class PublisherTransaction:
         clocks = {name: clock + 1 for name, clock in self.clocks.items()}
         self.intents = AckIntents(topic_id, self.producer, clocks, self.txn)
         return self.intents
+
+
+class TransactionBlock:
+    """What a block of :meth:`Publisher.transaction` works with."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+
+    def produce(self, entries: Entries, **options: Any) -> TopicHandle:
+        """As :meth:`Publisher.publish_uncommitted`."""
+        return self._publisher.publish_uncommitted(entries, **options)
+
+    def ack(self, batch: Delivered) -> None:
+        """Acknowledge a consumer's batch when, and only if, the transaction is committed.
+
+        The commit record keeps its position, so start the consumer with
+        :attr:`Publisher.positions`, after the publisher. Acknowledge the batches of a queue in the
+        order of their delivery; after an error take the same batches again.
+
+        Raises:
+            InvalidInput: Another batch is next; or the publisher has no name.
+        """
+        self._publisher._process(batch)
 
 
 class CallLock:
@@ -227,27 +267,27 @@ class Publisher(Closeable):
     ::
 
         with Publisher("s3://bucket/orders", "billing") as publisher:
-            publisher.publish_uncommitted(invoices, keys=customers)
-            publisher.publish_uncommitted(events, keys=customers)
-            publisher.commit()
+            with publisher.transaction() as txn:
+                txn.produce(invoices, keys=customers)
+                txn.produce(events, keys=customers)
 
     Calls of several threads run one after the other; a transaction belongs to the publisher, not
     to a thread.
 
+    ``store``, ``runtime``, ``open_committer`` and ``entropy`` are for tests, and for programs
+    that are parts of this one.
+
     Args:
-        topic: The topic, or its URL.
+        topic: The topic, or its URL; or the URL of a queue.
         name: The publisher keeps the intents in a record beside the topic: a new instance of the
             name completes the transaction that the last one committed, rolls back others, and
             fences an instance that still runs. 1 to 190 characters of ``A-Z a-z 0-9 . _ -``.
             Without a name the caller saves the intents.
         config: Settings of each partition's producer. Its ``store`` is that of the topic.
-        store: Use this store instead of opening the topic's URL.
-        runtime: Clock and threads; the system's by default.
-        open_committer: See :class:`.Producer`.
-        entropy: Gives that many random bytes, for producer ids.
+        **settings: Fields of the configuration, by name.
 
     Raises:
-        InvalidInput: There is no topic; or the name is not allowed.
+        InvalidInput: There is no topic and no queue; or the name is not allowed.
         Superseded: Another instance of the name was opened at the same moment.
         OpenDataBufferError: Storage failed, or an earlier transaction could not be ended; open
             it again.
@@ -263,15 +303,17 @@ class Publisher(Closeable):
         runtime: Runtime | None = None,
         open_committer: OpenCommitter = open_committer,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
+        **settings: Any,
     ) -> None:
         url = topic if isinstance(topic, str) else topic.url
         if isinstance(topic, Topic) and store is None:
             store = topic.store
-        self._config = replace(config or ProducerConfig(store=url), store=url)
+        self._config = ProducerConfig.of(config or url, {**settings, "store": url})
         self._runtime = runtime or SystemRuntime()
         self._entropy = entropy
         self._lock = CallLock(self._runtime)
-        opened = Topic.open(self._config, store=store, runtime=self._runtime)
+        store = store or open_store(url, self._config.store_options)
+        opened = Topic.of(self._config, store=store, runtime=self._runtime)
         self._topic_id = opened.description.topic_id
         self._store = opened.store
         self._queues: dict[str, Queue] = {}
@@ -281,6 +323,7 @@ class Publisher(Closeable):
             self._queue_of,
             self._runtime,
             ahead_ms=self._config.gc_grace_period_ms,
+            folder=opened.records,
         )
         self._markers = self._coordinator.markers
         # Publishes what is in no transaction.
@@ -296,8 +339,55 @@ class Publisher(Closeable):
             with self._deadline():
                 self._coordinator.recover(self._app, _QUERY, opened.description.names)
         self._producer = TopicProducer(
-            self._config, store=self._store, runtime=self._runtime, open_committer=open_committer
+            self._config,
+            store=self._store,
+            runtime=self._runtime,
+            open_committer=open_committer,
+            topic=opened,
         )
+
+    @property
+    def positions(self) -> Mapping[str, str]:
+        """What the name's committed transactions have processed, for :class:`.Consumer` and
+        :class:`.TopicConsumer` to start behind."""
+        return {} if self._app is None else self._coordinator.positions(self._app)
+
+    @contextmanager
+    def transaction(self, timeout: float | None = None) -> Iterator[TransactionBlock]:
+        """A transaction that is committed at the end of the block, and aborted by an exception.
+
+        ::
+
+            for batch in consumer:
+                with publisher.transaction() as txn:
+                    txn.produce([transform(record.value) for record in batch.records()])
+                    txn.ack(batch)
+
+        Args:
+            timeout: Seconds that its batches may take to become durable.
+
+        Raises:
+            InvalidInput: The publisher has no name, or a transaction is open.
+            OpenDataBufferError, TimeoutError: As :meth:`commit`. After ``Fenced`` it is committed:
+                the consumer of an acknowledged batch has been replaced.
+        """
+        self._check_named()
+        if self._open is not None:
+            raise InvalidInput("a transaction is open: commit() or abort() it before the next one")
+        try:
+            yield TransactionBlock(self)
+        except BaseException:
+            try:
+                self.abort()
+            except OpenDataBufferError as error:
+                log.warning("a transaction was not aborted, and will be: %s", error)
+            raise
+        if self._open is not None:
+            try:
+                self.commit(timeout)
+            except TimeoutError:
+                self.abort()
+                raise
 
     def publish_committed(
         self,
@@ -345,7 +435,7 @@ class Publisher(Closeable):
             current = self._open or self._begin()
             if current.intents is not None:
                 raise InvalidInput(
-                    "the transaction has its intents: apply() them, or roll_back(), before you "
+                    "the transaction has its intents: apply() them, or abort(), before you "
                     "publish the next one"
                 )
             with current.one_call():
@@ -390,17 +480,13 @@ class Publisher(Closeable):
             InvalidInput: The publisher has no name: save the intents in between.
             OpenDataBufferError, TimeoutError: As those two.
         """
-        if self._app is None:
-            raise InvalidInput(
-                "a publisher without a name does not keep its intents: build_ack_intents(), save "
-                "them, then apply() them; or give it a name"
-            )
+        self._check_named()
         with self._usable():
             intents = self._intents(timeout)
             self._apply(intents)
             return intents
 
-    def roll_back(self) -> None:
+    def abort(self) -> None:
         """Abort the open transaction: nothing of it is ever delivered. Without one, do nothing.
 
         Raises:
@@ -410,6 +496,8 @@ class Publisher(Closeable):
         """
         with self._usable():
             self._roll_back()
+
+    roll_back = abort  # its name in version 0.1
 
     def close(self, timeout: float | None = None) -> None:
         """Roll an open transaction back, flush, and end the threads. May be repeated.
@@ -440,6 +528,18 @@ class Publisher(Closeable):
                     self._markers.expire_producer(self._producer_id, clock, self._written)
             except OpenDataBufferError as error:
                 log.info("readers remember this publisher for some weeks: %s", error)
+
+    def _check_named(self) -> None:
+        if self._app is None:
+            raise InvalidInput(
+                "a publisher without a name does not keep its intents: build_ack_intents(), save "
+                "them, then apply() them; or give it a name"
+            )
+
+    def _process(self, batch: Delivered) -> None:
+        self._check_named()
+        with self._usable():
+            (self._open or self._begin()).process(batch)
 
     # The methods below are called with the lock.
 
@@ -476,14 +576,14 @@ class Publisher(Closeable):
         raise failure
 
     def _apply(self, intents: AckIntents) -> None:
-        if not intents.clocks:
+        current = self._open if self._open and self._open.intents == intents else None
+        if not intents.clocks and not (current and current.positions):
             return
         if intents.topic_id != self._topic_id:
             raise InvalidInput(
                 f"the intents are of topic {intents.topic_id}, and this is {self._topic_id}: "
                 "apply them with a publisher of that topic"
             )
-        current = self._open if self._open and self._open.intents == intents else None
         if current is not None and current.txn is not None:
             self._commit(current.txn, current, intents)
         elif self._app is not None:
@@ -501,6 +601,8 @@ class Publisher(Closeable):
             self._end(intents.producer, intents.clocks, current)
         if current is not None:
             self._open = None
+            for batch in chain(*current.processed.values()):
+                batch.ack()
 
     def _check_applied(self, intents: AckIntents) -> None:
         """Refuse saved intents of a transaction that is not committed.
@@ -520,7 +622,7 @@ class Publisher(Closeable):
             )
 
     def _commit(self, txn: Transaction, current: PublisherTransaction, intents: AckIntents) -> None:
-        attempt = Attempt(txn, current.producer, intents.clocks)
+        attempt = Attempt(txn, current.producer, intents.clocks, current.positions)
         try:
             with self._deadline():
                 if not self._coordinator.decide(attempt):

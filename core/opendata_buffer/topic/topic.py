@@ -28,7 +28,14 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, locked
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
-from opendata_buffer.topic.description import DESCRIPTION, DRAIN_S, TopicDescription
+from opendata_buffer.topic.description import (
+    DESCRIPTION,
+    DRAIN_S,
+    Partition,
+    TopicDescription,
+    is_topic,
+)
+from opendata_buffer.transactions.commit_record import TOPIC_FOLDER
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +123,28 @@ class Topic:
         return topic
 
     @classmethod
+    def of(cls, config: QueueConfig, *, store: Store, runtime: Runtime) -> Topic:
+        """The topic at a store's root; or else the queue there, as a topic of one partition.
+
+        Raises:
+            InvalidInput: There is neither, or the settings name one partition of a topic.
+        """
+        if is_topic(store):
+            return cls.open(config, store=store, runtime=runtime)
+        claim = check_owner(store, config, runtime=runtime)
+        if claim is None:
+            raise InvalidInput(
+                f"there is no topic at {store.url}, and no queue below "
+                f"{config.data_path_prefix!r}: make a topic with 'opendata-buffer topic create "
+                f"{store.url} --partitions N', or produce to the queue first"
+            )
+        queue = _Queue(store, config, runtime)
+        queue._description = TopicDescription(
+            claim.queue_id, (Partition(config.data_path_prefix),), 1
+        )
+        return queue
+
+    @classmethod
     def find(
         cls, config: QueueConfig, *, store: Store, runtime: Runtime | None = None
     ) -> Topic | None:
@@ -138,6 +167,11 @@ class Topic:
     def url(self) -> str:
         """The URL of the topic's store."""
         return self.store.url
+
+    @property
+    def records(self) -> str:
+        """Folder of the commit records of its writers."""
+        return TOPIC_FOLDER
 
     @property
     def description(self) -> TopicDescription:
@@ -231,6 +265,8 @@ class Topic:
     @staticmethod
     def config_of(partition: str, config: Config) -> Config:
         """Settings for one partition, from those for all; they name no prefix and no manifest."""
+        if partition == config.data_path_prefix:
+            return config  # a queue that stands for a topic; no partition has such a name
         _check_config(config)
         return replace(config, data_path_prefix=partition, manifest_path="")
 
@@ -279,6 +315,19 @@ class Topic:
                 f"{TOPIC_KEY!r} was deleted and made again, or restored from an old copy. Stop "
                 "its producers and readers, and put its latest version back."
             )
+
+
+class _Queue(Topic):
+    """A queue as a topic: its only partition has its data prefix as its name."""
+
+    @property
+    def records(self) -> str:
+        """See :attr:`Topic.records`."""
+        return self._settings.data_path_prefix
+
+    def read(self) -> TopicDescription:
+        """See :meth:`Topic.read`."""
+        return self._description
 
 
 def _check_config(config: QueueConfig) -> None:

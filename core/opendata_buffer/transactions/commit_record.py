@@ -66,6 +66,7 @@ class CommitRecord:
         run: The run that may decide the next batch of a topic's writer; None for a single queue.
         producer: The producer id that wrote the batch into a topic, as hexadecimal digits.
         intents: The clock of the marker that commits the batch, by partition.
+        positions: What a publisher has processed, by queue: text of a :class:`.Position`.
     """
 
     batch: int
@@ -75,6 +76,7 @@ class CommitRecord:
     run: str | None = None
     producer: str | None = None
     intents: Mapping[str, int] = field(default_factory=dict)
+    positions: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """The object's bytes, without the fields that have no value."""
@@ -85,6 +87,8 @@ class CommitRecord:
                 fields[name] = value
         if self.intents:
             fields["intents"] = dict(sorted(self.intents.items()))
+        if self.positions:
+            fields["positions"] = dict(sorted(self.positions.items()))
         return json.dumps({**fields, **self.others}).encode()
 
     @classmethod
@@ -98,7 +102,10 @@ class CommitRecord:
         intents = fields.mapping("intents", {})
         if not all(is_number(clock, least=1) for clock in intents.values()):
             raise fields.wrong("intents", f"a clock from 1 to {LARGEST} for each partition")
-        return cls(batch, next_sequence, query, fields.others(), run, producer, intents)
+        positions = fields.mapping("positions", {})
+        if not all(isinstance(text, str) for text in positions.values()):
+            raise fields.wrong("positions", "a text for each queue")
+        return cls(batch, next_sequence, query, fields.others(), run, producer, intents, positions)
 
     def raised(self, batch: int, next_sequence: int, query: str | None) -> CommitRecord:
         """The record after one more batch; unchanged for an older batch or another query."""
@@ -206,7 +213,11 @@ class OwnedRecord:
         return record is None or batch <= record.batch + 1 or self.is_owned()
 
     def decide(
-        self, batch: int, producer: str, intents: Mapping[str, int]
+        self,
+        batch: int,
+        producer: str,
+        intents: Mapping[str, int],
+        positions: Mapping[str, str],
     ) -> outcomes.Outcome[CommitRecord | None]:
         """Write a batch into the record, which commits it; see :meth:`verdict`."""
 
@@ -214,7 +225,14 @@ class OwnedRecord:
             # Unchanged also where it names this attempt already: it may be applied twice.
             if record is None or record.run != self._run or record.batch >= batch:
                 return record
-            return replace(record, batch=batch, producer=producer, intents=dict(intents))
+            # What was read and what was written of it are committed by one write.
+            return replace(
+                record,
+                batch=batch,
+                producer=producer,
+                intents=dict(intents),
+                positions={**record.positions, **positions},
+            )
 
         return self._object.update(change, from_memory=True)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from opendata_buffer import outcomes
 from opendata_buffer.concurrency import in_parallel
@@ -61,11 +61,13 @@ class Attempt:
         txn: App and batch.
         producer: 6 bytes, drawn for this attempt and used for nothing else.
         intents: The clock of the marker that commits it, by partition.
+        positions: What it has processed, by queue; committed with it.
     """
 
     txn: Transaction
     producer: bytes
     intents: Mapping[str, int]
+    positions: Mapping[str, str] = field(default_factory=dict)
 
 
 class TransactionCoordinator:
@@ -75,6 +77,7 @@ class TransactionCoordinator:
 
     Args:
         store, config, queue_of, runtime, ahead_ms: As for :class:`.MarkerWriter`.
+        folder: Of the records; of a single queue its data prefix.
     """
 
     def __init__(
@@ -85,8 +88,10 @@ class TransactionCoordinator:
         runtime: Runtime,
         *,
         ahead_ms: int,
+        folder: str = TOPIC_FOLDER,
     ) -> None:
         self._store = store
+        self._folder = folder
         self._config = replace(config, cas_deadline_ms=min(_DEADLINE_MS, config.cas_deadline_ms))
         self._queue_of = queue_of
         self._runtime = runtime
@@ -152,6 +157,11 @@ class TransactionCoordinator:
         record = self._owned[app].record
         return -1 if record is None else record.batch
 
+    def positions(self, app: str) -> Mapping[str, str]:
+        """The committed positions of an app that was begun or recovered."""
+        owned = self._owned.get(app)
+        return {} if owned is None or owned.record is None else owned.record.positions
+
     def verdict_on(self, txn: Transaction, producer: bytes) -> Verdict:
         """The meaning of the record of an app that was begun or recovered, for an attempt."""
         return self._owned[txn.app].verdict(txn.batch, producer.hex())
@@ -180,7 +190,7 @@ class TransactionCoordinator:
             owned.note_undecided(name, self._queue_of(name).last_seen, but=attempt.producer)
         outcome: outcomes.Outcome[CommitRecord | None]
         try:
-            outcome = owned.decide(batch, producer, attempt.intents)
+            outcome = owned.decide(batch, producer, attempt.intents, attempt.positions)
         except TransientStorageError as error:
             outcome = outcomes.Unknown(str(error))
         if isinstance(outcome, outcomes.Unknown):
@@ -235,7 +245,7 @@ class TransactionCoordinator:
     def forget(self, app: str) -> None:
         """Delete the record of an app that writes nothing any more. Failures are logged."""
         self._owned.pop(app, None)
-        key = record_key(TOPIC_FOLDER, app)
+        key = record_key(self._folder, app)
         try:
             failures: Collection[object] = self._store.delete_many([key])
         except OpenDataBufferError as error:
@@ -247,7 +257,7 @@ class TransactionCoordinator:
         self, app: str, batch: int, query: str | None, partitions: Collection[str]
     ) -> tuple[OwnedRecord, CommitRecord, int]:
         """Claim an app's record, write its batch's markers, and note what else is undecided."""
-        stored = record_object(self._store, TOPIC_FOLDER, app, self._runtime, self._config)
+        stored = record_object(self._store, self._folder, app, self._runtime, self._config)
         owned = OwnedRecord(app, stored, self._runtime.ulid())
         record = owned.claim(batch, query)
         committed = None if record.producer is None else bytes.fromhex(record.producer)

@@ -49,7 +49,7 @@ def main() -> None:
                 for producer in producers
             ]
             for handle in handles:
-                handle.watcher.await_durable(120)
+                handle.result(120)
             print(number, flush=True)
             time.sleep(PAUSE_S)
             while any(length(queue) > int(long) for queue in queues):

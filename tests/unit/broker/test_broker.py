@@ -28,6 +28,7 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.support.tuned import tuned
 from tests.unit.broker.local import CONFIG, Hooked, eventually, queued
 from tests.unit.broker.wired import Client, made
 
@@ -179,7 +180,7 @@ def test_a_doubtful_request_that_a_consumer_may_have_taken_is_unknown() -> None:
 
 def test_a_full_queue_takes_what_fits() -> None:
     store = MemoryStore()
-    config = ProducerConfig(store="memory://unused", max_manifest_bytes=150)
+    config = tuned(ProducerConfig, store="memory://unused", max_manifest_bytes=150)
     broker = made(store, config=config)
     client = Client(broker)
     for number in range(8):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
-from opendata_buffer.consumer.consumer import Consumer, Position
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.position import Position
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry

@@ -12,7 +12,8 @@ import pytest
 
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
-from opendata_buffer.consumer.consumer import Consumer, Cursors, Position, check_data_loss
+from opendata_buffer.consumer.consumer import Consumer, check_data_loss
+from opendata_buffer.consumer.position import Cursors, Position
 from opendata_buffer.errors import (
     BatchMissing,
     BatchUnreadable,
@@ -537,24 +538,39 @@ def test_a_jump_drops_skipped_sequences_that_are_lost() -> None:
 ID = "01JD5T4R3KXBMZ7QV9N2WG8Y00"
 
 
-@pytest.mark.parametrize("position", [Position(ID, 0), Position(ID, 2**63), Position("", 41)])
+STATE = {"version": 1, "producers": {"0102": [1, 2, 3]}}
+
+
+@pytest.mark.parametrize(
+    "position",
+    [Position(ID, 0), Position(ID, 2**63), Position("", 41), Position(ID, 2**63, 3, STATE)],
+)
 def test_a_position_prints_parses_and_pickles(position: Position) -> None:
     assert str(Position(ID, 41)) == f"{ID}:41"
     assert Position.of(41) == Position("", 41)
+    old = f'{{"queue":"{ID}","sequence":41}}'  # as 0.1 printed that of a partition
+    assert Position.parse(old) == Position(ID, 41)
     assert Position.parse(str(position)) == position
     assert pickle.loads(pickle.dumps(position)) == position
     assert Position.of(str(position)) == Position.of(position) == position
 
 
-@pytest.mark.parametrize("text", ["", ":", f"{ID}:", f"{ID}:-1", f"{ID}:1:2", "1.5", "٤١", " 1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", ":", f"{ID}:", f"{ID}:-1", f"{ID}:1:2", "1.5", "٤١", " 1", "{}", "[1]", "[" * 100_000,
+        '{"queue":"a"}', '{"queue":"a","sequence":-1}', '{"queue":"a","sequence":"1"}',
+        '{"queue":"a","sequence":1,"delivered":-1}', '{"queue":"a","sequence":1,"transactions":[]}',
+    ],
+)  # fmt: skip
 def test_a_text_that_is_no_position_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="use '<queue id>:<sequence>'"):
+    with pytest.raises(InvalidInput, match="what str"):
         Position.parse(text)
 
 
 @pytest.mark.parametrize("given", [True, -1, 1.5, b"1"])
 def test_a_value_that_is_no_sequence_is_refused(given: object) -> None:
-    with pytest.raises(InvalidInput, match="last_acked_sequence is"):
+    with pytest.raises(InvalidInput, match="position is"):
         Position.of(given)  # type: ignore[arg-type]
 
 

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pytest
 
 from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.consumer.fetch import (
     AdaptiveConcurrency,
-    ArrowBatch,
-    ConsumedBatch,
     FetchHandle,
     RawBatch,
 )

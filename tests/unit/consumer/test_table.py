@@ -5,7 +5,7 @@ import datetime
 import pyarrow as pa
 import pytest
 
-from opendata_buffer.consumer.fetch import ArrowBatch
+from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.errors import InvalidInput, MalformedRecord
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.values import ValueOptions

@@ -18,7 +18,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.producer.accumulator import Accumulator, OrderedUploads
 from opendata_buffer.producer.batching import (
     Batch,
-    DurabilityWatcher,
+    Completion,
     Durable,
     ProduceRequest,
     Stage,
@@ -29,7 +29,7 @@ from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.producer.world import config
 
 DENIED = PermanentStorageError("denied")
-WATCHER = DurabilityWatcher(ManualRuntime())
+COMPLETION = Completion(ManualRuntime())
 
 
 def at(seconds: float, *, wall: float | None = None) -> Moment:
@@ -51,7 +51,7 @@ def enter(
     stored: bool = False,
 ) -> Batch:
     batch = Batch(
-        WATCHER,
+        COMPLETION,
         ordered=ordered,
         calls=1,
         deadline=deadline,
@@ -267,8 +267,8 @@ class Fixture:
         self.accumulator = Accumulator(config(flush_size_bytes=1, **settings), 60.0, self.runtime)
         self.accumulator.add_workers()
 
-    def accept(self) -> DurabilityWatcher:
-        return self.accumulator.accept(ProduceRequest(RECORD, 1, b"", 0)).watcher
+    def accept(self) -> Completion:
+        return self.accumulator.accept(ProduceRequest(RECORD, 1, b"", 0))._completion
 
     def upload(self) -> Batch:
         work = self.accumulator.next_work()
@@ -305,8 +305,8 @@ def test_f5_old_uploads_are_stored_again_before_new_ones_are_stored() -> None:
         fixture.accumulator.uploaded(batch, None)
     group = fixture.accumulator.next_group(float)
     assert group is not None
-    assert [batch.watcher for batch in group] == [fresh]
+    assert [batch.completion for batch in group] == [fresh]
     again = fixture.upload()
-    assert again.watcher is old
+    assert again.completion is old
     fixture.accumulator.uploaded(again, None)
-    assert fixture.upload().watcher is new
+    assert fixture.upload().completion is new

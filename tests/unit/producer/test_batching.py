@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.errors import Closed, InvalidInput, TransientStorageError
+from opendata_buffer.errors import Closed, InvalidInput
 from opendata_buffer.formats.batch import Compression, decode_batch, encode_block
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata
@@ -24,8 +23,7 @@ from opendata_buffer.producer.batching import (
     AppendBuffer,
     Batch,
     Batcher,
-    DurabilityWatcher,
-    Durable,
+    Completion,
     Item,
     ProduceRequest,
     WriteHandle,
@@ -48,8 +46,8 @@ class Still(SystemRuntime):
     monotonic = staticmethod(lambda: 5.0)
 
 
-WATCHER = DurabilityWatcher(ManualRuntime())
-HANDLE = WriteHandle(WATCHER, 1_700)
+COMPLETION = Completion(ManualRuntime())
+HANDLE = WriteHandle(COMPLETION, 1_700)
 
 
 def opened_with(first: Item = b"first") -> AppendBuffer:
@@ -105,9 +103,9 @@ def test_a_record_that_comes_while_its_buffer_is_closed_goes_into_the_next_batch
         first = producer.send(b"first")
         meanwhile(producer, producer.flush)
         late = producer.send(b"late")
-        assert first.watcher.result() is not None
-        assert late.watcher.result() is None
-    assert late.watcher.result() is not None
+        assert first.done()
+        assert not late.done()
+    assert late.done()
     assert batches(store) == [[b"first"], [b"late"]]
 
 
@@ -174,7 +172,7 @@ def test_threads_that_send_beside_many_flushes_lose_and_double_nothing() -> None
         mine = [record for record in where if record.startswith(b"%d-" % number)]
         assert mine == [record for given, _ in made for record in given]
         for given, handle in made:
-            durable = handle.watcher.result()
+            durable = handle.result()
             assert durable is not None
             assert {where[record] for record in given} == {durable.sequence}
 
@@ -233,7 +231,7 @@ def piece(*records: bytes) -> tuple[bytes, int]:
 
 
 def encoded(*parts: AppendBuffer | ProduceRequest) -> list[bytes | memoryview]:
-    return Batch(WATCHER, parts=list(parts)).encode(Compression.NONE, 3)
+    return Batch(COMPLETION, parts=list(parts)).encode(Compression.NONE, 3)
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
@@ -295,7 +293,7 @@ def call(
 
 def batcher(flush_size: int = 100, max_size: int = 1_000) -> Batcher:
     settings = config(flush_interval_ms=100, flush_size_bytes=flush_size, max_batch_bytes=max_size)
-    return Batcher(settings, lambda: DurabilityWatcher(ManualRuntime()))
+    return Batcher(settings, lambda: Completion(ManualRuntime()))
 
 
 def sealed(b: Batcher) -> list[Batch]:
@@ -400,7 +398,7 @@ def test_f33_what_waits_is_counted_until_it_is_taken() -> None:
 
 
 def batch(*requests: ProduceRequest) -> Batch:
-    made = Batch(WATCHER)
+    made = Batch(COMPLETION)
     for each in requests:
         made.add(each)
     return made
@@ -438,85 +436,3 @@ def test_a_buffer_is_counted_when_it_is_closed_and_stands_in_its_place() -> None
     assert decode_batch(data) == [b"first", b"second", b"third", b"last"]
     assert made.metadata == (Metadata(0, 5), Metadata(3, 6))
     assert (made.count, made.size) == (4, most)
-
-
-# Handles.
-
-DURABLE = Durable(7, "ingest/x.batch")
-
-
-@pytest.fixture
-def watcher() -> DurabilityWatcher:
-    return DurabilityWatcher(SystemRuntime())
-
-
-def test_pending_then_durable_and_the_first_outcome_stays(watcher: DurabilityWatcher) -> None:
-    assert watcher.result() is None
-    with pytest.raises(TimeoutError, match="wait again"):
-        watcher.await_durable(timeout=0.01)
-    watcher.complete(DURABLE)
-    watcher.complete(TransientStorageError("late"))
-    assert watcher.result() == watcher.await_durable() == DURABLE
-
-
-def test_a_failure_is_raised_by_each_way_to_ask(watcher: DurabilityWatcher) -> None:
-    watcher.complete(TransientStorageError("slow down"))
-    for ask in (watcher.result, watcher.await_durable, lambda: asyncio.run(_wait(watcher))):
-        with pytest.raises(TransientStorageError, match="slow down"):
-            ask()
-
-
-def test_a_callback_that_raises_stops_neither_the_others_nor_the_producer(
-    watcher: DurabilityWatcher, caplog: pytest.LogCaptureFixture
-) -> None:
-    calls: list[str] = []
-
-    def broken() -> None:
-        calls.append("broken")
-        raise ValueError("a bug of the caller's")
-
-    watcher.add_done_callback(broken)
-    watcher.add_done_callback(lambda: calls.append("next"))
-    watcher.complete(DURABLE)
-    assert calls == ["broken", "next"]
-    assert watcher.result() == DURABLE
-    # Also when it is called at once because the outcome is known.
-    watcher.add_done_callback(broken)
-    assert calls == ["broken", "next", "broken"]
-    assert caplog.text.count("ValueError: a bug of the caller's") == 2
-
-
-def test_an_interrupt_during_a_callback_in_the_callers_own_thread_is_the_callers(
-    watcher: DurabilityWatcher,
-) -> None:
-    watcher.complete(DURABLE)
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        watcher.add_done_callback(interrupted)
-
-
-async def _wait(watcher: DurabilityWatcher) -> Durable:
-    return await WriteHandle(watcher, 1_700)
-
-
-def test_a_handle_is_awaited_from_asyncio_and_completed_from_a_thread(
-    watcher: DurabilityWatcher,
-) -> None:
-    async def main() -> Durable:
-        threading.Timer(0.01, watcher.complete, [DURABLE]).start()
-        return await asyncio.wait_for(_wait(watcher), 20)
-
-    assert asyncio.run(main()) == DURABLE
-
-
-def test_a_closed_loop_is_left_alone(watcher: DurabilityWatcher) -> None:
-    async def give_up() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(_wait(watcher), 0.01)
-
-    asyncio.run(give_up())
-    watcher.complete(DURABLE)
-    assert watcher.result() == DURABLE

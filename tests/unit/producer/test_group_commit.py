@@ -22,6 +22,7 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.support.tuned import tuned
 from tests.unit.broker.local import eventually
 from tests.unit.producer.world import WAIT_S, entries
 
@@ -65,7 +66,7 @@ class Callers:
 
     def __init__(self, store: MemoryStore, **settings: int) -> None:
         self.runtime = SystemRuntime()
-        config = QueueConfig(store="memory://unused", **settings)  # type: ignore[arg-type]
+        config = tuned(QueueConfig, store="memory://unused", **settings)
         self.committer = shared_committer(store, config, self.runtime)
         self.outcomes: dict[int, int | BaseException] = {}
         self._threads: list[threading.Thread] = []

@@ -65,10 +65,10 @@ def test_a_durable_call_is_stored_and_queued() -> None:
     store = MemoryStore()
     with Producer(config(), store=store) as producer:
         handle = producer.produce([b"a", b"bc"], b"meta")
-        durable = handle.watcher.await_durable(WAIT_S)
+        durable = handle.result(WAIT_S)
         (entry,) = entries(store)
         assert (durable.sequence, durable.location) == (entry.sequence, entry.location)
-        assert handle.watcher.result() == durable
+        assert handle.result() == durable
         (metadata,) = entry.metadata
         assert (metadata.payload, metadata.ingestion_time_ms) == (b"meta", handle.ingestion_time_ms)
     assert records(store) == [b"a", b"bc"]
@@ -91,7 +91,7 @@ def test_producers_of_one_process_share_the_committer() -> None:
     producers = [Producer(config(), store=store) for _ in range(8)]
     for n in range(10):
         for handle in [producer.produce([b"%d" % n]) for producer in producers]:
-            handle.watcher.await_durable(WAIT_S)
+            handle.result(WAIT_S)
     assert {producer.commit_conflicts for producer in producers} == {0}
     assert len({producer.commit_attempts for producer in producers}) == 1
     for producer in producers:
@@ -150,12 +150,12 @@ def test_f4_a_producer_of_a_queue_that_was_started_over_needs_no_other_one_close
     store = MemoryStore()
     old = Producer(config(broker=broker), store=store)
     for number in range(3):
-        old.produce([b"%d" % number]).watcher.await_durable(WAIT_S)
+        old.produce([b"%d" % number]).result(WAIT_S)
     store.delete_many(["ingest/manifest"])
     with pytest.raises(QueueReset):
-        old.produce([b"lost"]).watcher.await_durable(WAIT_S)
+        old.produce([b"lost"]).result(WAIT_S)
     with Producer(config(broker=broker, recreate=True), store=store) as new:
-        new.produce([b"new"]).watcher.await_durable(WAIT_S)
+        new.produce([b"new"]).result(WAIT_S)
     assert records(store) == [b"new"]
     with pytest.raises(FlushFailed):
         old.close()
@@ -224,7 +224,7 @@ def test_f31_a_wall_clock_that_jumps_neither_delays_nor_hastens_a_flush(jump_ms:
     with Producer(config(flush_interval_ms=100), store=store, runtime=runtime) as producer:
         handle = producer.produce([b"a"])
         durable = threading.Event()
-        handle.watcher.add_done_callback(durable.set)
+        handle.add_done_callback(lambda _: durable.set())
         runtime.set_wall_clock(runtime.now_ms() + jump_ms)
         runtime.await_waits(1)
         runtime.advance(0.099)
@@ -251,7 +251,7 @@ def test_a_flush_ends_although_others_go_on_producing() -> None:
     store.before_put = others
     try:
         producer.flush(WAIT_S)
-        assert mine.watcher.result() is not None
+        assert mine.done()
     finally:
         done.set()
     producer.flush(WAIT_S)
@@ -266,9 +266,9 @@ def test_f29_f30_a_batch_given_up_fails_its_handles_flush_and_close() -> None:
     producer = Producer(settings, store=store, runtime=ManualRuntime())
     poor = producer.produce([b"poor"])
     with pytest.raises(TransientStorageError):
-        poor.watcher.await_durable(WAIT_S)
+        poor.result(WAIT_S)
     # The producer goes on, but never says that all is well again.
-    producer.produce([b"fine"]).watcher.await_durable(WAIT_S)
+    producer.produce([b"fine"]).result(WAIT_S)
     with pytest.raises(FlushFailed, match="1 produce"):
         producer.flush()
     with pytest.raises(FlushFailed, match="slow down"):
@@ -297,7 +297,7 @@ def test_f2_a_lost_answer_is_verified_within_the_delivery_timeout() -> None:
     store.lost = 50
     handle = producer.produce([b"a"])
     producer.flush(WAIT_S)
-    assert handle.watcher.await_durable(WAIT_S).sequence == 0
+    assert handle.result(WAIT_S).sequence == 0
     assert runtime.monotonic() > 1
     assert records(store) == [b"a"]
     producer.close()
@@ -307,9 +307,9 @@ def test_f35_a_full_queue_pushes_back_until_the_delivery_timeout() -> None:
     store = MemoryStore()
     settings = config(max_manifest_bytes=150, delivery_timeout_ms=100, flush_size_bytes=1)
     producer = Producer(settings, store=store, runtime=ManualRuntime())
-    producer.produce([b"a"]).watcher.await_durable(WAIT_S)
+    producer.produce([b"a"]).result(WAIT_S)
     with pytest.raises(QueueFull, match="batches wait for the consumer"):
-        producer.produce([b"b"]).watcher.await_durable(WAIT_S)
+        producer.produce([b"b"]).result(WAIT_S)
     with pytest.raises(FlushFailed):
         producer.close()
     assert records(store) == [b"a"]
@@ -329,7 +329,7 @@ def test_f5_an_object_that_was_collected_before_its_entry_landed_is_written_agai
     store = Late()
     producer = Producer(config(gc_grace_period_ms=200), store=store)
     with pytest.raises(CommitStateUnknown, match="its object was written again"):
-        producer.produce([b"a"]).watcher.await_durable(WAIT_S)
+        producer.produce([b"a"]).result(WAIT_S)
     with pytest.raises(FlushFailed):
         producer.close()
     assert records(store) == [b"a"]
@@ -360,7 +360,7 @@ def test_a_failed_transaction_is_not_overtaken_by_later_ones() -> None:
     store.open.set()
     for handle in (one, two):
         with pytest.raises(PermanentStorageError):
-            handle.watcher.await_durable(WAIT_S)
+            handle.result(WAIT_S)
     with pytest.raises(FlushFailed):
         producer.produce([b"three"], transaction=Transaction("a", 3))
     with pytest.raises(FlushFailed):
@@ -407,7 +407,7 @@ def test_f7_a_prefix_of_another_queue_is_refused() -> None:
 def test_f24_prefixes_that_stores_escape_keep_their_name(prefix: str) -> None:
     store = MemoryStore()
     with Producer(config(data_path_prefix=prefix), store=store) as producer:
-        location = producer.produce([b"a"]).watcher.await_durable(WAIT_S).location
+        location = producer.produce([b"a"]).result(WAIT_S).location
     assert location.startswith(prefix + "/")
     assert entries(store, prefix + "/manifest")[0].location == location
     assert decode_batch(bytes_of(store, location)) == [b"a"]

@@ -23,7 +23,7 @@ from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.batching import (
     Batch,
-    DurabilityWatcher,
+    Completion,
     ProduceRequest,
     Stage,
     WriteHandle,
@@ -119,7 +119,7 @@ def test_an_interrupt_anywhere_in_produce_leaves_nothing_stuck(
         after = producer.produce([b"after"])
         for handle in (before, after):
             # Not by the flush of close(): by the timer, which the interrupt must not stop.
-            handle.watcher.await_durable(WAIT_S)
+            handle.result(WAIT_S)
         producer.close(WAIT_S)
         assert records(store) in ([b"before", b"after"], [b"before", b"hit", b"after"])
         assert producer.buffered_bytes == 0
@@ -133,7 +133,7 @@ def test_an_interrupt_anywhere_in_flush_and_close_lets_a_second_close_end(method
         handle = producer.produce([b"a"])
         interrupt(getattr(producer, method))
         producer.close(WAIT_S)
-        assert handle.watcher.result() is not None
+        assert handle.done()
         assert records(store) == [b"a"]
 
 
@@ -151,14 +151,14 @@ def test_an_interrupt_anywhere_in_await_durable_stops_no_other_thread() -> None:
     for interrupt in each_step(least=40):  # 32 of them without the wait
         with Producer(held_config(), store=MemoryStore()) as producer:
             handle = producer.produce([b"a"])
-            handle.watcher._runtime = Waited()
+            handle._completion._runtime = Waited()
             interrupt(partial(waits, handle))
-        assert handle.watcher.result() is not None
+        assert handle.done()
 
 
 def waits(handle: WriteHandle) -> None:
     with suppress(TimeoutError):
-        handle.watcher.await_durable(0.001)
+        handle.result(0.001)
 
 
 def test_a_signal_handler_that_calls_a_producer_inside_its_call_is_refused() -> None:
@@ -174,7 +174,7 @@ def test_a_signal_handler_that_calls_a_producer_inside_its_call_is_refused() -> 
     with pytest.raises(RuntimeError, match="by a signal handler: raise an exception"):
         producer.produce([b"a"])
     batcher.add_item = original  # type: ignore[method-assign]
-    producer.produce([b"b"]).watcher.await_durable(WAIT_S)
+    producer.produce([b"b"]).result(WAIT_S)
     producer.close(WAIT_S)
 
 
@@ -190,14 +190,14 @@ def test_a_callback_that_ends_its_thread_stops_no_other_handle(error: BaseExcept
     store = MemoryStore()
     with Producer(held_config(), store=store) as producer:
 
-        def callback() -> None:
+        def callback(_: object) -> None:
             raise error
 
-        producer.produce([b"a"]).watcher.add_done_callback(callback)
+        producer.produce([b"a"]).add_done_callback(callback)
         producer.flush(WAIT_S)
         later = producer.produce([b"b"])
         producer.flush(WAIT_S)
-        assert later.watcher.await_durable(WAIT_S).sequence == 1
+        assert later.result(WAIT_S).sequence == 1
     assert records(store) == [b"a", b"b"]
 
 
@@ -206,11 +206,11 @@ def test_a_callback_that_blocks_keeps_no_other_batch_from_being_uploaded() -> No
     producer = Producer(config(flush_size_bytes=1), store=store)
     go_on, blocked = threading.Event(), threading.Event()
 
-    def callback() -> None:
+    def callback(_: object) -> None:
         blocked.set()
         assert go_on.wait(WAIT_S)
 
-    producer.produce([b"a"]).watcher.add_done_callback(callback)
+    producer.produce([b"a"]).add_done_callback(callback)
     assert blocked.wait(WAIT_S)
     producer.produce([b"b"])
     try:
@@ -241,8 +241,8 @@ def test_f29_an_unexpected_error_fails_its_group_and_not_the_thread(
     failed = producer.produce([b"a"])
     # Asking for the outcome raises no SystemExit, although a call of the store did.
     with pytest.raises(RuntimeError if isinstance(bug, RuntimeError) else OpenDataBufferError):
-        failed.watcher.await_durable(WAIT_S)
-    producer.produce([b"b"]).watcher.await_durable(WAIT_S)
+        failed.result(WAIT_S)
+    producer.produce([b"b"]).result(WAIT_S)
     with pytest.raises(FlushFailed):
         producer.close(WAIT_S)
     assert records(store) == [b"b"]
@@ -259,13 +259,13 @@ def test_f35_a_group_that_does_not_fit_at_once_is_appended_in_parts(silent: Sile
     eventually(lambda: stored_batches(silent) == 10)
     silent.answers.set()
     # 22 bytes and 75 for each: five fit.
-    handles[4].watcher.await_durable(WAIT_S)
+    handles[4].result(WAIT_S)
     assert records(silent) == [b"%d" % n for n in range(5)]
-    assert handles[5].watcher.result() is None
+    assert not handles[5].done()
     manifest = Manifest.parse(bytes_of(silent, "ingest/manifest"))
     silent.put("ingest/manifest", manifest.drop_through(4).raw)
     for n, handle in enumerate(handles):
-        assert handle.watcher.await_durable(WAIT_S).sequence == n
+        assert handle.result(WAIT_S).sequence == n
     producer.close(WAIT_S)
     assert records(silent) == [b"%d" % n for n in range(5, 10)]
 
@@ -288,7 +288,7 @@ def test_flush_and_close_keep_their_deadlines_while_uploads_hang(silent: Silent)
     with pytest.raises(FlushFailed):
         within(WAIT_S, lambda: producer.close(0.05))
     with pytest.raises(Closed, match=r"after 0.05 s: look at the store"):
-        handle.watcher.result()
+        handle.result()
     with pytest.raises(Closed):
         producer.produce([b"b"])
 
@@ -302,7 +302,7 @@ def test_a_close_out_of_time_leaves_a_batch_unknown_whose_append_hangs(silent: S
     with pytest.raises(FlushFailed):
         within(WAIT_S, lambda: producer.close(0.05))
     with pytest.raises(CommitStateUnknown, match="may or may not have landed"):
-        handle.watcher.result()
+        handle.result()
 
 
 @pytest.mark.parametrize("upload_concurrency", [1, 8])
@@ -317,7 +317,7 @@ def test_delivery_times_out_while_every_upload_hangs(
     handles = [producer.produce([b"%d" % n]) for n in range(12)]
     for handle in handles:
         with pytest.raises(TransientStorageError, match="delivery_timeout_ms"):
-            handle.watcher.await_durable(WAIT_S)
+            handle.result(WAIT_S)
     # Handles have their outcome before the room of their batch is free.
     eventually(lambda: producer.buffered_bytes == 0)
     # The time for close() with no other deadline follows from what a batch may take.
@@ -347,7 +347,7 @@ class Scripted(MemoryStore):
 
 
 def prepared(runtime: ManualRuntime) -> Batch:
-    batch = Batch(DurabilityWatcher(runtime), deadline=runtime.monotonic() + 10)
+    batch = Batch(Completion(runtime), deadline=runtime.monotonic() + 10)
     batch.add(ProduceRequest(RECORD, 1, b"m", 1_700))
     return batch
 

@@ -9,6 +9,7 @@ from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.stores.base import Blob, Store
 from opendata_buffer.stores.memory import MemoryStore
+from tests.support.tuned import tuned
 
 WAIT_S = 60.0
 """Far beyond what any of these takes; reached only by a failure."""
@@ -16,7 +17,7 @@ WAIT_S = 60.0
 
 def config(**settings: Any) -> ProducerConfig:
     settings = {"flush_interval_ms": 5, "backoff_max_ms": 20} | settings
-    return ProducerConfig(store="memory://unused", **settings)
+    return tuned(ProducerConfig, store="memory://unused", **settings)
 
 
 def held_config(**settings: Any) -> ProducerConfig:

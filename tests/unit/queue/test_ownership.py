@@ -285,7 +285,7 @@ class CountingStore(MemoryStore):
 def produce(store: MemoryStore, *records: bytes, **settings: Any) -> None:
     with Producer(replace(PRODUCER, **settings), store=store) as producer:
         for record in records:
-            producer.produce([record]).watcher.await_durable(20)
+            producer.produce([record]).result(20)
 
 
 def consume(store: MemoryStore, config: ConsumerConfig = CONSUMER) -> list[bytes]:

@@ -23,6 +23,7 @@ from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry, en
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import ABSENT, Absent, IfVersion, PutOutcome
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.support.tuned import tuned
 from tests.unit.scripted import (
     DeafStore,
     ScriptedStore,
@@ -43,7 +44,7 @@ def entry(n: int) -> NewEntry:
 
 
 def make(store: ScriptedStore, **settings: int) -> Queue:
-    config = QueueConfig(store="memory://unused", **settings)  # type: ignore[arg-type]
+    config = tuned(QueueConfig, store="memory://unused", **settings)
     return Queue(store, config, runtime=ManualRuntime(), role="producer")
 
 
@@ -336,7 +337,7 @@ def test_f35_a_manifest_is_warned_about_from_half_of_its_limit_on_every_ten_seco
 ) -> None:
     store, runtime = ScriptedStore(), ManualRuntime()
     full = FOOTER_SIZE + 10 * entry_bytes(entry(0))
-    config = QueueConfig(store="memory://unused", max_manifest_bytes=full)
+    config = tuned(QueueConfig, store="memory://unused", max_manifest_bytes=full)
     queue = Queue(store, config, runtime=runtime, role="producer")
     warned: dict[int, str] = {}
     for count in range(10):

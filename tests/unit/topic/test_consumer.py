@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
     BatchMissing,
@@ -34,7 +35,6 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.consumer import (
     MAX_PREFETCH,
-    TopicArrowBatch,
     TopicConsumer,
     round_robin,
 )
@@ -343,7 +343,7 @@ def test_a_position_of_another_topic_is_refused_and_nothing_stays_open() -> None
     with pytest.raises(QueueReset):
         world.consumer({NAMES[1]: '{"queue":"01J5T4R3KXBMZ7QV9N2WG8Y000","sequence":0}'})
     with pytest.raises(InvalidInput, match="position is"):
-        world.consumer({NAMES[1]: "41"})
+        world.consumer({NAMES[1]: "41:"})
     with pytest.raises(InvalidInput, match="topic create"):
         TopicConsumer(consuming(), store=MemoryStore())
 
@@ -452,9 +452,7 @@ def test_a_loss_behind_a_position_that_needs_sequence_0_is_an_error() -> None:
     assert drained(world.consumer(saved, allow_data_loss=True)) == [b"next"]
 
 
-@pytest.mark.parametrize(
-    "window", ["next_entries", "ack_through"], ids=["looking", "acknowledging"]
-)
+@pytest.mark.parametrize("window", ["_offer", "_acknowledge"], ids=["looking", "acknowledging"])
 def test_an_interrupt_between_two_steps_loses_no_batch(
     monkeypatch: pytest.MonkeyPatch, window: str
 ) -> None:
@@ -465,8 +463,8 @@ def test_an_interrupt_between_two_steps_loses_no_batch(
     world.append(0, b"2")
     inner = getattr(Consumer, window)
 
-    def interrupted(self: Consumer, *arguments: Any) -> None:
-        inner(self, *arguments)
+    def interrupted(self: Consumer, *arguments: Any, **options: Any) -> None:
+        inner(self, *arguments, **options)
         raise KeyboardInterrupt  # before its caller has noted what it returned
 
     def go_on() -> None:
@@ -497,7 +495,7 @@ def test_round_robin_takes_one_of_each_partition_and_begins_behind_the_last_one(
 
 def test_an_arrow_batch_of_a_partition_is_one_of_a_queue_that_names_its_partition() -> None:
     values = pa.array([b'{"a": 1}', b'{"a": 2}'], pa.binary())
-    batch = TopicArrowBatch(values, 7, "p-00000-04pn/x.batch", (), partition=NAMES[0])
+    batch = ArrowBatch(values, 7, "p-00000-04pn/x.batch", (), partition=NAMES[0])
     assert batch.nbytes == values.nbytes
     table = batch.to_table(pa.schema([("_sequence", pa.int64()), ("a", pa.int64())]))
     assert table.to_pylist() == [{"_sequence": 7, "a": 1}, {"_sequence": 7, "a": 2}]

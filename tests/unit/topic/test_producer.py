@@ -12,12 +12,11 @@ import pyarrow as pa
 import pytest
 
 from opendata_buffer.errors import Closed, Drained, FlushFailed, InvalidInput, TransientStorageError
-from opendata_buffer.producer.batching import DurabilityWatcher, Durable, WriteHandle
+from opendata_buffer.producer.batching import Durable
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic import partitioner as partitioners
-from opendata_buffer.topic.producer import ProducerPool, TopicHandle, TopicProducer, TopicWatcher
+from opendata_buffer.topic.producer import ProducerPool, TopicProducer
 from tests.unit.topic.world import NAMES, WAIT_S, Faulty, producing, records, topic_in
 
 ENTRIES = [b"%d" % number for number in range(500)]
@@ -52,13 +51,13 @@ def test_records_are_where_their_keys_are_mapped_to_and_in_order(partitioner: An
         if partitioner == "one by one":
             for entry, key in zip(ENTRIES, KEYS, strict=True):
                 handle = producer.send(bytearray(entry), key=key)
-            handle.watcher.await_durable(WAIT_S)
+            handle.result(WAIT_S)
         else:
             for begin in range(0, 500, 100):
                 part = slice(begin, begin + 100)
                 entries, keys = pa.array(ENTRIES[part]), pa.array(KEYS[part])
                 call = producer.produce(entries, keys=keys, partitioner=partitioner)
-            durable = call.watcher.await_durable(WAIT_S)
+            durable = call.result(WAIT_S)
             assert all(where.location.startswith(f"{name}/") for name, where in durable.items())
     assert {name: records(store, name) for name in names} == wanted
 
@@ -109,7 +108,7 @@ def test_a_call_with_one_wrong_part_is_refused_as_a_whole() -> None:
         with pytest.raises(InvalidInput, match="keys"):
             asyncio.run(producer.produce_async([b"a"], keys=[]))
         producer.flush(WAIT_S)
-        assert producer.produce([]).watcher.await_durable(0) == {}
+        assert producer.produce([]).result(0) == {}
     assert [records(store, name) for name in NAMES[:4]] == [[], [], [], []]
 
 
@@ -117,12 +116,12 @@ def test_added_partitions_are_written_and_draining_ones_are_not() -> None:
     store = MemoryStore()
     topic = topic_in(store, 2)
     with opened(store) as producer:
-        producer.produce([b"1"], partition="0").watcher.await_durable(WAIT_S)
+        producer.produce([b"1"], partition="0").result(WAIT_S)
         topic.expand(3)
         topic.drain("0")
         assert producer.description.active == NAMES[1:3]
         for number in range(4):
-            producer.produce([b"%d" % number]).watcher.await_durable(WAIT_S)
+            producer.produce([b"%d" % number]).result(WAIT_S)
     assert [len(records(store, name)) for name in NAMES[:3]] == [1, 2, 2]
 
 
@@ -134,8 +133,8 @@ def test_a_late_call_to_a_partition_that_has_left_is_refused() -> None:
     topic.remove_drained(0)
     handle = producer.produce([b"late"], partition="1")
     with pytest.raises(Drained, match="Nothing was written"):
-        handle.watcher.await_durable(WAIT_S)
-    producer.produce([b"x"], partition="0").watcher.await_durable(WAIT_S)
+        handle.result(WAIT_S)
+    producer.produce([b"x"], partition="0").result(WAIT_S)
     with pytest.raises(FlushFailed, match=r"1 produce\(\) calls"):
         producer.close()
     assert [records(store, name) for name in NAMES[:2]] == [[b"x"], []]
@@ -174,13 +173,13 @@ def test_a_call_with_an_older_list_keeps_the_order_in_a_draining_partition() -> 
 
         def produce() -> None:
             handle = producer.produce([b"second"], keys=[b"k"], partitioner=slowly)
-            handle.watcher.await_durable(WAIT_S)
+            handle.result(WAIT_S)
 
         second = threading.Thread(target=produce)
         second.start()
         assert divides.wait(WAIT_S)
         topic.drain("1")
-        producer.produce([b"x"], partition="0").watcher.await_durable(WAIT_S)
+        producer.produce([b"x"], partition="0").result(WAIT_S)
         divided.set()
         second.join(0.3)  # if it opens a producer of its own, it is durable by now
         store.open.set()
@@ -193,8 +192,8 @@ def test_a_partition_that_cannot_be_written_does_not_delay_the_others() -> None:
     store.fail("put_if", f"{NAMES[1]}/manifest", TransientStorageError("busy"))
     producer = opened(store)
     stuck = producer.produce([b"x"], partition="1")
-    assert producer.produce([b"y"], partition="0").watcher.await_durable(WAIT_S)
-    assert stuck.watcher.result() is None
+    assert producer.produce([b"y"], partition="0").result(WAIT_S)
+    assert not stuck.done()
     with pytest.raises(TimeoutError):
         producer.flush(timeout=0.05)
     assert producer.buffered_bytes > 0
@@ -424,62 +423,3 @@ def test_a_call_that_waits_while_the_pool_closes_opens_nothing(
         thread.join(WAIT_S)
     assert refused.is_set()
     assert len(factory.made) == 1
-
-
-ONE, TWO = Durable(1, "p-00000/a.batch"), Durable(2, "p-00001/b.batch")
-BOTH = {"p-00000": ONE, "p-00001": TWO}
-
-
-class Parts:
-    def __init__(self) -> None:
-        runtime = SystemRuntime()
-        self.one, self.two = DurabilityWatcher(runtime), DurabilityWatcher(runtime)
-        parts = {"p-00000": WriteHandle(self.one, 7), "p-00001": WriteHandle(self.two, 8)}
-        self.watcher = TopicWatcher(parts, runtime)
-        self.handle = TopicHandle(self.watcher, 7)
-
-
-def test_it_is_durable_when_all_parts_are() -> None:
-    parts = Parts()
-    calls: list[int] = []
-    parts.watcher.add_done_callback(lambda: calls.append(1))
-    assert parts.watcher.result() is None
-    parts.two.complete(TWO)
-    assert parts.watcher.result() is None
-    with pytest.raises(TimeoutError):
-        parts.watcher.await_durable(0)
-    assert calls == []
-    parts.one.complete(ONE)
-    assert parts.watcher.result() == parts.watcher.await_durable(0) == BOTH
-    assert calls == [1]
-    parts.watcher.add_done_callback(lambda: calls.append(2))
-    assert calls == [1, 2]
-
-
-def test_a_failed_part_fails_it_once_all_have_ended() -> None:
-    parts = Parts()
-    parts.one.complete(Drained("p-00000/manifest"))
-    assert parts.watcher.result() is None  # the other one may still land
-    parts.two.complete(TransientStorageError("down"))
-    for call in (parts.watcher.result, parts.watcher.await_durable):
-        with pytest.raises(Drained):  # the first one
-            call()
-
-
-def test_it_is_awaited_in_asyncio() -> None:
-    async def wait(parts: Parts, outcome: Any) -> dict[str, Durable]:
-        loop = asyncio.get_running_loop()
-        loop.call_soon(parts.two.complete, outcome)
-        loop.call_soon(parts.one.complete, ONE)
-        return await parts.handle
-
-    assert asyncio.run(wait(Parts(), TWO)) == BOTH
-    with pytest.raises(Drained):
-        asyncio.run(wait(Parts(), Drained("p-00001/manifest")))
-
-
-def test_a_call_of_nothing_is_durable_at_once() -> None:
-    watcher = TopicWatcher({}, ManualRuntime())
-    calls: list[int] = []
-    watcher.add_done_callback(lambda: calls.append(1))
-    assert (watcher.result(), watcher.await_durable(0), calls) == ({}, {}, [1])

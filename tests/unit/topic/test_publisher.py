@@ -77,7 +77,7 @@ def test_committed_messages_are_delivered_at_once_and_in_order(store: Faulty) ->
     with opened(store) as publisher:
         for number in range(10):
             handle = publisher.publish_committed([b"%d" % number], partition=NAMES[1])
-        handle.watcher.await_durable(WAIT_S)
+        handle.result(WAIT_S)
         assert delivered(store, NAMES[1]) == [b"%d" % number for number in range(10)]
     assert delivered(store, NAMES[1]) == [b"%d" % number for number in range(10)]
 
@@ -135,9 +135,9 @@ def test_a_transaction_that_is_rolled_back_is_never_delivered(
     store: Faulty, name: str | None
 ) -> None:
     with opened(store, name) as publisher:
-        publisher.roll_back()
+        publisher.abort()
         all_published(publisher)
-        publisher.roll_back()
+        publisher.abort()
         assert still_open(store) == []
         publisher.publish_uncommitted([b"7"])
         publisher.apply(publisher.build_ack_intents(WAIT_S))
@@ -175,10 +175,10 @@ def test_intents_applied_in_part_can_be_applied_again_and_not_rolled_back(store:
         store.heal()
         assert 0 < len(seen(store)) < len(ENTRIES)
         with pytest.raises(InvalidInput, match="apply the intents again"):
-            publisher.roll_back()
+            publisher.abort()
         assert still_open(store) == [NAMES[1]]
         publisher.apply(intents)
-        publisher.roll_back()
+        publisher.abort()
         assert seen(store) == ENTRIES
 
 
@@ -206,7 +206,7 @@ def test_without_a_name_intents_are_applied_before_the_next_transaction(
         with pytest.raises(InvalidInput, match="or give it a name"):
             publisher.commit()
         publisher.build_ack_intents(WAIT_S)
-        with pytest.raises(InvalidInput, match=r"apply\(\) them, or roll_back\(\)"):
+        with pytest.raises(InvalidInput, match=r"apply\(\) them, or abort\(\)"):
             publisher.publish_uncommitted([b"x"])
 
 
@@ -364,7 +364,7 @@ def test_the_names_of_publishers_and_of_spark_queries_do_not_meet(store: Faulty)
 
 def test_a_topic_object_may_be_given(store: Faulty) -> None:
     with Publisher(Topic.open(URL, store=store), config=producing()) as publisher:
-        publisher.publish_committed([b"1"]).watcher.await_durable(WAIT_S)
+        publisher.publish_committed([b"1"]).result(WAIT_S)
     assert seen(store) == [b"1"]
 
 

@@ -15,6 +15,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
+from tests.support.tuned import tuned
 
 WAIT_S = 60.0
 """Far beyond what any of these takes; reached only by a failure."""
@@ -63,7 +64,7 @@ class Faulty(MemoryStore):
 
 def producing(**settings: Any) -> ProducerConfig:
     settings = {"flush_interval_ms": 5, "backoff_max_ms": 20, "broker": "off"} | settings
-    return ProducerConfig(store=URL, **settings)
+    return tuned(ProducerConfig, store=URL, **settings)
 
 
 def consuming(**settings: Any) -> ConsumerConfig:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from opendata_buffer.transactions.markers import (
     TransactionMarker,
     undecided_markers,
 )
+from tests.support.tuned import tuned
 from tests.unit.scripted import ScriptedStore, applied_answer_lost, before
 
 PREFIX = "p-00000"
@@ -150,7 +150,7 @@ def test_a_put_is_retried_while_the_store_may_come_back_and_no_longer() -> None:
 def test_f35_a_full_manifest_takes_the_acknowledgement_that_lets_it_be_emptied() -> None:
     world = World()
     world.write(ME, 2)
-    full = replace(CONFIG, max_manifest_bytes=world.manifest.size)
+    full = tuned(type(CONFIG), **vars(CONFIG), max_manifest_bytes=world.manifest.size)
     queue = Queue(world.store, full, runtime=world.runtime, role="test")
     with pytest.raises(QueueFull):
         queue.append([NewEntry(f"{PREFIX}/{world.runtime.ulid()}.batch")])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
 import random
-from functools import partial
 from typing import Any
 
 import pytest
 
 from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.position import Position
+from opendata_buffer.consumer.progress import Progress
 from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest
@@ -17,41 +17,9 @@ from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_u
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.partition_consumer import (
-    PartitionPosition,
-    PartitionProgress,
-    PartitionReader,
-)
+from opendata_buffer.topic.consumer import PartitionReader
 from opendata_buffer.topic.topic import Topic
 from tests.unit.topic.world import append, consuming, manifest_of
-
-EXAMPLES = [
-    PartitionPosition("01J5T4R3KXBMZ7QV9N2WG8Y000", 41),
-    PartitionPosition("", 0),
-    PartitionPosition("01J5", 2**63, 3, {"version": 1, "producers": {"0102": [1, 2, 3]}}),
-]
-
-
-@pytest.mark.parametrize("position", EXAMPLES, ids=str)
-def test_a_position_is_read_from_its_text(position: PartitionPosition) -> None:
-    assert PartitionPosition.of(str(position)) == position
-    assert PartitionPosition.of(position) is position
-    assert pickle.loads(pickle.dumps(position)) == position
-    assert str(EXAMPLES[0]) == '{"queue":"01J5T4R3KXBMZ7QV9N2WG8Y000","sequence":41}'
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "41", "01J5:41", "{}", "[1]", '{"queue":"a"}', '{"queue":"a","sequence":-1}',
-        '{"queue":"a","sequence":"1"}', '{"queue":"a","sequence":1,"delivered":-1}',
-        '{"queue":"a","sequence":1,"transactions":[]}', "[" * 100_000,
-    ],
-)  # fmt: skip
-def test_what_is_no_position_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match=r"TopicConsumer\.positions"):
-        PartitionPosition.parse(text)
-
 
 PREFIX = "p-00000"
 RUNTIME = ManualRuntime()
@@ -71,7 +39,7 @@ class Log:
 
     def __init__(self, *locations: str) -> None:
         self.locations = list(locations)
-        self.progress = PartitionProgress(PREFIX, "read_committed")
+        self.progress = Progress(PREFIX, "read_committed")
 
     def replay(self, begin: int, end: int) -> list[tuple[int, str]]:
         assert self.progress.first_needed <= begin, "what lies before may be gone"
@@ -87,10 +55,10 @@ class Log:
     def ack(self, sequence: int) -> None:
         self.progress.ack(sequence, self.replay)
 
-    def restart(self, position: PartitionPosition | None) -> None:
+    def restart(self, position: Position | None) -> None:
         """From the saved text, or at the beginning."""
-        saved = None if position is None else PartitionPosition.parse(str(position))
-        self.progress = PartitionProgress(PREFIX, "read_committed", 0, saved)
+        saved = None if position is None else Position.parse(str(position))
+        self.progress = Progress(PREFIX, "read_committed", 0, saved)
 
 
 TRANSACTION = [
@@ -176,7 +144,7 @@ def test_restarts_anywhere_deliver_each_batch_once_and_in_one_order(seed: int) -
     everything, log.locations = log.locations, []
     found: list[int] = []
     waiting: list[int] = []
-    saved: PartitionPosition | None = None
+    saved: Position | None = None
     restarts = 0
     while True:
         match draw.randrange(4):
@@ -197,8 +165,8 @@ def test_restarts_anywhere_deliver_each_batch_once_and_in_one_order(seed: int) -
         if len(log.locations) == len(everything) and found == undisturbed:
             break
         assert found == undisturbed[: len(found)]
-        last = None if saved is None else PartitionPosition.parse(str(saved))
-        needed = PartitionProgress(PREFIX, "read_committed", 0, last).first_needed
+        last = None if saved is None else Position.parse(str(saved))
+        needed = Progress(PREFIX, "read_committed", 0, last).first_needed
         assert log.progress.kept_from <= needed, "what a saved position asks for is gone"
         assert log.progress.kept_from <= log.progress.first_needed
     assert restarts
@@ -217,13 +185,11 @@ class World:
     def reader(
         self, position: Any = None, *, allow_data_loss: bool = False, **settings: Any
     ) -> PartitionReader:
-        open_consumer = partial(
-            Consumer, store=self.store, runtime=self.runtime, allow_data_loss=allow_data_loss
-        )
         config = Topic.config_of(PREFIX, consuming(**settings))
         reader = PartitionReader(
-            open_consumer, "read_committed", allow_data_loss, PREFIX, config, position
-        )
+            PREFIX, config, position, isolation="read_committed", allow_data_loss=allow_data_loss,
+            store=self.store, runtime=self.runtime,
+        )  # fmt: skip
         reader.poll()
         return reader
 
@@ -257,10 +223,10 @@ def test_f28_behind_a_gap_it_goes_on_if_that_is_allowed() -> None:
     queue.dequeue(1, world.manifest().epoch)
     reader.poll()
     assert taken(reader) == [b"2", b"3"]
-    saved = reader.position_after(2)
+    saved = reader.position_of(2)
     reader.ack(2)
     assert reader.position == saved
-    assert saved == PartitionPosition(saved.queue_id, 2), "a number in a plain queue"
+    assert saved == Position(saved.queue_id, 2), "a number in a plain queue"
     assert taken(world.reader(saved)) == [b"3"]
 
 
@@ -286,10 +252,40 @@ def test_f4_a_position_of_another_queue_is_refused() -> None:
     reader.ack(1)
     own: Any = reader.position
     for position in (
-        PartitionPosition("01J5T4R3KXBMZ7QV9N2WG8Y000", 1, 0, own.transactions),
-        PartitionPosition("01J5T4R3KXBMZ7QV9N2WG8Y000", 1),
+        Position("01J5T4R3KXBMZ7QV9N2WG8Y000", 1, 0, own.transactions),
+        Position("01J5T4R3KXBMZ7QV9N2WG8Y000", 1),
     ):
         with pytest.raises(QueueReset):
             world.reader(position)
-    with pytest.raises(QueueReset, match="its queue ends at 1"):
-        world.reader(PartitionPosition(own.queue_id, 7, 0, own.transactions))
+    with pytest.raises(QueueReset, match="the queue ends at 1"):
+        world.reader(Position(own.queue_id, 7, 0, own.transactions))
+
+
+def test_the_consumer_of_a_queue_delivers_what_is_committed() -> None:
+    world = World()
+    for clock, (record, flags) in enumerate(
+        [(b"t1", CONTINUE_TXN), (b"plain", None), (b"t2", CONTINUE_TXN), (b"", ACK_TXN)], 2
+    ):
+        message = None if flags is None else build_uuid(ONE, clock, flags)
+        append(world.store, world.runtime, PREFIX, record, message=message)
+    append(world.store, world.runtime, PREFIX, b"open", message=build_uuid(TWO, 2, CONTINUE_TXN))
+    config = Topic.config_of(PREFIX, consuming())
+    saved = None
+    for expected in (b"plain", b"t1", b"t2"):  # each by another consumer
+        with Consumer(
+            config, saved, isolation="read_committed", store=world.store, runtime=world.runtime
+        ) as consumer:
+            batch = consumer.next_batch()
+            assert batch is not None
+            assert batch.entries == [expected]
+            saved = str(batch.position)
+            batch.ack()
+            with pytest.raises(InvalidInput, match="ack\\(\\) each"):
+                consumer.ack_through(0)
+    with Consumer(config, saved, isolation="read_committed", store=world.store) as consumer:
+        assert consumer.next_batch() is None
+    assert world.manifest().entry_count == 1  # the open transaction
+    with Consumer(config, store=world.store) as consumer:
+        assert [each.entries for each in iter(consumer.next_batch, None)] == [[b"open"]]
+    with pytest.raises(InvalidInput, match="use read_committed or"):
+        Consumer(config, isolation="serializable", store=world.store)

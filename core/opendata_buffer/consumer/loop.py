@@ -1,0 +1,132 @@
+"""The ways to get the next batch: a call that waits, iteration, and both in asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from opendata_buffer.concurrency import Closeable
+from opendata_buffer.errors import Closed
+from opendata_buffer.runtime import Condition, Runtime, wait_for
+
+if TYPE_CHECKING:  # pyarrow takes 0.2 s to import, which a planner does not need
+    from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
+
+FIRST_POLL_S, MOST_POLL_S = 0.1, 1.0
+"""Seconds between two reads of the manifest while a consumer waits: doubled up to the second."""
+
+
+class BatchLoop(Closeable):
+    """The ways to get the next batch, for consumers that say what is ready now."""
+
+    _runtime: Runtime
+    _lock: Condition
+    _closed: bool
+
+    def __init__(self) -> None:
+        self._returned: deque[ConsumedBatch] = deque()
+        """Taken by a call that was cancelled meanwhile, and delivered next."""
+        self._cancelled: asyncio.Future[ConsumedBatch | None] | None = None
+        """A cancelled call whose thread is still at work."""
+
+    @abstractmethod
+    def _next_now(self, *, arrow: bool) -> Any:
+        """The next batch, or None when none is ready."""
+
+    def next_batch(self, timeout: float | None = 0.0) -> ConsumedBatch | None:
+        """The next batch, or None when none came in time.
+
+        After an error the next call tries the same batch again.
+
+        Args:
+            timeout: Seconds to wait for one. 0 asks once; None waits until there is one.
+
+        Raises:
+            PoisonBatch: The batch is missing, unreadable or foreign. :meth:`.Consumer.skip` it.
+            Fenced: Another consumer owns the queue.
+            DataLoss, QueueReset, CorruptManifest: It does not continue where it was.
+            StorageError: The store did not answer.
+            Closed: The consumer was closed, also while this call waited.
+        """
+        found: ConsumedBatch | None = self._next_within(timeout, arrow=False)
+        return found
+
+    def next_arrow_batch(self, timeout: float | None = 0.0) -> ArrowBatch | None:
+        """As :meth:`next_batch`, with the records as an Arrow array, without an object for each."""
+        found: ArrowBatch | None = self._next_within(timeout, arrow=True)
+        return found
+
+    async def next_batch_async(self, timeout: float | None = 0.0) -> ConsumedBatch | None:
+        """As :meth:`next_batch`, without blocking the event loop. May be cancelled: the next call
+        gets the batch that was under way."""
+        until = None if timeout is None else self._runtime.monotonic() + timeout
+        for pause_s in _pauses():
+            if self._cancelled is not None:  # its batch comes before the next one
+                await asyncio.wait([self._cancelled])
+            call = asyncio.ensure_future(asyncio.to_thread(self._take, arrow=False))
+            try:
+                batch: ConsumedBatch | None = await asyncio.shield(call)
+            except asyncio.CancelledError:
+                self._cancelled = call
+                call.add_done_callback(self._put_back)
+                raise
+            left = pause_s if until is None else min(pause_s, until - self._runtime.monotonic())
+            if batch is not None or left <= 0:
+                return batch
+            await asyncio.sleep(left)
+        raise AssertionError("pauses do not end")
+
+    def __iter__(self) -> Iterator[ConsumedBatch]:
+        """Batch after batch; it waits for the next one, and ends when the consumer is closed."""
+        with self._until_closed():
+            while (batch := self.next_batch(None)) is not None:
+                yield batch
+
+    async def __aiter__(self) -> AsyncIterator[ConsumedBatch]:
+        """As iteration, without blocking the event loop."""
+        with self._until_closed():
+            while (batch := await self.next_batch_async(None)) is not None:
+                yield batch
+
+    @contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        try:
+            yield
+        except Closed:
+            if not self._closed:
+                raise
+
+    def _next_within(self, timeout: float | None, *, arrow: bool) -> Any:
+        until = None if timeout is None else self._runtime.monotonic() + timeout
+        for pause_s in _pauses():
+            batch = self._take(arrow=arrow)
+            left = pause_s if until is None else min(pause_s, until - self._runtime.monotonic())
+            if batch is not None or left <= 0:
+                return batch
+            with self._lock:
+                wait_for(self._runtime, self._lock, lambda: self._closed, left)
+        raise AssertionError("pauses do not end")
+
+    def _take(self, *, arrow: bool) -> Any:
+        if not self._returned:
+            return self._next_now(arrow=arrow)
+        batch = self._returned.popleft()
+        return batch.as_arrow() if arrow else batch
+
+    def _put_back(self, call: asyncio.Future[ConsumedBatch | None]) -> None:
+        self._cancelled = None
+        if not call.cancelled() and call.exception() is None:
+            batch = call.result()
+            if batch is not None:
+                self._returned.append(batch)
+
+
+def _pauses() -> Iterator[float]:
+    pause_s = FIRST_POLL_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, MOST_POLL_S)

@@ -1,0 +1,228 @@
+"""Positions in a queue: those that a program saves, and the cursors of a consumer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from opendata_buffer.errors import InvalidInput
+
+_PLAIN = re.compile(r"(?:([^\s:{]+):)?([0-9]{1,20})", re.ASCII)
+
+_MAX_SEQUENCE = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Everything of one queue up to here is processed.
+
+    A sequence alone says nothing about a queue that was deleted and made again at the same
+    place: its first batches would pass for read (failure F4). So save this, in the transaction
+    that writes the records, and start the next consumer with it. It pickles, and
+    ``Position.parse(str(position)) == position``. Where transactions are read it is a line of JSON,
+    otherwise::
+
+        01JD5T4R3KXBMZ7QV9N2WG8Y00:41
+
+    Attributes:
+        queue_id: Of the queue; empty for one whose owner marker has none.
+        sequence: Of the last entry of the manifest whose batches are all processed.
+        delivered: How many of the batches that the next entry releases are processed, too: the
+            end of a transaction releases all of its batches.
+        transactions: Writers and open transactions there, as :meth:`.ReadCommitted.to_dict`.
+    """
+
+    queue_id: str
+    sequence: int
+    delivered: int = 0
+    transactions: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if not self.delivered and not self.transactions:
+            return f"{self.queue_id}:{self.sequence}" if self.queue_id else str(self.sequence)
+        fields: dict[str, Any] = {"queue": self.queue_id, "sequence": self.sequence}
+        if self.delivered:
+            fields["delivered"] = self.delivered
+        if self.transactions:
+            fields["transactions"] = self.transactions
+        return json.dumps(fields, separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Read what ``str`` printed. A bare sequence is a position in whatever queue is there.
+
+        Raises:
+            InvalidInput: It is no position.
+        """
+        found = _PLAIN.fullmatch(text)
+        if found is not None:
+            return cls(found[1] or "", int(found[2]))
+        try:
+            fields = json.loads(text)
+        except (ValueError, RecursionError):
+            fields = None
+        match fields:
+            case {"queue": str(queue_id), "sequence": int(sequence)} if (
+                0 <= sequence <= _MAX_SEQUENCE
+            ):
+                delivered = fields.get("delivered", 0)
+                transactions = fields.get("transactions", {})
+                if isinstance(delivered, int) and delivered >= 0 and isinstance(transactions, dict):
+                    return cls(queue_id, sequence, delivered, transactions)
+        raise InvalidInput(
+            f"position is {text!r:.200}: use what str() of Consumer.position or batch.position gave"
+        )
+
+    @classmethod
+    def of(cls, given: Position | int | str) -> Position:
+        """A position from any of its forms; an int is a sequence in whatever queue is there.
+
+        Raises:
+            InvalidInput: It is none.
+        """
+        if isinstance(given, Position):
+            return given
+        if isinstance(given, str):
+            return cls.parse(given)
+        if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+            raise InvalidInput(
+                f"position is {given!r}: use a Position, its text, a sequence, or None to start "
+                "at the oldest queued batch"
+            )
+        return cls("", given)
+
+
+PartitionPosition = Position
+"""The name that it had in a topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursors:
+    """The cursors of one consumer, and the unacknowledged sequences that were ``skipped``.
+
+    Three cursors, each the sequence that comes next, move over the queue in this order::
+
+        dequeued ............ acknowledged ............ handed out ............ end of queue
+                  next_dequeue              next_ack                 next_hand_out
+
+    Every move returns a new value or raises, so a consumer that fails halfway through a manifest
+    write still has the value from before it (OpenData RFC 0003, ack_through).
+    """
+
+    next_dequeue: int
+    next_ack: int
+    next_hand_out: int
+    skipped: frozenset[int] = frozenset()
+
+    @classmethod
+    def at(cls, next_sequence: int) -> Cursors:
+        """A consumer that starts reading at ``next_sequence``."""
+        return cls(next_sequence, next_sequence, next_sequence)
+
+    @property
+    def last_acked(self) -> int | None:
+        """The last acknowledged sequence; None when there is none before the cursor."""
+        return self.next_ack - 1 if self.next_ack else None
+
+    @property
+    def last_handed_out(self) -> int | None:
+        """The last sequence handed out; None when there is none before the cursor."""
+        return self.next_hand_out - 1 if self.next_hand_out else None
+
+    @property
+    def undequeued(self) -> int:
+        """Acknowledged entries that the manifest still lists."""
+        return self.next_ack - self.next_dequeue
+
+    @property
+    def next_open(self) -> int:
+        """The first sequence that is neither acknowledged nor skipped."""
+        found = self.next_ack
+        while found in self.skipped:
+            found += 1
+        return found
+
+    def hand_out(self, through: int, repeats: Iterable[int] = ()) -> Cursors:
+        """Sequences up to and including ``through`` were handed out, earlier ones may be again; the
+        ``repeats`` among them are skipped."""
+        return replace(
+            self,
+            next_hand_out=max(self.next_hand_out, through + 1),
+            skipped=self.skipped.union(repeats),
+        )
+
+    def skip(self, sequence: int) -> Cursors:
+        """Give up one sequence: the next to be handed out, or one that was and is not acked."""
+        if not self.next_ack <= sequence <= self.next_hand_out:
+            raise InvalidInput(
+                f"cannot skip sequence {sequence}: only {self._range(self.next_hand_out)} can be "
+                "skipped, those handed out and not acknowledged and the next one"
+            )
+        return replace(
+            self,
+            next_hand_out=max(self.next_hand_out, sequence + 1),
+            skipped=self.skipped | {sequence},
+        )
+
+    def ack(self, sequence: int) -> Cursors:
+        """Acknowledge the next sequence and no other (failure F26); skipped ones are passed."""
+        self._check(sequence)
+        missing = next(
+            (each for each in range(self.next_ack, sequence) if each not in self.skipped), None
+        )
+        if missing is not None:
+            raise InvalidInput(
+                f"cannot ack sequence {sequence}: {missing} comes first. Acknowledge in order, or "
+                "everything up to a sequence with ack_through."
+            )
+        return self._acked(sequence)
+
+    def ack_through(self, sequence: int) -> Cursors:
+        """Acknowledge all up to and including a sequence that was handed out (failure F27)."""
+        self._check(sequence)
+        return self._acked(sequence)
+
+    def check_next(self, sequences: Iterable[int]) -> None:
+        """Raise ``InvalidInput`` unless these are the next to be acknowledged, in this order."""
+        cursors = self
+        for each in sequences:
+            cursors = cursors.ack(each)
+
+    def dequeued(self) -> Cursors:
+        """All that is acknowledged has left the manifest."""
+        return replace(self, next_dequeue=self.next_ack)
+
+    def jump(self, next_sequence: int) -> Cursors:
+        """Go on at a later sequence because those before it are lost."""
+        return Cursors(
+            max(self.next_dequeue, next_sequence),
+            max(self.next_ack, next_sequence),
+            max(self.next_hand_out, next_sequence),
+            frozenset(each for each in self.skipped if each >= next_sequence),
+        )
+
+    def _acked(self, sequence: int) -> Cursors:
+        skipped = self.skipped and frozenset(each for each in self.skipped if each > sequence)
+        return replace(self, next_ack=sequence + 1, skipped=skipped)
+
+    def _check(self, sequence: int) -> None:
+        if sequence < self.next_ack:
+            raise InvalidInput(
+                f"cannot ack sequence {sequence}: everything through {self.next_ack - 1} is "
+                "acknowledged already"
+            )
+        if sequence >= self.next_hand_out:
+            raise InvalidInput(
+                f"cannot ack sequence {sequence}: it was not handed out. "
+                f"{self._range(self.next_hand_out - 1).capitalize()} can be acknowledged."
+            )
+
+    def _range(self, last: int) -> str:
+        if last < self.next_ack:
+            return "nothing"
+        if last == self.next_ack:
+            return f"sequence {last}"
+        return f"sequences {self.next_ack} to {last}"

@@ -1,0 +1,18 @@
+"""Configurations with other constants than everybody has."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from opendata_buffer.config import QueueConfig
+
+Config = TypeVar("Config", bound=QueueConfig)
+
+
+def tuned(kind: type[Config], /, **settings: Any) -> Config:
+    """A configuration in which settings that are constants of its class may have other values."""
+    names = {each.name for each in fields(kind)}
+    constants = {name: settings.pop(name) for name in settings.keys() - names}
+    assert all(hasattr(kind, name) for name in constants), constants
+    return type(kind.__name__, (kind,), constants)(**settings)

@@ -1,0 +1,128 @@
+"""One handle, with the methods of ``concurrent.futures.Future``."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from opendata_buffer import DurabilityWatcher, TopicHandle, TopicWatcher
+from opendata_buffer.errors import Drained, TransientStorageError
+from opendata_buffer.producer.handles import Completion, Durable, Handle, WriteHandle
+from opendata_buffer.runtime import SystemRuntime
+
+DURABLE, OTHER = Durable(7, "p-00000/x.batch"), Durable(8, "p-00001/y.batch")
+BOTH = {"p-00000": DURABLE, "p-00001": OTHER}
+
+
+class Call:
+    """A call of a queue's producer, or one of a topic's with two parts."""
+
+    def __init__(self, parts: int) -> None:
+        runtime = SystemRuntime()
+        self.parts = [Completion(runtime) for _ in range(parts)]
+        handles = [WriteHandle(part, 5 + n) for n, part in enumerate(self.parts)]
+        topic = TopicHandle(dict(zip(BOTH, handles, strict=False)), runtime)
+        self.handle: Handle[Any] = handles[0] if parts == 1 else topic
+        self.durable = DURABLE if parts == 1 else BOTH
+
+    def complete(self, *outcomes: Durable | BaseException) -> None:
+        for part, outcome in zip(self.parts, outcomes or (DURABLE, OTHER), strict=False):
+            part.complete(outcome)
+
+
+@pytest.fixture(params=[1, 2])
+def call(request: pytest.FixtureRequest) -> Call:
+    return Call(request.param)
+
+
+def test_it_has_the_methods_of_a_future_under_their_names(call: Call) -> None:
+    public = {"result", "done", "exception", "add_done_callback"}
+    assert public <= {name for name in dir(Future) if hasattr(call.handle, name)}
+    assert call.handle.watcher is call.handle
+    assert (DurabilityWatcher, TopicWatcher) == (WriteHandle, TopicHandle)
+
+
+def test_it_waits_and_the_first_outcome_stays(call: Call) -> None:
+    assert not call.handle.done()
+    for ask in (call.handle.result, call.handle.exception, call.handle.await_durable):
+        with pytest.raises(TimeoutError, match="wait again"):
+            ask(timeout=0.01)
+    threading.Timer(0.01, call.complete).start()
+    assert call.handle.result() == call.durable
+    call.complete(TransientStorageError("late"))
+    assert call.handle.result(0) == call.handle.watcher.await_durable() == call.durable
+    assert (call.handle.done(), call.handle.exception()) == (True, None)
+
+
+def test_a_failure_is_raised_by_each_way_to_ask_once_all_parts_have_ended(call: Call) -> None:
+    call.parts[0].complete(Drained("p-00000/manifest"))
+    assert call.handle.done() is (len(call.parts) == 1)  # the other one may still land
+    call.complete(DURABLE, TransientStorageError("down"))
+    for ask in (call.handle.result, call.handle.await_durable, lambda: asyncio.run(wait(call))):
+        with pytest.raises(Drained):  # the first one
+            ask()
+    assert isinstance(call.handle.exception(), Drained)
+
+
+def test_a_callback_gets_the_handle_and_one_that_raises_stops_nothing(
+    call: Call, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[object] = []
+
+    def broken(_: object) -> None:
+        raise ValueError("a bug of the caller's")
+
+    call.handle.add_done_callback(broken)
+    call.handle.add_done_callback(calls.append)
+    call.parts[-1].complete(OTHER if call.parts[1:] else DURABLE)
+    assert calls == [] or len(call.parts) == 1
+    call.complete()
+    call.handle.add_done_callback(calls.append)  # at once
+    call.handle.add_done_callback(broken)
+    assert calls == [call.handle, call.handle]
+    assert caplog.text.count("ValueError: a bug of the caller's") == 2
+
+
+def test_an_interrupt_during_a_callback_in_the_callers_own_thread_is_the_callers(
+    call: Call,
+) -> None:
+    call.complete()
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        call.handle.add_done_callback(interrupted)
+
+
+async def wait(call: Call) -> Any:
+    return await call.handle
+
+
+def test_it_is_awaited_from_asyncio_and_completed_from_a_thread(call: Call) -> None:
+    async def main() -> Any:
+        threading.Timer(0.01, call.complete).start()
+        return await asyncio.wait_for(wait(call), 20)
+
+    assert asyncio.run(main()) == call.durable
+
+
+def test_a_closed_loop_is_left_alone(call: Call) -> None:
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(wait(call), 0.01)
+
+    asyncio.run(give_up())
+    call.complete()
+    assert call.handle.result() == call.durable
+
+
+def test_a_call_of_nothing_is_durable_at_once() -> None:
+    handle = TopicHandle({}, SystemRuntime())
+    calls: list[object] = []
+    handle.add_done_callback(calls.append)
+    assert (handle.done(), handle.result(0), calls) == (True, {}, [handle])
