@@ -35,16 +35,21 @@ _FIXED = "it has a fixed value: leave it out"
 _NAMED = (
     "load(), start() or save() names the queue or topic, for example load('s3://bucket/orders')"
 )
+_NO_GROUPS = (
+    "a queue has one consumer and no groups; with acknowledge set to false a query reads without "
+    "taking anything"
+)
+
 INSTEAD = {
     # Kafka's names, where they mean something else here or nothing.
     "subscribe": _NAMED,
     "topic": _NAMED,
     "subscribePattern": f"{_NAMED}; a stream reads one topic",
     "assign": "dataPathPrefix names one partition of a topic, for example p-00003-04vf",
-    "groupIdPrefix": (
-        "a queue has one consumer and no groups; with acknowledge set to false a query reads "
-        "without taking anything"
-    ),
+    "groupIdPrefix": _NO_GROUPS,
+    "kafka.group.id": _NO_GROUPS,
+    "kafka.isolation.level": "use isolationLevel",
+    "kafka.compression.type": "use compression",
     "includeHeaders": "the column metadata has what was sent with each record: leave it out",
     "startingOffsetsByTimestamp": "use startingTimestamp, one time for all partitions",
     "endingTimestamp": "use endingOffsets",
@@ -96,11 +101,14 @@ class OptionReader:
         names = tuple(accepted)
         known = {name.lower(): name for name in names}
         for name in options:
-            if name.lower() not in known:
-                _refuse_replaced(name, what)
+            if (lower := name.lower()) not in known:
+                other = _NAMED if lower.startswith("kafka.") else None
+                instead = next((INSTEAD[each] for each in INSTEAD if each.lower() == lower), other)
+                if instead is not None:
+                    raise InvalidInput(f"the {what} has no option {name}: {instead}")
                 import difflib  # only where a name is wrong
 
-                near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+                near = difflib.get_close_matches(lower, known, n=1, cutoff=0.6)
                 hint = f" Did you mean {known[near[0]]!r}?" if near else ""
                 raise InvalidInput(
                     f"unknown option {name!r} of the {what}.{hint} Options: {', '.join(names)}"
@@ -162,18 +170,6 @@ class OptionReader:
             if value.strip().lower() == choice.lower():
                 return choice
         raise InvalidInput(f"option {name} is {value!r}: use {' or '.join(choices)}")
-
-
-def _refuse_replaced(name: str, what: str) -> None:
-    """Refuse a name that a user of Kafka or of an earlier release knows; say what to do instead."""
-    lower = name.lower()
-    instead = next((text for known, text in INSTEAD.items() if known.lower() == lower), None)
-    if lower.startswith("kafka."):
-        instead = (
-            "there are no Kafka brokers to reach: leave it out; path and endpointUrl name the store"
-        )
-    if instead is not None:
-        raise InvalidInput(f"option {name} is none of the {what}: {instead}")
 
 
 def storage_settings(reader: OptionReader) -> QueueConfig:

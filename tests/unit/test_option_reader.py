@@ -133,7 +133,8 @@ def test_a_service_credential_is_named_for_any_store() -> None:
     ("name", "says"),
     [
         ("subscribe", "load(), start() or save() names the queue or topic"),
-        ("KAFKA.bootstrap.servers", "path and endpointUrl name the store"),
+        ("KAFKA.bootstrap.servers", "names the queue or topic"),
+        ("kafka.group.id", "acknowledge set to false"),
         ("includeheaders", "the column metadata"),
         ("groupIdPrefix", "acknowledge set to false"),
         ("maxRecordsPerTrigger", "use maxOffsetsPerTrigger"),
@@ -146,7 +147,7 @@ def test_a_name_from_kafka_or_an_earlier_release_says_what_takes_its_place(
 ) -> None:
     with pytest.raises(InvalidInput) as raised:
         reader(**{name: "1"})
-    assert f"option {name} is none of the streaming source: " in str(raised.value)
+    assert f"the streaming source has no option {name}: " in str(raised.value)
     assert says in str(raised.value)
 
 
