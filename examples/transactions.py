@@ -4,7 +4,7 @@ Makes a topic if there is none, books some transfers, and adds up what a reader 
 messages gets: all accounts together always have what they began with. The word "crash" kills the
 process in the middle of its last transfer; run it again without, and the sum is right.
 
-    pip install opendata-buffer
+    pip install .
     python examples/transactions.py /tmp/bank
     python examples/transactions.py /tmp/bank crash
 """

@@ -39,11 +39,14 @@ def outside_pages() -> dict[str, str]:
 
 
 def page_text(path: str) -> str:
-    """The Markdown of a page that lies at ``path``; a program is shown as it is."""
+    """The Markdown of a page that is stored at ``path``; a program is shown as it is.
+
+    Search ranks guides above decisions, changelog and programs.
+    """
     text = (ROOT / path).read_text(encoding="utf-8")
     if path.endswith(".py"):
-        return f"# {path}\n\n```python\n{text}```\n"
-    return text
+        text = f"# {path}\n\n```python\n{text}```\n"
+    return f"---\nsearch:\n  boost: 0.3\n---\n\n{text}"
 
 
 def relinked(markdown: str, source: str, target: str) -> str:

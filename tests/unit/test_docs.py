@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import tomllib
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -67,7 +68,6 @@ def id_of(page: Path) -> str:
 
 
 OPTIONS = "docs/reference/options.md"
-API = "docs/reference/api.md"
 
 
 def test_the_options_of_source_and_sink_are_those_of_the_code() -> None:
@@ -141,9 +141,21 @@ def test_every_metric_is_explained_with_its_kind_unit_and_attributes() -> None:
 
 
 def test_the_python_api_shows_every_public_name() -> None:
-    shown = {name.split(".")[-1] for name in re.findall(r"^::: ([\w.]+)$", text_of(API), re.M)}
+    pages = "".join(text_of(id_of(page)) for page in PAGES if page.match("reference/api*.md"))
+    shown = {name.split(".")[-1] for name in re.findall(r"^::: ([\w.]+)$", pages, re.M)}
     assert "errors" in shown
     assert set(opendata_buffer.__all__) - set(errors.__all__) <= shown
+
+
+def test_the_site_shows_the_version() -> None:
+    version = tomllib.loads(text_of("pyproject.toml"))["project"]["version"]
+    assert f"\ncopyright: opendata-buffer {version}\n" in text_of("mkdocs.yml")
+
+
+def test_the_readme_is_short_and_no_page_installs_from_an_index() -> None:
+    assert len(text_of("README.md").split("## Documentation")[0].split()) <= 500
+    for page in (each for each in PAGES if "decisions" not in each.parts):
+        assert not re.search(r"pip install [^\n]*opendata-buffer", page.read_text("utf-8")), page
 
 
 # ---- pages and links
@@ -335,7 +347,7 @@ def test_a_stream_is_split_as_the_page_about_framings_says(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("records").write_bytes(b"\x01\0\0\0a\x02\0\0\0bc")
-    (block,) = blocks("docs/reference/framing.md", "python")
+    (block,) = blocks("docs/reference/api-tools.md", "python")
     exec(block, {})
     assert capsys.readouterr().out == "b'a'\nb'bc'\n"
 
@@ -362,8 +374,7 @@ def test_commands_have_these_names_and_options(page: Path, line: str) -> None:
     assert set(options) <= known
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/how-to/command-line.md"])
-def test_the_shell_s_example_runs(page: str, tmp_path: Path) -> None:
+def test_the_shell_s_example_runs(tmp_path: Path) -> None:
     def run(line: str, text: str = "") -> str:
         words = line.replace("/tmp/queue", str(tmp_path)).split()[1:]
         return ok(*words, stdin=text.encode()).stdout
@@ -372,7 +383,9 @@ def test_the_shell_s_example_runs(page: str, tmp_path: Path) -> None:
     lines = [
         line
         for path, line in shell_lines()
-        if path == ROOT / page and "/tmp/queue" in line and "batch dump" not in line
+        if path == ROOT / "docs/how-to/command-line.md"
+        and "/tmp/queue" in line
+        and "batch dump" not in line
     ]
     assert '"records": 1000' in run(lines[0].split("| ")[1], numbers)
     consumed = 0
