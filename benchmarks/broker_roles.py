@@ -261,7 +261,7 @@ class _Client:
 
 def work(load: Load) -> Worked:
     """Be one worker whose work takes no time, on up to ten batches at once."""
-    config = WorkerConfig(store=str(load.root), broker="auto")
+    config = WorkerConfig(store=str(load.root), broker="auto", create_if_missing=True)
     with Worker(config, store=_slow(load.root)) as worker, ThreadPoolExecutor(10) as pool:
         worked = Worked(_begin())
         end = worked.began + load.seconds

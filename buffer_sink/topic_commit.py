@@ -132,7 +132,7 @@ class TopicCommitter(UploadCommitter):
             again = (
                 "Start the query again"
                 if group.transaction is not None
-                else f"Run 'opendata-buffer transactions abort {words}'"
+                else f"Run 'opendata-buffer abort {words}'"
             )
             error.add_note(
                 f"{attempt.txn} is committed, and not visible in all partitions yet. {again}: "

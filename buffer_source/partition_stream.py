@@ -56,7 +56,7 @@ def rule_behind(start: PartitionOffset | None, options: SourceOptions) -> ReadCo
             f"option isolationLevel is {isolation!r}, and the checkpoint holds back transactions "
             f"that were undecided at sequence {rule.stable_end(start.next)} of {prefix!r}: their "
             "batches would never be read. Go on with read_committed until they are decided "
-            f"('opendata-buffer transactions list {hint}'), or give the query a new "
+            f"('opendata-buffer status {hint}'), or give the query a new "
             "checkpointLocation"
         )
     return rule

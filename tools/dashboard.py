@@ -121,7 +121,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Quarantined",
-            "Batches that nobody could read, in the time shown: opendata-buffer quarantine list.",
+            "Batches that nobody could read, in the time shown: opendata-buffer status.",
             (Line(grown("buffer_batches_quarantined_total"), "{{job}}"),),
             kind="stat",
             width=6,

@@ -334,12 +334,15 @@ class ConsumerConfig(QueueConfig):
             expanded (failure F21). Default 256 MiB.
         allow_foreign_locations: Read batches outside the data prefix (failure F23). Default
             false.
+        create_if_missing: Create the queue where there is none, for a consumer that starts before
+            the first producer. Default false: a mistyped path is an error.
     """
 
     gc: GarbageCollectorConfig = field(default_factory=GarbageCollectorConfig)
     ack_interval: int = 100
     max_batch_bytes: int = 256 * MIB
     allow_foreign_locations: bool = False
+    create_if_missing: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,7 @@
     │   └── ClaimLost                 no heartbeat in time: another worker gets the batch
     ├── DataError                     something that was stored is lost or cannot be read
     │   ├── CorruptData               bytes on storage break the v1 format
-    │   │   ├── CorruptManifest       inspect it: ``opendata-buffer manifest dump``
+    │   │   ├── CorruptManifest       inspect it: ``opendata-buffer dump``
     │   │   └── CorruptBatch          the batch object cannot be decoded
     │   ├── PoisonBatch               one queued batch cannot be delivered: repair or skip it
     │   │   ├── BatchMissing          its object is gone

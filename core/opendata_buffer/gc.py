@@ -455,7 +455,7 @@ class GarbageCollector:
             return (
                 f"the object of the oldest queued batch {oldest.sequence} at {oldest.location!r} "
                 "is gone, and its name has no time to compare others with. Restore the object, or "
-                f"pass the batch by with 'opendata-buffer skip {words} {oldest.sequence}'."
+                f"skip the batch with 'opendata-buffer skip {words} {oldest.sequence}'."
             )
         return None
 

@@ -149,9 +149,10 @@ def list_quarantine(
     data_path_prefix: str,
     runtime: Runtime | None = None,
     *,
+    newest: int | None = None,
     unreadable: Callable[[CorruptData], None] | None = None,
 ) -> list[QuarantineReport]:
-    """All reports below a data prefix, by sequence.
+    """The reports below a data prefix, by sequence: all, or so many of the ``newest`` sequences.
 
     ``unreadable`` is called with the error of each report that cannot be read; None raises it.
     """
@@ -164,9 +165,8 @@ def list_quarantine(
         except CorruptData as error:
             return error
 
-    keys = [info.key for info in store.list(f"{data_path_prefix}/{FOLDER}/").objects]
-    names = [posixpath.splitext(posixpath.basename(each)) for each in keys]
-    wanted = [name for name, suffix in names if suffix == ".json"]
+    names = _names(store, data_path_prefix)
+    wanted = names if newest is None else sorted(names, key=_sequence)[-newest:]
     found = in_parallel(SystemRuntime() if runtime is None else runtime, read, wanted)
     for each in found:
         if isinstance(each, CorruptData):
@@ -179,8 +179,18 @@ def list_quarantine(
 
 def count_quarantine(store: List, data_path_prefix: str) -> int:
     """How many batches are in quarantine, by one listing; no report is read."""
-    listing = store.list(f"{data_path_prefix}/{FOLDER}/")
-    return sum(1 for each in listing.objects if each.key.endswith(".json"))
+    return len(_names(store, data_path_prefix))
+
+
+def _names(store: List, data_path_prefix: str) -> list[str]:
+    keys = [info.key for info in store.list(f"{data_path_prefix}/{FOLDER}/").objects]
+    split = [posixpath.splitext(posixpath.basename(each)) for each in keys]
+    return [name for name, suffix in split if suffix == ".json"]
+
+
+def _sequence(name: str) -> int:
+    first = name.partition("-")[0]
+    return int(first) if first.isascii() and first.isdigit() and len(first) <= 20 else -1
 
 
 def read_report(store: Get, data_path_prefix: str, name: str) -> QuarantineReport:

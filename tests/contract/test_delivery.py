@@ -59,6 +59,7 @@ PRODUCING = ProducerConfig(
     gc_grace_period_ms=GRACE_MS,
 )
 CONSUMING = ConsumerConfig(
+    create_if_missing=True,
     store=URL,
     cas_deadline_ms=5_000,
     gc=GarbageCollectorConfig(interval_ms=300, grace_period_ms=GRACE_MS),

@@ -96,7 +96,9 @@ def sink(store: str, batch: int, over: threading.Event) -> None:
 
 def work(store: str, name: str, over: threading.Event) -> None:
     # Long enough for a worker that has no processor for some seconds: its claims are its own.
-    config = WorkerConfig(store=store, broker="host", claim_timeout_ms=8_000, max_deliveries=0)
+    config = WorkerConfig(
+        store=store, broker="host", claim_timeout_ms=8_000, max_deliveries=0, create_if_missing=True
+    )
     # A worker over S3 would listen on all interfaces; these are all on one machine.
     network = WebSocketNetwork(SystemRuntime())
     with Worker(config, network=network) as worker:

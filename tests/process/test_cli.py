@@ -79,10 +79,10 @@ def test_records_go_in_and_come_out_unchanged(store: str) -> None:
     found = json.loads(out.splitlines()[-1])
     assert found["records"] == len(LINES)
     assert found["batches"] == status(store)["queue_length"] > 1
-    assert ok("consume", store, "--no-ack") == INPUT
+    assert ok("consume", store) == INPUT
     assert ok("fsck", store)
-    assert run("consume", store)[0] == INPUT
-    assert ok("consume", store) == b""
+    assert run("consume", store, "--ack")[0] == INPUT
+    assert ok("consume", store, "--ack") == b""
     found = status(store)
     assert (found["queue_length"], found["orphans"]) == (0, found["next_sequence"])
 
@@ -97,7 +97,7 @@ def test_the_console_script_and_the_module_are_the_same_command() -> None:
 
 def test_f8_a_reader_that_stops_early_loses_nothing(store: str) -> None:
     ok("produce", store, "--flush-size-bytes", "10000", stdin=INPUT)
-    consumer = start("consume", store)
+    consumer = start("consume", store, "--ack")
     assert consumer.stdout is not None
     assert consumer.stdout.readline() == LINES[0] + b"\n"
     consumer.stdout.close()
@@ -105,7 +105,7 @@ def test_f8_a_reader_that_stops_early_loses_nothing(store: str) -> None:
     code, _, err = end(consumer)
     assert (code, err) == (141, b"")
     # What the reader did not take is still queued.
-    assert ok("consume", store) == INPUT
+    assert ok("consume", store, "--ack") == INPUT
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -113,7 +113,7 @@ def test_a_signal_ends_a_follower_after_acknowledging_what_it_wrote(
     store: str, number: int, code: int
 ) -> None:
     ok("produce", store, stdin=b"one\ntwo\n")
-    consumer = start("consume", store, "--follow", "--poll-interval-ms", "20")
+    consumer = start("consume", store, "--ack", "--follow")
     assert consumer.stdout is not None
     assert consumer.stdout.readline() == b"one\n"
     assert consumer.stdout.readline() == b"two\n"
@@ -124,7 +124,7 @@ def test_a_signal_ends_a_follower_after_acknowledging_what_it_wrote(
     ended, out, err = end(consumer)
     assert (ended, out) == (code, b"")
     assert json.loads(err) == {"records": 3, "batches": 2, "bytes": 11, "last_sequence": 1}
-    assert ok("consume", store) == b""
+    assert ok("consume", store, "--ack") == b""
 
 
 def queued(store: str) -> int:
@@ -156,7 +156,7 @@ def test_sigterm_flushes_what_a_producer_has_read(tmp_path: Path) -> None:
         producer.terminate()
         code, out, _ = end(producer)
         assert (code, out) == (143, b"")
-        done = shell.run("consume", store)
+        done = shell.run("consume", store, "--ack")
         if done.stdout:
             assert done.stdout == "one\ntwo\n"
             return
@@ -181,7 +181,7 @@ def test_slow_input_is_durable_before_it_ends(store: str) -> None:
     producer.stdin.write(b"early\n")
     producer.stdin.flush()
     wait_for(lambda: queued(store) > 0, "the flush of the first line")
-    assert ok("consume", store) == b"early\n"
+    assert ok("consume", store, "--ack") == b"early\n"
     code, out, _ = end(producer)
     assert (code, json.loads(out)["records"]) == (0, 1)
 
@@ -191,11 +191,11 @@ def test_a_full_disk_of_the_reader_is_one_line_and_acknowledges_nothing(store: s
         pytest.skip("no /dev/full here")
     ok("produce", store, stdin=b"one\n")
     with open("/dev/full", "wb") as full:
-        consumer = start("consume", store, stdout=full)
+        consumer = start("consume", store, "--ack", stdout=full)
         code, _, err = end(consumer)
     assert code == 1
     assert err == b"error: standard input or output: No space left on device\n"
-    assert ok("consume", store) == b"one\n"
+    assert ok("consume", store, "--ack") == b"one\n"
 
 
 def run_closed(redirection: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:

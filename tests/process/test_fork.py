@@ -13,7 +13,7 @@ from opendata_buffer import Consumer, ConsumerConfig
 
 
 def consumed(store: Path) -> list[list[bytes]]:
-    with Consumer(ConsumerConfig(store=str(store))) as consumer:
+    with Consumer(ConsumerConfig(store=str(store), create_if_missing=True)) as consumer:
         return [batch.entries for batch in iter(consumer.next_batch, None)]
 
 

@@ -25,7 +25,7 @@ def main() -> None:
     seen = TransactionFilter.from_json(row[1], "ingest") if row else TransactionFilter("ingest")
     # A short interval and grace: the collector runs beside, and must not take what is needed.
     gc = GarbageCollectorConfig(interval_ms=50, grace_period_ms=GRACE_MS)
-    config = ConsumerConfig(store=store, gc=gc)
+    config = ConsumerConfig(store=store, gc=gc, create_if_missing=True)
     with Consumer(config, last_acked_sequence=row[0] if row else None) as consumer:
         fetch = consumer.fetch_handle()
         while True:

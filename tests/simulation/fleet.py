@@ -177,6 +177,7 @@ class Fleet:
     def work(self, member: Member) -> None:
         runtime = member.runtime
         config = WorkerConfig(
+            create_if_missing=True,
             store=STORE,
             cas_deadline_ms=10_000,
             claim_timeout_ms=CLAIM_TIMEOUT_MS,

@@ -48,7 +48,9 @@ from tests.support.simulation import SimRuntime, SimTask, Simulation
 SHARE = 0.1
 
 CONFIG = ProducerConfig(store="memory://simulation")
-CONSUMING = ConsumerConfig(store=CONFIG.store, gc=GarbageCollectorConfig(enabled=False))
+CONSUMING = ConsumerConfig(
+    store=CONFIG.store, gc=GarbageCollectorConfig(enabled=False), create_if_missing=True
+)
 OPTIONS = SinkOptions(queue=QueueConfig(store="memory://simulation"))
 BEGIN_S = 10.0
 """The broker serves, and its clients have found it."""

@@ -303,6 +303,7 @@ class World(Dice):
 
     def consumer_config(self) -> ConsumerConfig:
         return ConsumerConfig(
+            create_if_missing=True,
             store="memory://simulation",
             data_path_prefix=PREFIX,
             ack_interval=1 + self.draw(10),

@@ -383,15 +383,14 @@ def test_the_shell_s_example_runs(tmp_path: Path) -> None:
     lines = [
         line
         for path, line in shell_lines()
-        if path == ROOT / "docs/how-to/command-line.md"
-        and "/tmp/queue" in line
-        and "batch dump" not in line
+        if path == ROOT / "docs/how-to/command-line.md" and "/tmp/queue" in line
     ]
     assert '"records": 1000' in run(lines[0].split("| ")[1], numbers)
     consumed = 0
     for line in lines[1:]:
         out = run(line)
         if " consume " in line:
-            assert out == numbers
+            assert numbers.startswith(out)
+            assert out
             consumed += 1
     assert consumed == 2

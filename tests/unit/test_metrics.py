@@ -116,7 +116,7 @@ url, gc = "memory://unused", GarbageCollectorConfig(enabled=False, grace_period_
 with Producer(ProducerConfig(store=url, flush_interval_ms=60_000), store=store) as producer:
     producer.produce([b"abc", b""])
     buffered = look()["buffer.producer_buffered_bytes"]
-config = ConsumerConfig(store=url, gc=gc)
+config = ConsumerConfig(store=url, gc=gc, create_if_missing=True)
 with Consumer(config, store=store) as consumer:
     batch = consumer.next_batch()
     unacked = look()

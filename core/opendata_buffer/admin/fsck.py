@@ -76,7 +76,7 @@ REPAIRED_BY = {
 NOT_REPAIRED = {
     Kind.TOO_LARGE: "it may be sound: check again with a larger --max-batch-bytes",
     Kind.PREFIX: "check again with the data prefix that is named there",
-    Kind.FOREIGN: "it may be sound: check again with --allow-foreign-locations, or pass it by with "
+    Kind.FOREIGN: "it may be sound: check again with --allow-foreign-locations, or skip it with "
     "'opendata-buffer skip {hint} {sequence}'",
 }
 """Why repair leaves a kind of problem, and what to do about it."""
@@ -157,8 +157,8 @@ def check_queue(
     plan = plan_rebuild(raw, listing, seen, config=config)
     if plan.fault is not None and conflict is not None:
         raise conflict
-    # Without a manifest and a marker there never was a queue: reader.manifest() raises that.
-    if plan.fault is not None and (raw is not None or seen is not None):
+    # Without manifest, marker and batches there never was a queue: reader.manifest() raises that.
+    if plan.fault is not None and (raw is not None or seen is not None or plan.found):
         _add_manifest_fault(report, plan, config, store.url)
         return report
     manifest = reader.manifest()
@@ -234,13 +234,16 @@ def _add_manifest_fault(
     report: Report, plan: RebuildPlan, config: ConsumerConfig, url: str
 ) -> None:
     text = f"{plan.fault}".rstrip(".")
-    if "manifest rebuild" not in text:
-        text += ". Stop everything and repair it with 'opendata-buffer manifest rebuild'"
+    if "fsck --repair" not in text:
+        text += ". Stop everything and repair it with 'opendata-buffer fsck --repair'"
     text = with_queue_in_hint(text, queue_hint(url, config))
     report.problems.append(Finding(None, config.manifest_path, text, Kind.MANIFEST, "manifest"))
     for location in plan.found:
         text = "no entry names it, and no consumer of this queue is known to have read it"
         report.notes.append(Finding(None, location, text, Kind.UNREAD, "unread batch"))
+    for location in plan.missing:
+        text = "it was queued, and its object is gone"
+        report.notes.append(Finding(None, location, text, Kind.MISSING, "batch"))
 
 
 def _add(report: Report, outcome: _Outcome, times_queued: int) -> None:

@@ -18,7 +18,6 @@ from typing import TypeVar
 
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.read_only import no_such_queue
 from opendata_buffer.errors import Conflict, CorruptManifest, ObjectNotFound, TransientStorageError
 from opendata_buffer.formats.keys import BatchLocation, Transaction, is_confined, parse_location
 from opendata_buffer.formats.manifest import (
@@ -31,7 +30,7 @@ from opendata_buffer.formats.manifest import (
 from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.ownership import OWNER_NAME, Watermark, check_owner, claim_for_writing
-from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.queue import Queue, no_such_queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Listing, Store, read_bytes
 
@@ -272,13 +271,11 @@ def open_for_repair(store: Store, config: QueueConfig, runtime: Runtime) -> Queu
     return Queue(store, config, runtime=runtime, role="operator", claim=claim)
 
 
-def rebuild(
-    store: Store, config: QueueConfig, runtime: Runtime, *, dry_run: bool = False
-) -> tuple[RebuildPlan, str | None]:
+def rebuild(store: Store, config: QueueConfig, runtime: Runtime) -> tuple[RebuildPlan, str | None]:
     """Replace a manifest that is gone, damaged or restored by a sound one.
 
     Stop producers, consumers and collectors first: a batch that a producer uploads right now would
-    be enqueued twice. ``dry_run`` only reads and plans.
+    be enqueued twice.
 
     Returns:
         The plan, and where the old manifest's bytes were saved; None when nothing was.
@@ -295,7 +292,7 @@ def rebuild(
     plan = plan_rebuild(raw, listing, seen, config=config)
     if raw is None and seen is None and not plan.found:
         raise no_such_queue(store, config)
-    if plan.fault is None or dry_run:
+    if plan.fault is None:
         return plan, None
     store.check_conditional_writes(config.manifest_path)
     saved = None

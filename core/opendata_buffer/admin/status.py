@@ -6,12 +6,18 @@ Everything here reads manifests and the small objects next to them, and changes 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from opendata_buffer.admin.transactions import STALE_AFTER_S, OpenTransaction, open_in
+from opendata_buffer.admin.transactions import (
+    STALE_AFTER_S,
+    OpenTransaction,
+    TransactionScope,
+    open_among,
+    open_in,
+)
 from opendata_buffer.broker.claims import claims_key, claims_kind, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
@@ -29,6 +35,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.quarantine import count_quarantine, list_quarantine
 from opendata_buffer.queue.consumer_info import ConsumerInfo, read_consumer_info
 from opendata_buffer.queue.ownership import check_owner, queue_hint, topic_hint
 from opendata_buffer.queue.queue import fullness
@@ -38,6 +45,9 @@ from opendata_buffer.topic.description import Partition
 from opendata_buffer.topic.topic import Topic
 
 T = TypeVar("T")
+
+SHOWN = 20
+"""Reports of skipped batches that are read; the others are counted."""
 
 LISTED = 20_000
 """Objects that a status lists, 1,000 with each request: all of 200,000 would take ten seconds."""
@@ -160,8 +170,11 @@ class Status:
     consumer: ConsumerInfo | None = None  # of this epoch or, if it left no record, an earlier one
     broker: BrokerStatus | None = None
     claims: ClaimsStatus | None = None
-    undecided: int = 0  # transactions that are neither committed nor rolled back
+    undecided: int = 0  # transactions that are neither committed nor aborted
     oldest_undecided_seconds: float | None = None
+    transactions: tuple[OpenTransaction, ...] = ()  # these
+    quarantined: int = 0  # batches that were skipped or trimmed, and kept
+    quarantine: tuple[Mapping[str, Any], ...] = ()  # reports of the last SHOWN of them
     notes: tuple[str, ...] = ()
     refused: str = ""  # why producers and consumers fail: the marker, or a damaged manifest
 
@@ -197,11 +210,20 @@ def read_status(
     if announced is not None and announced.fault:
         notes.append(announced.fault)
         announced = None
+    quarantined, reports = count_quarantine(store, config.data_path_prefix), []
+    if quarantined:
+        prefix, note = config.data_path_prefix, lambda error: notes.append(str(error))
+        reports = list_quarantine(store, prefix, runtime, newest=SHOWN, unreadable=note)
     return replace(
         found,
         consumer=consumer,
         broker=None if announced is None else ask_broker(announced, connect),
         claims=noted(lambda: read_claims(store, config)),
+        transactions=tuple(
+            open_among(TransactionScope(config, store, runtime), {config.data_path_prefix: after})
+        ),
+        quarantined=quarantined,
+        quarantine=tuple(each.as_json() for each in reports),
         notes=tuple(notes),
         refused=refused,
     )
@@ -268,17 +290,16 @@ def _checked(reader: ReadOnlyReader, read: Callable[[], T]) -> tuple[T, str]:
 
 
 def _stale(undecided: Sequence[OpenTransaction], url: str, config: QueueConfig) -> tuple[str, ...]:
-    """A warning about the first transaction that is undecided for too long (failure F40)."""
+    """A warning about the first transaction that is open for too long (failure F40)."""
     for each in undecided:
         age_s = each.age_seconds or 0.0
         if age_s >= STALE_AFTER_S:
             hint = topic_hint(url, config)
             writer = "a publisher without a name" if each.app is None else f"app {each.app!r}"
             return (
-                f"a transaction of {writer} (producer {each.producer}) is undecided for "
+                f"a transaction of {writer} (producer {each.producer}) is open for "
                 f"{age_s / 60:,.0f} min: nothing behind sequence {each.first_sequence} leaves the "
-                "queue. Start its writer again, or see 'opendata-buffer transactions list "
-                f"{hint}' and end it with 'opendata-buffer transactions abort {hint} "
+                f"queue. Start its writer again, or end it with 'opendata-buffer abort {hint} "
                 f"{each.producer}'.",
             )
     return ()
@@ -300,6 +321,7 @@ class PartitionStatus:
     epoch: int
     manifest_bytes: int
     undecided: int = 0
+    quarantined: int = 0
     consumer: ConsumerInfo | None = None
     refused: str = ""
 
@@ -312,13 +334,18 @@ class TopicStatus:
     id: str
     partitions: tuple[PartitionStatus, ...]
     queue_length: int
+    oldest_age_seconds: float | None
+    undecided: int
+    quarantined: int
+    transactions: tuple[OpenTransaction, ...]  # a part for each partition that has batches of it
+    notes: tuple[str, ...]
 
 
 def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStatus:
     """Read the description, then all manifests and records of consumers in parallel."""
     description = topic.read()
 
-    def read(partition: Partition) -> PartitionStatus:
+    def read(partition: Partition) -> tuple[PartitionStatus, Manifest]:
         own = topic.config_of(partition.name, config)
         consumer = None
         with suppress(CorruptData):
@@ -326,7 +353,7 @@ def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStat
         reader = ReadOnlyReader(own, store=topic.store, runtime=runtime)
         found, refused = _checked(reader, reader.find)
         manifest, now_ms = found or Manifest.empty(), runtime.now_ms()
-        return PartitionStatus(
+        status = PartitionStatus(
             name=partition.name,
             state=str(partition.state),
             queue_length=manifest.entry_count,
@@ -335,17 +362,42 @@ def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStat
             epoch=_epoch(manifest),
             manifest_bytes=manifest.size,
             undecided=len(open_in(manifest, partition.name, now_ms)),
+            quarantined=count_quarantine(topic.store, partition.name),
             consumer=consumer,
             refused=refused,
         )
+        return status, manifest
 
-    found = tuple(in_parallel(runtime, read, description.partitions))
+    read_all = in_parallel(runtime, read, description.partitions)
+    found = tuple(each for each, _ in read_all)
+    ages = [each.oldest_age_seconds for each in found if each.oldest_age_seconds is not None]
+    scope = TransactionScope(config, topic.store, runtime, topic)
+    transactions = open_among(scope, {each.name: manifest for each, manifest in read_all})
     return TopicStatus(
         store=topic.url,
         id=description.topic_id,
         partitions=found,
         queue_length=sum(each.queue_length for each in found),
+        oldest_age_seconds=max(ages, default=None),
+        undecided=len({each.producer for each in transactions}),
+        quarantined=sum(each.quarantined for each in found),
+        transactions=tuple(transactions),
+        notes=_stale(transactions, topic.url, config),
     )
+
+
+def running_consumer(store: Store, config: QueueConfig, runtime: Runtime) -> str:
+    """The consumer that owns a queue and may run, in words; empty where none is known."""
+    with suppress(CorruptData):
+        found = read_consumer_info(store, config, runtime)
+        manifest = ReadOnlyReader(config, store=store, runtime=runtime).find()
+        epoch = None if manifest is None else _epoch(manifest)
+        if found is not None and found.epoch == epoch and found.may_run():
+            return (
+                f"the consumer of {config.data_path_prefix!r} ({found.program}, process "
+                f"{found.process} on {found.host})"
+            )
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""Undecided transactions: list them, and end them (failure F40).
+"""Open transactions: list them, and end them (failure F40).
 
-A writer that was killed leaves its transaction undecided. Nothing of it is delivered, and readers
+A writer that was killed leaves its transaction open. Nothing of it is delivered, and readers
 continue behind it, but acknowledgements stop there: nothing leaves the queue from its first batch
 on. The writer ends the transaction when it is started again. If it never is, an operator ends it
 with :func:`abort`.
@@ -120,16 +120,18 @@ def open_in(manifest: Manifest, data_path_prefix: str, now_ms: int) -> list[Open
 
 def list_open(scope: TransactionScope) -> list[OpenTransaction]:
     """All undecided transactions of a topic or a queue, by partition; changes nothing."""
+    names = scope.names()
+    manifests = in_parallel(scope.runtime, lambda name: scope.reader(name).find(), names)
+    return open_among(scope, dict(zip(names, manifests, strict=True)))
 
-    def read(name: str) -> tuple[list[OpenTransaction], set[str]]:
-        manifest = scope.reader(name).find()
-        if manifest is None:
-            return [], set()
-        return open_in(manifest, name, scope.runtime.now_ms()), _committed_in(manifest, name)
 
-    parts = in_parallel(scope.runtime, read, scope.names())
-    found = [each for part, _ in parts for each in part]
-    acknowledged = set().union(*(committed for _, committed in parts))
+def open_among(
+    scope: TransactionScope, manifests: Mapping[str, Manifest | None]
+) -> list[OpenTransaction]:
+    """As :func:`list_open`, by manifests that were read; None where a queue was never written."""
+    now_ms, there = scope.runtime.now_ms(), [(n, each) for n, each in manifests.items() if each]
+    found = [part for name, each in there for part in open_in(each, name, now_ms)]
+    acknowledged = set().union(*(_committed_in(each, name) for name, each in there))
     # After the manifests: a transaction that the record names by then stays committed.
     apps = sorted({each.app for each in found if each.app is not None})
     read_records = in_parallel(scope.runtime, lambda app: _record(scope, app), apps)
@@ -164,7 +166,7 @@ def abort(scope: TransactionScope, producer: str, *, force: bool = False) -> lis
     if not chosen:
         raise InvalidInput(
             f"no transaction of producer {producer!r} is undecided in {scope.store.url}: it has "
-            "ended, or another one is meant. See 'opendata-buffer transactions list "
+            "ended, or another one is meant. See 'opendata-buffer status "
             f"{queue_hint(scope.store.url, scope.config)}'."
         )
     app = chosen[0].app

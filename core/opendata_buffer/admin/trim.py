@@ -1,6 +1,6 @@
-"""Take batches out of a queue that no consumer reads: skip, restore, seek and collect.
+"""Take batches out of a queue that no consumer reads: skip, restore, trim and collect.
 
-A batch that is skipped or dropped is copied to the quarantine first. The write that changes the
+A batch that is skipped or trimmed is copied to the quarantine first. The write that changes the
 queue also claims its epoch: a consumer that still runs is fenced, and cannot acknowledge past it.
 """
 
@@ -42,7 +42,7 @@ from opendata_buffer.quarantine import (
     read_report,
     write_report,
 )
-from opendata_buffer.queue.consumer_info import write_consumer_info
+from opendata_buffer.queue.consumer_info import TRIM, write_consumer_info
 from opendata_buffer.queue.ownership import check_owner, queue_hint, topic_hint
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store, read_bytes
@@ -127,7 +127,8 @@ def restore_batch(
         report = read_report(store, prefix, name)
     except ObjectNotFound:
         raise InvalidInput(
-            f"there is no batch {name!r} in the quarantine of {prefix!r}: list what is there first"
+            f"there is no batch {name!r} in the quarantine of {prefix!r}: see 'opendata-buffer "
+            f"status {queue_hint(store.url, config)}'"
         ) from None
     if report.restored_sequence is not None:
         return report
@@ -293,8 +294,8 @@ class Start:
         if self.sequence < first:
             raise InvalidInput(
                 f"sequence {self.sequence} has left the queue with manifest {key!r}: "
-                f"{_range_of(manifest)}. Begin at {EARLIEST}; batches that were skipped or dropped "
-                f"are in 'opendata-buffer quarantine list {queue_hint(url, config)}'"
+                f"{_range_of(manifest)}. Begin at {EARLIEST}; batches that were skipped or trimmed "
+                f"are in 'opendata-buffer status {queue_hint(url, config)}'"
             )
         raise InvalidInput(
             f"sequence {self.sequence} is beyond the end of the queue with manifest {key!r}: "
@@ -319,22 +320,22 @@ GROUP = 64
 """Copies between two reports of progress."""
 
 
-class SeekPlan(NamedTuple):
-    """What a seek would do."""
+class TrimPlan(NamedTuple):
+    """What a trim would do."""
 
     target: int  # where the queue shall begin
     dropped: Sequence[QueueEntry]
 
 
-class SeekResult(NamedTuple):
-    """What a seek did."""
+class TrimResult(NamedTuple):
+    """What a trim did."""
 
     first: int  # where the queue begins now
     epoch: int | None  # that the queue was claimed with; None where there was nothing to drop
     copies: list[str]  # ids in the quarantine of the dropped batches
 
 
-def plan_seek(store: Store, config: ConsumerConfig, start: Start, runtime: Runtime) -> SeekPlan:
+def plan_trim(store: Store, config: ConsumerConfig, start: Start, runtime: Runtime) -> TrimPlan:
     """The entries that lie before ``start``; changes nothing.
 
     Of a transaction with batches on both sides of ``start`` those behind it stay, and are delivered
@@ -342,24 +343,24 @@ def plan_seek(store: Store, config: ConsumerConfig, start: Start, runtime: Runti
 
     Raises:
         InvalidInput: There is no queue; it does not have that sequence; or an undecided
-            transaction begins before it, which the seek would cut.
+            transaction begins before it, which the trim would cut.
     """
     manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
     target = start.sequence_in(manifest, config, store.url)
     dropped = manifest.entries(limit=target - manifest.first_sequence)
     _refuse_undecided(manifest, target, config, store.url)
-    return SeekPlan(target, dropped)
+    return TrimPlan(target, dropped)
 
 
-def seek(
+def trim_queue(
     store: Store,
     config: ConsumerConfig,
-    plan: SeekPlan,
+    plan: TrimPlan,
     runtime: Runtime,
     *,
     copy: bool = True,
     advance: Callable[[int, int], None] = lambda done, total: None,
-) -> SeekResult:
+) -> TrimResult:
     """Copy what a plan drops, then drop it and claim the queue. Idempotent.
 
     Entries that the consumer took since the plan are gone. Entries that were appended since stay.
@@ -373,7 +374,7 @@ def seek(
     queue = open_for_repair(store, config, runtime)
 
     def save(entry: QueueEntry) -> str:
-        why = f"dropped by seek to {plan.target}, not for a fault of its own"
+        why = f"trimmed up to {plan.target}, not for a fault of its own"
         return _copy(store, config, entry, why, runtime).id
 
     copies: list[str] = []
@@ -383,9 +384,9 @@ def seek(
     # A consumer may have read past the target meanwhile: then nothing is left to drop.
     last = plan.target - 1 if plan.target else None
     after = queue.claim_epoch(last, allow_data_loss=True)
-    write_consumer_info(store, config, runtime, after.epoch, program="opendata-buffer seek")
+    write_consumer_info(store, config, runtime, after.epoch, program=TRIM)
     queue.close()
-    return SeekResult(after.first_sequence, after.epoch, copies)
+    return TrimResult(after.first_sequence, after.epoch, copies)
 
 
 def _refuse_undecided(manifest: Manifest, target: int, config: ConsumerConfig, url: str) -> None:
@@ -394,10 +395,10 @@ def _refuse_undecided(manifest: Manifest, target: int, config: ConsumerConfig, u
         if each.first_sequence < target:
             raise InvalidInput(
                 f"the transaction of producer {producer.hex()} begins at sequence "
-                f"{each.first_sequence} and is undecided: a seek behind that would drop "
-                "a part of it. End it with 'opendata-buffer transactions abort "
-                f"{topic_hint(url, config)} {producer.hex()}', or seek to {each.first_sequence} at "
-                "the most"
+                f"{each.first_sequence} and is open: a trim behind that would delete "
+                "a part of it. End it with 'opendata-buffer abort "
+                f"{topic_hint(url, config)} {producer.hex()}', or trim up to {each.first_sequence} "
+                "at the most"
             )
 
 

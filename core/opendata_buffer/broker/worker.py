@@ -36,6 +36,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
+from opendata_buffer.queue.queue import require_queue
 from opendata_buffer.runtime import Moment, Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
@@ -236,7 +237,8 @@ class Worker(Closeable):
         **settings: Fields of the configuration, by name.
 
     Raises:
-        InvalidInput: A setting or the URL is wrong.
+        InvalidInput: A setting or the URL is wrong, or there is no queue and
+            ``config.create_if_missing`` is off.
         StorageError: The store cannot be reached.
     """
 
@@ -254,6 +256,8 @@ class Worker(Closeable):
         self._pid = os.getpid()
         self._runtime = runtime or SystemRuntime()
         self._store = store or open_store(config.store, config.store_options)
+        if not config.create_if_missing:
+            require_queue(self._store, config, self._runtime)
         network = network or WebSocketNetwork(self._runtime, listen_for(self._store))
         self._fetch = FetchHandle.of(config, store=self._store, runtime=self._runtime)
         self._pace = self._fetch.adaptive_concurrency()

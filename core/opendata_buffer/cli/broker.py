@@ -12,12 +12,18 @@ import click
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork, listen_for
 from opendata_buffer.cli import options
-from opendata_buffer.cli.target import one_queue, require_queue
+from opendata_buffer.cli.command import LONG_MS, command
+from opendata_buffer.cli.target import Target, target_of
 from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.read_only import ReadOnlyReader
+from opendata_buffer.queue.queue import no_such_queue
 from opendata_buffer.runtime import Runtime
 
 POLL_S = 0.25
 """Seconds between two checks whether it still serves."""
+
+WAIT_S = 2.0
+"""Seconds between two checks whether a queue has been created."""
 
 STOP_S = 3.5
 """Seconds for an orderly stop; the process ends within five seconds in any case."""
@@ -39,8 +45,8 @@ def _address(context: click.Context, option: click.Parameter, text: str | None) 
     return text
 
 
-@click.command()
-@options.long_timeout_queue
+@command(timeout_ms=LONG_MS)
+@options.queue
 @click.option(
     "--listen",
     callback=_address,
@@ -66,21 +72,21 @@ def broker(
     advertise: str | None,
     tls_cert: str | None,
     tls_key: str | None,
-    create_if_missing: bool,
     **queue: Any,
 ) -> None:
-    """Append for all producers of a queue, and hand its batches to workers.
+    """Commit for all producers of a queue, and deliver its batches to workers.
 
-    Stands by while another broker serves and takes over when that one ends, so start two. Runs
+    A broker stores nothing: it coordinates commits. It stands by while another broker serves and
+    takes over when that one ends, so start two. Waits for a queue that does not exist yet. Runs
     until it is interrupted. Producers and workers find it through the queue. Nothing is lost when
     it is killed.
     """
     if bool(tls_cert) is not bool(tls_key):
         raise click.UsageError("--tls-cert and --tls-key go together")
-    target = one_queue(queue, ConsumerConfig)
+    target = target_of(runtime, queue, ConsumerConfig)
     store = target.store
-    if not create_if_missing:
-        require_queue(target, runtime)
+    if target.topic is not None:
+        raise no_such_queue(store, target.config)
     where = replace(listen_for(store), certificate=tls_cert or "", key=tls_key or "")
     if listen is not None:
         host_name, port = _parts(listen)
@@ -91,11 +97,27 @@ def broker(
     # A standby listens only while it serves: clients of a dead broker must find its address
     # refused, also when it is started again. Listening once reports a wrong address now.
     network.listen().close()
+    if not target.config.create_if_missing:
+        _wait_for_queue(target, runtime)
     election = LeaderElection(store, target.config, runtime, network)
     try:
         _report(election, store.url, runtime)
     finally:
         election.stop(STOP_S)
+
+
+def _wait_for_queue(target: Target, runtime: Runtime) -> None:
+    """Return when there is a queue; say so once while there is none."""
+    reader = ReadOnlyReader(target.config, store=target.store, runtime=runtime)
+    told = False
+    while reader.find() is None:
+        if not told:
+            told = True
+            click.echo(
+                f"waiting: there is no manifest {target.config.manifest_path!r} in "
+                f"{target.store.url} yet. A producer creates it, or --create-if-missing"
+            )
+        runtime.sleep(WAIT_S)
 
 
 def _report(election: LeaderElection, url: str, runtime: Runtime) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import stat
 import sys
 from base64 import b64encode
@@ -18,15 +17,16 @@ from typing import Any, BinaryIO, NamedTuple
 import click
 import pyarrow.compute as pc
 
+from opendata_buffer.admin.status import running_consumer
 from opendata_buffer.admin.trim import EARLIEST, Start
 from opendata_buffer.cli import options
-from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.output import plural
+from opendata_buffer.cli.command import LONG_MS, SOON_MS, command
+from opendata_buffer.cli.output import confirm
 from opendata_buffer.cli.signals import print_summary
-from opendata_buffer.cli.target import Target, require_queue, soon, target_of
+from opendata_buffer.cli.target import Target, target_of
 from opendata_buffer.cli.terminal import count_progress
 from opendata_buffer.concurrency import in_parallel
-from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.fetch import FetchHandle
@@ -34,9 +34,8 @@ from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import PoisonBatch
-from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
+from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.framing import FRAMINGS, Framing
-from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.consumer import TopicConsumer
@@ -53,11 +52,14 @@ READ_AHEAD_BYTES = 64 * 1024 * 1024
 PARTITION_ENTRIES = 256
 """Entries of a partition that are read from its manifest at once."""
 
-_LOSS_ADVICE = "Start with --from earliest to read what is left."
+POLL_S = 0.5
+"""Seconds between two reads of an empty queue, with ``--follow``."""
+
+_LOSS_ADVICE = "Run it again to read what is left."
 
 
-@click.command()
-@options.long_timeout_queue
+@command(timeout_ms=LONG_MS)
+@options.queue
 @options.framing
 @click.option(
     "--json",
@@ -71,20 +73,17 @@ _LOSS_ADVICE = "Start with --from earliest to read what is left."
     "from_",
     metavar="WHERE",
     help="Begin at 'earliest', 'latest', a sequence, or a time such as 2026-01-31T03:00:00Z, UTC "
-    "without a zone. Only --no-ack may begin behind the oldest batch. Default: earliest.",
+    "without a zone. Default: earliest.",
 )
 @click.option("--max-batches", type=options.NATURAL, metavar="N", help="Stop after N batches.")
 @click.option("--follow", is_flag=True, help="Wait for more when the queue is empty.")
-@options.create_if_missing
-@click.option("--no-ack", is_flag=True, help="Only read: claim nothing, acknowledge nothing.")
-@click.option("--gc/--no-gc", default=True, help="Collect garbage meanwhile.")
 @click.option(
-    "--poll-interval-ms",
-    type=options.POSITIVE,
-    default=500,
-    help="With --follow: between two reads of an empty queue.",
+    "--ack",
+    is_flag=True,
+    help="Take: claim the queue, acknowledge what was written, collect garbage.",
 )
-@options.recreate
+@options.create_if_missing
+@options.yes
 @options.max_batch_bytes
 @options.allow_foreign
 @click.pass_obj
@@ -96,38 +95,39 @@ def consume(
     from_: str | None,
     max_batches: int | None,
     follow: bool,
-    create_if_missing: bool,
-    no_ack: bool,
-    gc: bool,
-    poll_interval_ms: int,
+    ack: bool,
+    yes: bool,
     **queue: Any,
 ) -> None:
     """Write the records of the queue to stdout, by default one line each.
 
-    Claims the queue (another consumer is fenced) and acknowledges batches after their records are
-    written: after a crash some may be written again. Ends when the queue is empty. With --no-ack
-    nothing changes in the queue and its consumer is not disturbed. The last line on stderr, also
-    after Ctrl-C, is JSON: "records" and "batches" are numbers, "bytes" is the size of the records,
-    "last_sequence" that of the last batch written.
+    Only looks: nothing changes in the queue, and its consumer is not disturbed. With --ack it is
+    the consumer: it fences another one, and asks before where one seems to run. Batches leave the
+    queue after their records are written: after a crash some may be written again. Ends when
+    everything is read. The last line on stderr, also after Ctrl-C, is JSON: "records" and "batches"
+    are numbers, "bytes" is the size of the records, "last_sequence" that of the last batch written.
 
     Of a topic all partitions are read, each in its order, and only committed transactions.
     "last_sequences" is by partition then, and --json shows the partition.
     """
     options.refuse_together(**{"--json": as_json, "--framing": framing != "lines"})
+    if (yes or queue["create_if_missing"]) and not ack:
+        raise click.UsageError("--yes and --create-if-missing are about --ack: give that, too")
+    if ack and from_ is not None:
+        raise click.UsageError(
+            "--ack takes from the oldest batch on: leave out --from. The command 'trim' deletes "
+            "what lies before a place"
+        )
     start = Start.parse(EARLIEST if from_ is None else from_)
-    target = target_of(
-        runtime,
-        queue,
-        ConsumerConfig,
-        topic_deadline_ms=options.SOON_MS,
-        gc=GarbageCollectorConfig(enabled=gc),
-    )
+    target = target_of(runtime, queue, ConsumerConfig, topic_deadline_ms=SOON_MS)
     config, store, is_topic = target.config, target.store, target.topic is not None
     target.check_start(start, "--from")
-    can_check = is_topic or _check_exists(target, runtime, no_ack, create_if_missing)
-    if can_check and from_ is not None:
-        _check_start(target, runtime, start, no_ack)
-
+    if ack:
+        others = in_parallel(
+            runtime, lambda each: running_consumer(store, each, runtime), target.configs()
+        )
+        if names := [each for each in others if each]:
+            confirm(f"{names[0]} seems to run. It will be fenced and deliver nothing more", yes)
     stdout = sys.stdout.buffer
     render = json_lines(config.data_path_prefix) if as_json else as_framing(FRAMINGS[framing])
     with ExitStack() as stack:
@@ -136,52 +136,21 @@ def consume(
         stack.enter_context(print_summary(writer.summary))
         if not stdout.isatty():
             writer.advance = stack.enter_context(count_progress("consuming"))
-        if is_topic and no_ack:
+        if is_topic and not ack:
             source = BatchSource(ReadOnlyTopic(target, runtime, start).read)
         elif is_topic:
             consumer = TopicConsumer(config, store=store, runtime=runtime, program=PROGRAM)
             source = _topic_source(stack.enter_context(consumer))
-        elif no_ack:
+        elif not ack:
             reader = _read_only(config, store, runtime)
             reader.seek(start.sequence_in(reader.manifest(), config, reader.store.url))
             source = _queue_source(reader, FetchHandle.of(config, store=store), runtime)
         else:
             owner = Consumer(config, store=store, runtime=runtime, program=PROGRAM)
             source = _queue_source(stack.enter_context(owner), owner.fetch_handle(), runtime)
-        wait = (lambda: runtime.sleep(poll_interval_ms / 1000)) if follow else None
+        wait = (lambda: runtime.sleep(POLL_S)) if follow else None
         write_out(source, writer, max_batches=max_batches, wait=wait)
     click.echo(writer.summary(), err=True)
-
-
-def _check_exists(target: Target, runtime: Runtime, no_ack: bool, create_if_missing: bool) -> bool:
-    """Fail where a consumer would create a queue at a mistyped path.
-
-    Returns False where --recreate starts a queue over, whose manifest need not be readable.
-    """
-    config = soon(target.config)
-    # The marker of a queue that lost its manifest shows that the queue existed.
-    if config.recreate and not no_ack and check_owner(target.store, config, runtime=runtime):
-        return False
-    if no_ack or not create_if_missing:
-        require_queue(target, runtime)
-    return True
-
-
-def _check_start(target: Target, runtime: Runtime, start: Start, no_ack: bool) -> None:
-    """Check that each queue has the start, and that no batch before a consumer's is dropped."""
-    before, last = 0, 0
-    for config in target.configs():
-        found = _read_only(soon(config), target.store, runtime).find() or Manifest.empty()
-        sequence = start.sequence_in(found, config, target.store.url)
-        before += sequence - found.first_sequence
-        last = sequence - 1
-    if before and not no_ack:
-        until = "" if target.topic is not None else f", up to sequence {last}"
-        raise Failure(
-            f"--from {start.text} would drop {plural(before, 'batch')} unread{until}: read what "
-            "is behind with --no-ack, or drop them with 'opendata-buffer seek "
-            f"{options.queue_words()} --to {shlex.quote(start.text)}', which keeps a copy"
-        )
 
 
 Render = Callable[[ArrowBatch], bytes | memoryview]

@@ -55,9 +55,13 @@ class Exceeded(Failure):
 class FailureGroup(click.Group):
     """A group of commands whose errors are all shown as :class:`Failure`."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options before the command."""
+        log_to_stderr(0)  # An option may ask for more.
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and turn every error into an exit code."""
-        _log_to_stderr(ctx.params.get("verbose", 0))
         if sys.stdout is None:  # the output would be lost without an error
             raise Failure("standard output is closed: give the command one, such as >/dev/null")
         if isinstance(sys.stdout, TextIOWrapper):
@@ -159,7 +163,8 @@ _handler = logging.StreamHandler()
 _handler.setFormatter(_OneLine())
 
 
-def _log_to_stderr(verbose: int) -> None:
+def log_to_stderr(verbose: int) -> None:
+    """Send log records to stderr: warnings, with 1 information, with 2 everything."""
     _handler.stream = sys.stderr
     root = logging.getLogger()
     if _handler not in root.handlers:

@@ -10,30 +10,30 @@ from importlib import import_module
 
 import click
 
+from opendata_buffer.cli.command import Exampled, refuse_moved, verbose, write_storage
 from opendata_buffer.cli.errors import FailureGroup
 from opendata_buffer.runtime import SystemRuntime
 
 COMMANDS = {
     "produce": ("produce", "Put the records of stdin into the queue."),
     "consume": ("consume", "Write the records of the queue to stdout."),
-    "broker": ("broker", "Append for all producers of a queue."),
+    "broker": ("broker", "Commit for all producers of a queue."),
     "work": ("work", "Run COMMAND for each batch."),
     "status": ("status", "Show what is in the queue or the topic, and which consumer reads it."),
-    "seek": ("repair", "Drop the batches before a sequence or a time."),
+    "trim": ("repair", "Delete the batches before a sequence or a time."),
     "fsck": ("repair", "Check that every queued batch exists and decodes."),
     "gc": ("repair", "Delete the objects of consumed batches, once."),
     "skip": ("repair", "Skip the one batch that stops a queue."),
-    "quarantine": ("repair", "List batches that were skipped, and restore them."),
+    "restore": ("repair", "Produce batches again that were skipped, trimmed or are not queued."),
     "topic": ("topic", "Create and change topics."),
-    "transactions": ("topic", "List undecided transactions, and end them."),
-    "manifest": ("dump", "Print a manifest, or rebuild it."),
-    "batch": ("dump", "Print a batch object."),
+    "abort": ("topic", "End the transaction of a producer that will not be started again."),
+    "dump": ("dump", "Print the manifest or a batch as JSON."),
 }
 """Module and summary of each command. ``--help`` prints the summaries and loads no module: loading
 all of them, and Arrow with them, takes half a second."""
 
 
-class LazyGroup(FailureGroup):
+class LazyGroup(Exampled, FailureGroup):
     """A group that loads a command's module when the command is run or completed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -43,6 +43,7 @@ class LazyGroup(FailureGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command; None when there is none of this name."""
         if cmd_name not in COMMANDS:
+            refuse_moved(ctx, cmd_name)
             return None
         module, _ = COMMANDS[cmd_name]
         command = getattr(import_module(f"opendata_buffer.cli.{module}"), cmd_name)
@@ -50,28 +51,28 @@ class LazyGroup(FailureGroup):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands in ``--help``."""
+        """The list of commands in ``--help``, and the options that each of them has."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+        write_storage(ctx, formatter)
 
 
 @click.group(
-    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+    cls=LazyGroup,
+    params=[verbose()],
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(package_name="opendata-buffer", message="opendata-buffer %(version)s")
-@click.option(
-    "-v", "--verbose", count=True, show_default=False, help="Log more; twice for everything."
-)
 @click.pass_context
-def cli(context: click.Context, verbose: int) -> None:
+def cli(context: click.Context) -> None:
     """Read, write, inspect and repair a queue in object storage.
 
     STORE is a directory, file:///dir, s3://bucket[/root], gs://bucket[/root],
     az://container[/root] or abfss://container@account.dfs.core.windows.net[/root].
 
-    Credentials come from the cloud's standard chain: environment, files, the machine. No option
-    takes a key, because other users can see a command line: put keys into the environment
-    (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS,
+    Credentials come from the cloud's standard chain: environment, files, the machine. Access keys
+    cannot be passed as options, because other users can see a command line: put them into the
+    environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS,
     AZURE_STORAGE_CONNECTION_STRING) or into a file (a --profile of AWS).
     """
     # Tests put a manual clock here.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any, TypeVar
 
 import click
@@ -21,10 +20,6 @@ from opendata_buffer.formats import MIB
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SOON_MS = 5_000
-"""Deadline of commands that a person waits for."""
-LONG_MS = 120_000
-"""Deadline of commands that move records, which wait for a store that is down for a while."""
 POSITIVE = click.IntRange(min=1)
 NATURAL = click.IntRange(min=0)
 
@@ -38,66 +33,14 @@ def _options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     return decorate
 
 
-def _timeout(default_ms: int) -> Callable[[Any], Any]:
-    return click.option(
-        "--timeout-ms",
-        type=POSITIVE,
-        default=default_ms,
-        help="How long one operation of the store may fail, retries included.",
-    )
-
-
-_reach_store = _options(
-    click.option("--endpoint-url", metavar="URL", help="Another endpoint than the cloud's own."),
-    click.option("--region", metavar="NAME", help="AWS region. Default: the AWS chain's."),
-    click.option(
-        "--profile",
-        metavar="NAME",
-        help="AWS profile: region, keys or role of ~/.aws/config and ~/.aws/credentials. Default: "
-        "the AWS chain's.",
-    ),
-    click.option(
-        "--role-arn",
-        metavar="ARN",
-        envvar="OPENDATA_BUFFER_ROLE_ARN",
-        show_envvar=True,
-        help="AWS role to assume. Its credentials are renewed.",
-    ),
-    click.option(
-        "--external-id",
-        metavar="TEXT",
-        envvar="OPENDATA_BUFFER_EXTERNAL_ID",
-        show_envvar=True,
-        help="External id of that role, where its owner requires one.",
-    ),
-    click.option(
-        "--session-name",
-        metavar="TEXT",
-        envvar="OPENDATA_BUFFER_SESSION_NAME",
-        show_envvar=True,
-        help="Session name in that role's log. Default: opendata-buffer.",
-    ),
-    click.option(
-        "--anonymous",
-        is_flag=True,
-        envvar="OPENDATA_BUFFER_ANONYMOUS",
-        show_envvar=True,
-        help="Send no credentials: for a public bucket.",
-    ),
-)
-
-REACH_STORE = {each.name for each in fields(StoreOptions)} | {"timeout_ms"}
-"""Names of the options that say how to reach a store."""
 NAMES_ONE_QUEUE = ("partition", "data_path_prefix", "manifest_path")
 """Names of the options that choose one queue of a store."""
-
-store = _options(_reach_store, _timeout(SOON_MS))
 
 store_argument = click.argument(
     "store", shell_complete=lambda context, argument, text: [CompletionItem(text, type="dir")]
 )
 
-_queue = _options(
+queue = _options(
     store_argument,
     click.option(
         "--data-path-prefix", metavar="PREFIX", help="Where the batches are. Default: ingest."
@@ -110,11 +53,7 @@ _queue = _options(
         metavar="NAME",
         help="The queue is this partition of a topic: its name or its number.",
     ),
-    _reach_store,
 )
-queue = _options(_queue, _timeout(SOON_MS))
-long_timeout_queue = _options(_queue, _timeout(LONG_MS))
-"""Options of commands that move records."""
 
 allow_foreign = click.option(
     "--allow-foreign-locations",
@@ -126,12 +65,6 @@ create_if_missing = click.option(
     "--create-if-missing",
     is_flag=True,
     help="Create the queue if there is none: to start before its producers.",
-)
-
-recreate = click.option(
-    "--recreate",
-    is_flag=True,
-    help="Start the queue over if its manifest is gone or was restored. Its batches are not read.",
 )
 
 framing = click.option(

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import click
 
 from opendata_buffer.cli import options
+from opendata_buffer.cli.command import LONG_MS, command
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import target_of
@@ -39,8 +40,8 @@ _JSON_FACTOR = 6
 """A record of control characters takes so many times its size in JSON (``\\u0000``)."""
 
 
-@click.command()
-@options.long_timeout_queue
+@command(timeout_ms=LONG_MS)
+@options.queue
 @click.option(
     "--compression",
     type=click.Choice(["none", "zstd"], case_sensitive=False),
@@ -53,14 +54,6 @@ _JSON_FACTOR = 6
     "as_json",
     is_flag=True,
     help="Each line is a record as 'consume --json' prints it, with its metadata.",
-)
-@click.option(
-    "--file",
-    "files",
-    type=click.Path(exists=True, dir_okay=False),
-    multiple=True,
-    metavar="PATH",
-    help="Produce this file as one record, instead of stdin. May be repeated.",
 )
 @click.option("--metadata", metavar="TEXT", help="Metadata of every record.")
 @click.option("--key", metavar="TEXT", help="For a topic: the key of every record.")
@@ -92,7 +85,11 @@ _JSON_FACTOR = 6
     help="auto: append through the queue's broker if there is one; host: be the broker while there "
     "is none; off: append without a broker.",
 )
-@options.recreate
+@click.option(
+    "--recreate",
+    is_flag=True,
+    help="Start the queue over if its manifest is gone or was restored. Its batches are not read.",
+)
 @options.max_batch_bytes
 @click.pass_obj
 def produce(
@@ -101,7 +98,6 @@ def produce(
     framing: str,
     compression: str,
     as_json: bool,
-    files: tuple[str, ...],
     metadata: str | None,
     key: str | None,
     key_is_metadata: bool,
@@ -121,11 +117,11 @@ def produce(
     Keys are not stored: put what readers need into the metadata or the record.
     """
     is_framed = framing != "lines"
-    options.refuse_together(**{"--json": as_json, "--file": files, "--framing": is_framed})
+    options.refuse_together(**{"--json": as_json, "--framing": is_framed})
     options.refuse_together(**{"--json": as_json, "--metadata": metadata})
     key_options = {"--key": key is not None, "--key-is-metadata": key_is_metadata}
     options.refuse_together(**key_options)
-    if sys.stdin is None and not files:
+    if sys.stdin is None:
         raise Failure("standard input is closed: pipe the records into the command")
     target = target_of(
         runtime,
@@ -163,12 +159,8 @@ def produce(
         )
         try:
             with print_summary(records.summary), producer:
-                if files:
-                    for content in _contents(files, max_record_bytes):
-                        records.produce([content])
-                else:
-                    stdin: Any = sys.stdin.buffer
-                    records.produce_stream(stdin.read1, input_format.splitter(max_input_bytes))
+                stdin: Any = sys.stdin.buffer
+                records.produce_stream(stdin.read1, input_format.splitter(max_input_bytes))
             records.count_durable()
         except OpenDataBufferError as error:
             with suppress(OpenDataBufferError):
@@ -176,18 +168,6 @@ def produce(
             reason = str(error).removesuffix(".")
             raise Failure(f"{reason}. Of the input, {records.durable_part()}.") from error
     click.echo(json.dumps(asdict(records.durable)))
-
-
-def _contents(paths: Sequence[str], limit: int) -> Iterator[bytes]:
-    for path in paths:
-        with open(path, "rb") as file:
-            data = file.read(limit + 1)
-        if len(data) > limit:
-            raise InvalidInput(
-                f"{path!r} has more than {limit} bytes, and is one record: raise "
-                "--max-batch-bytes here and at the consumer, or give its lines to stdin"
-            )
-        yield data
 
 
 class Run(NamedTuple):

@@ -1,4 +1,4 @@
-"""``fsck``, ``skip``, ``quarantine``, ``manifest rebuild``, ``seek`` and ``gc``."""
+"""``fsck``, ``skip``, ``restore``, ``trim`` and ``gc``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import click
 from rich.filesize import decimal as format_bytes
 
-from opendata_buffer.admin import trim
 from opendata_buffer.admin.fsck import (
     REPAIRED_BY,
     Finding,
@@ -19,22 +18,39 @@ from opendata_buffer.admin.fsck import (
     plan_repair,
     repair,
 )
-from opendata_buffer.admin.rebuild import rebuild as rebuild_manifest
-from opendata_buffer.admin.trim import SeekPlan, SeekResult, Start
+from opendata_buffer.admin.trim import (
+    Start,
+    TrimResult,
+    check_unqueued,
+    collect,
+    plan_trim,
+    restore_batch,
+    restore_object,
+    skip_batch,
+    trim_queue,
+)
 from opendata_buffer.cli import options
+from opendata_buffer.cli.command import LONG_MS, command
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.output import confirm, plural
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import one_queue, target_of
 from opendata_buffer.cli.terminal import track
-from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
-from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.errors import CorruptData
-from opendata_buffer.quarantine import list_quarantine
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.queue.ownership import queue_hint
 
+KEPT = "copied to the quarantine first"
+NOT_KEPT = (
+    "NOT copied: the garbage collector deletes their objects once they are older than its grace "
+    "period, and nothing restores them then"
+)
+GO_ON = (
+    "Spark queries continue with failOnDataLoss=false once; a consumer that keeps its own position "
+    "starts without it"
+)
 
-@click.command()
+
+@command()
 @options.queue
 @options.max_batch_bytes
 @options.allow_foreign
@@ -43,7 +59,7 @@ from opendata_buffer.queue.ownership import queue_hint
     "repair_found",
     is_flag=True,
     help="Repair what is found: rebuild a manifest, skip batches that cannot be delivered. "
-    "Everything that is replaced is copied first.",
+    "Everything that is replaced is copied first. A sound manifest stays as it is.",
 )
 @click.option("--dry-run", is_flag=True, help="With --repair: only print what would be done.")
 @options.yes
@@ -77,7 +93,7 @@ def fsck(
         repaired: list[tuple[Finding, str | None]] | None = None
         if repair_found and not report.ok:
             if not as_json:
-                _print_report(report, where)
+                _print_report(report, where, every=True)
             for finding in plan:
                 click.echo(f"repair: {finding.name} {REPAIRED_BY[finding.kind]}", err=as_json)
             for finding, reason in left:
@@ -100,6 +116,8 @@ def fsck(
             for each, copy in repaired or ():
                 copied = "there was nothing to copy" if copy is None else f"copied as {copy}"
                 click.echo(f"repaired {each.name} ({each.kind}); {copied}")
+                if each.kind is Kind.MANIFEST:
+                    click.echo(GO_ON)
             _print_report(report, where)
         if not report.ok:
             problems[config.manifest_path] = len(left) if dry_run else len(report.problems)
@@ -119,15 +137,15 @@ def fsck(
         )
 
 
-def _print_report(report: Report, where: str) -> None:
+def _print_report(report: Report, where: str, *, every: bool = False) -> None:
     unread = [each.location for each in report.notes if each.kind is Kind.UNREAD]
-    if unread:
+    if unread and not every:
         click.echo(
             f"{where}note: {plural(len(unread), 'batch')} that no entry names, and that no "
             f"consumer is known to have read; the first is {unread[0]!r}"
         )
     for finding in report.notes:
-        if finding.kind is not Kind.UNREAD:
+        if every or finding.kind is not Kind.UNREAD:
             click.echo(f"{where}note: {finding}")
     for finding in report.problems:
         click.echo(f"{where}problem: {finding}")
@@ -137,7 +155,7 @@ def _print_report(report: Report, where: str) -> None:
     )
 
 
-@click.command()
+@command()
 @options.queue
 @click.argument("sequence", type=options.NATURAL)
 @click.option("--force", is_flag=True, help="Skip the batch although it can be read.")
@@ -153,7 +171,7 @@ def skip(runtime: Any, /, sequence: int, force: bool, as_json: bool, **queue: An
     Spark query before, and start it again afterwards: one that still runs is fenced.
     """
     target = one_queue(queue, ConsumerConfig)
-    report, epoch = trim.skip_batch(target.store, target.config, sequence, runtime, force=force)
+    report, epoch = skip_batch(target.store, target.config, sequence, runtime, force=force)
     if as_json:
         click.echo(json.dumps({**report.as_json(), "epoch": epoch}))
         return
@@ -164,189 +182,114 @@ def skip(runtime: Any, /, sequence: int, force: bool, as_json: bool, **queue: An
     )
 
 
-@click.group()
-def quarantine() -> None:
-    """List batches that were skipped, and restore them."""
-
-
-@quarantine.command("list")
-@options.queue
-@options.as_json
-@click.pass_obj
-def quarantine_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
-    """Show the batches in a queue's quarantine, changing nothing.
-
-    One per line: id, time, size of the copy, the sequence it was restored as, and why it could not
-    be delivered. With --json one report per line.
-    """
-    target = one_queue(queue)
-    prefix = target.config.data_path_prefix
-    faults: list[CorruptData] = []
-    reports = list_quarantine(target.store, prefix, runtime, unreadable=faults.append)
-    if not reports and not faults:
-        # An empty quarantine and a mistyped path look alike.
-        ReadOnlyReader(target.config, store=target.store, runtime=runtime).manifest()
-    for each in reports:
-        if as_json:
-            click.echo(json.dumps(each.as_json()))
-            continue
-        size = "no copy" if each.copied_bytes is None else format_bytes(each.copied_bytes)
-        sequence = each.restored_sequence
-        restored = "" if sequence is None else f"restored as {sequence}  "
-        click.echo(f"{each.id}  {each.time}  {size}  {restored}{each.error}")
-    if faults:
-        others = f" So are {len(faults) - 1} others." if len(faults) > 1 else ""
-        raise Failure(f"{faults[0]}{others}")
-
-
-@quarantine.command("restore")
+@command()
 @options.queue
 @click.argument("ids", metavar="ID|LOCATION...", nargs=-1, required=True)
 @options.max_batch_bytes
 @options.yes
 @click.pass_obj
-def quarantine_restore(runtime: Any, /, ids: tuple[str, ...], yes: bool, **queue: Any) -> None:
-    """Produce batches from the quarantine again, at the end of the queue.
+def restore(runtime: Any, /, ids: tuple[str, ...], yes: bool, **queue: Any) -> None:
+    """Produce batches again that were skipped, trimmed or are not queued.
 
-    ID is as 'quarantine list' shows it. The copy must be readable; if it is not, repair the
-    object <data-path-prefix>/_quarantine/<ID>.object first. Of a batch whose object was gone, the
-    object itself is taken once it is back. Copy and report stay. Restoring a batch again does
-    nothing.
+    They are appended to the queue. ID is as 'status' shows it. The copy must be readable; if it is
+    not, repair the object <data-path-prefix>/_quarantine/<ID>.object first. Of a batch whose object
+    was gone, the object itself is taken once it is back. Copy and report stay. Restoring a batch
+    again does nothing.
 
     LOCATION is the whole key of a batch object that is there and not queued. Asks first.
     """
     target = one_queue(queue, ConsumerConfig)
     for each in ids:
         if "/" in each:
-            confirm(trim.check_unqueued(target.store, target.config, each, runtime), yes)
-            report = trim.restore_object(target.store, target.config, each, runtime)
+            confirm(check_unqueued(target.store, target.config, each, runtime), yes)
+            report = restore_object(target.store, target.config, each, runtime)
         else:
-            report = trim.restore_batch(target.store, target.config, each, runtime)
+            report = restore_batch(target.store, target.config, each, runtime)
         click.echo(f"restored batch {report.id} as sequence {report.restored_sequence}")
 
 
-@click.command()
+@command(timeout_ms=LONG_MS)
 @options.queue
-@click.option("--dry-run", is_flag=True, help="Only print what would be done.")
-@options.as_json
-@click.pass_obj
-def rebuild(runtime: Any, /, dry_run: bool, as_json: bool, **queue: Any) -> None:
-    """Rebuild a manifest that is gone, damaged or restored from an old copy.
-
-    Stop producers, consumers and collectors first. Batches that were not surely read are enqueued
-    in the order of their names. None is lost, and some records may be delivered twice. The bytes
-    of the old manifest are saved next to it. A sound manifest stays as it is.
-    """
-    target = one_queue(queue, QueueConfig)
-    plan, saved = rebuild_manifest(target.store, target.config, runtime, dry_run=dry_run)
-    first = plan.manifest.first_sequence
-    if as_json:
-        fields = vars(plan) | {"dry_run": dry_run, "first_sequence": first, "saved": saved}
-        fields["epoch"] = fields.pop("manifest").epoch
-        click.echo(json.dumps(fields))
-        return
-    if plan.fault is None:
-        click.echo("nothing to do: the manifest is sound, and not behind what its marker has seen")
-        return
-    would = "would enqueue" if dry_run else "enqueued"
-    click.echo(f"manifest {target.config.manifest_path!r}: {plan.fault}")
-    for location in plan.found:
-        click.echo(f"{would} {location}")
-    for location in plan.missing:
-        click.echo(f"missing {location}: it was queued, and its object is gone")
-    click.echo(
-        f"{would} {plural(plan.kept + len(plan.found), 'batch')} from sequence {first} on, "
-        f"{plan.kept:,} of them as the old manifest has them; {plan.read:,} were read before"
-    )
-    if saved is not None:
-        click.echo(f"the old manifest is saved as {saved}")
-    if not dry_run:
-        click.echo(
-            "Spark queries continue with failOnDataLoss=false once; a consumer that keeps its own "
-            f"position starts with {first - 1}"
-        )
-
-
-@click.command()
-@options.long_timeout_queue
 @click.option(
     "--to",
     required=True,
     metavar="WHERE",
     help="Where the queue shall begin: a sequence, a time such as 2026-01-31T03:00:00Z (UTC "
-    "without a zone), or 'latest', which drops all that waits now.",
+    "without a zone), or 'latest', which deletes all that waits now.",
 )
 @click.option(
     "--copy/--no-copy",
     default=True,
-    help="Copy what is dropped to the quarantine first. Without a copy nothing restores it.",
+    help="Copy what is deleted to the quarantine first.",
 )
-@click.option("--dry-run", is_flag=True, help="Only print what would be dropped.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
 @options.allow_foreign
 @options.yes
 @options.as_json
 @click.pass_obj
-def seek(
+def trim(
     runtime: Any, /, to: str, copy: bool, dry_run: bool, yes: bool, as_json: bool, **queue: Any
 ) -> None:
-    """Drop the batches before a sequence or a time.
+    """Delete the batches before a sequence or a time.
 
-    Asks first. Prints how many are dropped and where their copies are: 'quarantine list' shows
-    them, 'quarantine restore' produces one again. Stop the queue's consumer or Spark query
-    before: one that still runs is fenced. In a topic, a time or 'latest' is for all partitions.
-    With --json a line for each queue.
+    Prints which they are, and asks. They are copied to the quarantine first: 'status' lists the
+    copies, 'restore' produces one again. Stop the queue's consumer or Spark query before: one that
+    still runs is fenced. In a topic, a time or 'latest' is for all partitions. With --json a line
+    for each queue.
     """
     start = Start.parse(to)
     target = target_of(runtime, queue, ConsumerConfig)
     target.check_start(start, "--to")
-    plans: list[tuple[Any, SeekPlan]] = [
-        (config, trim.plan_seek(target.store, config, start, runtime))
-        for config in target.written(runtime)
+    plans = [
+        (each, plan_trim(target.store, each, start, runtime)) for each in target.written(runtime)
     ]
-    dropped = sum(len(plan.dropped) for _, plan in plans)
-    if dropped and not dry_run:
-        kept = "copied to the quarantine first" if copy else "NOT copied: nothing restores them"
-        confirm(f"{plural(dropped, 'batch')} of {target.store.url} will be dropped, {kept}", yes)
+    for config, plan in plans:
+        if plan.dropped and not (as_json or yes):
+            last = plan.target - 1
+            which = f"sequences {plan.dropped[0].sequence:,} to {last:,}"
+            count = plural(len(plan.dropped), "batch")
+            click.echo(f"{config.data_path_prefix}: {count}, {which}", err=not dry_run)
+    trimmed = sum(len(plan.dropped) for _, plan in plans)
+    if trimmed and not dry_run:
+        kept = KEPT if copy else NOT_KEPT
+        confirm(f"{plural(trimmed, 'batch')} of {target.store.url} will be deleted, {kept}", yes)
     # Made here: the thread that prints it when the command hangs has no click context.
     summary = (
         f"ended by a signal: 'opendata-buffer status {options.queue_words()}' shows what still "
-        "waits. Copies alone drop nothing: run it again, and no batch is copied twice"
+        "waits. Copies alone delete nothing: run it again, and no batch is copied twice"
     )
     for config, plan in plans:
-        done = SeekResult(plan.target, None, [])
+        done = TrimResult(plan.target, None, [])
         if plan.dropped and not dry_run:
             with print_summary(lambda: summary), track("copying") as advance:
-                done = trim.seek(target.store, config, plan, runtime, copy=copy, advance=advance)
+                done = trim_queue(target.store, config, plan, runtime, copy=copy, advance=advance)
         prefix = config.data_path_prefix
         if as_json:
             fields = {
                 "partition": prefix,
                 "dry_run": dry_run,
-                "dropped": len(plan.dropped),
+                "trimmed": len(plan.dropped),
                 "first_sequence": done.first,
                 "epoch": done.epoch,
                 "copies": done.copies,
             }
             click.echo(json.dumps(fields))
             continue
-        would = "would drop" if dry_run else "dropped"
+        would = "would delete" if dry_run else "deleted"
         count = plural(len(plan.dropped), "batch")
         click.echo(f"{prefix}: {would} {count}; the queue begins at sequence {done.first}")
         if done.copies:
             partition = "" if target.topic is None else f" --partition {prefix}"
             click.echo(
                 f"{prefix}: copies are {done.copies[0]} to {done.copies[-1]} below "
-                f"{prefix}/_quarantine/; bring one back with 'opendata-buffer quarantine restore "
+                f"{prefix}/_quarantine/; bring one back with 'opendata-buffer restore "
                 f"{options.queue_words()}{partition} {done.copies[0]}'"
             )
-    if dropped and not dry_run and not as_json:
-        click.echo(
-            "Spark queries continue with failOnDataLoss=false once; a consumer that keeps its own "
-            "position starts without it"
-        )
+    if trimmed and not dry_run and not as_json:
+        click.echo(GO_ON)
 
 
-@click.command()
+@command()
 @options.queue
 @click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
 @click.option(
@@ -368,7 +311,7 @@ def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **qu
     settings = GarbageCollectorConfig(grace_period_ms=grace_period_ms)
     target = target_of(runtime, queue, ConsumerConfig, gc=settings)
     with track("collecting") as advance:
-        report = trim.collect(
+        report = collect(
             target.store,
             target.config,
             target.topic,

@@ -12,6 +12,7 @@ from opendata_buffer.admin.status import read_backlog, read_status, read_topic
 from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.cli import options
+from opendata_buffer.cli.command import command
 from opendata_buffer.cli.errors import Exceeded, Failure
 from opendata_buffer.cli.output import waiting
 from opendata_buffer.cli.target import Target, target_of
@@ -19,14 +20,14 @@ from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.queue.queue import fullness
 from opendata_buffer.runtime import Runtime
 
+WATCH_S = 2.0
+"""Seconds between two reads with ``--watch``."""
 
-@click.command()
+
+@command()
 @options.queue
 @options.as_json
-@click.option("--watch", is_flag=True, help="Show it again and again until interrupted.")
-@click.option(
-    "--interval-ms", type=options.POSITIVE, default=1000, help="With --watch: between two reads."
-)
+@click.option("--watch", is_flag=True, help="Show it again every two seconds until interrupted.")
 @click.option(
     "--max-lag",
     type=click.FloatRange(min=0),
@@ -45,15 +46,15 @@ def status(
     /,
     as_json: bool,
     watch: bool,
-    interval_ms: int,
     max_lag: float | None,
     max_backlog: int | None,
     **queue: Any,
 ) -> None:
     """Show what is in the queue or the topic, and which consumer reads it.
 
-    Changes nothing. The consumer that claimed the queue may have ended since. Sizes are those of
-    stored objects. With --json and --watch, one JSON object per line. With
+    Also its open transactions, its broker and workers, and what was skipped or trimmed. Changes
+    nothing. The consumer that claimed the queue may have ended since. Sizes are those of stored
+    objects. With --json and --watch, one JSON object per line. With
     --max-lag or --max-backlog it is a probe: it only reads manifests, prints one line, and exits 0
     within the limits, 3 beyond them, 1 when it cannot find out. Both exit 1 where producers and
     consumers are refused: the manifest was restored from an old copy, or is damaged.
@@ -93,10 +94,10 @@ def status(
                 raise Failure(refused)
             if not watch:
                 return
-            runtime.sleep(interval_ms / 1000)
+            runtime.sleep(WATCH_S)
     with Live(show(), console=console, auto_refresh=False) as live:
         while True:
-            runtime.sleep(interval_ms / 1000)
+            runtime.sleep(WATCH_S)
             live.update(show(), refresh=True)
 
 

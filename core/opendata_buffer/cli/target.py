@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from opendata_buffer.admin.rebuild import read_raw
-from opendata_buffer.cli.options import (
-    NAMES_ONE_QUEUE,
-    REACH_STORE,
-    SOON_MS,
-    remember_flags,
-    remember_queue,
-)
+from opendata_buffer.cli.command import REACH_STORE
+from opendata_buffer.cli.options import NAMES_ONE_QUEUE, remember_flags, remember_queue
 from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig, StoreOptions
-from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import CorruptData, PermanentStorageError
 from opendata_buffer.formats.keys import is_confined, prefix_of
 from opendata_buffer.formats.manifest import Manifest
@@ -31,8 +25,6 @@ from opendata_buffer.topic.topic import Topic
 
 if TYPE_CHECKING:  # It imports Arrow, and a probe that runs every few seconds does not need it.
     from opendata_buffer.admin.trim import Start
-
-Config = TypeVar("Config", bound=QueueConfig)
 
 
 @dataclass(frozen=True)
@@ -167,18 +159,8 @@ def partition_named(given: str, topic: Topic) -> str:
     return known.left_name(given) if known.has_left(given) else known.resolved(given)
 
 
-def soon(config: Config) -> Config:
-    """The settings with a short deadline: a mistyped path or a dead store is reported soon."""
-    return replace(config, cas_deadline_ms=min(config.cas_deadline_ms, SOON_MS))
-
-
-def require_queue(target: Target, runtime: Runtime) -> None:
-    """Raises InvalidInput where there is no queue, before a command would create one."""
-    ReadOnlyReader(soon(target.config), store=target.store, runtime=runtime).manifest()
-
-
 def store_options_of(options: dict[str, Any]) -> StoreOptions:
-    """StoreOptions from the values of :data:`.options.store`; takes ``timeout_ms`` out of them.
+    """StoreOptions from the values of the storage options; takes ``timeout_ms`` out of them.
 
     The attempts of one request share the deadline, so a store that accepts connections and never
     answers is given up at the deadline, and not after five times 30 seconds.

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import Any
 
 from rich import progress
-from rich.console import Console
+from rich.console import Console, Group
 from rich.filesize import decimal as format_bytes
 from rich.table import Table
 from rich.text import Text
 
 from opendata_buffer.admin.status import BrokerStatus, ClaimsStatus, Status, TopicStatus
+from opendata_buffer.admin.transactions import OpenTransaction
 from opendata_buffer.cli.output import format_age, plural, waiting
 from opendata_buffer.queue.consumer_info import ConsumerInfo
 
 
-def topic_table(status: TopicStatus) -> Table:
-    """A topic for a person: a line for each partition."""
+def topic_table(status: TopicStatus) -> Group:
+    """A topic for a person: a line for each partition, then its open transactions and notes."""
     total = f"{plural(len(status.partitions), 'partition')}, {waiting(status.queue_length)}"
     table = Table(title=Text(f"{status.store}: {total}"), title_justify="left", box=None)
     table.add_column("partition", style="cyan", min_width=12, overflow="fold")
     table.add_column("state")
-    for name in ("batches", "oldest", "undecided", "next sequence", "epoch"):
+    for name in ("batches", "oldest", "open", "skipped", "next sequence", "epoch"):
         table.add_column(name, justify="right")
     table.add_column("consumer", overflow="fold")
     for each in status.partitions:
@@ -33,11 +35,13 @@ def topic_table(status: TopicStatus) -> Table:
             f"{each.queue_length:,}",
             format_age(each.oldest_age_seconds),
             f"{each.undecided:,}" if each.undecided else "-",
+            f"{each.quarantined:,}" if each.quarantined else "-",
             f"{each.next_sequence:,}",
             f"{each.epoch:,}",
             Text(_short_consumer(each.epoch, each.consumer)),
         )
-    return table
+    lines = [f"open: {_transaction(each)}" for each in status.transactions]
+    return Group(table, *map(Text, [*lines, *(f"note: {each}" for each in status.notes)]))
 
 
 def name_value_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
@@ -75,15 +79,35 @@ def status_table(status: Status) -> Table:
         rows.append(("missing", f"{plural(status.missing, 'object')} of queued batches: run fsck"))
     if status.undecided:
         oldest = format_age(status.oldest_undecided_seconds)
-        rows.append(
-            ("undecided", f"{plural(status.undecided, 'transaction')}, the oldest {oldest} old")
-        )
+        rows.append(("open", f"{plural(status.undecided, 'transaction')}, the oldest {oldest} old"))
+    rows += [("", _transaction(each)) for each in status.transactions]
     if status.broker is not None:
         rows += _broker_rows(status.broker)
     if status.claims is not None:
         rows.append(("claims", _claims(status.claims)))
+    if status.quarantined:
+        count = plural(status.quarantined, "batch")
+        rows.append(("quarantine", f"{count} skipped or trimmed, kept until somebody deletes them"))
+    rows += [("", _skipped(each)) for each in status.quarantine]
     rows += [("note", each) for each in status.notes]
     return name_value_table(status.store, rows)
+
+
+def _transaction(each: OpenTransaction) -> str:
+    app = "no name" if each.app is None else f"app {each.app}, batch {each.batch}"
+    age = "age unknown" if each.age_seconds is None else f"{format_age(each.age_seconds)} old"
+    state = "committed, not acknowledged" if each.committed else "open"
+    return (
+        f"{each.producer}  {app}  {each.partition} from {each.first_sequence}  "
+        f"{plural(each.batches, 'batch')}, {each.behind} behind  {age}  {state}"
+    )
+
+
+def _skipped(report: Mapping[str, Any]) -> str:
+    size, again = report["copied_bytes"], report["restored_sequence"]
+    copy = "no copy" if size is None else format_bytes(size)
+    restored = "" if again is None else f"restored as {again}  "
+    return f"{report['id']}  {report['time']}  {copy}  {restored}{report['error']}"
 
 
 def _consumer(epoch: int, found: ConsumerInfo | None) -> str:

@@ -1,4 +1,4 @@
-"""``topic`` and ``transactions``: create and change topics, end undecided transactions."""
+"""``topic`` and ``abort``: create and change topics, end open transactions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import click
 
-from opendata_buffer.admin.transactions import TransactionScope, abort, list_open
+from opendata_buffer.admin.transactions import TransactionScope
+from opendata_buffer.admin.transactions import abort as end_transactions
 from opendata_buffer.cli import options
-from opendata_buffer.cli.output import format_age, plural
+from opendata_buffer.cli.command import Command, Exampled, command
+from opendata_buffer.cli.output import plural
 from opendata_buffer.cli.target import one_queue, partition_named
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.runtime import Runtime
@@ -18,7 +20,11 @@ from opendata_buffer.topic.description import is_topic
 from opendata_buffer.topic.topic import Topic
 
 
-@click.group()
+class _Group(Exampled, click.Group):
+    """A group whose help screen starts with an example."""
+
+
+@click.group(cls=_Group)
 def topic() -> None:
     """Create and change topics.
 
@@ -32,25 +38,21 @@ _total = click.option(
 )
 
 
-@topic.command("create")
+@topic.command(cls=Command)
 @options.store_argument
 @_total
-@options.store
-@options.as_json
 @click.pass_obj
-def create(runtime: Any, /, partitions: int, as_json: bool, **store: Any) -> None:
+def create(runtime: Any, /, partitions: int, **store: Any) -> None:
     """Create a topic at the root of STORE."""
     made = Topic.create(_config(store), partitions, runtime=runtime)
-    _print(made, as_json, f"created a topic at {made.url} with {plural(partitions, 'partition')}")
+    click.echo(f"created a topic at {made.url} with {plural(partitions, 'partition')}")
 
 
-@topic.command("expand")
+@topic.command(cls=Command)
 @options.store_argument
 @_total
-@options.store
-@options.as_json
 @click.pass_obj
-def expand(runtime: Any, /, partitions: int, as_json: bool, **store: Any) -> None:
+def expand(runtime: Any, /, partitions: int, **store: Any) -> None:
     """Add partitions until a topic has N that are written.
 
     Keys that move to a new partition lose their order once, against their older records.
@@ -58,17 +60,14 @@ def expand(runtime: Any, /, partitions: int, as_json: bool, **store: Any) -> Non
     opened = Topic.open(_config(store), runtime=runtime)
     had = len(opened.description.active)
     has = len(opened.expand(partitions).active)
-    text = f"the topic at {opened.url} has {plural(has, 'partition')}, had {had:,}"
-    _print(opened, as_json, text)
+    click.echo(f"the topic at {opened.url} has {plural(has, 'partition')}, had {had:,}")
 
 
-@topic.command("drain")
+@topic.command(cls=Command)
 @options.store_argument
 @click.argument("partition")
-@options.store
-@options.as_json
 @click.pass_obj
-def drain(runtime: Any, /, partition: str, as_json: bool, **store: Any) -> None:
+def drain(runtime: Any, /, partition: str, **store: Any) -> None:
     """Stop writes to PARTITION; it leaves the topic when it is empty.
 
     PARTITION is its name or its number. Its consumer removes it when it has read everything, a
@@ -80,10 +79,9 @@ def drain(runtime: Any, /, partition: str, as_json: bool, **store: Any) -> None:
     opened.drain(name)
     opened.remove_drained()
     if name in opened.description.names:
-        text = f"{name} drains: it leaves the topic when its batches are read"
+        click.echo(f"{name} drains: it leaves the topic when its batches are read")
     else:
-        text = f"{name} has left the topic"
-    _print(opened, as_json, text)
+        click.echo(f"{name} has left the topic")
 
 
 def _config(store: dict[str, Any]) -> QueueConfig:
@@ -93,44 +91,7 @@ def _config(store: dict[str, Any]) -> QueueConfig:
     return config
 
 
-def _print(topic: Topic, as_json: bool, text: str) -> None:
-    """Print the text, or with --json the topic's description as it is stored now."""
-    click.echo(topic.description.to_json().decode().strip() if as_json else text)
-
-
-@click.group()
-def transactions() -> None:
-    """List undecided transactions, and end them.
-
-    Of a topic, where there is one at STORE; otherwise of the queue.
-    """
-
-
-@transactions.command("list")
-@options.queue
-@options.as_json
-@click.pass_obj
-def transactions_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
-    """Show the undecided transactions, changing nothing.
-
-    A line for each partition that a transaction has batches in: partition, producer, app, first
-    sequence, batches, age, and whether it is committed. A committed one only lacks its
-    acknowledgement, which its writer appends when it is started again, and so does abort.
-    """
-    for each in list_open(_scope(runtime, queue)):
-        if as_json:
-            click.echo(json.dumps(asdict(each)))
-            continue
-        app = "no name" if each.app is None else f"app {each.app}, batch {each.batch}"
-        age = "age unknown" if each.age_seconds is None else f"{format_age(each.age_seconds)} old"
-        state = "committed, not acknowledged" if each.committed else "undecided"
-        click.echo(
-            f"{each.partition}  {each.producer}  {app}  from {each.first_sequence}  "
-            f"{plural(each.batches, 'batch')}, {each.behind} behind  {age}  {state}"
-        )
-
-
-@transactions.command("abort")
+@command()
 @options.queue
 @click.argument("producer")
 @click.option(
@@ -141,24 +102,22 @@ def transactions_list(runtime: Any, /, as_json: bool, **queue: Any) -> None:
 )
 @options.as_json
 @click.pass_obj
-def transactions_abort(
-    runtime: Any, /, producer: str, force: bool, as_json: bool, **queue: Any
-) -> None:
-    """End the transaction of a producer that will not be started again, in all partitions.
+def abort(runtime: Any, /, producer: str, force: bool, as_json: bool, **queue: Any) -> None:
+    """End the transaction of a producer that will not be started again.
 
-    PRODUCER is as 'transactions list' shows it. A transaction that the app's commit record names
-    is completed. All others of that app are rolled back, and are never delivered. A writer that
+    In all partitions. PRODUCER is as 'status' shows it. A transaction that the app's commit record
+    names is completed. All others of that app are aborted, and are never delivered. A writer that
     still runs fails. A publisher without a name has its intents to itself: intents that are applied
-    after the roll-back commit the transaction in some partitions only. So that takes --force.
+    after the abort commit the transaction in some partitions only. So that takes --force.
     """
-    ended = abort(_scope(runtime, queue), producer, force=force)
+    ended = end_transactions(_scope(runtime, queue), producer, force=force)
     if as_json:
         committed = [asdict(each) for each in ended if each.committed]
-        rolled_back = [asdict(each) for each in ended if not each.committed]
-        click.echo(json.dumps({"committed": committed, "rolled_back": rolled_back}))
+        aborted = [asdict(each) for each in ended if not each.committed]
+        click.echo(json.dumps({"committed": committed, "aborted": aborted}))
         return
     for each in ended:
-        outcome = "committed" if each.committed else "rolled back"
+        outcome = "committed" if each.committed else "aborted"
         click.echo(
             f"{outcome} {plural(each.batches, 'batch')} of {each.producer} in {each.partition}"
         )

@@ -16,10 +16,11 @@ import pyarrow as pa
 
 from opendata_buffer.broker.worker import ClaimedBatch, Worker
 from opendata_buffer.cli import options
+from opendata_buffer.cli.command import LONG_MS, command
 from opendata_buffer.cli.errors import Failure, one_line
 from opendata_buffer.cli.output import plural
 from opendata_buffer.cli.signals import print_summary
-from opendata_buffer.cli.target import one_queue, require_queue
+from opendata_buffer.cli.target import one_queue
 from opendata_buffer.config import WorkerConfig
 from opendata_buffer.errors import ClaimLost, Closed, InvalidInput, OpenDataBufferError
 from opendata_buffer.framing import FRAMINGS
@@ -46,8 +47,8 @@ def rest_ms(delivery_count: int) -> int:
     return int(min(FIRST_REST_MS * 2 ** min(delivery_count - 1, 30), LONGEST_REST_MS))
 
 
-@click.command()
-@options.long_timeout_queue
+@command(timeout_ms=LONG_MS)
+@options.queue
 @click.option("--parallel", type=options.POSITIVE, default=1, help="Batches at once.")
 @click.option(
     "--claim-timeout-ms",
@@ -77,7 +78,6 @@ def work(
     /,
     parallel: int,
     framing: str,
-    create_if_missing: bool,
     command: tuple[str, ...],
     **queue: Any,
 ) -> None:
@@ -92,8 +92,6 @@ def work(
     if shutil.which(command[0]) is None:
         raise Failure(f"there is no command {command[0]!r}: check its name and PATH")
     target = one_queue(queue, WorkerConfig)
-    if not create_if_missing:
-        require_queue(target, runtime)
     worker = Worker(target.config, store=target.store, runtime=runtime)
     pool = CommandPool(
         worker.claim,

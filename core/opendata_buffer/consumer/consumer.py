@@ -31,7 +31,7 @@ from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.cas import LAST_READ_S
 from opendata_buffer.queue.consumer_info import write_consumer_info
 from opendata_buffer.queue.ownership import claim_for_writing, owner_key
-from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
+from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause, no_such_queue
 from opendata_buffer.queue.repeats import Repeats
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
@@ -96,8 +96,8 @@ class Consumer(BatchLoop):
             write(batch)
         consumer.ack_through(batch.sequence)
 
-    Creating one takes the queue over and, given a position, drops what is acknowledged. A new
-    queue is created when there is none and no position was given.
+    Creating one takes the queue over and, given a position, drops what is acknowledged. Where
+    there is no queue it is refused; ``config.create_if_missing`` creates one.
 
     Without ``isolation`` it ignores transactions: it delivers the batches of undecided and of
     aborted ones as any others, and their markers as empty batches.
@@ -122,6 +122,7 @@ class Consumer(BatchLoop):
         **settings: Fields of the configuration, by name.
 
     Raises:
+        InvalidInput: There is no queue.
         UnsafeStore: The store has no compare-and-swap.
         PrefixConflict: The data prefix belongs to the queue of another manifest (failure F7).
         QueueReset: A position was given and is another queue's, or the manifest is missing or
@@ -171,7 +172,14 @@ class Consumer(BatchLoop):
         with self._deadline():
             # First, so that a consumer with the wrong configuration does not fence the right one.
             if queue is None:
-                claim = claim_for_writing(opened, config, runtime=self._runtime)
+                # A position of a queue that was deleted is refused as such.
+                create = config.create_if_missing or start is not None
+                claim = claim_for_writing(
+                    opened,
+                    config,
+                    runtime=self._runtime,
+                    missing=None if create else lambda: no_such_queue(opened, config, creates=True),
+                )
                 queue = Queue(
                     opened,
                     config,

@@ -11,18 +11,10 @@ from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.consumer import check_data_loss
 from opendata_buffer.consumer.position import Cursors
-from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
+from opendata_buffer.errors import DataLoss, QueueReset
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
-from opendata_buffer.queue.ownership import (
-    PARTITION_NAME,
-    TOPIC_KEY,
-    check_owner,
-    ends_before,
-    exists,
-    missing_topic_hint,
-    queue_hint,
-)
-from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.ownership import check_owner, ends_before
+from opendata_buffer.queue.queue import Queue, no_such_queue
 from opendata_buffer.queue.repeats import Repeats
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
@@ -157,25 +149,3 @@ class ReadOnlyReader:
         return check_data_loss(
             cursors, manifest, self._queue.key, allowed=self._allow_data_loss, cause=self._cause
         )
-
-
-def no_such_queue(store: Store, config: QueueConfig) -> InvalidInput:
-    """The error of a command or reader that found no manifest: what is there instead."""
-    prefix = config.data_path_prefix
-    if exists(store, TOPIC_KEY):
-        root = QueueConfig(store=store.url, store_options=config.store_options)
-        lists = f"'opendata-buffer status {queue_hint(store.url, root)}' lists them"
-        if PARTITION_NAME.fullmatch(prefix) is None:
-            return InvalidInput(
-                f"there is a topic at {store.url}, and one queue is needed: name a partition with "
-                f"--partition; {lists}"
-            )
-        return InvalidInput(
-            f"partition {prefix!r} of the topic at {store.url} was never written; {lists}"
-        )
-    if lost := missing_topic_hint(store):
-        return InvalidInput(lost)
-    return InvalidInput(
-        f"there is no queue: no manifest {config.manifest_path!r} in {store.url}. Produce into it "
-        "first, or name the right queue with data_path_prefix or manifest_path."
-    )

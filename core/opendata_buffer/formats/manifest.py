@@ -45,12 +45,12 @@ LEAST_SIZE = 4 + FIXED_SIZE
 """Bytes of such an entry."""
 
 REMEDY = (
-    "Stop producers, consumers and collectors, then mend it with 'opendata-buffer manifest "
-    "rebuild'; 'opendata-buffer fsck' shows what is there"
+    "Stop producers, consumers and collectors. 'opendata-buffer fsck' shows what is there, and "
+    "'opendata-buffer fsck --repair' repairs it"
 )
 """The end of every error about a manifest."""
 
-_BARE_COMMAND = re.compile(r"('opendata-buffer [a-z]+(?: [a-z]+)?)'")
+_BARE_COMMAND = re.compile(r"('opendata-buffer [a-z]+)((?: --[a-z]+)?')")
 _FOOTER = struct.Struct("<IQQH")
 _HEAD = struct.Struct("<IQH")  # entry_len, sequence, location_len
 _ORDER = struct.Struct("<IQ")  # entry_len, sequence
@@ -186,7 +186,7 @@ def _no_footer(data: bytes) -> CorruptManifest:
         )
     return CorruptManifest(
         f"{fault}. Restore the object's latest version (bucket versioning), or stop producers, "
-        "consumers and collectors and run 'opendata-buffer manifest rebuild'."
+        "consumers and collectors and run 'opendata-buffer fsck --repair'."
     )
 
 
@@ -462,7 +462,7 @@ class Manifest:
 
 def with_queue_in_hint(text: str, arguments: str) -> str:
     """The text of an error, with the queue's arguments in the commands that it suggests."""
-    return _BARE_COMMAND.sub(lambda found: f"{found[1]} {arguments}'", text)
+    return _BARE_COMMAND.sub(lambda found: f"{found[1]} {arguments}{found[2]}", text)
 
 
 def _left_over(size: int, count: int) -> CorruptManifest:

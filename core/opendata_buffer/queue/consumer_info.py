@@ -32,6 +32,8 @@ _SIDECAR = Sidecar(
     "the note of the consumer",
     "Nothing depends on it: delete it, and the next consumer writes it anew.",
 )
+TRIM = "opendata-buffer trim"
+"""The program that a trim notes; it has ended when anybody reads that."""
 _DEADLINE_MS = 2_000
 """Longest wait for a write; the queue is read without it, too."""
 
@@ -58,6 +60,26 @@ class ConsumerInfo:
         own = {each.name: getattr(self, each.name) for each in fields(self)}
         del own["others"]
         return _SIDECAR.encode(own, self.others)
+
+    def may_run(self) -> bool:
+        """Whether the process may still run, and is not this one.
+
+        A note stays when its process ends. On this host the process is looked for; of another host
+        nothing is known.
+        """
+        if self.program == TRIM:
+            return False
+        if self.host != os.uname().nodename:
+            return True
+        if self.process == os.getpid():
+            return False
+        try:
+            os.kill(self.process, 0)
+        except PermissionError:
+            return True
+        except (OSError, OverflowError):
+            return False
+        return True
 
     @classmethod
     def from_json(cls, data: bytes) -> ConsumerInfo:

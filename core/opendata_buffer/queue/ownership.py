@@ -263,9 +263,16 @@ class QueueClaim:
 
 
 def claim_for_writing(
-    store: ClaimStore, config: QueueConfig, *, runtime: Runtime | None = None
+    store: ClaimStore,
+    config: QueueConfig,
+    *,
+    runtime: Runtime | None = None,
+    missing: Callable[[], InvalidInput] | None = None,
 ) -> QueueClaim:
     """Claim a queue before the first write to it; may be repeated.
+
+    Where there is neither manifest nor marker it raises what ``missing`` returns, before it writes
+    anything; None creates the queue.
 
     Raises ``UnsafeStore`` where the store does not honour conditional writes (failure F12),
     ``PrefixConflict`` where the data prefix belongs to another queue, ``InvalidInput`` where a new
@@ -275,11 +282,15 @@ def claim_for_writing(
     """
     runtime = runtime if runtime is not None else SystemRuntime()
     with deadline(runtime, config.cas_deadline_ms / 1000):
+        claim, found = check_owner(store, config, runtime=runtime), None
+        if claim is None:
+            found = read_manifest(store, config, runtime)
+            if found is None and missing is not None:
+                raise missing()
         store.check_conditional_writes(config.manifest_path)
-        claim = check_owner(store, config, runtime=runtime)
         if claim is None:
             _check_prefix_is_free(store, config)
-            if fault := misplaced(read_manifest(store, config, runtime), config, store.url):
+            if fault := misplaced(found, config, store.url):
                 raise InvalidInput(fault)
             claim = claim_queue(store, config, runtime=runtime)
         if claim.watermark is None:
@@ -606,9 +617,9 @@ def check_reached(seen: Watermark, now: Manifest | None, config: QueueConfig, ur
     )
     raise QueueReset(
         f"{what}. Batches that wait to be read may be named by nothing now. Stop producers, "
-        "consumers and collectors. Then 'opendata-buffer manifest rebuild "
-        f"{queue_hint(url, config)}' enqueues them again. To start over "
-        "without them, use --recreate (in Python recreate=True)."
+        "consumers and collectors. Then 'opendata-buffer fsck "
+        f"{queue_hint(url, config)} --repair' enqueues them again. To start over "
+        "without them, use produce --recreate (in Python recreate=True)."
     )
 
 
@@ -678,6 +689,6 @@ def _went_backwards(known: Watermark, now: Manifest, config: QueueConfig, url: s
 def _restore(config: QueueConfig, url: str) -> str:
     return (
         "Stop producers, consumers and collectors. Restore the latest version (bucket "
-        "versioning), or let 'opendata-buffer manifest rebuild "
-        f"{queue_hint(url, config)}' enqueue the batches again that are still there."
+        "versioning), or let 'opendata-buffer fsck "
+        f"{queue_hint(url, config)} --repair' enqueue the batches again that are still there."
     )

@@ -35,13 +35,21 @@ from opendata_buffer.formats.manifest import (
 )
 from opendata_buffer.queue.cas import CasStore, OutcomeUnknown
 from opendata_buffer.queue.ownership import (
+    PARTITION_NAME,
+    TOPIC_KEY,
     QueueClaim,
     check_follows,
+    check_owner,
     check_resume,
+    exists,
     manifest_object,
+    missing_topic_hint,
+    queue_hint,
+    read_manifest,
     vanished,
 )
 from opendata_buffer.runtime import Interval, Runtime
+from opendata_buffer.stores.base import Store
 
 T = TypeVar("T")
 
@@ -499,4 +507,42 @@ def fullness(size: int, limit: int) -> str:
     return (
         f"the manifest is {state}: it has {share:.0%} of the {limit:,} bytes beyond which appends "
         "are refused. Start or speed up the consumer."
+    )
+
+
+def require_queue(store: Store, config: QueueConfig, runtime: Runtime) -> None:
+    """Raise InvalidInput where a worker would create a queue at a mistyped path.
+
+    A queue that lost its manifest has its marker, and is refused with ``QueueReset``.
+    """
+    if read_manifest(store, config, runtime) is None:
+        claim = check_owner(store, config, runtime=runtime)
+        if claim is None:
+            raise no_such_queue(store, config, creates=True)
+        claim.check(None)
+
+
+def no_such_queue(store: Store, config: QueueConfig, *, creates: bool = False) -> InvalidInput:
+    """The error of a command or reader that found no manifest: what is there instead.
+
+    ``creates`` is whether the caller has an option that creates a queue.
+    """
+    prefix = config.data_path_prefix
+    if exists(store, TOPIC_KEY):
+        root = QueueConfig(store=store.url, store_options=config.store_options)
+        lists = f"'opendata-buffer status {queue_hint(store.url, root)}' lists them"
+        if PARTITION_NAME.fullmatch(prefix) is None:
+            return InvalidInput(
+                f"there is a topic at {store.url}, and one queue is needed: name a partition with "
+                f"--partition; {lists}"
+            )
+        return InvalidInput(
+            f"partition {prefix!r} of the topic at {store.url} was never written; {lists}"
+        )
+    if lost := missing_topic_hint(store):
+        return InvalidInput(lost)
+    create = ", or create it with create_if_missing=True" if creates else ""
+    return InvalidInput(
+        f"there is no queue: no manifest {config.manifest_path!r} in {store.url}. Produce into it "
+        f"first{create}, or name the right queue with data_path_prefix or manifest_path."
     )

@@ -157,7 +157,8 @@ class TopicConsumer(BatchLoop):
     ) -> None:
         super().__init__()
         config = ConsumerConfig.of(config, settings)
-        self._config = config
+        # The topic exists, and a partition that was never written is no wrong path.
+        self._config = replace(config, create_if_missing=True)
         self._runtime = runtime or SystemRuntime()
         self._lock = self._runtime.condition()
         self._closed = False

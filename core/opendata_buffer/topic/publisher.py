@@ -569,7 +569,7 @@ class Publisher(Closeable):
             self._open = None
             log.warning(
                 "a transaction that failed was not rolled back in all partitions (%s): see "
-                "'opendata-buffer transactions list %s'",
+                "'opendata-buffer status %s'",
                 error,
                 queue_hint(self._store.url, self._config),
             )

@@ -1,4 +1,4 @@
-"""Skip, restore, seek and collect."""
+"""Skip, restore, trim and collect."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from opendata_buffer.admin.trim import (
     GROUP,
     Start,
     collect,
-    plan_seek,
+    plan_trim,
     restore_batch,
-    seek,
     skip_batch,
+    trim_queue,
 )
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
@@ -321,7 +321,7 @@ def test_a_sequence_that_is_not_there_says_what_is() -> None:
         Start.parse("1").sequence_in(Manifest.empty(), CONFIG, CONFIG.store)
 
 
-# ---- seek
+# ---- trim
 
 
 PRODUCER = bytes(6)
@@ -330,8 +330,8 @@ PRODUCER = bytes(6)
 def test_everything_that_is_dropped_has_its_copy() -> None:
     store = queue_of(*GOOD[: GROUP + 2])
     advanced: list[tuple[int, int]] = []
-    plan = plan_seek(store, CONFIG, Start.parse(str(GROUP + 1)), RUNTIME)
-    done = seek(store, CONFIG, plan, RUNTIME, advance=lambda *each: advanced.append(each))
+    plan = plan_trim(store, CONFIG, Start.parse(str(GROUP + 1)), RUNTIME)
+    done = trim_queue(store, CONFIG, plan, RUNTIME, advance=lambda *each: advanced.append(each))
     assert advanced == [(GROUP, GROUP + 1), (GROUP + 1, GROUP + 1)]
     reports = list_quarantine(store, "ingest")
     assert [each.id for each in reports] == list(done.copies)
@@ -343,42 +343,42 @@ def test_a_store_that_takes_no_copy_keeps_the_queue_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = queue_of(*GOOD[:3])
-    plan = plan_seek(store, CONFIG, Start.parse("latest"), RUNTIME)
+    plan = plan_trim(store, CONFIG, Start.parse("latest"), RUNTIME)
 
     def full(key: str, data: bytes | memoryview) -> None:
         raise PermanentStorageError("no space")
 
     monkeypatch.setattr(store, "put", full)
     with pytest.raises(PermanentStorageError, match="no space"):
-        seek(store, CONFIG, plan, RUNTIME)
+        trim_queue(store, CONFIG, plan, RUNTIME)
     assert (manifest_of(store).entry_count, manifest_of(store).epoch) == (3, 0)
 
 
 def test_what_is_appended_or_read_since_the_plan_is_left_as_it_is() -> None:
     store = queue_of(*GOOD[:4])
-    plan = plan_seek(store, CONFIG, Start.parse("2"), RUNTIME)
+    plan = plan_trim(store, CONFIG, Start.parse("2"), RUNTIME)
     with Consumer(CONFIG, store=store) as consumer:
         consumer.next_descriptors(3)
         consumer.ack_through(2)
-    done = seek(store, CONFIG, plan, RUNTIME)
+    done = trim_queue(store, CONFIG, plan, RUNTIME)
     assert done.first == manifest_of(store).first_sequence == 3
 
 
-def test_a_seek_that_was_killed_before_it_dropped_is_done_by_the_next_one(
+def test_a_trim_that_was_killed_before_it_dropped_is_done_by_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = queue_of(*GOOD[:3])
-    plan = plan_seek(store, CONFIG, Start.parse("2"), RUNTIME)
+    plan = plan_trim(store, CONFIG, Start.parse("2"), RUNTIME)
     with monkeypatch.context() as patch:
         patch.setattr(Queue, "claim_epoch", killed)
         with pytest.raises(Killed):
-            seek(store, CONFIG, plan, RUNTIME)
+            trim_queue(store, CONFIG, plan, RUNTIME)
     left = list_quarantine(store, "ingest")
     assert manifest_of(store).entry_count == 3
     with pytest.raises(InvalidInput, match="still queued as sequence 0"):
         restore_batch(store, CONFIG, left[0].id, RUNTIME)
-    plan = plan_seek(store, CONFIG, Start.parse("latest"), RUNTIME)
-    done = seek(store, CONFIG, plan, RUNTIME)
+    plan = plan_trim(store, CONFIG, Start.parse("latest"), RUNTIME)
+    done = trim_queue(store, CONFIG, plan, RUNTIME)
     assert manifest_of(store).entry_count == 0
     copied = list_quarantine(store, "ingest")
     assert [each.id for each in copied] == list(done.copies)
@@ -396,11 +396,11 @@ def test_a_transaction_that_is_not_decided_is_not_torn_apart() -> None:
 
     open_ = manifest_of(store).append([message(2, CONTINUE_TXN), message(3, CONTINUE_TXN)])
     store.put("ingest/manifest", open_.raw)
-    with pytest.raises(InvalidInput, match=r"begins at sequence 1 .* or seek to 1 at the most"):
-        plan_seek(store, CONFIG, Start.parse("2"), RUNTIME)
-    assert plan_seek(store, CONFIG, Start.parse("1"), RUNTIME).target == 1
+    with pytest.raises(InvalidInput, match=r"begins at sequence 1 .* or trim up to 1 at the most"):
+        plan_trim(store, CONFIG, Start.parse("2"), RUNTIME)
+    assert plan_trim(store, CONFIG, Start.parse("1"), RUNTIME).target == 1
     store.put("ingest/manifest", open_.append([message(4, ACK_TXN)]).raw)
-    assert plan_seek(store, CONFIG, Start.parse("2"), RUNTIME).target == 2
+    assert plan_trim(store, CONFIG, Start.parse("2"), RUNTIME).target == 2
 
 
 # ---- collect

@@ -28,7 +28,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import RUNTIME, Hooked, eventually
 
-CONFIG = ConsumerConfig(store="memory://unused")
+CONFIG = ConsumerConfig(store="memory://unused", create_if_missing=True)
 CLAIMS = "ingest/_claims.json"
 
 

@@ -378,7 +378,7 @@ def claim(number: int) -> dict[str, Any]:
 
 def test_a_batch_is_not_handed_to_a_worker_that_is_gone() -> None:
     store, runtime = MemoryStore(), SystemRuntime()
-    consumer = ConsumerConfig(store="memory://unused")
+    consumer = ConsumerConfig(store="memory://unused", create_if_missing=True)
     queue = Queue(store, CONFIG, runtime=runtime, role="broker")
     broker = Broker(
         store, queue, runtime, "ingest", dispatcher=Dispatcher(store, consumer, runtime)

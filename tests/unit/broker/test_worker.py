@@ -41,7 +41,9 @@ from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import CONFIG, RUNTIME, Hooked, eventually, hosting, queued
 
 # On a busy machine heartbeats are late: where claims are to lapse a worker has another time-out.
-SETTINGS = WorkerConfig(store="memory://unused", broker="auto", claim_timeout_ms=60_000)
+SETTINGS = WorkerConfig(
+    store="memory://unused", broker="auto", claim_timeout_ms=60_000, create_if_missing=True
+)
 
 
 def fill(store: MemoryStore, count: int, first: int = 0) -> None:
@@ -326,6 +328,8 @@ def test_settings_are_checked() -> None:
             replace(SETTINGS, **wrong)
     with Worker(SETTINGS, store=MemoryStore()) as worker, pytest.raises(InvalidInput):
         worker.claim(0)
+    with pytest.raises(InvalidInput, match="create it with create_if_missing=True"):
+        Worker(replace(SETTINGS, create_if_missing=False), store=MemoryStore())
 
 
 def test_what_a_claim_could_not_fetch_is_given_back_and_not_held_for_ever() -> None:

@@ -98,9 +98,11 @@ def json_of(*arguments: str) -> Any:
     return json.loads(ok(*arguments, "--json").stdout)
 
 
-def json_lines_of(*arguments: str) -> list[Any]:
-    """What a command prints with --json in lines."""
-    return [json.loads(line) for line in ok(*arguments, "--json").stdout.splitlines()]
+def json_of_failed(*arguments: str) -> Any:
+    """As :func:`json_of`, of a command that exits 1."""
+    result = run(*arguments, "--json")
+    assert result.exit_code == 1, result.output
+    return json.loads(result.stdout)
 
 
 class Lossy(MemoryStore):
@@ -137,14 +139,13 @@ class Until:
 
 
 class Ticks(Until):
-    """A runtime that is interrupted after some sleeps of a quarter of a second."""
+    """A runtime that is interrupted after some sleeps."""
 
     def __init__(self, ticks: int) -> None:
         super().__init__(lambda: False)
         self.left = ticks
 
     def sleep(self, seconds: float) -> None:
-        assert seconds == 0.25
         if not self.left:
             raise KeyboardInterrupt
         self.left -= 1

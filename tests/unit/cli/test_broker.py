@@ -15,7 +15,7 @@ from opendata_buffer.cli.main import cli
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import RUNTIME, eventually, host
-from tests.unit.cli.shell import Until, fails, fill, run, runner
+from tests.unit.cli.shell import Until, fails, fill, run, runner, topic_of
 
 
 @pytest.fixture
@@ -24,9 +24,10 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
     echo = click.echo
 
-    def listened(line: str) -> None:
-        echo(line)
-        lines.append(line)
+    def listened(line: str, **options: Any) -> None:
+        echo(line, **options)
+        if not options:
+            lines.append(line)
 
     monkeypatch.setattr(click, "echo", listened)
     return lines
@@ -93,10 +94,23 @@ def test_it_listens_and_is_announced_as_its_options_say(url: str, store: MemoryS
     assert seen == ["[fd00::1]:7420"]
 
 
-def test_a_mistyped_path_makes_no_queue_unless_it_is_asked_to(url: str, store: MemoryStore) -> None:
-    assert "there is no queue" in fails("broker", url)
+def test_it_waits_for_a_queue_or_creates_one_as_it_is_asked_to(
+    url: str, store: MemoryStore, printed: list[str]
+) -> None:
+    (line,) = serve(url, lambda: printed).stdout.splitlines()
+    assert line.startswith(f"waiting: there is no manifest 'ingest/manifest' in {url} yet")
     assert store.list("").objects == ()
-    serve(url, lambda: serves(store), "--create-if-missing")
+
+    def when() -> bool:
+        if len(printed) == 2 and not store.list("").objects:
+            fill(url, [b"a"])
+        return serves(store)
+
+    serve(url, when)
+    other = MemoryStore.named(f"{url}-new".removeprefix("memory://"))
+    serve(other.url, lambda: serves(other), "--create-if-missing")
+    topic_of(f"{url}-topic", 1)
+    assert "one queue is needed" in fails("broker", f"{url}-topic")
 
 
 def test_an_address_in_use_is_one_line_also_for_a_standby(url: str, store: MemoryStore) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
 from collections import deque
 from collections.abc import Iterator
@@ -26,11 +27,13 @@ from opendata_buffer.cli.main import cli
 from opendata_buffer.cli.target import Target
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
 from opendata_buffer.consumer.batches import ArrowBatch
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import DataLoss
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.framing import FRAMINGS
 from opendata_buffer.producer.producer import Producer
+from opendata_buffer.queue.consumer_info import TRIM
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.publisher import Publisher
@@ -38,6 +41,7 @@ from opendata_buffer.topic.topic import Topic
 from tests.unit.cli.shell import (
     LATER,
     Ticks,
+    bytes_of,
     fails,
     fill,
     manifest_of,
@@ -51,7 +55,7 @@ from tests.unit.cli.shell import (
 
 def test_consume_writes_and_acknowledges_everything(url: str, store: MemoryStore) -> None:
     fill(url, [b"a", b""], [b"\x00\xff"])
-    result = ok("consume", url)
+    result = ok("consume", url, "--ack")
     assert result.stdout_bytes == b"a\n\n\x00\xff\n"
     assert json.loads(result.stderr) == {
         "records": 3, "batches": 2, "bytes": 3, "last_sequence": 1,
@@ -60,11 +64,11 @@ def test_consume_writes_and_acknowledges_everything(url: str, store: MemoryStore
     assert (manifest.entry_count, manifest.next_sequence, manifest.epoch) == (0, 2, 1)
 
 
-def test_consume_no_ack_changes_nothing_at_all(url: str, store: MemoryStore) -> None:
+def test_consume_looks_and_changes_nothing_at_all(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"])
     before = store.list("").objects
-    assert ok("consume", url, "--no-ack").stdout == "a\nb\n"
-    assert ok("consume", url, "--no-ack", "--max-batches", "1").stdout == "a\n"
+    assert ok("consume", url).stdout == "a\nb\n"
+    assert ok("consume", url, "--max-batches", "1").stdout == "a\n"
     assert store.list("").objects == before
 
 
@@ -73,20 +77,20 @@ def test_f25_consume_stops_at_a_missing_batch_and_keeps_what_came_before(
 ) -> None:
     fill(url, [b"a"], [b"b"], [b"c"])
     store.delete_many([manifest_of(store).entries()[1].location])
-    result = run("consume", url)
+    result = run("consume", url, "--ack")
     assert (result.exit_code, result.stdout) == (1, "a\n")
     assert "batch 1 at 'ingest/" in result.stderr
     assert f"'opendata-buffer skip {url} 1', which copies it" in result.stderr
     assert manifest_of(store).first_sequence == 1
 
 
-@pytest.mark.parametrize("more", [(), ("--no-ack",)])
+@pytest.mark.parametrize("more", [("--ack",), ()])
 def test_consume_follow_polls_until_interrupted_and_says_what_it_wrote(
     url: str, capfd: pytest.CaptureFixture[str], more: tuple[str, ...]
 ) -> None:
     fill(url, [b"a"])
     result = runner().invoke(
-        cli, ["consume", url, "--follow", "--poll-interval-ms", "250", "--no-gc", *more],
+        cli, ["consume", url, "--follow", *more],
         obj=Ticks(2),
     )  # fmt: skip
     assert (result.exit_code, result.stdout) == (130, "a\n")
@@ -95,7 +99,7 @@ def test_consume_follow_polls_until_interrupted_and_says_what_it_wrote(
 
 
 def test_consume_of_a_mistyped_path_makes_no_directory(tmp_path: Path) -> None:
-    for words in ("consume", "status", "fsck", "gc", "consume --follow", "consume --recreate"):
+    for words in ("consume", "status", "fsck", "gc", "consume --ack"):
         command, *more = words.split()
         line = fails(command, str(tmp_path / "typo"), "--data-path-prefix", "x", *more)
         assert "'x/manifest'" in line
@@ -103,13 +107,13 @@ def test_consume_of_a_mistyped_path_makes_no_directory(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("more", [("--no-ack",), ()], ids=["read only", "consumer"])
+@pytest.mark.parametrize("more", [(), ("--ack",)], ids=["read only", "consumer"])
 def test_f23_batches_outside_the_prefix_are_read_when_that_is_allowed(
     url: str, store: MemoryStore, more: tuple[str, ...]
 ) -> None:
     store.put("elsewhere/a.batch", encode_batch([b"a"]))
     store.put("ingest/manifest", Manifest.empty().append([NewEntry("elsewhere/a.batch")]).raw)
-    assert "set --allow-foreign-locations" in fails("consume", url, "--no-gc", *more)
+    assert "set --allow-foreign-locations" in fails("consume", url, *more)
     assert run("fsck", url).exit_code == 1
     assert ok("fsck", url, "--allow-foreign-locations").exit_code == 0
     assert ok("consume", url, "--allow-foreign-locations", *more).stdout == "a\n"
@@ -123,7 +127,7 @@ def test_records_of_any_bytes_pass_through_a_pipe(
     url: str, store: MemoryStore, framing: str
 ) -> None:
     fill(url, FOREIGN)
-    stream = ok("consume", url, "--framing", framing).stdout_bytes
+    stream = ok("consume", url, "--ack", "--framing", framing).stdout_bytes
     assert json.loads(ok("produce", url, "--framing", framing, stdin=stream).stdout)["records"] == 4
     assert records_of(store) == FOREIGN
 
@@ -132,7 +136,7 @@ def test_a_record_that_cannot_be_written_stays_in_the_queue_with_its_batch(
     url: str, store: MemoryStore
 ) -> None:
     fill(url, [b"1"], [b"2", b"two\nlines"])
-    result = run("consume", url, "--framing", "ndjson")
+    result = run("consume", url, "--ack", "--framing", "ndjson")
     assert (result.exit_code, result.stdout_bytes) == (1, b"1\n")
     assert "record 1 of batch 1 cannot be written as ndjson" in result.stderr
     assert records_of(store) == [b"2", b"two\nlines"]
@@ -140,30 +144,71 @@ def test_a_record_that_cannot_be_written_stays_in_the_queue_with_its_batch(
 
 def test_consume_without_acknowledging_begins_at_its_start(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"], [b"c"])
-    assert ok("consume", url, "--no-ack", "--from", "1").stdout == "b\nc\n"
-    assert ok("consume", url, "--no-ack", "--from", "earliest").stdout == "a\nb\nc\n"
-    assert ok("consume", url, "--no-ack", "--from", "latest").stdout == ""
-    assert ok("consume", url, "--no-ack", "--from", "2001-01-01").stdout == "a\nb\nc\n"
-    assert ok("consume", url, "--no-ack", "--from", "2999-01-01T00:00:00Z").stdout == ""
-    assert manifest_of(store).entry_count == 3
-
-
-def test_consume_does_not_drop_what_it_would_pass_by(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"], [b"b"], [b"c"])
-    line = fails("consume", url, "--from", "2")
-    assert "--from 2 would drop 2 batches unread, up to sequence 1" in line
-    assert f"'opendata-buffer seek {url} --to 2', which keeps a copy" in line
-    assert "1 batch unread" in fails("consume", url, "--from", "1")
-    assert manifest_of(store).entry_count == 3
-    assert ok("consume", url, "--from", "0").stdout == "a\nb\nc\n"
+    assert ok("consume", url, "--from", "1").stdout == "b\nc\n"
+    assert ok("consume", url, "--from", "earliest").stdout == "a\nb\nc\n"
     assert ok("consume", url, "--from", "latest").stdout == ""
+    assert ok("consume", url, "--from", "2001-01-01").stdout == "a\nb\nc\n"
+    assert ok("consume", url, "--from", "2999-01-01T00:00:00Z").stdout == ""
+    assert manifest_of(store).entry_count == 3
+
+
+def noted(url: str, store: MemoryStore, **fields: Any) -> None:
+    """A consumer that claimed the queue, by a note with these fields."""
+    with Consumer(ConsumerConfig(store=url)):
+        pass
+    note = json.loads(bytes_of(store, "ingest/_consumer.json"))
+    store.put("ingest/_consumer.json", json.dumps({**note, **fields}).encode())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"host": "elsewhere"}, {"process": os.getppid()}, {"process": 1}],
+    ids=["another host", "here, and alive", "here, and another user's"],
+)
+def test_taking_asks_while_another_consumer_seems_to_run(
+    url: str, store: MemoryStore, fields: dict[str, Any]
+) -> None:
+    fill(url, [b"a"])
+    noted(url, store, program="Spark", **fields)
+    before = store.list("").objects
+    line = fails("consume", url, "--ack")
+    assert "the consumer of 'ingest' (Spark, process" in line
+    assert "seems to run. It will be fenced" in line
+    assert ok("consume", url).stdout == "a\n"  # Looking asks nothing.
+    assert store.list("").objects == before
+    assert ok("consume", url, "--ack", "--yes").stdout == "a\n"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"process": 2**22 + 1},
+        {"host": "elsewhere", "epoch": 0},
+        {"program": TRIM},
+    ],
+    ids=["ended", "fenced", "a trim"],
+)
+def test_taking_does_not_ask_for_a_consumer_that_is_gone(
+    url: str, store: MemoryStore, fields: dict[str, Any]
+) -> None:
+    fill(url, [b"a"])
+    noted(url, store, **fields)
+    assert ok("consume", url, "--ack").stdout == "a\n"
+
+
+def test_a_queue_is_created_only_when_that_is_asked_for(url: str, store: MemoryStore) -> None:
+    assert "or create it with --create-if-missing" in fails("consume", url, "--ack")
+    assert "create" not in fails("consume", url)
+    assert store.list("").objects == ()
+    assert ok("consume", url, "--ack", "--create-if-missing").stdout == ""
+    assert manifest_of(store).epoch == 1
 
 
 def test_what_consume_prints_as_json_is_what_produce_reads(url: str, store: MemoryStore) -> None:
     with Producer(ProducerConfig(store=url, flush_interval_ms=60_000)) as producer:
         producer.produce([b"a\nb", "ü".encode()], b"m")
         producer.produce([b"\xff"], b"\xfe")
-    printed = ok("consume", url, "--json").stdout_bytes
+    printed = ok("consume", url, "--ack", "--json").stdout_bytes
     lines = [json.loads(line) for line in printed.splitlines()]
     assert [(each["sequence"], each["index"]) for each in lines] == [(0, 0), (0, 1), (0, 2)]
     assert [each.get("value") for each in lines] == ["a\nb", "ü", None]
@@ -184,15 +229,15 @@ def test_a_topic_is_piped_into_another_store_with_metadata_keys_and_order(url: s
     topic_of(target, 3)
     records = "".join(f'{{"value": "{n}", "metadata": "{n % 5}"}}\n' for n in range(20))
     ok("produce", source, "--json", "--key-is-metadata", stdin=records.encode())
-    printed = ok("consume", source, "--no-ack", "--json")
+    printed = ok("consume", source, "--json")
     piped = ok("produce", target, "--json", "--key-is-metadata", stdin=printed.stdout_bytes)
     assert json.loads(piped.stdout)["records"] == json.loads(printed.stderr)["records"] == 20
     lines = [json.loads(line) for line in ok("consume", target, "--json").stdout.splitlines()]
     for key in "01234":
         values = [int(each["value"]) for each in lines if each["metadata"] == key]
         assert values == [n for n in range(20) if n % 5 == int(key)]
-    ok("seek", source, "--to", "latest", "--yes")
-    assert ok("consume", source).stdout == ""
+    ok("trim", source, "--to", "latest", "--yes")
+    assert ok("consume", source, "--ack").stdout == ""
 
 
 # ---- a topic
@@ -211,7 +256,7 @@ def test_a_topic_is_consumed_whole_and_each_record_names_its_partition(
     url: str, store: MemoryStore
 ) -> None:
     first, _, third = topic_with(url, [[b"a"], [b"b", b"c"]], [], [[b"d"]])
-    result = ok("consume", url, "--json")
+    result = ok("consume", url, "--ack", "--json")
     found = [json.loads(line) for line in result.stdout.splitlines()]
     assert sorted((each["partition"], each["sequence"], each["value"]) for each in found) == [
         (first, 0, "a"), (first, 1, "b"), (first, 1, "c"), (third, 0, "d"),
@@ -221,21 +266,21 @@ def test_a_topic_is_consumed_whole_and_each_record_names_its_partition(
         "records": 4, "batches": 3, "bytes": 4, "last_sequences": {first: 1, third: 0},
     }  # fmt: skip
     assert manifest_of(store, f"{first}/manifest").entry_count == 0
-    assert ok("consume", url, "--json").stdout == ""
+    assert ok("consume", url, "--ack", "--json").stdout == ""
     assert "opendata-buffer consume" in ok("status", url, "--json").stdout
 
 
-@pytest.mark.parametrize("more", [(), ("--no-ack",)], ids=["consumer", "read only"])
+@pytest.mark.parametrize("more", [("--ack",), ()], ids=["consumer", "read only"])
 def test_of_a_topic_no_more_batches_are_consumed_than_asked_for(
     url: str, more: tuple[str, ...]
 ) -> None:
     topic_with(url, [[b"a"], [b"b"]], [[b"c"], [b"d"]])
-    first_of_each = ["a", "c", "b"] if not more else ["a", "b", "c"]
+    first_of_each = ["a", "c", "b"] if more else ["a", "b", "c"]
     out = ok("consume", url, "--max-batches", "3", *more).stdout
     assert out.split() == first_of_each
 
 
-@pytest.mark.parametrize("more", [(), ("--no-ack",)], ids=["consumer", "read only"])
+@pytest.mark.parametrize("more", [("--ack",), ()], ids=["consumer", "read only"])
 def test_of_a_topic_what_is_committed_is_consumed(url: str, more: tuple[str, ...]) -> None:
     names = topic_of(url, 2)
     with Publisher(url, name="p") as publisher:
@@ -247,7 +292,7 @@ def test_of_a_topic_what_is_committed_is_consumed(url: str, more: tuple[str, ...
     assert "undecided" not in ok("consume", url, *more).stdout
 
 
-@pytest.mark.parametrize("more", [(), ("--no-ack",)], ids=["consumer", "read only"])
+@pytest.mark.parametrize("more", [("--ack",), ()], ids=["consumer", "read only"])
 def test_the_error_of_a_bad_batch_of_a_topic_names_the_command_that_skips_it(
     url: str, store: MemoryStore, more: tuple[str, ...]
 ) -> None:
@@ -264,9 +309,9 @@ def test_the_error_of_a_bad_batch_of_a_topic_names_the_command_that_skips_it(
 def test_a_topic_is_read_from_its_start(url: str) -> None:
     topic_with(url, [[b"a"], [b"b"]], [[b"c"], [b"d"]])
     for where, found in (("earliest", "abcd"), ("latest", ""), ("2999-01-01", "")):
-        out = ok("consume", url, "--no-ack", "--from", where).stdout
+        out = ok("consume", url, "--from", where).stdout
         assert sorted(out.split()) == [*found]
-    result = run("consume", url, "--no-ack", "--from", "1")
+    result = run("consume", url, "--from", "1")
     assert result.exit_code == 2
     assert "partitions count separately" in result.stderr
 
@@ -285,14 +330,6 @@ def seen(reader: ReadOnlyTopic, limit: int = 100) -> list[tuple[str, int]]:
     for batch in reader.read(limit):
         found.append((batch.partition, batch.sequence))
     return found
-
-
-def test_partitions_are_read_one_after_the_other_each_in_its_order(url: str) -> None:
-    first, second = topic_with(url, [[b"a"], [b"b"], [b"c"]], [[b"d"]])
-    reader = read_only(url)
-    assert seen(reader, 1) == [(first, 0)]
-    assert seen(reader, 1) == [(second, 0)]
-    assert seen(reader) == [(first, 1), (first, 2)]
 
 
 def test_a_partition_that_is_added_or_first_written_is_read(
@@ -319,7 +356,7 @@ def test_f28_batches_of_a_topic_that_were_consumed_meanwhile_are_an_error(
     reader = read_only(url)
     assert seen(reader) == [(first, 0)]
     fill(url, [b"b"], [b"c"], data_path_prefix=first)
-    ok("consume", url, "--no-gc")
+    ok("consume", url, "--ack")
     with pytest.raises(DataLoss, match="read what is left"):
         seen(reader)
 
@@ -343,7 +380,7 @@ def test_json_has_all_fields_of_each_record() -> None:
             **where, "index": 1, "time": "2026-01-01T00:00:00.123Z", "metadata": "m",
             "value_base64": "Cv8=",
         },
-        # A time that no calendar has is in 'manifest dump'.
+        # A time that no calendar has is in 'dump'.
         {**where, "index": 2, "time": None, "metadata_base64": "/g==", "value": "ü"},
     ]  # fmt: skip
 

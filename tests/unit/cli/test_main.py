@@ -10,6 +10,7 @@ import click
 import pytest
 from click.testing import Result
 
+from opendata_buffer.cli.command import EXAMPLES, MOVED, Command, verbose
 from opendata_buffer.cli.errors import Failure, FailureGroup
 from opendata_buffer.cli.main import COMMANDS, cli
 from opendata_buffer.errors import InvalidInput
@@ -22,6 +23,30 @@ def test_every_command_and_every_option_has_a_help_text() -> None:
         for each in command.params:
             if isinstance(each, click.Option):
                 assert each.help, f"{words} {each.opts[0]}"
+
+
+def test_there_are_fifteen_commands_and_each_help_starts_with_an_example() -> None:
+    leaves = [(words, each) for words, each in commands() if not isinstance(each, click.Group)]
+    assert len(leaves) == 15
+    for words, command in leaves:
+        shown = ok(*words.split(), "--help").stdout
+        example = shown.splitlines()[0].partition(f"opendata-buffer {words} s3://bucket/orders")
+        assert shown.startswith("Example: ")
+        assert example[1], words
+        known = {option for each in command.params for option in each.opts}
+        given = example[2].partition(" -- ")[0].split()
+        assert {each for each in given if each.startswith("--")} <= known
+        assert shown.count("--endpoint-url") == shown.count("Storage: --endpoint-url") == 1
+    assert ok("--help").stdout.startswith(f"Example: {EXAMPLES['cli']}\n")
+    assert ok("--help").stdout.count("--endpoint-url") == 1
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_former_name_says_what_took_its_place(name: str) -> None:
+    command, _, option = name.partition(" ")
+    result = run(command, "memory://x", *option.split())
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == f"Error: '{name}' is no longer there: {MOVED[name]}"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -52,7 +77,9 @@ def test_help_loads_no_command() -> None:
         ("produce", "memory://x", "--flush-interval-ms", "0"),
         ("consume", "memory://x", "--max-batches", "-1"),
         ("consume", "memory://x", "--max-batches", "x"),
-        ("batch", "dump", "x", "--limit", "-1"),
+        ("dump", "x", "--limit", "-1"),
+        ("consume", "memory://x", "--ack", "--from", "1"),
+        ("consume", "memory://x", "--yes"),
         ("consume", "memory://x", "--json", "--framing", "csv"),
         ("produce", "memory://x", "--json", "--framing", "csv"),
         ("produce", "memory://x", "--json", "--metadata", "m"),
@@ -99,14 +126,13 @@ class Boom(Exception):
     """Raised by the command under test."""
 
 
-def run_app(error: BaseException | None, *arguments: str) -> Result:
-    @click.group(cls=FailureGroup)
-    @click.option("-v", "--verbose", count=True)
-    def app(verbose: int) -> None:
+def run_app(error: BaseException | None, *arguments: str, after: str = "") -> Result:
+    @click.group(cls=FailureGroup, params=[verbose()])
+    def app() -> None:
         pass
 
-    @app.command()
-    def work() -> None:
+    @app.command(cls=Command)
+    def work(**storage: object) -> None:
         cause = Boom("inner\ncause")
         logging.getLogger("opendata_buffer.any").warning("closing\nfailed", exc_info=cause)
         logging.getLogger("opendata_buffer.any").info("information")
@@ -114,7 +140,7 @@ def run_app(error: BaseException | None, *arguments: str) -> Result:
             raise error
         click.echo("done")
 
-    return runner().invoke(app, [*arguments, "work"])
+    return runner().invoke(app, [*arguments, "work", *after.split()])
 
 
 @pytest.mark.parametrize(
@@ -151,8 +177,10 @@ def test_ctrl_c_at_a_question_is_an_interrupt_and_its_answer_no_an_error(
     assert run_app(click.Abort()).exit_code == 130
 
 
-def test_twice_verbose_shows_the_traceback_without_secrets() -> None:
-    result = run_app(Boom("http://key:secret@host/"), "-vv")
+@pytest.mark.parametrize("words", [("-vv", ""), ("", "-vv")])
+def test_twice_verbose_shows_the_traceback_without_secrets(words: tuple[str, str]) -> None:
+    before, after = words
+    result = run_app(Boom("http://key:secret@host/"), *before.split(), after=after)
     assert "Traceback (most recent call last)" in result.stderr
     assert "Boom: http://***@host/" in result.stderr
     assert "secret" not in result.stderr

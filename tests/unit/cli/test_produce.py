@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
@@ -117,19 +116,6 @@ def test_bad_input_says_which_record_and_byte_and_what_is_durable(
     assert len(records_of(store)) == 2
 
 
-def test_produce_files_as_one_record_each(url: str, store: MemoryStore, tmp_path: Path) -> None:
-    (tmp_path / "one").write_bytes(b"1\n2\n")
-    (tmp_path / "two").write_bytes(b"")
-    names = [str(tmp_path / name) for name in ("one", "two")]
-    files = ("--file", names[0], "--file", names[1])
-    out = ok("produce", url, *files, *LATER, stdin=b"not read\n").stdout
-    assert json.loads(out) == {"records": 2, "batches": 1, "bytes": 4}
-    assert records_of(store) == [b"1\n2\n", b""]
-    line = fails("produce", url, "--file", names[0], "--max-batch-bytes", "7")
-    assert f"'{names[0]}' has more than 3 bytes, and is one record: raise --max-batch-bytes" in line
-    assert run("produce", url, "--file", str(tmp_path / "typo")).exit_code == 2
-
-
 # ---- a topic
 
 
@@ -169,10 +155,10 @@ def test_records_go_into_a_topic_by_their_metadata_or_a_key_in_json(
     assert len(expected) > 1
     assert by_partition(store, names) == expected
     assert json.loads(out) == {"records": 50, "batches": len(expected), "bytes": 90}
-    ok("consume", url)
+    ok("consume", url, "--ack")
     ok("produce", url, "--json", "--key-is-metadata", stdin=lines("metadata"))
     assert by_partition(store, names) == expected
-    printed = ok("consume", url, "--json").stdout_bytes
+    printed = ok("consume", url, "--ack", "--json").stdout_bytes
     ok("produce", url, "--json", "--key-is-metadata", stdin=printed)
     assert by_partition(store, names) == expected
 

@@ -1,4 +1,4 @@
-"""``fsck``, ``skip``, ``quarantine``, ``manifest rebuild``, ``seek`` and ``gc``."""
+"""``fsck``, ``skip``, ``restore``, ``trim`` and ``gc``."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.unit.cli.shell import (
     bytes_of,
     fails,
     fill,
-    json_lines_of,
     json_of,
+    json_of_failed,
     manifest_of,
     ok,
     records_of,
@@ -57,9 +57,9 @@ def test_repair_skips_batches_that_cannot_be_delivered_and_keeps_copies(
         "problems": [], "notes": [], "partition": "ingest",
     }  # fmt: skip
     assert records_of(store) == [b"a", b"d"]
-    reports = json_lines_of("quarantine", "list", url)
+    reports = json_of("status", url)["quarantine"]
     assert [(each["sequence"], each["copied_bytes"]) for each in reports][:2] == [(1, None), (2, 7)]
-    assert ok("consume", url).stdout == "a\nd\n"
+    assert ok("consume", url, "--ack").stdout == "a\nd\n"
 
 
 def test_repair_changes_nothing_without_a_yes(url: str, store: MemoryStore) -> None:
@@ -92,7 +92,7 @@ def test_at_a_terminal_a_repair_is_confirmed(
     assert store.get(owner_key("ingest"))
 
 
-# ---- skip, quarantine and rebuild
+# ---- skip and restore
 
 
 def stuck(url: str, store: MemoryStore) -> str:
@@ -105,27 +105,26 @@ def stuck(url: str, store: MemoryStore) -> str:
 
 def test_skip_in_a_queue_that_is_not_there_makes_none(url: str, store: MemoryStore) -> None:
     assert "there is no queue" in fails("skip", url, "0")
-    assert "there is no queue" in fails("quarantine", "list", url)
-    assert "there is no queue" in fails("quarantine", "restore", url, "x")
+    assert "there is no queue" in fails("restore", url, "x")
     assert store.list("").objects == ()
 
 
 def test_what_was_skipped_is_listed_and_restored(url: str, store: MemoryStore) -> None:
     location = stuck(url, store)
-    assert ok("quarantine", "list", url).stdout == ""
     found = json_of("skip", url, "1")
     assert (found["sequence"], found["location"], found["copied_bytes"]) == (1, location, 7)
     assert found["epoch"] == 1
     ok("skip", url, "0", "--force")
-    lines = ok("quarantine", "list", url).stdout.splitlines()
-    assert [line.split("-")[0] for line in lines] == ["0", "1"]
-    reports = json_lines_of("quarantine", "list", url)
+    reports = json_of("status", url)["quarantine"]
     assert [report["sequence"] for report in reports] == [0, 1]
     good, bad = (report["id"] for report in reports)
-    assert "cannot be read" in fails("quarantine", "restore", url, bad)
-    assert "as sequence 3" in ok("quarantine", "restore", url, good).stdout
-    assert "restored as 3" in ok("quarantine", "list", url).stdout
-    assert ok("consume", url).stdout == "c\na\n"
+    assert "cannot be read" in fails("restore", url, bad)
+    assert "as sequence 3" in ok("restore", url, good).stdout
+    shown = " ".join(ok("status", url).stdout.split())
+    assert "quarantine 2 batches skipped or trimmed" in shown
+    assert f"{bad} 20" in shown
+    assert "restored as 3" in shown
+    assert ok("consume", url, "--ack").stdout == "c\na\n"
 
 
 def test_an_object_that_came_back_after_its_batch_was_skipped_is_restored(
@@ -134,11 +133,11 @@ def test_an_object_that_came_back_after_its_batch_was_skipped_is_restored(
     location = stuck(url, store)
     store.delete_many([location])
     found = json_of("skip", url, "1")
-    assert f"Bring '{location}' back first" in fails("quarantine", "restore", url, found["id"])
+    assert f"Bring '{location}' back first" in fails("restore", url, found["id"])
     store.put(location, encode_batch([b"b"]))
-    assert "as sequence 3" in ok("quarantine", "restore", url, found["id"]).stdout
-    ok("quarantine", "restore", url, found["id"])
-    assert ok("consume", url).stdout == "a\nc\nb\n"
+    assert "as sequence 3" in ok("restore", url, found["id"]).stdout
+    ok("restore", url, found["id"])
+    assert ok("consume", url, "--ack").stdout == "a\nc\nb\n"
 
 
 def test_an_object_that_no_entry_names_is_enqueued_once_after_asking(
@@ -147,16 +146,16 @@ def test_an_object_that_no_entry_names_is_enqueued_once_after_asking(
     old = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
     store.put(old, encode_batch([b"old"]))
     fill(url, [b"a"])
-    (line,) = run("quarantine", "restore", url, old).stderr.splitlines()
+    (line,) = run("restore", url, old).stderr.splitlines()
     assert f"batch '{old}' (records: 1), which no entry names, will be" in line
     assert "come twice" not in line
-    ok("consume", url)
+    ok("consume", url, "--ack")
     assert "Later ones were read: if it was read, too, its records come twice" in fails(
-        "quarantine", "restore", url, old
+        "restore", url, old
     )
     for _ in range(2):
-        ok("quarantine", "restore", url, old, "--yes")
-    assert ok("consume", url).stdout == "old\n"
+        ok("restore", url, old, "--yes")
+    assert ok("consume", url, "--ack").stdout == "old\n"
 
 
 def test_what_is_no_unqueued_batch_is_not_enqueued(url: str, store: MemoryStore) -> None:
@@ -173,73 +172,76 @@ def test_what_is_no_unqueued_batch_is_not_enqueued(url: str, store: MemoryStore)
         (garbage, "cannot be enqueued: "),
         (young, "its producer may still enqueue it"),
     ):
-        assert says in fails("quarantine", "restore", url, location, "--yes")
+        assert says in fails("restore", url, location, "--yes")
     assert store.list("").objects == before
 
 
-def test_a_report_that_cannot_be_read_is_an_error_after_the_others(
-    url: str, store: MemoryStore
-) -> None:
+def test_a_report_that_cannot_be_read_is_a_note(url: str, store: MemoryStore) -> None:
     stuck(url, store)
     ok("skip", url, "1")
     store.put("ingest/_quarantine/x.json", b"foreign")
-    result = run("quarantine", "list", url)
-    assert result.exit_code == 1
-    assert result.stdout.startswith("1-")
-    assert "error: 'ingest/_quarantine/x.json': the report of a batch" in result.stderr
+    found = json_of("status", url)
+    assert ([each["sequence"] for each in found["quarantine"]], found["quarantined"]) == ([1], 2)
+    assert "'ingest/_quarantine/x.json': the report of a batch" in found["notes"][0]
 
 
-def test_rebuild_prints_what_it_did_as_json(url: str, store: MemoryStore) -> None:
+def test_a_rebuilt_manifest_is_reported_as_json(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"])
-    store.put("ingest/manifest", b"garbage")
-    found = json_of("manifest", "rebuild", url)
-    assert (len(found["found"]), found["kept"], found["missing"]) == (2, 0, [])
-    assert bytes_of(store, found["saved"]) == b"garbage"
-    assert manifest_of(store).first_sequence == found["first_sequence"]
+    gone = manifest_of(store).entries()[0].location
+    store.delete_many([gone])
+    raw = bytearray(manifest_of(store).raw)
+    raw[-1] ^= 1  # The version: the entries can still be read.
+    store.put("ingest/manifest", bytes(raw))
+    (before,) = json_of_failed("fsck", url)["problems"]
+    found = json_of("fsck", url, "--repair", "--yes")
+    assert [each["kind"] for each in found["repaired"]] == [before["kind"]] == ["manifest"]
+    assert bytes_of(store, found["repaired"][0]["copy"]) == raw
+    assert records_of(store) == [b"b"]
 
 
-@pytest.mark.parametrize("command", ["produce", "consume"])
-def test_f4_a_queue_starts_over_only_with_recreate(
-    url: str, store: MemoryStore, command: str
-) -> None:
+def test_f4_a_queue_starts_over_only_with_recreate(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"])
     store.delete_many(["ingest/manifest"])
-    assert run(command, url, stdin=b"x\n").exit_code == 1
-    ok(command, url, "--recreate", stdin=b"x\n")
+    assert "produce --recreate" in fails("produce", url, stdin=b"x\n")
+    ok("produce", url, "--recreate", stdin=b"x\n")
     assert manifest_of(store).first_sequence == 0
 
 
-# ---- seek
+# ---- trim
 
 
 def test_what_lies_before_the_place_leaves_the_queue_and_is_in_the_quarantine(
     url: str, store: MemoryStore
 ) -> None:
     fill(url, [b"a"], [b"b"], [b"c"])
-    out = ok("seek", url, "--to", "2", "--yes").stdout.splitlines()
-    assert out[0] == "ingest: dropped 2 batches; the queue begins at sequence 2"
+    out = ok("trim", url, "--to", "2", "--yes").stdout.splitlines()
+    assert out[0] == "ingest: deleted 2 batches; the queue begins at sequence 2"
     assert "failOnDataLoss=false" in out[-1]
     assert records_of(store) == [b"c"]
-    reports = json_lines_of("quarantine", "list", url)
+    reports = json_of("status", url)["quarantine"]
     assert [each["sequence"] for each in reports] == [0, 1]
-    assert f"quarantine restore {url} {reports[0]['id']}'" in out[1]
-    ok("quarantine", "restore", url, reports[0]["id"])
-    assert ok("consume", url).stdout == "c\na\n"
+    assert f"restore {url} {reports[0]['id']}'" in out[1]
+    ok("restore", url, reports[0]["id"])
+    assert ok("consume", url, "--ack").stdout == "c\na\n"
 
 
-def test_seek_changes_nothing_without_a_yes(url: str, store: MemoryStore) -> None:
+def test_trim_changes_nothing_without_a_yes(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"])
     before = store.list("").objects
-    out = ok("seek", url, "--to", "latest", "--dry-run").stdout
-    assert out == "ingest: would drop 2 batches; the queue begins at sequence 2\n"
-    line = fails("seek", url, "--to", "1")
-    assert "1 batch of " in line
-    assert "will be dropped, copied to the quarantine first. Standard input is no terminal" in line
-    assert "NOT copied" in fails("seek", url, "--to", "1", "--no-copy")
+    out = ok("trim", url, "--to", "latest", "--dry-run").stdout
+    assert out.splitlines() == [
+        "ingest: 2 batches, sequences 0 to 1",
+        "ingest: would delete 2 batches; the queue begins at sequence 2",
+    ]
+    said = run("trim", url, "--to", "1").stderr
+    assert said.startswith("ingest: 1 batch, sequences 0 to 0\nerror: 1 batch of ")
+    assert "will be deleted, copied to the quarantine first. Standard input is no terminal" in said
+    said = run("trim", url, "--to", "1", "--no-copy").stderr
+    assert "NOT copied: the garbage collector deletes their objects once they are older" in said
     assert store.list("").objects == before
 
 
-def test_a_seek_that_is_interrupted_says_how_to_go_on(
+def test_a_trim_that_is_interrupted_says_how_to_go_on(
     url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*args: object, **named: object) -> None:
@@ -247,17 +249,17 @@ def test_a_seek_that_is_interrupted_says_how_to_go_on(
 
     fill(url, [b"a"])
     monkeypatch.setattr("opendata_buffer.admin.trim.quarantine", interrupted)
-    assert run("seek", url, "--to", "latest", "--yes").exit_code == 130
+    assert run("trim", url, "--to", "latest", "--yes").exit_code == 130
     assert f"'opendata-buffer status {url}' shows what still waits" in capfd.readouterr().err
     assert manifest_of(store).entry_count == 1
 
 
-def test_seek_fences_the_consumer(url: str) -> None:
+def test_trim_fences_the_consumer(url: str) -> None:
     fill(url, [b"a"], [b"b"])
     with Consumer(ConsumerConfig(store=url)) as consumer:
         assert consumer.next_batch() is not None
-        found = json_of("seek", url, "--to", "1", "--yes")
-        assert (found["dropped"], found["first_sequence"], found["epoch"]) == (1, 1, 2)
+        found = json_of("trim", url, "--to", "1", "--yes")
+        assert (found["trimmed"], found["first_sequence"], found["epoch"]) == (1, 1, 2)
         assert len(found["copies"]) == 1
         with pytest.raises(Fenced):
             consumer.ack_through(0)
@@ -267,14 +269,14 @@ def test_a_topic_is_moved_by_time_or_to_the_latest(url: str, store: MemoryStore)
     first, _, third = topic_of(url, 3)
     fill(url, [b"a"], data_path_prefix=first)
     fill(url, [b"b"], [b"c"], data_path_prefix=third)
-    result = run("seek", url, "--to", "1", "--yes")
+    result = run("trim", url, "--to", "1", "--yes")
     assert result.exit_code == 2
     assert "name one with --partition" in result.stderr
-    ok("seek", url, "--to", "1", "--partition", third, "--yes")
+    ok("trim", url, "--to", "1", "--partition", third, "--yes")
     assert records_of(store, f"{third}/manifest") == [b"c"]
-    out = ok("seek", url, "--to", "latest", "--yes").stdout
-    assert f"{third}: dropped 1 batch; the queue begins at sequence 2" in out
-    assert f"quarantine restore {url} --partition {third} " in out
+    out = ok("trim", url, "--to", "latest", "--yes").stdout
+    assert f"{third}: deleted 1 batch; the queue begins at sequence 2" in out
+    assert f"restore {url} --partition {third} " in out
     assert records_of(store, f"{first}/manifest") == []
 
 
@@ -304,13 +306,13 @@ def claim_wrongly(url: str, prefix: str, manifest_path: str = "") -> None:
 
 def test_the_data_prefix_is_where_the_batches_lie(url: str, store: MemoryStore) -> None:
     exported(store, b"a", b"b", b"c")
-    line = fails("consume", url, *MANIFEST, "--data-path-prefix", FOLDER)
+    line = fails("consume", url, "--ack", *MANIFEST, "--data-path-prefix", FOLDER)
     assert f"Its batches lie in '{DATA}'" in line
     assert f"Its batches lie in '{DATA}'" in fails(
         "produce", url, *MANIFEST, "--data-path-prefix", "ingest"
     )
     assert not [each for each in store.list("").objects if each.key.endswith("_owner.json")]
-    assert ok("consume", url, *MANIFEST, "--max-batches", "2").stdout == "a\nb\n"
+    assert ok("consume", url, "--ack", *MANIFEST, "--max-batches", "2").stdout == "a\nb\n"
     assert json_of("gc", url, *MANIFEST, "--grace-period-ms", "0")["deleted"] == 2
     store.put(MANIFEST[1], b"damaged")
     assert "problem: manifest" in run("fsck", url, *MANIFEST).stdout
@@ -320,7 +322,7 @@ def test_f23_a_manifest_leads_nowhere_else(url: str, store: MemoryStore) -> None
     location = "secret/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
     store.put(location, encode_batch([b"secret"]))
     store.put(MANIFEST[1], Manifest.empty().append([NewEntry(location)]).raw)
-    assert "below the data prefix 'ingest'" in fails("consume", url, *MANIFEST)
+    assert "below the data prefix 'ingest'" in fails("consume", url, "--ack", *MANIFEST)
 
 
 @pytest.mark.parametrize("wrong", [FOLDER, "ingest"])
@@ -331,19 +333,19 @@ def test_f7_a_marker_of_a_wrong_prefix_is_moved_and_keeps_the_id(
     claim_wrongly(url, wrong, MANIFEST[1])
     before = json.loads(bytes_of(store, owner_key(wrong)))
     misplaced = (*MANIFEST, "--data-path-prefix", wrong)
-    assert ok("consume", url, *misplaced, "--max-batches", "1").stdout == "a\n"
+    assert ok("consume", url, "--ack", *misplaced, "--max-batches", "1").stdout == "a\n"
     held = ok("gc", url, *misplaced, "--grace-period-ms", "0").stdout
     assert f"nothing was deleted: no batch of the queue with manifest '{MANIFEST[1]}' lies" in held
     found = run("fsck", url, *misplaced)
     assert found.exit_code == 1
     (command,) = re.findall(r"'opendata-buffer (fsck [^']*--repair)'", found.stdout)
-    assert f"'opendata-buffer {command}'" in fails("consume", url, *MANIFEST)
+    assert f"'opendata-buffer {command}'" in fails("consume", url, "--ack", *MANIFEST)
     ok(*command.split(), "--yes")
     objects = [each.key for each in store.list("").objects]
     assert owner_key(wrong) not in objects
     assert [key for key in objects if key.startswith(f"{owner_key(wrong)}.wrong-")]
     assert json.loads(bytes_of(store, owner_key(DATA)))["id"] == before["id"]
-    assert ok("consume", url, *MANIFEST).stdout == "b\n"
+    assert ok("consume", url, "--ack", *MANIFEST).stdout == "b\n"
     assert json_of("gc", url, *MANIFEST, "--grace-period-ms", "0")["deleted"] > 0
 
 
@@ -353,10 +355,10 @@ def test_f7_a_marker_of_a_queue_without_batches_in_its_prefix_is_replaced(
     exported(store, b"a")
     store.put("mistyped", Manifest.empty().raw)
     claim_wrongly(url, DATA, "mistyped")
-    line = fails("consume", url, *MANIFEST)
+    line = fails("consume", url, "--ack", *MANIFEST)
     (command,) = re.findall(r"'opendata-buffer (fsck [^']*--repair)'", line)
     ok(*command.split(), "--yes")
-    assert ok("consume", url, *MANIFEST).stdout == "a\n"
+    assert ok("consume", url, "--ack", *MANIFEST).stdout == "a\n"
 
 
 @pytest.mark.parametrize("state", ["queued", "lost", "read, noted by an older release"])
@@ -368,7 +370,9 @@ def test_f7_a_marker_that_another_queue_needs_stays(
     if state == "lost":
         store.delete_many(["theirs"])
     elif state != "queued":
-        assert ok("consume", url, "--manifest-path", "theirs", "--data-path-prefix", DATA).stdout
+        assert ok(
+            "consume", url, "--ack", "--manifest-path", "theirs", "--data-path-prefix", DATA
+        ).stdout
         marker = json.loads(bytes_of(store, owner_key(DATA)))
         del marker["acked_location"]
         store.put(owner_key(DATA), json.dumps(marker).encode())
@@ -389,7 +393,7 @@ def test_gc(url: str, store: MemoryStore) -> None:
         fill(url, [record])
         SystemRuntime().sleep(0.005)
     gone = manifest_of(store).entries()[0].location
-    ok("consume", url, "--max-batches", "1")
+    ok("consume", url, "--ack", "--max-batches", "1")
     dry = ["gc", url, "--grace-period-ms", "0", "--dry-run"]
     before = store.list("").objects
     assert f"would delete {gone}\n" in ok(*dry).stdout

@@ -9,6 +9,7 @@ import click
 import pytest
 
 from opendata_buffer.cli import options
+from opendata_buffer.cli.command import command
 from opendata_buffer.cli.target import one_queue, target_of
 from opendata_buffer.config import ConsumerConfig, QueueConfig, StoreOptions
 from opendata_buffer.errors import PermanentStorageError
@@ -21,12 +22,12 @@ from tests.unit.cli.shell import commands, fails, run, runner
 def config_of(*arguments: str, env: dict[str, str] | None = None) -> QueueConfig:
     made: list[QueueConfig] = []
 
-    @click.command()
+    @command()
     @options.queue
-    def command(**queue: Any) -> None:
+    def made_by(**queue: Any) -> None:
         made.append(one_queue(queue).config)
 
-    runner().invoke(command, arguments, env=env, catch_exceptions=False, standalone_mode=False)
+    runner().invoke(made_by, arguments, env=env, catch_exceptions=False, standalone_mode=False)
     return made[0]
 
 

@@ -172,7 +172,7 @@ def test_an_error_of_the_queue_ends_the_work() -> None:
 def test_a_mistyped_path_or_command_is_reported_before_anything_is_claimed(
     url: str, store: MemoryStore
 ) -> None:
-    assert "there is no queue" in fails("work", url, "--", "cat")
+    assert "or create it with --create-if-missing" in fails("work", url, "--", "cat")
     assert store.list("").objects == ()
     fill(url, [b"a"])
     before = store.list("").objects

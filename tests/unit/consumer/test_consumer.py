@@ -47,7 +47,12 @@ def queue() -> Iterator[LocalQueue]:
 # Starting
 
 
-def test_starting_creates_the_queue_with_epoch_1(queue: LocalQueue) -> None:
+def test_starting_creates_the_queue_only_where_that_is_asked_for(queue: LocalQueue) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"no queue: .* or create it with create_if_missing=True"
+    ):
+        queue.consumer(create_if_missing=False)
+    assert queue.store.list("").objects == ()
     consumer = queue.consumer()
     assert (consumer.epoch, queue.manifest().epoch) == (1, 1)
     assert (consumer.next_batch(), len(consumer), bool(consumer)) == (None, 0, True)

@@ -99,7 +99,7 @@ def test_f4_without_a_marker_a_collector_itself_sees_a_manifest_that_went_backwa
     collector = queue.collector()
     collector.run_once(dry_run=True)  # It claims nothing, so there is no marker.
     queue.write(Manifest.empty().with_epoch(3))
-    with pytest.raises(QueueReset, match=r"sequence 1 -> 0, .*'opendata-buffer manifest rebuild"):
+    with pytest.raises(QueueReset, match=r"sequence 1 -> 0, .*'opendata-buffer fsck .* --repair"):
         collector.run_once(dry_run=True)
 
 

@@ -22,7 +22,9 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
 KEY = "ingest/_consumer.json"
-CONFIG = ConsumerConfig(store="memory://q", gc=GarbageCollectorConfig(enabled=False))
+CONFIG = ConsumerConfig(
+    store="memory://q", gc=GarbageCollectorConfig(enabled=False), create_if_missing=True
+)
 
 
 def fields_of(store: MemoryStore) -> dict[str, Any]:

@@ -269,7 +269,7 @@ OWNER_KEY, MANIFEST = "ingest/_owner.json", "ingest/manifest"
 PRODUCER = ProducerConfig(store="memory://q", flush_interval_ms=1)
 CONSUMER = ConsumerConfig(store="memory://q", gc=GarbageCollectorConfig(enabled=False))
 EAGER = replace(CONSUMER, gc=GarbageCollectorConfig(grace_period_ms=0))
-REBUILD = r"opendata-buffer manifest rebuild memory://.* recreate=True"
+REBUILD = r"opendata-buffer fsck memory://.* --repair.* recreate=True"
 
 
 class CountingStore(MemoryStore):
@@ -519,7 +519,7 @@ def test_a_damaged_manifest_is_named_before_anything_is_uploaded() -> None:
     produce(store, b"a")
     store.put(MANIFEST, b"<html>")
     with pytest.raises(
-        CorruptManifest, match=r"'ingest/manifest' in memory://.*manifest rebuild memory:"
+        CorruptManifest, match=r"'ingest/manifest' in memory://.*fsck memory:.* --repair"
     ):
         produce(store, b"b")
     assert batches(store) == 1
@@ -543,7 +543,7 @@ def test_joined_watermarks_are_as_high_as_the_higher_in_each_field() -> None:
 
 URL = "s3://bucket/root"
 CONFIG = QueueConfig(store=URL, data_path_prefix="orders", manifest_path="orders/manifest")
-REPAIR = "'opendata-buffer manifest rebuild s3://bucket/root --data-path-prefix orders'"
+REPAIR = "'opendata-buffer fsck s3://bucket/root --data-path-prefix orders --repair'"
 
 
 def at(next_sequence: int, epoch: int) -> Manifest:
@@ -587,7 +587,7 @@ def test_the_hint_leaves_out_options_at_their_default() -> None:
 
 SOUND = Manifest.empty().append([NewEntry(f"p-1/{n}.batch") for n in range(3)])
 PARTITION = QueueConfig(store="s3://bucket", data_path_prefix="p-1")
-COMMAND = "'opendata-buffer manifest rebuild s3://bucket --data-path-prefix p-1'"
+COMMAND = "'opendata-buffer fsck s3://bucket --data-path-prefix p-1 --repair'"
 
 
 @pytest.mark.parametrize(

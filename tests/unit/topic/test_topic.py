@@ -182,7 +182,7 @@ def test_f4_a_draining_partition_whose_manifest_was_lost_or_restored_does_not_le
     if old is not None:
         store.put(f"{NAME}/manifest", old)
     topic.drain(NAME)
-    with pytest.raises(QueueReset, match=f"manifest rebuild .*{NAME}"):
+    with pytest.raises(QueueReset, match=f"fsck .*{NAME} --repair"):
         topic.remove_drained(0)
     assert NAME in opened(store).description.names
     assert old is None or store.get(f"{NAME}/manifest").data == old

@@ -68,6 +68,7 @@ def producing(**settings: Any) -> ProducerConfig:
 
 
 def consuming(**settings: Any) -> ConsumerConfig:
+    settings.setdefault("create_if_missing", True)
     return ConsumerConfig(store=URL, gc=GarbageCollectorConfig(enabled=False), **settings)
 
 
