@@ -67,8 +67,8 @@ INSTEAD = {
     "anonymous": "give keys or a role; in Python StoreOptions(anonymous=True) reads a bucket",
     "includeLocation": "name the column in .schema('value BINARY, location STRING')",
     "columnNameOfCorruptRecord": "name the column _corrupt_record in the schema",
-    "allowForeignLocations": "use the command 'opendata-buffer consume --allow-foreign-locations'",
-    "broker": "the sink uses the one there is; 'opendata-buffer broker' runs one",
+    "allowForeignLocations": "see 'opendata-buffer consume STORE --allow-foreign-locations'",
+    "broker": "the sink uses the one there is; 'opendata-buffer broker STORE' runs one",
     "maxWriteDurationMs": "it is six hours: write less at once (maxBytesPerTrigger)",
     **dict.fromkeys(
         (

@@ -44,7 +44,7 @@ def test_every_option_arrives_in_lower_case() -> None:
         ({**STORE, "compresion": "zstd"}, "Did you mean 'compression'"),
         ({**STORE, "compression": "snappy"}, "use none or zstd"),
         ({**STORE, "gcGracePeriodMs": "1"}, "gcGracePeriodMs"),
-        ({**STORE, "broker": "host"}, "'opendata-buffer broker' runs one"),
+        ({**STORE, "broker": "host"}, "'opendata-buffer broker STORE' runs one"),
         ({**STORE, "partitioner": "hash"}, "use random or modulo or rendezvous"),
         ({"path": "memory://x"}, "memory of one process"),
         ({"path": "s4://x"}, "did you mean 's3'"),
