@@ -134,9 +134,7 @@ class DefaultSource(DataSource):
         store = open_store(options.queue.store, options.queue.store_options)
         if options.values is not None:
             return infer_schema(options, options.values, store, SystemRuntime())
-        return default_schema(
-            options.include_location, reads_topic(options, store, SystemRuntime())
-        )
+        return default_schema(reads_topic(options, store, SystemRuntime()))
 
     @_complete
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -193,7 +191,7 @@ def register(spark: SparkSession, parallelism: int | None = None) -> None:
     then plans as many tasks as the driver has CPUs. After this it plans for the whole cluster. It
     also takes what ``spark-submit --py-files`` brought with it: see the page "On a cluster". Free
     to repeat. Spark 4.0 keeps a format that it has found by itself, which knows no cores: there
-    use the option ``parallelism``.
+    use the option ``minPartitions``.
 
     Args:
         spark: The session. Of a session over Spark Connect the cores are not known.

@@ -107,7 +107,7 @@ class FarStore(MemoryStore):
 
 def _idle_seconds(kind: str) -> float:
     store = FarStore()
-    options = {"path": "/far", "gcEnabled": "false", "pollIntervalMs": "0"}
+    options = {"path": "/far", "gcEnabled": "false"}
     prefixes = ["ingest"]
     if kind == "topic":
         config = QueueConfig(store="/far")

@@ -152,9 +152,9 @@ class UploadAges:
         """The error for uploads that may be deleted before they are queued, or are gone."""
         return TransientStorageError(
             f"the write took so long that its first batches may be deleted as orphans, or are "
-            f"gone: it may take {self._max_write_ms / 1000:.0f} s from its plan to its commit "
-            "(maxWriteDurationMs). Nothing was appended; write again, with a larger "
-            "maxWriteDurationMs, smaller writes (maxBytesPerTrigger), or more partitions."
+            f"gone: it may take {self._max_write_ms / 1000:.0f} s from its plan to its commit. "
+            "Nothing was appended; write again, with smaller writes (maxBytesPerTrigger) or more "
+            "partitions."
         )
 
 
@@ -165,8 +165,7 @@ class UploadCommitter:
         store: Where queue, or topic, and batches live.
         options: The sink's options.
         runtime: Clocks, names and threads.
-        open_pause: Has a queue's broker pause while this process appends, unless ``broker`` is
-            ``off``.
+        open_pause: Has a queue's broker pause while this process appends.
     """
 
     def __init__(
@@ -180,7 +179,7 @@ class UploadCommitter:
         self._config = options.queue
         self._runtime = runtime
         self._ages = UploadAges(store, options, runtime)
-        self._open_pause = None if options.broker == "off" else open_pause
+        self._open_pause = open_pause
         self._queues: dict[str, Queue] = {}
 
     def append(self, group: Group | None) -> bool:

@@ -206,7 +206,7 @@ class BlockBuilder:
             raise InvalidInput(
                 f"metadata changes more than {most} times in {self._where}: every run "
                 "of equal metadata is kept in the manifest, which each append rewrites. Sort by "
-                "metadata, put it into value, or raise maxMetadataRanges."
+                "metadata, or put it into value."
             )
 
     def _check_size(self, size: int, start: int) -> None:
@@ -214,9 +214,8 @@ class BlockBuilder:
         if size > limit:
             raise InvalidInput(
                 f"value has {size - _LENGTH_BYTES} bytes in row {self._rows + start} of "
-                f"{self._where} (counted from 0), more than maxBatchBytes {limit} allows: readers "
-                "refuse such a batch. Make it smaller, or raise maxBatchBytes here and where the "
-                "queue is read."
+                f"{self._where} (counted from 0), more than the {limit} that a batch "
+                "may have. Make it smaller"
             )
 
     def _close(self) -> Block:

@@ -1,9 +1,8 @@
 """One task's part of a write: divide, encode and upload its rows, and report the uploads.
 
-A task stores its own batches. Where the option ``gatherBytes`` allows it, a task with few rows
-stores nothing: its rows travel to the driver in the task's answer, and :func:`store_small` joins
-those of many tasks into few batches. Otherwise a micro-batch of many tasks with few rows each
-would make an object and a queue entry for each task.
+A task stores its own batches. One with few rows (``gather_bytes``) stores nothing: its rows travel
+to the driver in the task's answer, and :func:`store_small` joins those of many tasks into few
+batches. Otherwise many tasks with few rows each would make an object and a queue entry each.
 """
 
 from __future__ import annotations
@@ -251,7 +250,7 @@ class BatchUploads:
         # next block's encoding and with the JVM.
         began = self._runtime.monotonic()
         options = self._options
-        data = seal_block(block.pieces, block.records, options.compression, options.zstd_level)
+        data = seal_block(block.pieces, block.records, options.compression)
         self._retrying(self._store.put, key, data)
         metrics.batches_flushed.add(1)
         metrics.entries_flushed.add(block.records)

@@ -93,15 +93,15 @@ def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
     assert not isinstance(start, tuple), "of_partition() picks one"
     assert not isinstance(last, tuple), "of_partition() picks one"
     begin = first if start == EARLIEST else int(start)
-    until = end - 1 if last in (None, LATEST) else int(last)
+    until = end if last in (None, LATEST) else int(last)
     if begin < first:
         advice = "Read with startingOffsets 'earliest', or set failOnDataLoss to false."
         options.report_data_loss(DataLoss(options.queue.manifest_path, begin, first, advice))
-    if options.fail_on_data_loss and (until >= end or begin > end):
+    if options.fail_on_data_loss and max(begin, until) > end:
         raise InvalidInput(
-            f"sequences {begin} to {until} were asked for and manifest "
-            f"{options.queue.manifest_path!r} ends at {end - 1}: lower endingOffsets and "
-            "startingOffsets, or set failOnDataLoss to false"
+            f"startingOffsets {begin} and endingOffsets {until} were asked for and manifest "
+            f"{options.queue.manifest_path!r} ends at {end - 1}: use at most {end} for both, or "
+            "set failOnDataLoss to false"
         )
     entries, since_ms = manifest.entries(), options.starting_timestamp_ms
     if since_ms is not None:
@@ -116,5 +116,5 @@ def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
         for entry in entries
         # Every entry is offered, also one that is not wanted: the rule must see all of them.
         for sequence in rule.offer(entry.sequence, entry.location, held_back)
-        if begin <= sequence <= until
+        if begin <= sequence < until
     ]

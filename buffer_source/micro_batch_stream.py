@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 FIRST_BATCH_LOGGED_S = 60.0
 """Idle seconds after which the first batch of a run counts as being in Spark's commit log."""
 
+POLL_INTERVAL_S = 0.1
+"""Least seconds between two polls of an idle queue."""
+
 COMMITS_THAT_PROVE = 2
 """Commits in a row, each where a normal query makes it, that prove synchronous tracking.
 
@@ -496,7 +499,11 @@ class MicroBatchStream:
             # At the same time, or every idle trigger would wait for two answers, one by one.
             first.append(None)
         in_parallel(self._runtime, poll, first)
-        in_parallel(self._runtime, poll, sorted({*current}.difference(before)))
+        added = sorted({*current}.difference(before))
+        if not earliest:
+            # Before one of them is claimed, which fences its consumer.
+            in_parallel(self._runtime, lambda name: self._stream(name).check_start(), added)
+        in_parallel(self._runtime, poll, added)
         return current, polls
 
     def _acknowledge(self, ends: Mapping[str, PartitionOffset]) -> None:
@@ -549,13 +556,13 @@ class MicroBatchStream:
             self._quarantine_known = all(counted.values())
 
     def _await_poll(self) -> None:
-        """Let ``pollIntervalMs`` pass between two polls of idle queues.
+        """Let :data:`POLL_INTERVAL_S` pass between two polls of idle queues.
 
         Waits and then polls, rather than answering from the last poll: an answer older than
         the call would let ``processAllAvailable()`` return before it saw what was there.
         """
         if self._idle_at is not None and self._frozen is None:
-            due = self._idle_at + self._options.poll_interval_ms / 1000
+            due = self._idle_at + POLL_INTERVAL_S
             left = due - self._runtime.monotonic()
             if left > 0:
                 self._runtime.sleep(left)

@@ -6,11 +6,12 @@ The value also decides what a query does about data that it cannot deliver:
 lost or wrong        error                     option
 ===================  ========================  ==========================================
 entries of a queue   ``DataLoss``              ``failOnDataLoss``: fail or go on behind it
-the queue            ``QueueReset``            ``failOnDataLoss``: fail or begin anew
-a batch's object     ``BatchMissing``          ``failOnDataLoss``: fail or pass it by
+another queue        ``QueueReset``            ``failOnDataLoss``: fail or read that one
+a batch's object     ``BatchMissing``          ``failOnDataLoss``: fail or skip it
 corrupt object       ``BatchUnreadable``       ``corruptBatches``: fail or quarantine it
-foreign location     ``ForeignLocation``       ``allowForeignLocations``: fail or read it
 ===================  ========================  ==========================================
+
+A manifest that was lost ends every query: only a command, or who deletes the queue, starts it over.
 """
 
 from __future__ import annotations
@@ -31,11 +32,9 @@ from opendata_buffer.errors import (
     PoisonBatch,
     QueueReset,
 )
-from opendata_buffer.formats import MIB
 from opendata_buffer.option_reader import (
     STORAGE_OPTIONS,
     OptionReader,
-    queue_fields,
     storage_settings,
 )
 from opendata_buffer.stores.open import open_store
@@ -52,6 +51,11 @@ _ADVICE = {
     ),
 }
 
+SKIP_LOSS = (
+    "To skip what is lost and go on with what is queued now, set the option failOnDataLoss to "
+    "false; to start as a new query, give it a new checkpointLocation."
+)
+
 EARLIEST = "earliest"
 LATEST = "latest"
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -65,9 +69,7 @@ PROGRAM = "Spark"
 FAIL = "fail"
 QUARANTINE = "quarantine"
 
-_OF_JSON_AND_CSV = ("mode", "columnNameOfCorruptRecord")
 _OF_CSV = ("sep", "quote", "escape", "nullValue", "header")
-_VALUE_OPTIONS = ("valueFormat", *_OF_JSON_AND_CSV, *_OF_CSV)
 
 SOURCE_OPTIONS = (
     *STORAGE_OPTIONS,
@@ -77,21 +79,15 @@ SOURCE_OPTIONS = (
     "failOnDataLoss",
     "corruptBatches",
     "minPartitions",
-    "parallelism",
-    "fetchConcurrency",
-    "maxInFlightBytes",
-    "maxBatchBytes",
-    "allowForeignLocations",
-    "includeLocation",
-    *_VALUE_OPTIONS,
+    "valueFormat",
+    "mode",
+    *_OF_CSV,
     "acknowledge",
     "createIfMissing",
     "maxBatchesPerTrigger",
     "maxBytesPerTrigger",
-    "maxRecordsPerTrigger",
-    "pollIntervalMs",
+    "maxOffsetsPerTrigger",
     "gcEnabled",
-    "gcIntervalMs",
     "gcGracePeriodMs",
     "endingOffsets",
 )
@@ -102,17 +98,16 @@ class SourceOptions:
     """What a stream or a batch read was asked for.
 
     Attributes:
-        queue: Where the queue lives (``path``, ``dataPathPrefix``, ``manifestPath``,
-            ``endpointUrl``, ``region``, ``profile``).
-        one_queue: Whether the queue was named by ``dataPathPrefix`` or ``manifestPath``; else it
-            may be a topic that lies in the store.
+        queue: Where the queue is (``path``, ``dataPathPrefix``) and how to reach it.
+        one_queue: Whether the queue was named by ``dataPathPrefix``; else it may be a topic.
         starting_offsets: ``earliest`` (default), ``latest`` or the first sequence to read; of a
             topic a sequence for each partition, as sorted pairs, and the oldest in those that
-            are not named. Only for a new query.
+            are not named. Only for a new query; one that acknowledges begins with the oldest
+            batch, because what comes before its start leaves the queue.
         starting_timestamp_ms: Instead of a position: read from the first batch with a record that
             was ingested at that time or later, in milliseconds since the Unix epoch.
-        ending_offsets: Batch reads: ``latest`` (also None) or the last sequence to read; of a topic
-            as above, and the newest in those that are not named.
+        ending_offsets: Batch reads: ``latest`` (also None) or the first sequence that is not read;
+            of a topic as above, and the end of those that are not named.
         isolation: ``read_committed`` (default) holds batches of transactions back until they are
             decided; ``read_uncommitted`` delivers every batch.
         fail_on_data_loss: Whether positions or batch objects that are gone end the query.
@@ -125,20 +120,14 @@ class SourceOptions:
             its first producer. Default false: a wrong path is an error.
         max_batches: Batches per trigger.
         max_bytes: Stored bytes per trigger; soft, at least one batch.
-        max_records: Records per trigger; soft, at least one batch.
-        cores: Tasks that run at the same time (``parallelism``). Default: what
-            ``pyspark_opendata_buffer.register`` saw, else the CPUs of the driver.
+        max_records: Records per trigger (``maxOffsetsPerTrigger``); soft, at least one batch.
+        cores: Tasks that run at the same time, as ``pyspark_opendata_buffer.register`` saw it.
         min_partitions: Least number of tasks per trigger, while there are as many batches, or parts
-            of very large ones. Default: ``cores``, for triggers that are large enough.
-        poll_interval_ms: Least time between two polls of an idle queue.
-        fetch_concurrency: Downloads at once in a task. Default None: 16 to 128, by latency.
-        max_in_flight_bytes: Stored bytes a task may have downloaded and not yet decoded.
-        max_batch_bytes: Largest record block decoded.
-        allow_foreign_locations: Read batches outside the data prefix.
-        include_location: Whether the default schema has ``location``.
+            of very large ones. Default: ``cores``, else the CPUs of the driver, for triggers that
+            are large enough.
         values: How records are read into columns (``valueFormat``, ``mode`` and so on); None: not
             at all, they are delivered as ``value``.
-        gc: The collector the driver runs (``gcEnabled``, ``gcIntervalMs``, ``gcGracePeriodMs``).
+        gc: The collector the driver runs (``gcEnabled``, ``gcGracePeriodMs``).
     """
 
     queue: QueueConfig
@@ -156,12 +145,6 @@ class SourceOptions:
     max_records: int | None = None
     cores: int | None = None
     min_partitions: int | None = None
-    poll_interval_ms: int = 100
-    fetch_concurrency: int | None = None
-    max_in_flight_bytes: int = 64 * MIB
-    max_batch_bytes: int = 256 * MIB
-    allow_foreign_locations: bool = False
-    include_location: bool = False
     values: ValueOptions | None = None
     gc: GarbageCollectorConfig = field(default_factory=GarbageCollectorConfig)
 
@@ -169,17 +152,16 @@ class SourceOptions:
     def from_spark(cls, options: Mapping[str, str], cores: int | None = None) -> SourceOptions:
         """Parse the options of ``readStream`` or ``read``, whose keys Spark lower-cases.
 
-        ``cores`` are the tasks that run at the same time, unless ``parallelism`` is given.
-
         Raises:
             InvalidInput: An unknown name, or a value that is not accepted.
         """
         read = OptionReader(options, SOURCE_OPTIONS, "opendata-buffer source")
         queue = storage_settings(read)
+        grace_ms = read.integer("gcGracePeriodMs", 600_000, least=0)
         open_store(queue.store, queue.store_options)  # a URL that is none fails at load()
         return cls(
             queue=queue,
-            one_queue=any(read.text(name) for name in ("dataPathPrefix", "manifestPath")),
+            one_queue=read.text("dataPathPrefix") is not None,
             starting_offsets=_position(read, "startingOffsets", EARLIEST),
             starting_timestamp_ms=_starting_timestamp(read),
             ending_offsets=(
@@ -192,20 +174,14 @@ class SourceOptions:
             create_if_missing=read.boolean("createIfMissing", False),
             max_batches=read.integer("maxBatchesPerTrigger", None, least=1),
             max_bytes=read.integer("maxBytesPerTrigger", None, least=1),
-            max_records=read.integer("maxRecordsPerTrigger", None, least=1),
-            cores=read.integer("parallelism", cores, least=1),
+            max_records=read.integer("maxOffsetsPerTrigger", None, least=1),
+            cores=cores,
             min_partitions=read.integer("minPartitions", None, least=1),
-            poll_interval_ms=read.integer("pollIntervalMs", 100, least=0),
-            fetch_concurrency=read.integer("fetchConcurrency", None, least=1),
-            max_in_flight_bytes=read.integer("maxInFlightBytes", 64 * MIB, least=1),
-            max_batch_bytes=read.integer("maxBatchBytes", 256 * MIB, least=1),
-            allow_foreign_locations=read.boolean("allowForeignLocations", False),
-            include_location=read.boolean("includeLocation", False),
             values=_value_options(read),
             gc=GarbageCollectorConfig(
                 enabled=read.boolean("gcEnabled", True),
-                interval_ms=read.integer("gcIntervalMs", 300_000, least=1),
-                grace_period_ms=read.integer("gcGracePeriodMs", 600_000, least=0),
+                interval_ms=max(50, grace_ms // 2),
+                grace_period_ms=grace_ms,
             ),
         )
 
@@ -224,7 +200,7 @@ class SourceOptions:
             )
 
     def check_batch(self) -> None:
-        """Refuse a range that is empty."""
+        """Refuse a range that ends before it starts."""
         if self.starting_offsets == LATEST:
             raise InvalidInput(
                 "option startingOffsets is 'latest': a batch read would be empty. Use 'earliest' "
@@ -233,8 +209,8 @@ class SourceOptions:
         start, end = self.starting_offsets, self.ending_offsets
         if isinstance(start, int) and isinstance(end, int) and start > end:
             raise InvalidInput(
-                f"option startingOffsets is {start}, behind endingOffsets {end}: both are read, "
-                "so make startingOffsets the smaller one"
+                f"option startingOffsets is {start}, greater than endingOffsets {end}, which is "
+                "the first sequence that is not read: make startingOffsets the smaller one"
             )
 
     def of_partition(self, name: str) -> SourceOptions:
@@ -254,19 +230,20 @@ class SourceOptions:
         )
 
     @property
+    def starts_at_oldest(self) -> bool:
+        """Whether a new query begins with the oldest batch that is queued."""
+        return self.starting_offsets == EARLIEST and self.starting_timestamp_ms is None
+
+    @property
     def consumer(self) -> ConsumerConfig:
         """The same settings as the core's consumer takes them."""
-        return ConsumerConfig(
-            # A query that accepts lost data accepts that a lost queue starts over.
-            **queue_fields(replace(self.queue, recreate=not self.fail_on_data_loss)),
-            gc=self.gc,
-            max_batch_bytes=self.max_batch_bytes,
-            allow_foreign_locations=self.allow_foreign_locations,
-        )
+        return ConsumerConfig(**vars(self.queue), gc=self.gc)
 
     def report_data_loss(self, loss: DataLoss | QueueReset) -> None:
         """Raise the error, unless ``failOnDataLoss`` is false: then log it, and return."""
         if self.fail_on_data_loss:
+            if isinstance(loss, QueueReset):
+                loss.args = (f"{loss} {SKIP_LOSS}",)
             raise loss
         log.warning("data loss allowed: %s", loss)
 
@@ -296,7 +273,7 @@ class SourceOptions:
 def _value_options(read: OptionReader) -> ValueOptions | None:
     """How records are read into columns; None for ``valueFormat=bytes``, which reads no columns."""
     value_format = read.choice("valueFormat", ("bytes", "json", "csv"), "bytes")
-    for names, formats in ((_OF_JSON_AND_CSV, ("json", "csv")), (_OF_CSV, ("csv",))):
+    for names, formats in ((("mode",), ("json", "csv")), (_OF_CSV, ("csv",))):
         for name in names:
             if value_format not in formats and read.given(name):
                 raise InvalidInput(
@@ -316,7 +293,6 @@ def _value_options(read: OptionReader) -> ValueOptions | None:
     return ValueOptions(
         format=value_format,
         mode=read.choice("mode", ("PERMISSIVE", "DROPMALFORMED", "FAILFAST"), "PERMISSIVE"),
-        corrupt_column=read.text("columnNameOfCorruptRecord") or "_corrupt_record",
         sep=sep,
         quote=quote,
         escape=escape,

@@ -17,7 +17,13 @@ from dataclasses import dataclass, field
 from buffer_source.offsets import PartitionOffset
 from buffer_source.options import SourceOptions
 from buffer_source.planner import BatchSizes, PartitionBatch
-from buffer_source.queue_cursor import EVERYTHING, QueueCursor, oldest_ms, read_only
+from buffer_source.queue_cursor import (
+    EVERYTHING,
+    QueueCursor,
+    check_start,
+    oldest_ms,
+    read_only,
+)
 from opendata_buffer.consumer.isolation import READ_COMMITTED, ReadCommitted, is_acknowledgement
 from opendata_buffer.errors import InvalidInput, StorageError, TransientStorageError
 from opendata_buffer.formats.keys import parse_location
@@ -173,6 +179,11 @@ class PartitionStream:
         """Let this run end at what is queued now."""
         manifest = read_only(self._options, self._store, self._runtime).find()  # Retries by itself.
         self._run_end = 0 if manifest is None else manifest.next_sequence
+
+    def check_start(self) -> None:
+        """Refuse a new query that would remove unread batches; claims nothing yet."""
+        if self._cursor is None:
+            self._retrying(check_start, self._options, self._store, self._runtime)
 
     def acknowledge(self, end: PartitionOffset) -> None:
         """What was read below ``end`` is safe with Spark: let it leave the queue.

@@ -130,7 +130,7 @@ class BatchSizes:
     """Stored sizes (bytes) and record counts of one queue's waiting batches, kept once known.
 
     A size is listed once, from the first batch whose size is unknown to the last. Batches outside
-    of the data prefix count as average, unless foreign locations are allowed.
+    of the data prefix count as average.
     """
 
     def __init__(
@@ -229,13 +229,11 @@ class BatchSizes:
     def _folder(self, location: str) -> str | None:
         """What to list for a location: the data prefix, or one writer's folder below it."""
         prefix = self._options.queue.data_path_prefix
-        if is_confined(location, prefix):
-            root = f"{prefix}/"
-            inner, slash, _ = location[len(root) :].partition("/")
-            return f"{root}{inner}/" if slash else root
-        if not self._options.allow_foreign_locations:
+        if not is_confined(location, prefix):
             return None
-        return f"{location.rpartition('/')[0]}/"
+        root = f"{prefix}/"
+        inner, slash, _ = location[len(root) :].partition("/")
+        return f"{root}{inner}/" if slash else root
 
     def _list(self, folder: str, first: str, last: str) -> None:
         after = first[:-1]  # Sorts before `first`, and behind all that is before it.
@@ -253,7 +251,6 @@ class BatchSizes:
         return fetch_many(
             lambda batch: self._retrying(fetch, batch),
             batches,
-            concurrency=self._options.fetch_concurrency,
             max_in_flight_bytes=UNKNOWN_SIZE,
             runtime=self._runtime,
             size_of=lambda _: 1,

@@ -33,6 +33,7 @@ from opendata_buffer.queue.ownership import (
     ends_before,
     missing_topic_hint,
     owner_key,
+    queue_hint,
 )
 from opendata_buffer.queue.queue import Queue, broker_pause
 from opendata_buffer.retry import Retries
@@ -83,14 +84,12 @@ class QueueCursor:
         is about, or empty.
 
         Raises:
-            InvalidInput: There is no queue, and none is to be made.
+            InvalidInput: There is no queue, and none is to be created.
             QueueReset: The checkpoint is about another queue, unless a loss is allowed; or the
                 queue's manifest is gone or went backwards.
             DataLoss: The queue begins behind ``start``, unless a loss is allowed.
         """
-        # With a loss allowed, a replay may go on where its whole queue is gone.
-        is_replay = queue_id != "" and not options.fail_on_data_loss
-        if start is None and not is_replay and not options.create_if_missing:
+        if queue_id or not options.create_if_missing:
             _check_exists(options, store, runtime)
         cursor = cls(options, store, runtime, retrying(_claimed, options, store, runtime))
         try:
@@ -148,30 +147,17 @@ class QueueCursor:
         """The sequence at which a new query begins, if its run ends at ``run_end``.
 
         Raises:
-            InvalidInput, DataLoss: The wanted sequence is beyond the end, or not queued any more.
+            InvalidInput, DataLoss: The wanted sequence is beyond the end, or not queued any more;
+                or the query would acknowledge unread batches before it.
         """
         options, first = self._options, self.read_end
-        wanted, since_ms = options.starting_offsets, options.starting_timestamp_ms
-        assert not isinstance(wanted, tuple), "of_partition() picks one"
-        if since_ms is not None:
-            self.read_until(EVERYTHING)
-            wanted = first_since(self._pending, since_ms, self.read_end)
-        elif wanted == EARLIEST:
+        if options.starts_at_oldest:
             return first
-        elif wanted == LATEST:
-            wanted = self.end
-        elif int(wanted) > self.end:
-            raise InvalidInput(
-                f"option startingOffsets is {wanted} and manifest "
-                f"{self._manifest_path!r} ends at {self.end - 1}: use a sequence up to {self.end}, "
-                "'earliest' or 'latest'"
-            )
-        else:
-            if int(wanted) < first:
-                advice = "Start at 'earliest' or at a sequence that is still queued."
-                self._report_loss(int(wanted), first, advice)
-            return max(first, int(wanted))
-        return max(first, min(int(wanted), run_end))
+        self.read_until(EVERYTHING)
+        begin = wanted_start(options, self._pending, first, self.end, self._store.url)
+        return max(
+            first, begin if isinstance(options.starting_offsets, int) else min(begin, run_end)
+        )
 
     def read_until(self, stop: int) -> None:
         """Read the entries below ``stop`` that were not read yet, as far as the queue has them."""
@@ -317,6 +303,13 @@ class QueueCursor:
         self._options.report_data_loss(DataLoss(self._manifest_path, needed, oldest, cause))
 
     def _rebase(self, start: PartitionOffset) -> None:
+        log.warning(
+            "data loss allowed: what the queue had from sequence %d on is lost; reading goes on in "
+            "the new queue at sequence %d, of %d batches",
+            start.next,
+            self.read_end,
+            self.end - self.read_end,
+        )
         self._rebased = (start, self.read_end)
         self._beyond = start
 
@@ -329,6 +322,54 @@ def read_only(options: SourceOptions, store: Store, runtime: Runtime) -> ReadOnl
         runtime=runtime,
         allow_data_loss=not options.fail_on_data_loss,
     )
+
+
+def check_start(options: SourceOptions, store: Store, runtime: Runtime) -> None:
+    """Refuse a new query that would acknowledge unread batches, before it fences a consumer.
+
+    Raises:
+        InvalidInput, DataLoss: As :meth:`QueueCursor.starting_offset`.
+    """
+    if options.acknowledge and not options.starts_at_oldest:
+        manifest = read_only(options, store, runtime).find() or Manifest.empty()
+        queued = [*map(BatchDescriptor.of, manifest.entries())]
+        wanted_start(options, queued, manifest.first_sequence, manifest.next_sequence, store.url)
+
+
+def wanted_start(
+    options: SourceOptions, queued: Sequence[BatchDescriptor], first: int, end: int, url: str
+) -> int:
+    """The sequence that the options start at in a queue of [first, end); not below ``first``.
+
+    Raises:
+        InvalidInput, DataLoss: As :meth:`QueueCursor.starting_offset`.
+    """
+    wanted, since_ms, key = (
+        options.starting_offsets, options.starting_timestamp_ms, options.queue.manifest_path
+    )  # fmt: skip
+    assert not isinstance(wanted, tuple), "of_partition() picks one"
+    if since_ms is not None:
+        begin = first_since(queued, since_ms, end)
+    else:
+        begin = first if wanted == EARLIEST else end if wanted == LATEST else int(wanted)
+    if begin > end:
+        raise InvalidInput(
+            f"option startingOffsets is {wanted} and manifest {key!r} ends at {end - 1}: use a "
+            f"sequence up to {end}, 'earliest' or 'latest'"
+        )
+    if begin < first:
+        advice = "Start at 'earliest' or at a sequence that is still queued."
+        options.report_data_loss(DataLoss(key, begin, first, advice))
+    elif options.acknowledge and begin > first:
+        name = "startingOffsets" if since_ms is None else "startingTimestamp"
+        raise InvalidInput(
+            f"option {name} starts at sequence {begin} of manifest {key!r}, and {begin - first} "
+            f"unread batches from {first} on would leave the queue. To read without taking "
+            "anything, set the option acknowledge to false. To delete them first and keep a copy, "
+            f"run 'opendata-buffer trim {queue_hint(url, options.queue)} --to {begin}'. To read "
+            "them, start at 'earliest'"
+        )
+    return max(first, begin)
 
 
 def manifest_of(options: SourceOptions, store: Store, runtime: Runtime) -> Manifest | None:
@@ -349,7 +390,7 @@ def _no_queue(options: SourceOptions, store: Store, advice: str = "") -> Invalid
         return InvalidInput(lost)
     return InvalidInput(
         f"there is no queue with manifest {options.queue.manifest_path!r} in {store.url}: check "
-        f"the path and the options dataPathPrefix and manifestPath{advice}"
+        f"the path and the option dataPathPrefix{advice}"
     )
 
 

@@ -377,6 +377,5 @@ COLUMN_BUILDERS: dict[str, Callable[[pa.DataType], ColumnBuilder]] = {
     "location": lambda dtype: _Repeated(dtype, lambda piece, _: [piece.batch.location]),
     "otel_signal": _otel(OTEL_SIGNALS, 1),
     "otel_encoding": _otel(OTEL_ENCODINGS, 2),
-    "record_index": _Indexes,
 }
 """Makes the builder of a column for one of its Arrow types."""

@@ -55,8 +55,6 @@ COLUMNS: dict[str, Column] = {
     # What OpenTelemetry's exporter for OpenData says in the metadata; null for others'.
     "otel_signal": Column((StringType,), nullable=True, by_default=False),
     "otel_encoding": Column((StringType,), nullable=True, by_default=False),
-    # The same as "index", for Python: `row.index` is a method, as a Row is a tuple.
-    "record_index": Column((IntegerType,), by_default=False),
 }
 """The columns by name, in the order of a read without ``.schema(...)``."""
 
@@ -75,14 +73,13 @@ INFERRED = "opendata-buffer.inferred"
 """In the metadata of a column that was inferred: the schema, as ``.schema(...)`` takes it."""
 
 
-def default_schema(include_location: bool = False, topic: bool = False) -> StructType:
+def default_schema(topic: bool = False) -> StructType:
     """The schema of a read without ``.schema(...)``; of a topic with ``partition``."""
-    also = {"location": include_location, "partition": topic}
     return StructType(
         [
             StructField(name, column.types[0]())
             for name, column in COLUMNS.items()
-            if column.by_default or also.get(name, False)
+            if column.by_default or (topic and name == "partition")
         ]
     )
 
@@ -97,7 +94,7 @@ def check_schema(schema: StructType, values: ValueOptions | None = None) -> None
         name = field.name.lower()
         column = COLUMNS.get(name)
         if column is None:
-            near = difflib.get_close_matches(name, COLUMNS, n=1)
+            near = difflib.get_close_matches(name.removeprefix("record_"), COLUMNS, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise InvalidInput(
                 f"schema has the column {field.name!r}, which an opendata-buffer does not have."

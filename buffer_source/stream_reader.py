@@ -25,11 +25,11 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.offsets import INITIAL, SourceOffset
-from buffer_source.options import SourceOptions
+from buffer_source.options import SKIP_LOSS, SourceOptions
 from buffer_source.planner import TaskBatches
 from buffer_source.schema import check_not_inferred, check_schema
 from buffer_source.task import read_batches
-from opendata_buffer.errors import DataLoss, Fenced, InvalidInput, QueueReset
+from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
 
@@ -272,9 +272,6 @@ def _with_advice() -> Iterator[None]:
             "spark.sql.planner.pythonExecution.memory",
         )
         raise
-    except (DataLoss, QueueReset) as error:
-        error.args = (
-            f"{error} To go on with what is queued now, set the option failOnDataLoss to false; "
-            "to begin anew, give the query a new checkpointLocation.",
-        )
+    except DataLoss as error:
+        error.args = (f"{error} {SKIP_LOSS}",)
         raise

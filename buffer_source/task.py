@@ -24,6 +24,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.fetch import AdaptiveConcurrency, FetchHandle, PooledBatch, Records
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import BatchMissing, OpenDataBufferError, PoisonBatch
+from opendata_buffer.formats import MIB
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.queue.consumer_info import add_query_id, read_consumer_info
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+
+IN_FLIGHT_BYTES = 64 * MIB
+"""Stored bytes that a task may have downloaded and not yet decoded."""
 
 RECORD_INTERVAL_S = 60.0
 """Seconds between two records of one query's id by one process."""
@@ -132,7 +136,6 @@ def _readable(
             error,
             runtime=runtime,
             query=_query_id(),
-            allow_foreign_locations=own.allow_foreign_locations,
         )
         if batch.part == 0:  # of several tasks that share it, one counts it
             metrics.batches_quarantined.add(1)
@@ -141,8 +144,7 @@ def _readable(
     fetches = fetch_many(
         fetch,
         descriptors,
-        concurrency=options.fetch_concurrency,
-        max_in_flight_bytes=options.max_in_flight_bytes,
+        max_in_flight_bytes=IN_FLIGHT_BYTES,
         runtime=runtime,
         size_of=lambda each: 0 if isinstance(each, PoisonBatch) else each.nbytes,
         adaptive=_adaptive_concurrency(options),

@@ -9,40 +9,77 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from typing import Any
 
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig, StoreOptions
 from opendata_buffer.errors import InvalidInput
 
-_ALIAS = "databricks.serviceCredential"
-"""The name of ``serviceCredential`` in the Kafka connector on Databricks."""
-
 _STORE_TEXTS = {
     "endpointUrl": "endpoint_url",
     "region": "region",
-    "profile": "profile",
     "roleArn": "role_arn",
     "externalId": "external_id",
-    "sessionName": "session_name",
     # Spark hides values by their options' names: an option with "access key", "secret" or
     # "token" in its name is shown in no plan and no event log (spark.redaction.regex).
     "accessKeyId": "access_key_id",
     "secretAccessKey": "secret_access_key",
     "sessionToken": "session_token",
+    "serviceCredential": "service_credential",
 }
 """Options with the fields of :class:`StoreOptions` that take their text."""
 
-STORAGE_OPTIONS = (
-    "path",
-    "dataPathPrefix",
-    "manifestPath",
-    *_STORE_TEXTS,
-    "serviceCredential",
-    _ALIAS,
-    "anonymous",
-)
+STORAGE_OPTIONS = ("path", "dataPathPrefix", *_STORE_TEXTS)
 """Names :func:`storage_settings` reads."""
+
+_FIXED = "it has a fixed value: leave it out"
+_NAMED = (
+    "load(), start() or save() names the queue or topic, for example load('s3://bucket/orders')"
+)
+_NO_GROUPS = (
+    "a queue has one consumer and no groups; with acknowledge set to false a query reads without "
+    "taking anything"
+)
+
+INSTEAD = {
+    # Kafka's names, where they mean something else here or nothing.
+    "subscribe": _NAMED,
+    "topic": _NAMED,
+    "subscribePattern": f"{_NAMED}; a stream reads one topic",
+    "assign": "dataPathPrefix names one partition of a topic, for example p-00003-04vf",
+    "groupIdPrefix": _NO_GROUPS,
+    "kafka.group.id": _NO_GROUPS,
+    "kafka.isolation.level": "use isolationLevel",
+    "kafka.compression.type": "use compression",
+    "includeHeaders": "the column metadata has what was sent with each record: leave it out",
+    "startingOffsetsByTimestamp": "use startingTimestamp, one time for all partitions",
+    "endingTimestamp": "use endingOffsets",
+    "endingOffsetsByTimestamp": "use endingOffsets",
+    "minOffsetsPerTrigger": "a trigger reads what waits: use trigger(processingTime='1 minute')",
+    "maxTriggerDelay": "a trigger reads what waits: use trigger(processingTime='1 minute')",
+    # Names of 0.1 and of other connectors.
+    "maxRecordsPerTrigger": "use maxOffsetsPerTrigger",
+    "maxFilesPerTrigger": "use maxBatchesPerTrigger",
+    "databricks.serviceCredential": "use serviceCredential",
+    "parallelism": "use minPartitions, or pyspark_opendata_buffer.register(spark)",
+    "manifestPath": "it is <dataPathPrefix>/manifest: leave it out",
+    "profile": "set AWS_PROFILE where driver and executors run",
+    "sessionName": "the session of a role is called opendata-buffer",
+    "anonymous": "give keys or a role; in Python StoreOptions(anonymous=True) reads a bucket",
+    "includeLocation": "name the column in .schema('value BINARY, location STRING')",
+    "columnNameOfCorruptRecord": "name the column _corrupt_record in the schema",
+    "allowForeignLocations": "see 'opendata-buffer consume STORE --allow-foreign-locations'",
+    "broker": "the sink uses the one there is; 'opendata-buffer broker STORE' runs one",
+    "maxWriteDurationMs": "it is six hours: write less at once (maxBytesPerTrigger)",
+    **dict.fromkeys(
+        (
+            "pollIntervalMs", "fetchConcurrency", "maxInFlightBytes", "maxBatchBytes",
+            "gcIntervalMs", "targetBatchBytes", "gatherBytes", "zstdLevel", "uploadConcurrency",
+            "maxMetadataRanges",
+        ),
+        _FIXED,
+    ),
+}  # fmt: skip
+"""What to do instead of an option of Kafka, or of an earlier release, that there is not."""
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
@@ -64,10 +101,14 @@ class OptionReader:
         names = tuple(accepted)
         known = {name.lower(): name for name in names}
         for name in options:
-            if name.lower() not in known:
+            if (lower := name.lower()) not in known:
+                other = _NAMED if lower.startswith("kafka.") else None
+                instead = next((INSTEAD[each] for each in INSTEAD if each.lower() == lower), other)
+                if instead is not None:
+                    raise InvalidInput(f"the {what} has no option {name}: {instead}")
                 import difflib  # only where a name is wrong
 
-                near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+                near = difflib.get_close_matches(lower, known, n=1, cutoff=0.6)
                 hint = f" Did you mean {known[near[0]]!r}?" if near else ""
                 raise InvalidInput(
                     f"unknown option {name!r} of the {what}.{hint} Options: {', '.join(names)}"
@@ -160,28 +201,7 @@ def storage_settings(reader: OptionReader) -> QueueConfig:
     return QueueConfig(
         store=store,
         data_path_prefix=reader.text("dataPathPrefix") or DEFAULT_DATA_PATH_PREFIX,
-        manifest_path=reader.text("manifestPath") or "",
         store_options=StoreOptions(
             **{name: reader.text(option) for option, name in _STORE_TEXTS.items()},  # type: ignore[arg-type]
-            service_credential=_service_credential(reader),
-            anonymous=reader.boolean("anonymous", False),
         ),
     )
-
-
-def _service_credential(reader: OptionReader) -> str | None:
-    name, alias = reader.text("serviceCredential"), reader.text(_ALIAS)
-    if name is not None and alias is not None and name != alias:
-        raise InvalidInput(
-            f"options serviceCredential ({name!r}) and {_ALIAS} ({alias!r}) mean the same: leave "
-            "one out"
-        )
-    return name if name is not None else alias
-
-
-def queue_fields(config: QueueConfig) -> dict[str, Any]:
-    """The settings of a :class:`QueueConfig` by name, to build one of its subclasses with.
-
-    ``ConsumerConfig(**queue_fields(queue), max_batch_bytes=...)``
-    """
-    return {each.name: getattr(config, each.name) for each in fields(QueueConfig)}

@@ -75,7 +75,7 @@ def start(
         spark.readStream.format("opendata-buffer")
         .schema("value STRING")
         .option("createIfMissing", "true")
-        .option("maxRecordsPerTrigger", TRIGGER_ROWS)
+        .option("maxOffsetsPerTrigger", TRIGGER_ROWS)
         .load(places.store)
     )
     flights = (

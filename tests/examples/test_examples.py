@@ -81,7 +81,7 @@ def test_a_service_that_is_killed_writes_the_rest_when_it_is_started_again(
     tmp_path: Path, option: str
 ) -> None:
     store, database = str(tmp_path / "queue"), tmp_path / "orders.db"
-    records = [b"%d" % number for number in range(300)]
+    records = [b"%d" % number for number in range(2_100)]
 
     def produce(some: list[bytes]) -> None:
         with Producer(store, flush_size_bytes=1) as producer:
@@ -108,12 +108,12 @@ def test_a_service_that_is_killed_writes_the_rest_when_it_is_started_again(
         process.send_signal(end)
         return process.wait(60)
 
-    produce(records[:200])
+    produce(records[:2_000])
     for count in (20, 100):
         assert serve_until(count, signal.SIGKILL) == -signal.SIGKILL
-        assert len(set(written())) < 200, "it was killed at work"
-    produce(records[200:])
-    assert serve_until(300, signal.SIGTERM) == 0
+        assert len(set(written())) < 2_000, "it was killed at work"
+    produce(records[2_000:])
+    assert serve_until(2_100, signal.SIGTERM) == 0
     found = sorted(written(), key=int)
     assert (found if option else sorted(set(found), key=int)) == records
     assert list(batches_of(store)) == []

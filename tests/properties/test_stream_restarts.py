@@ -30,7 +30,7 @@ from opendata_buffer.testing.runtime import ManualRuntime
 LIMITS = {
     "maxBatchesPerTrigger": (1, 2, 7),
     "maxBytesPerTrigger": (1, 30, 60),
-    "maxRecordsPerTrigger": (1, 3),
+    "maxOffsetsPerTrigger": (1, 3),
     "minPartitions": (1, 3),
 }
 

@@ -31,12 +31,16 @@ BUDGET = 32 * MIB
 # Reads everything as a task does, and looks at each record batch as Spark does: one at a time.
 PROBE = """
 import json, re, sys
+from functools import partial
 import pyarrow as pa
 from opendata_buffer.consumer import fetch as pace
 from buffer_source.batch_reader import BufferBatchReader
 from buffer_source.options import SourceOptions
 from buffer_source.schema import default_schema
+from buffer_source import task
 from buffer_source.task import read_batches
+task.IN_FLIGHT_BYTES = int(sys.argv[3])
+task.fetch_many = partial(task.fetch_many, concurrency=8)
 
 def peak():
     # Not ru_maxrss, which begins with the peak of the process that started this one.
@@ -44,8 +48,7 @@ def peak():
         return int(re.search(r"VmHWM:\\s+(\\d+) kB", status.read())[1]) * 1024
 
 def read(store):
-    given = {"path": store, "fetchConcurrency": "8", "maxInFlightBytes": sys.argv[3]}
-    options = SourceOptions.from_spark(given)
+    options = SourceOptions.from_spark({"path": store})
     tasks = BufferBatchReader(options, default_schema()).partitions()
     descriptors = [each for task in tasks for each in task.batches]
     rows = size = 0

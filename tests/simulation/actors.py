@@ -216,7 +216,7 @@ class SinkDriver:
                 self._micro_batch(node, committer, self._committed)
             except FAILURES as error:
                 self._world.log(f"{self.name}: {error}")
-                self.refused += "maxWriteDurationMs" in str(error)
+                self.refused += "from its plan to its commit" in str(error)
                 committer = QueueCommitter(node.store, options, node.runtime)
             self._world.work(node)
 

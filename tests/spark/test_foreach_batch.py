@@ -6,15 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from buffer_sink import foreach_batch as hosting
 from buffer_sink import foreach_batch_writer
-from opendata_buffer.broker.discovery_record import Lease
-from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.open import open_store
 from tests.spark.written import Pipe, queued, records
-from tests.unit.broker.local import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -50,23 +44,6 @@ def test_a_function_that_failed_after_the_write_runs_again_without_a_repeat(
     assert attempts[:2] == [0, 0]
     assert records(queued(store)) == [b'{"value":"a"}', b'{"value":"b"}']
     assert pipe.spark.read.parquet(str(tmp_path / "out")).count() == 2
-
-
-def test_with_host_the_driver_is_the_broker_of_what_it_writes_to(pipe: Pipe, store: str) -> None:
-    lease = Lease(open_store(store), QueueConfig(store=store), SystemRuntime())
-    try:
-        pipe.feed("a")
-        pipe.run(each=foreach_batch_writer(store, txn_app_id="job", broker="host"))
-        eventually(lambda: (found := lease.read()) is not None and found.serves)
-        pipe.feed("b")
-        pipe.run(each=foreach_batch_writer(store, txn_app_id="job", broker="host"))
-    finally:
-        hosting._close_brokers()
-    assert records(queued(store)) == [b"a", b"b"]
-    left = lease.read()
-    assert left is not None
-    # One term for both: the process is the broker, and not each query or micro-batch of it.
-    assert (left.serves, left.term) == (False, 1)
 
 
 def test_a_deleted_checkpoint_is_refused_under_the_same_app_id(pipe: Pipe, store: str) -> None:

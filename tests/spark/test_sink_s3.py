@@ -29,7 +29,7 @@ def test_batch_and_stream(
     store = f"s3://{moto_bucket}/root"
     frame = numbers(spark, 1000)
     writer = frame.write.format(FORMAT).mode("append").option("endpointUrl", moto_endpoint)
-    writer.option("targetBatchBytes", 1000).option("compression", "zstd").save(store)
+    writer.option("compression", "zstd").save(store)
     options = StoreOptions(endpoint_url=moto_endpoint)
     assert records(queued(store, options=options)) == expected(1000)
 

@@ -94,7 +94,14 @@ def test_rows_columns_and_order(spark: SparkSession, store: str, checkpoint: str
         for entry in entries
         for each in entry.metadata
     ]
-    frame = stream(spark, store, includeLocation="true").load(store)
+    frame = (
+        stream(spark, store)
+        .schema(
+            "value BINARY, metadata BINARY, sequence LONG, index INT, ingestion_time TIMESTAMP, "
+            "location STRING"
+        )
+        .load(store)
+    )
     got = table_of(spark, frame, checkpoint, "rows")
     one, two = (entry.location for entry in entries)
     expected = spark.createDataFrame(
@@ -129,7 +136,7 @@ def test_available_now_with_limits_reads_all_in_several_batches_and_empties_the_
 
 def test_process_all_available_never_answers_too_early(query: Query, store: str) -> None:
     produce(store, numbered(0, 1))
-    with query.running(pollIntervalMs="300") as run:
+    with query.running() as run:
         run.processAllAvailable()
         for number in range(1, 6):
             produce(store, numbered(number, number + 1))
@@ -391,7 +398,7 @@ def test_the_driver_collects_garbage(query: Query, store: str) -> None:
     assert len(list((Path(store) / "ingest").glob("*.batch"))) == 3
     time.sleep(0.01)
     produce(store, numbered(3, 4))
-    with query.running(gcEnabled="true", gcIntervalMs="50", gcGracePeriodMs="0") as run:
+    with query.running(gcEnabled="true", gcGracePeriodMs="0") as run:
         run.processAllAvailable()
         eventually(lambda: len(list((Path(store) / "ingest").glob("*.batch"))) <= 1)
 

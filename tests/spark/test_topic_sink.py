@@ -100,7 +100,7 @@ def test_a_decision_that_was_not_carried_out_is_completed_by_the_restart(
         path.write_bytes(bare.raw)
         (path.parent / "_owner.json").unlink()
     pipe.forget_commit(0)
-    pipe.options = {"uploadConcurrency": "3"}  # another committer, as in a new driver
+    pipe.options = {"gcGracePeriodMs": "600001"}  # another committer, as in a new driver
     pipe.run()
     assert values(topic) == sorted(str(number) for number in range(20))
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from buffer_sink.options import SINK_OPTIONS
+from buffer_source.options import SOURCE_OPTIONS
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.option_reader import (
+    INSTEAD,
     STORAGE_OPTIONS,
     OptionReader,
-    queue_fields,
     storage_settings,
 )
 
@@ -95,23 +98,19 @@ def test_every_storage_option_has_its_setting() -> None:
     assert storage_settings(reader(path="s3://bucket")) == QueueConfig(store="s3://bucket")
     role = "arn:aws:iam::1:role/r"
     options = reader(
-        path="s3://bucket/root", dataPathPrefix="a", manifestPath="b", endpointUrl="http://host",
-        region="r", roleArn=role, externalId="e", sessionName="s", accessKeyId="k",
+        path="s3://bucket/root", dataPathPrefix="a", endpointUrl="http://host",
+        region="r", roleArn=role, externalId="e", accessKeyId="k",
         secretAccessKey="secret", sessionToken="c",
     )  # fmt: skip
     queue = storage_settings(options)
-    assert QueueConfig(**queue_fields(queue)) == queue
     assert queue == QueueConfig(
         store="s3://bucket/root",
         data_path_prefix="a",
-        manifest_path="b",
         store_options=StoreOptions(
             endpoint_url="http://host", region="r", role_arn=role, external_id="e",
-            session_name="s", access_key_id="k", secret_access_key="secret", session_token="c",
+            access_key_id="k", secret_access_key="secret", session_token="c",
         ),
     )  # fmt: skip
-    assert storage_settings(reader(path="s3://b", profile="p")).store_options.profile == "p"
-    assert storage_settings(reader(path="s3://b", anonymous="true")).store_options.anonymous
 
 
 def test_a_path_is_made_absolute_where_the_option_is_read(
@@ -125,14 +124,40 @@ def test_a_path_is_made_absolute_where_the_option_is_read(
         assert storage_settings(reader(path=url)).store == url
 
 
-def test_a_service_credential_has_the_names_that_other_connectors_give_it() -> None:
-    names = ("serviceCredential", "databricks.serviceCredential")
-    for name in names:
-        options = OptionReader({"path": "s3://b", name.lower(): "team"}, NAMES, "sink")
-        assert storage_settings(options).store_options.service_credential == "team"
-    both = {"path": "s3://b", **dict(zip(names, "ab", strict=True))}
-    with pytest.raises(InvalidInput, match=r"\('a'\) and databricks.serviceCredential \('b'\)"):
-        storage_settings(OptionReader(both, NAMES, "sink"))
+def test_a_service_credential_is_named_for_any_store() -> None:
+    given = reader(path="s3://b", serviceCredential="team")
+    assert storage_settings(given).store_options.service_credential == "team"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("subscribe", "load(), start() or save() names the queue or topic"),
+        ("KAFKA.bootstrap.servers", "names the queue or topic"),
+        ("kafka.group.id", "acknowledge set to false"),
+        ("includeheaders", "the column metadata"),
+        ("groupIdPrefix", "acknowledge set to false"),
+        ("maxRecordsPerTrigger", "use maxOffsetsPerTrigger"),
+        ("databricks.servicecredential", "use serviceCredential"),
+        ("fetchConcurrency", "fixed value: leave it out"),
+    ],
+)
+def test_a_name_from_kafka_or_an_earlier_release_says_what_takes_its_place(
+    name: str, says: str
+) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        reader(**{name: "1"})
+    assert f"the streaming source has no option {name}: " in str(raised.value)
+    assert says in str(raised.value)
+
+
+def test_no_name_is_both_an_option_and_replaced_by_one() -> None:
+    options = {*SOURCE_OPTIONS, *SINK_OPTIONS}
+    assert len(options) <= 35
+    assert not options & {*INSTEAD}
+    assert {
+        use for text in INSTEAD.values() for use in re.findall(r"^use (\w+)(?=$|,)", text)
+    } <= options
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,6 @@ def cores(session: Any, tmp_path: Path, given: int | None = None, **options: str
 def test_a_registered_format_plans_for_the_cluster(tmp_path: Path) -> None:
     assert cores(Session(48), tmp_path) == 48
     assert cores(Session(48), tmp_path, 7) == 7
-    assert cores(Session(48), tmp_path, parallelism="5") == 5
 
 
 def test_executors_that_have_not_come_yet_count(tmp_path: Path) -> None:

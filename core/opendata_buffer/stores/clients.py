@@ -90,7 +90,8 @@ def load(module: str) -> Any:
         scheme, extra = ("gs", "gcs") if module.startswith("google.") else ("az", "azure")
         raise InvalidInput(
             f"stores of {scheme}:// need {error.name or module}, which is not installed here: "
-            f"pip install 'opendata-buffer[{extra}]'. On a cluster the executors need it too."
+            f"in a checkout pip install '.[{extra}]', else pip install 'WHEEL[{extra}]' with the "
+            "path of the wheel. On a cluster the executors need it too."
         ) from error
 
 

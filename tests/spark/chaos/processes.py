@@ -70,7 +70,6 @@ class Stream:
             "createIfMissing": "true",
             "maxBatchesPerTrigger": "8",
             "minPartitions": "2",
-            "gcIntervalMs": "200",
             "gcGracePeriodMs": str(GRACE_MS),
         }
         target, checkpoint = out or home / f"{name}.out", home / f"{name}.checkpoint"

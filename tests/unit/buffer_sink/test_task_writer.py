@@ -53,7 +53,7 @@ def task_writer(
     **options: Any,
 ) -> TaskWriter:
     return TaskWriter(
-        SinkOptions(queue=QUEUE, **options),
+        SinkOptions(queue=QUEUE, **{"gather_bytes": 0, **options}),
         Columns(0, None, partition=None if topic is None else 1),
         WriteTask(2, MOMENT, transaction, topic=topic),
         store=store,

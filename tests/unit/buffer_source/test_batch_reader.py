@@ -63,17 +63,19 @@ def test_f41_a_location_that_was_queued_twice_is_read_once(tmp_path: Path) -> No
     assert [each.sequence for each in read] == [0]
 
 
-def test_what_is_queued_is_read_with_both_ends(manifest: Manifest) -> None:
+def test_what_is_queued_is_read_with_its_start_and_without_its_end(manifest: Manifest) -> None:
     assert sequences(manifest) == [2, 3, 4, 5]
-    assert sequences(manifest, startingOffsets="3", endingOffsets="4") == [3, 4]
+    assert sequences(manifest, startingOffsets="3", endingOffsets="5") == [3, 4]
+    assert sequences(manifest, endingOffsets="6") == [2, 3, 4, 5]
     assert sequences(manifest, startingOffsets="6") == []
+    assert sequences(manifest, startingOffsets="3", endingOffsets="3") == []
 
 
 def test_positions_that_are_not_queued_are_an_error(manifest: Manifest) -> None:
     with pytest.raises(DataLoss, match=r"sequence 1 is needed but .* starts at 2"):
         sequences(manifest, startingOffsets="1")
     with pytest.raises(InvalidInput, match="ends at 5"):
-        sequences(manifest, endingOffsets="6")
+        sequences(manifest, endingOffsets="7")
     with pytest.raises(InvalidInput, match="ends at 5"):
         sequences(manifest, startingOffsets="7")
     allowed = sequences(manifest, startingOffsets="0", endingOffsets="9", failOnDataLoss="false")

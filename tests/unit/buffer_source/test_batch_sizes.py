@@ -20,7 +20,7 @@ def store() -> WatchedStore:
 
 
 def sizes_of(store: MemoryStore, runtime: ManualRuntime, **options: str) -> BatchSizes:
-    given = SourceOptions.from_spark({"path": "/q", "fetchConcurrency": "4", **options})
+    given = SourceOptions.from_spark({"path": "/q", **options})
     return BatchSizes(store, given, runtime, queue_retry(runtime, given.queue))
 
 
@@ -86,16 +86,11 @@ def test_writers_with_folders_of_their_own_are_listed_there(
     assert (len(store.lists), store.listed) == (1, 3)
 
 
-def test_a_foreign_batch_is_measured_where_it_may_be_read(
-    store: WatchedStore, batch_sizes: BatchSizes, runtime: ManualRuntime
-) -> None:
+def test_a_foreign_batch_is_not_measured(store: WatchedStore, batch_sizes: BatchSizes) -> None:
     store.put("elsewhere/a", encode_batch([b"r"] * 3))
     foreign = [BatchDescriptor(0, "elsewhere/a")]
     assert batch_sizes.sizes(foreign) == [UNKNOWN_SIZE]
     assert (batch_sizes.records(foreign), len(store.lists)) == ([0], 0)
-    allowed = sizes_of(store, runtime, allowForeignLocations="true")
-    assert allowed.sizes(foreign) == [len(encode_batch([b"r"] * 3))]
-    assert allowed.records(foreign) == [3]
 
 
 def test_sizes_that_are_not_asked_for_are_not_kept_for_ever(

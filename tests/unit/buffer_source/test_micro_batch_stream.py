@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from buffer_source.micro_batch_stream import MicroBatchStream
+from buffer_source.micro_batch_stream import POLL_INTERVAL_S, MicroBatchStream
 from buffer_source.offsets import ONLY, PartitionOffset, SourceOffset
 from buffer_source.options import SourceOptions
 from opendata_buffer import metrics
@@ -77,10 +77,27 @@ def test_a_replay_of_the_first_batch_makes_no_queue_where_it_was_deleted(world: 
     world.produce(2)
     end = world.run().latest_offset(None)
     world.store.delete_many([each.key for each in world.store.list("").objects])
-    with pytest.raises(InvalidInput, match="there is no queue"):
-        world.run().plan_input_partitions(None, end)
+    for given in ({}, {"failOnDataLoss": "false"}, {"createIfMissing": "true"}):
+        for call in (MicroBatchStream.latest_offset, MicroBatchStream.commit):
+            with pytest.raises(InvalidInput, match="there is no queue"):
+                call(world.run(**given), end)
+        with pytest.raises(InvalidInput, match="there is no queue"):
+            world.run(**given).plan_input_partitions(None, end)
     assert world.store.list("").objects == ()
-    assert world.run(failOnDataLoss="false").plan_input_partitions(None, end) == []
+
+
+@pytest.mark.parametrize("replay", [False, True])
+def test_f4_an_allowed_loss_never_starts_a_lost_queue_over(world: World, replay: bool) -> None:
+    world.produce(5)
+    end, _ = batch(world.run(), None)
+    world.store.delete_many(["ingest/manifest"])
+    before = world.store.list("").objects
+    for given in ({"failOnDataLoss": "false"}, {}):
+        driver = world.run(**given)
+        with pytest.raises(QueueReset, match=r"manifest 'ingest/manifest' is gone") as caught:
+            driver.plan_input_partitions(None, end) if replay else driver.latest_offset(end)
+        assert "set the option failOnDataLoss" not in str(caught.value), "it would not help"
+    assert world.store.list("").objects == before
 
 
 def test_commit_lets_batches_leave_the_queue_and_is_repeatable(world: World) -> None:
@@ -116,18 +133,54 @@ def test_an_idle_query_acknowledges_its_last_batch(world: World) -> None:
 
 def test_starting_offsets_are_for_new_queries_only(world: World) -> None:
     world.produce(4)
-    end, read = batch(world.run(startingOffsets="2"), None)
-    assert read == [2, 3]
-    assert world.run(startingOffsets="0").latest_offset(end) is end
+    end, read = batch(world.run(), None)
+    assert read == [0, 1, 2, 3]
+    for start in ("2", "latest"):
+        assert world.run(startingOffsets=start).latest_offset(end) is end
+
+
+@pytest.mark.parametrize(
+    "start",
+    [{"startingOffsets": "latest"}, {"startingOffsets": "5"}, {"startingTimestamp": str(1 << 46)}],
+)
+def test_a_start_removes_nothing_unread_and_fences_nobody(
+    world: World, start: dict[str, str]
+) -> None:
+    world.produce(5)
+    owner = world.run()
+    before, _ = batch(owner, None)
+    for available_now in (False, True):
+        driver = world.run(**start)
+        if available_now:
+            driver.prepare_available_now()
+        with pytest.raises(
+            InvalidInput,
+            match=rf"option {next(iter(start))} starts at sequence 5 .* 5 unread batches from 0 on "
+            r"would leave .*acknowledge to false.*'opendata-buffer trim \S+ --to 5'",
+        ):
+            driver.latest_offset(None)
+    assert world.queued == [0, 1, 2, 3, 4]
+    owner.commit(before)  # it was not fenced
+    assert batch(world.run(acknowledge="false", **start), None)[0].only.base == 5
+
+
+def test_a_checkpoint_of_a_release_that_did_remove_them_goes_on(world: World) -> None:
+    world.produce(4)
+    queue = world.run().latest_offset(None).only.queue
+    began_at_latest = offset(4, 4, {}, queue)
+    driver = world.run(startingOffsets="latest")
+    assert planned(driver, None, began_at_latest) == []
+    world.produce(1)
+    assert batch(driver, began_at_latest)[1] == [4]
+    assert world.queued == [4]
 
 
 def test_the_start_is_resolved_once(world: World) -> None:
-    world.produce(1)
-    driver = world.run(startingOffsets="latest")
-    assert driver.latest_offset(None).only.base == 1
+    driver = world.run(startingOffsets="latest", createIfMissing="true")
+    assert driver.latest_offset(None).only.base == 0
     world.produce(1)
     # The second call sees the new end, and the third must not begin there.
-    assert [driver.latest_offset(None).only.base for _ in range(2)] == [1, 1]
+    assert [driver.latest_offset(None).only.base for _ in range(2)] == [0, 0]
 
 
 # Data loss
@@ -233,7 +286,7 @@ def test_f4_a_lost_marker_is_mended_by_writing_the_id_back(world: World) -> None
 def test_f4_after_an_allowed_replay_reading_goes_on_where_that_ended(world: World) -> None:
     world.produce(5)
     end = world.run().latest_offset(None)
-    world.replace_queue()
+    world.recreate()
     world.produce(2)
     driver = world.run(failOnDataLoss="false")
     assert planned(driver, None, end) == [0, 1]
@@ -344,8 +397,8 @@ def test_f4_a_commit_that_lags_lets_nothing_of_a_restored_queue_go(world: World)
     assert world.queued == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize("remove", [World.replace_queue, World.delete_everything])
-@pytest.mark.parametrize("new", [0, 1, 2, 5])
+@pytest.mark.parametrize("remove", [World.recreate, World.delete_everything])
+@pytest.mark.parametrize("new", [1, 5])
 @pytest.mark.parametrize("later", [0, 1, 6, 9])
 @pytest.mark.parametrize("restarts", [False, True])
 def test_f4_a_queue_that_replaced_another_is_read_whole(
@@ -355,8 +408,7 @@ def test_f4_a_queue_that_replaced_another_is_read_whole(
     world.produce(6)
     position, _ = batch(world.run(), None)
     remove(world)
-    if new:
-        world.produce(new)
+    world.produce(new)
     driver = world.run(failOnDataLoss="false")
     taken: list[int] = []
     for step in range(5):
@@ -442,7 +494,7 @@ def test_f5_the_repeat_of_a_transaction_that_was_gone_is_read(
 
 @pytest.mark.parametrize("while_it_runs", [False, True])
 @pytest.mark.parametrize(
-    "limit", [{"maxBatchesPerTrigger": "1"}, {"maxRecordsPerTrigger": "1"}, {}]
+    "limit", [{"maxBatchesPerTrigger": "1"}, {"maxOffsetsPerTrigger": "1"}, {}]
 )
 def test_a_gap_wider_than_a_trigger_does_not_stop_the_query(
     world: World, while_it_runs: bool, limit: dict[str, str]
@@ -485,7 +537,7 @@ def test_apps_that_wrote_nothing_for_long_leave_the_offset(world: World) -> None
 
 def test_an_idle_queue_is_polled_once_in_an_interval(world: World) -> None:
     world.produce(1)
-    driver = world.run(pollIntervalMs="250")
+    driver = world.run()
     end, _ = batch(driver, None)
     world.store.gets.clear()
     began = world.runtime.monotonic()
@@ -493,12 +545,12 @@ def test_an_idle_queue_is_polled_once_in_an_interval(world: World) -> None:
         assert driver.latest_offset(end) is end
     assert [type(answer) for _, answer in world.store.gets] == [NotModified] * 5
     # The first poll follows data and does not wait.
-    assert world.runtime.monotonic() - began == pytest.approx(4 * 0.250)
+    assert world.runtime.monotonic() - began == pytest.approx(4 * POLL_INTERVAL_S)
 
 
 def test_an_answer_is_never_older_than_the_question(world: World) -> None:
     # processAllAvailable() asks once and believes it.
-    driver = world.run(pollIntervalMs="60000", createIfMissing="true")
+    driver = world.run(createIfMissing="true")
     end, _ = batch(driver, None)
     assert driver.latest_offset(end) is end
     world.produce(1)

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from buffer_source.micro_batch_stream import MicroBatchStream, SourcePartitions, reads_topic
+from buffer_source.micro_batch_stream import (
+    POLL_INTERVAL_S,
+    MicroBatchStream,
+    SourcePartitions,
+    reads_topic,
+)
 from buffer_source.offsets import PartitionOffset, SourceOffset
 from buffer_source.options import SourceOptions
 from opendata_buffer.errors import DataLoss, InvalidInput, PermanentStorageError, QueueReset
@@ -59,7 +64,7 @@ def test_all_partitions_are_read_each_in_its_order(world: TopicWorld) -> None:
     assert SourceOffset.from_json(json.loads(json.dumps(second.to_json()))) == second
 
 
-@pytest.mark.parametrize("limit", ["maxBatchesPerTrigger", "maxRecordsPerTrigger"])
+@pytest.mark.parametrize("limit", ["maxBatchesPerTrigger", "maxOffsetsPerTrigger"])
 def test_a_limit_below_the_number_of_partitions_starves_none(world: TopicWorld, limit: str) -> None:
     driver = world.run(**{limit: "1"})
     position: SourceOffset | None = None
@@ -81,7 +86,6 @@ def test_a_limit_below_the_number_of_partitions_starves_none(world: TopicWorld, 
 def test_a_new_partition_is_read_from_its_beginning_at_the_next_trigger(
     world: TopicWorld,
 ) -> None:
-    world.append(P0, b"before")
     driver = world.run(startingOffsets="latest")
     position, read = batch(driver, None)
     assert read == []
@@ -223,12 +227,12 @@ def test_an_idle_trigger_reads_the_topic_and_each_manifest_once(
 
 def test_undecided_batches_do_not_make_an_idle_query_spin(world: TopicWorld) -> None:
     world.append(P0, b"held", message=build_uuid(b"writer", 2, CONTINUE_TXN))
-    driver = world.run(pollIntervalMs="250")
+    driver = world.run()
     position, _ = batch(driver, None)
     began = world.runtime.monotonic()
     for _ in range(4):
         assert driver.latest_offset(position) is position
-    assert world.runtime.monotonic() - began == pytest.approx(4 * 0.250)
+    assert world.runtime.monotonic() - began == pytest.approx(4 * POLL_INTERVAL_S)
 
 
 def test_a_micro_batch_that_failed_is_not_repeated_with_another_isolation_that_loses_batches(
@@ -277,7 +281,12 @@ def test_stop_lets_all_partitions_go_and_acknowledges_nothing(world: TopicWorld)
 def test_each_partition_begins_at_its_starting_offset(world: TopicWorld) -> None:
     for name in (P0, P1, P2):
         world.append(name, *numbered(name, 3))
-    driver = world.run(startingOffsets='{"p-00000-04pn": 2, "p-00001-05mv": 3}')
+    given = {"startingOffsets": '{"p-00000-04pn": 2, "p-00001-05mv": 3}'}
+    with pytest.raises(InvalidInput, match=r"unread batches from 0 on would leave the queue"):
+        world.run(**given).latest_offset(None)
+    assert [world.queued_in(name) for name in (P0, P1, P2)] == [[0, 1, 2]] * 3
+    assert not [name for name in (P0, P1, P2) if world.queue(name).read().epoch], "none is claimed"
+    driver = world.run(acknowledge="false", **given)
     end, read = batch(driver, None)
     assert read == [b"p-00000-04pn-2", *numbered(P2, 3)]
     assert {name: each.base for name, each in end.partitions.items()} == {P0: 2, P1: 3, P2: 0}
@@ -300,10 +309,10 @@ def topic(runtime: ManualRuntime) -> TopicWorld:
     return TopicWorld(runtime, 3)
 
 
-@pytest.mark.parametrize("option", ["dataPathPrefix", "manifestPath"])
-def test_naming_a_queue_leads_to_that_queue_also_in_a_topic(topic: TopicWorld, option: str) -> None:
-    assert not reads_topic(options(**{option: "p-00001-05mv"}), topic.store, topic.runtime)
-    assert partitions(topic, **{option: "p-00001-05mv"}).names() == ["0"]
+def test_naming_a_queue_leads_to_that_queue_also_in_a_topic(topic: TopicWorld) -> None:
+    given = {"dataPathPrefix": "p-00001-05mv"}
+    assert not reads_topic(options(**given), topic.store, topic.runtime)
+    assert partitions(topic, **given).names() == ["0"]
 
 
 def test_a_reader_that_may_only_read_below_a_prefix_has_a_queue(topic: TopicWorld) -> None:

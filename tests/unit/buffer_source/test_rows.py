@@ -56,7 +56,7 @@ def test_one_batch_as_rows() -> None:
 
 
 def test_the_arrow_schema_is_exactly_sparks() -> None:
-    wanted = default_schema(include_location=True)
+    wanted = default_schema(topic=True)
     builder = RowBuilder(wanted)
     (piece,) = builder.pieces(batch([b"a"], Metadata(0, 5, b"")))
     assert piece.schema.equals(to_arrow_schema(wanted, timezone="UTC"))
@@ -68,14 +68,12 @@ def test_any_subset_in_any_order_and_any_case() -> None:
         "Value string",
         "location string",
         "partition string",
-        "record_index integer",
     )
     of_batch = [("location", LOCATION), ("partition", "p-00001")]
     pieces = RowBuilder(wanted).pieces(batch([b"a", b"b"]), "p-00001")
     got = pa.Table.from_batches(pieces).to_pylist()
     assert [list(row.items()) for row in got] == [
-        [("index", row), ("Value", value), *of_batch, ("record_index", row)]
-        for row, value in enumerate("ab")
+        [("index", row), ("Value", value), *of_batch] for row, value in enumerate("ab")
     ]
 
 

@@ -112,7 +112,7 @@ def test_f25_a_missing_batch_can_be_passed_by(tmp_path: Path, missing: int) -> N
         ({}, "ReadAllAvailable", {}),
         ({"maxBatchesPerTrigger": "2"}, "ReadMaxFiles", {"max_files": 2}),
         ({"maxBytesPerTrigger": "2"}, "ReadMaxBytes", {"max_bytes": 2}),
-        ({"maxRecordsPerTrigger": "2"}, "ReadMaxRows", {"max_rows": 2}),
+        ({"maxOffsetsPerTrigger": "2"}, "ReadMaxRows", {"max_rows": 2}),
     ],
 )
 def test_the_default_limit_is_the_users_and_spark_knows_it_by_its_name(

@@ -15,6 +15,7 @@ from opendata_buffer.errors import StorageError, TransientStorageError
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import Blob, Listing, NotModified, read_bytes
 from opendata_buffer.stores.memory import MemoryStore
@@ -83,6 +84,12 @@ class World:
         """The manifest is deleted and the queue starts again at sequence 0."""
         self.store.delete_many(["ingest/manifest"])
         self._queue = self._new_queue()
+
+    def recreate(self) -> None:
+        """The manifest is deleted, and an operator starts the queue over with a command."""
+        self.replace_queue()
+        config = QueueConfig(store="/world", recreate=True)
+        claim_for_writing(self.store, config, runtime=self.runtime)
 
     def restore(self, manifest: bytes) -> None:
         """An old copy of the manifest is put back."""

@@ -57,7 +57,7 @@ def test_it_pickles_as_what_it_is_made_from() -> None:
     [("google.no_such", "gs", "gcs"), ("azure.no_such", "az", "azure")],
 )
 def test_a_missing_module_names_the_command(module: str, scheme: str, extra: str) -> None:
-    message = rf"{scheme}:// need {module}, .*pip install 'opendata-buffer\[{extra}\]'"
+    message = rf"{scheme}:// need {module}, .*pip install '\.\[{extra}\]', else"
     with pytest.raises(InvalidInput, match=message):
         load(module)
 
