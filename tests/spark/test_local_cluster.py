@@ -95,7 +95,8 @@ run("foreach", copied.select("value", "metadata").writeStream.foreachBatch(to_bu
 # Keys as options: written, read, streamed, and refused.
 shown = []
 given = {"endpointUrl": endpoint, **keys}
-rows = spark.range(0, 40, 1, 2).selectExpr("CAST(id AS STRING) AS value")
+# Of more than a task sends to the driver.
+rows = spark.range(0, 40, 1, 2).selectExpr("repeat(CAST(id AS STRING), 5000) AS value")
 rows.write.format(name).mode("append").options(**given).save("s3://bucket/keys")
 frame = spark.read.format(name).options(**given).load("s3://bucket/keys")
 with_keys = frame.count()
