@@ -48,12 +48,13 @@ def test_f1_f2_lost_answers_of_uploads_and_of_the_commit(
     for fault in faults:
         s3_server.inject(fault, method="PUT", ends="/manifest")
     s3_server.inject(Fault(500), method="PUT", key=".batch", times=2)
-    writer = numbers(spark, 100).write.format(FORMAT).mode("append")
+    # More than a task sends to the driver, so each stores its own.
+    writer = numbers(spark, 30_000).write.format(FORMAT).mode("append")
     writer.option("endpointUrl", s3_server.endpoint).option("txnAppId", "job")
     writer.option("txnVersion", 0).save(s3_server.url)
     options = StoreOptions(endpoint_url=s3_server.endpoint)
     batches = queued(s3_server.url, options=options)
-    assert records(batches) == expected(100)
+    assert records(batches) == expected(30_000)
     assert [each.sequence for each in batches] == [0, 1]
     puts = [each.key for each in s3_server.requests if each.method == "PUT"]
     assert puts.count("ingest/manifest") == 3

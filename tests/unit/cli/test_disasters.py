@@ -207,8 +207,9 @@ def test_bytes_behind_the_last_entry_are_refused_by_everybody(url: str, store: M
     damaged = longer.raw[:-FOOTER_SIZE] + Footer(2, 2, 0).pack()
     store.put("ingest/manifest", damaged)
     for command in (("status", url), ("status", url, "--max-lag", "600"), ("fsck", url)):
-        assert "bytes after its 2 entries" in run(*command).output
-        assert run(*command).exit_code == 1
+        result = run(*command)
+        assert "bytes after its 2 entries" in result.stdout + result.stderr
+        assert result.exit_code == 1
     with pytest.raises(CorruptManifest, match="bytes after its 2 entries"):
         fill(url, [b"d"])
     assert bytes_of(store, "ingest/manifest") == damaged
