@@ -20,7 +20,6 @@ import logging
 from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Iterable
-from functools import partial
 from hashlib import blake2b
 from itertools import takewhile
 
@@ -55,16 +54,19 @@ def _encode(noted: _Noted) -> bytes:
 
 
 def _decode(data: bytes) -> _Noted:
-    """Of an object that cannot be read nothing is known, and it is replaced."""
+    fields = _NOTE.decode(data)
+    batches = fields.mapping("batches")
     try:
-        fields = _NOTE.decode(data)
-        batches = fields.mapping("batches")
-        if not all(map(is_number, batches.values())):
-            raise fields.wrong("batches", "a sequence for each hash")
-        return fields.text("queue"), {b64decode(name): at for name, at in batches.items()}
-    except (CorruptData, ValueError) as error:
-        log.warning("repeats of acknowledged batches are not recognised: %s", error)
-        return "", {}
+        if all(map(is_number, batches.values())):
+            return fields.text("queue"), {b64decode(name): at for name, at in batches.items()}
+    except ValueError:
+        pass
+    raise fields.wrong("batches", "a sequence for each hash")
+
+
+def _nothing_known(error: CorruptData, version: str) -> _Noted:
+    log.warning("repeats of acknowledged batches are not recognised: %s", error)
+    return "", {}
 
 
 def _hash(location: str) -> bytes:
@@ -81,8 +83,7 @@ class Repeats:
     ) -> None:
         self._prefix = config.data_path_prefix
         self._queue_id = queue_id
-        self._opened = partial(
-            CasObject[_Noted],
+        self._object: CasObject[_Noted] = CasObject(
             store,
             f"{self._prefix}/{_NAME}",
             decode=_decode,
@@ -90,8 +91,8 @@ class Repeats:
             runtime=runtime,
             settings=config,
             sidecar=_NOTE,
+            if_unreadable=_nothing_known,
         )
-        self._object = self._opened()
         self._first: dict[bytes, int] = {}
         self._unnoted: deque[bytes] = deque()
 
@@ -147,10 +148,6 @@ class Repeats:
             outcome = self._object.update(noted, from_memory=True) if new else None
         except PermanentStorageError as error:
             log.warning("batches queued a second time may be delivered twice: %s", error)
-            return
-        if isinstance(outcome, outcomes.Vanished):
-            self._object = self._opened()  # A CasObject never writes a deleted object again.
-            self.note(before)
             return
         if not isinstance(outcome, outcomes.Applied | None):
             raise TransientStorageError(

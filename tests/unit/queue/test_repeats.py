@@ -146,7 +146,9 @@ def test_what_the_note_cannot_take_is_not_acknowledged(
     assert len(json.loads(read_bytes(queue.store, NOTE))["batches"]) == len(descriptors)
 
 
-@pytest.mark.parametrize("text", [b"{}", b'{"version":1,"queue":"x","batches":{"a":""}}', b"\xff"])
+@pytest.mark.parametrize(
+    "text", [b"{}", b'{"version":1,"queue":"x","batches":{"a":""}}', b"\xff", b" " * 2**20]
+)
 def test_a_note_that_cannot_be_read_is_replaced(
     queue: LocalQueue, text: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
