@@ -16,7 +16,7 @@ import hashlib
 import json
 import posixpath
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -149,10 +149,22 @@ def list_quarantine(
     data_path_prefix: str,
     runtime: Runtime | None = None,
     *,
-    newest: int | None = None,
     unreadable: Callable[[CorruptData], None] | None = None,
 ) -> list[QuarantineReport]:
-    """The reports below a data prefix, by sequence: all, or so many of the ``newest`` sequences.
+    """All reports below a data prefix; see :func:`read_reports`."""
+    names = quarantined_names(store, data_path_prefix)
+    return read_reports(store, data_path_prefix, names, runtime, unreadable=unreadable)
+
+
+def read_reports(
+    store: Store,
+    data_path_prefix: str,
+    names: Sequence[str],
+    runtime: Runtime | None = None,
+    *,
+    unreadable: Callable[[CorruptData], None] | None = None,
+) -> list[QuarantineReport]:
+    """The reports of these ids that are still there, by sequence.
 
     ``unreadable`` is called with the error of each report that cannot be read; None raises it.
     """
@@ -165,9 +177,7 @@ def list_quarantine(
         except CorruptData as error:
             return error
 
-    names = _names(store, data_path_prefix)
-    wanted = names if newest is None else sorted(names, key=_sequence)[-newest:]
-    found = in_parallel(SystemRuntime() if runtime is None else runtime, read, wanted)
+    found = in_parallel(SystemRuntime() if runtime is None else runtime, read, names)
     for each in found:
         if isinstance(each, CorruptData):
             if unreadable is None:
@@ -179,13 +189,14 @@ def list_quarantine(
 
 def count_quarantine(store: List, data_path_prefix: str) -> int:
     """How many batches are in quarantine, by one listing; no report is read."""
-    return len(_names(store, data_path_prefix))
+    return len(quarantined_names(store, data_path_prefix))
 
 
-def _names(store: List, data_path_prefix: str) -> list[str]:
+def quarantined_names(store: List, data_path_prefix: str) -> list[str]:
+    """The ids of the batches in quarantine, by sequence, by one listing; no report is read."""
     keys = [info.key for info in store.list(f"{data_path_prefix}/{FOLDER}/").objects]
     split = [posixpath.splitext(posixpath.basename(each)) for each in keys]
-    return [name for name, suffix in split if suffix == ".json"]
+    return sorted((name for name, suffix in split if suffix == ".json"), key=_sequence)
 
 
 def _sequence(name: str) -> int:

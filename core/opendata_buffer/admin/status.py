@@ -16,7 +16,6 @@ from opendata_buffer.admin.transactions import (
     OpenTransaction,
     TransactionScope,
     open_among,
-    open_in,
 )
 from opendata_buffer.broker.claims import claims_key, claims_kind, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection
@@ -35,7 +34,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.quarantine import count_quarantine, list_quarantine
+from opendata_buffer.quarantine import count_quarantine, quarantined_names, read_reports
 from opendata_buffer.queue.consumer_info import ConsumerInfo, read_consumer_info
 from opendata_buffer.queue.ownership import check_owner, queue_hint, topic_hint
 from opendata_buffer.queue.queue import fullness
@@ -205,24 +204,28 @@ def read_status(
     after, refused = _checked(reader, reader.manifest)
     found = summarise(before, after, listing, store.url, config, runtime.now_ms())
     notes += [each for each in (refused, fullness(after.size, config.max_manifest_bytes)) if each]
-    notes += found.notes
+    scope, prefix = TransactionScope(config, store, runtime), config.data_path_prefix
+    transactions = open_among(scope, {prefix: after})
+    notes += _stale(transactions, store.url, config)
     announced = noted(lambda: Lease(store, config, runtime).read())
     if announced is not None and announced.fault:
         notes.append(announced.fault)
         announced = None
-    quarantined, reports = count_quarantine(store, config.data_path_prefix), []
-    if quarantined:
-        prefix, note = config.data_path_prefix, lambda error: notes.append(str(error))
-        reports = list_quarantine(store, prefix, runtime, newest=SHOWN, unreadable=note)
+    names = quarantined_names(store, prefix)
+    reports = read_reports(
+        store, prefix, names[-SHOWN:], runtime, unreadable=lambda error: notes.append(str(error))
+    )
     return replace(
         found,
         consumer=consumer,
         broker=None if announced is None else ask_broker(announced, connect),
         claims=noted(lambda: read_claims(store, config)),
-        transactions=tuple(
-            open_among(TransactionScope(config, store, runtime), {config.data_path_prefix: after})
+        undecided=len(transactions),
+        oldest_undecided_seconds=max(
+            (each.age_seconds or 0.0 for each in transactions), default=None
         ),
-        quarantined=quarantined,
+        transactions=tuple(transactions),
+        quarantined=len(names),
         quarantine=tuple(each.as_json() for each in reports),
         notes=tuple(notes),
         refused=refused,
@@ -243,7 +246,6 @@ def summarise(
     known = locations if after is before else set(before.locations())
     unnamed = sizes.keys() - locations - known
     orphaned = [key for key in unnamed if parse_location(key, config.data_path_prefix) is not None]
-    undecided = open_in(after, config.data_path_prefix, now_ms)
     unlisted = listing.truncated and listing.objects[-1].key
     return Status(
         store=url,
@@ -264,9 +266,6 @@ def summarise(
         listed_all=not unlisted,
         orphans=len(orphaned),
         orphan_bytes=sum(sizes[each] for each in orphaned),
-        undecided=len(undecided),
-        oldest_undecided_seconds=max((each.age_seconds or 0.0 for each in undecided), default=None),
-        notes=_stale(undecided, url, config),
     )
 
 
@@ -361,7 +360,6 @@ def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStat
             next_sequence=manifest.next_sequence,
             epoch=_epoch(manifest),
             manifest_bytes=manifest.size,
-            undecided=len(open_in(manifest, partition.name, now_ms)),
             quarantined=count_quarantine(topic.store, partition.name),
             consumer=consumer,
             refused=refused,
@@ -369,10 +367,11 @@ def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStat
         return status, manifest
 
     read_all = in_parallel(runtime, read, description.partitions)
-    found = tuple(each for each, _ in read_all)
-    ages = [each.oldest_age_seconds for each in found if each.oldest_age_seconds is not None]
     scope = TransactionScope(config, topic.store, runtime, topic)
     transactions = open_among(scope, {each.name: manifest for each, manifest in read_all})
+    undecided = Counter(each.partition for each in transactions)
+    found = tuple(replace(each, undecided=undecided[each.name]) for each, _ in read_all)
+    ages = [each.oldest_age_seconds for each in found if each.oldest_age_seconds is not None]
     return TopicStatus(
         store=topic.url,
         id=description.topic_id,
