@@ -54,7 +54,7 @@ class HasRecords:
             yield Record(value, payload, time_ms)
 
 
-class Delivered(HasRecords):
+class DeliveredBatch(HasRecords):
     """What the batches of consumers have in common, beside their fields."""
 
     __slots__ = ()
@@ -91,7 +91,7 @@ class Delivered(HasRecords):
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumedBatch(Delivered):
+class ConsumedBatch(DeliveredBatch):
     """A decoded batch (OpenData RFC 0001, Consumer).
 
     Attributes:
@@ -126,7 +126,7 @@ class ConsumedBatch(Delivered):
 
 
 @dataclass(frozen=True, slots=True)
-class ArrowBatch(Delivered):
+class ArrowBatch(DeliveredBatch):
     """A decoded batch whose records are one Arrow array; no Python object each.
 
     Attributes:

@@ -38,7 +38,7 @@ from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:
-    from opendata_buffer.consumer.batches import ConsumedBatch, Delivered
+    from opendata_buffer.consumer.batches import ConsumedBatch, DeliveredBatch
     from opendata_buffer.consumer.fetch import FetchHandle
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def warn_data_loss(key: str, needed: int, oldest: int) -> None:
     )
 
 
-def _sequence(batch: Delivered | int) -> int:
+def _sequence(batch: DeliveredBatch | int) -> int:
     return batch if isinstance(batch, int) else batch.sequence
 
 
@@ -253,7 +253,7 @@ class Consumer(BatchLoop):
         last_acked = self._cursors.last_acked
         return None if last_acked is None else self.position_of(last_acked)
 
-    def position_of(self, batch: Delivered | int) -> Position:
+    def position_of(self, batch: DeliveredBatch | int) -> Position:
         """The position of a batch of this queue, or of a sequence, to be saved with its records.
 
         With ``isolation`` it is behind the batch and all that was delivered before it.
@@ -300,7 +300,7 @@ class Consumer(BatchLoop):
                     return replace(batch, _owner=self)
             return None
 
-    def ack(self, batch: Delivered | int) -> None:
+    def ack(self, batch: DeliveredBatch | int) -> None:
         """Acknowledge the next batch: it is processed and need never be delivered again.
 
         ``batch`` is what was delivered, or its sequence. Every ``config.ack_interval``
@@ -319,11 +319,11 @@ class Consumer(BatchLoop):
             moved = self._cursors.ack(_sequence(batch))
             self._acknowledge(moved, moved.undequeued >= self._config.ack_interval)
 
-    def source_of(self, batch: Delivered | None = None) -> str:
+    def source_of(self, batch: DeliveredBatch | None = None) -> str:
         """The queue's place, under which a publisher's transaction keeps its position."""
         return self._source
 
-    def check_next(self, batches: Sequence[Delivered]) -> None:
+    def check_next(self, batches: Sequence[DeliveredBatch]) -> None:
         """Raise ``InvalidInput`` unless these are the next to be acknowledged, in this order."""
         with self._lock:
             self._check_open()

@@ -27,7 +27,7 @@ from typing import Any
 
 from opendata_buffer.concurrency import Closeable
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.consumer.batches import Delivered
+from opendata_buffer.consumer.batches import DeliveredBatch
 from opendata_buffer.errors import (
     Closed,
     InvalidInput,
@@ -139,7 +139,7 @@ class PublisherTransaction:
         self.intents: AckIntents | None = None
         self.applying = False
         """Whether markers that commit it may be in some partitions."""
-        self.processed: dict[str, list[Delivered]] = {}
+        self.processed: dict[str, list[DeliveredBatch]] = {}
         """The batches that are acknowledged with it, by the place of their queue."""
         self.positions: dict[str, str] = {}
         self._runtime = runtime
@@ -172,7 +172,7 @@ class PublisherTransaction:
                 self._failure = self._failure or error
             raise
 
-    def process(self, batch: Delivered) -> None:
+    def process(self, batch: DeliveredBatch) -> None:
         """Acknowledge a consumer's batch with the transaction."""
         owner = batch._consumer()
         source = owner.source_of(batch)
@@ -215,7 +215,7 @@ class TransactionBlock:
         """As :meth:`Publisher.publish_uncommitted`."""
         return self._publisher.publish_uncommitted(entries, **options)
 
-    def ack(self, batch: Delivered) -> None:
+    def ack(self, batch: DeliveredBatch) -> None:
         """Acknowledge a consumer's batch when, and only if, the transaction is committed.
 
         The commit record keeps its position, so start the consumer with
@@ -536,7 +536,7 @@ class Publisher(Closeable):
                 "them, then apply() them; or give it a name"
             )
 
-    def _process(self, batch: Delivered) -> None:
+    def _process(self, batch: DeliveredBatch) -> None:
         self._check_named()
         with self._usable():
             (self._open or self._begin()).process(batch)
