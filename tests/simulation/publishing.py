@@ -111,7 +111,19 @@ class Processes(Dice):
         self.memory = MemoryStore("simulation", now_ms=self.simulation.now_ms)
         self.plan = FaultPlan()
         self.on_access: Callable[[SimRuntime, str], None] = lambda process, operation: None
+        self.writes = 0
         self.nodes: list[FaultyStore] = []
+
+    def kill_at_write(self, process: SimRuntime, number: int | None) -> None:
+        """Kill a process at its write of this number, from 0 on; ``writes`` counts them."""
+
+        def at_access(writer: SimRuntime, operation: str) -> None:
+            if writer is process and operation in ("put", "put_if"):
+                self.writes += 1
+                if self.writes - 1 == number:
+                    self.simulation.kill(process)
+
+        self.on_access = at_access
 
     def at_access(self, process: SimRuntime, operation: str) -> None:
         self.simulation.checkpoint()

@@ -228,28 +228,19 @@ def test_all_that_may_happen_to_workers_does() -> None:
 def once(kill_at: int | None, kinds: tuple[str, str]) -> int:
     """A worker is killed at one of its accesses to a store; the next one does the rest."""
     world = ProcessingWorld(7, *kinds)
-    points = 0
 
     def main() -> None:
         world.begin()
         world.fill(2)
         process, ways = world.ways("worker")
-
-        def at_access(worker: SimRuntime, operation: str) -> None:
-            nonlocal points
-            if worker is process and operation in ("put", "put_if"):
-                points += 1
-                if points - 1 == kill_at:
-                    world.simulation.kill(process)
-
-        world.on_access = at_access
+        world.kill_at_write(process, kill_at)
         process.spawn(partial(world.work, process, ways), "main").join()
         process, ways = world.ways("next")
         process.spawn(partial(world.work, process, ways), "main").join()
         world.check()
 
     world.simulation.run(main)
-    return points
+    return world.writes
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids="-to-".join)

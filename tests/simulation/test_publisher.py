@@ -115,18 +115,9 @@ def one_transaction(world: PublishingWorld, kill_at: int | None) -> int:
     Returns:
         How many such points there are.
     """
-    points = 0
     world.create()
     process, store = world.node("billing")
-
-    def at_access(writer: SimRuntime, operation: str) -> None:
-        nonlocal points
-        if writer is process and operation in ("put", "put_if"):
-            points += 1
-            if points - 1 == kill_at:
-                world.simulation.kill(process)
-
-    world.on_access = at_access
+    world.kill_at_write(process, kill_at)
 
     def publish(runtime: SimRuntime, way: Any) -> None:
         publisher = world.open_publisher(runtime, way, "billing")
@@ -141,7 +132,7 @@ def one_transaction(world: PublishingWorld, kill_at: int | None) -> int:
         reader.spawn(partial(world.read, reader, way, name, over), "main").join()
     world.check_empty()
     world.check()
-    return points
+    return world.writes
 
 
 def run_once(kill_at: int | None) -> tuple[PublishingWorld, int]:
