@@ -24,7 +24,7 @@ from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.loop import BatchLoop
 from opendata_buffer.consumer.position import Cursors, Position
-from opendata_buffer.consumer.progress import Progress
+from opendata_buffer.consumer.progress import QueueProgress
 from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBufferError, QueueReset
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.gc import GarbageCollector
@@ -164,7 +164,7 @@ class Consumer(BatchLoop):
         position = None if last_acked_sequence is None else Position.of(last_acked_sequence)
         start, progress = position, None
         if isolation is not None:
-            progress = Progress(config.data_path_prefix, isolation, position=position)
+            progress = QueueProgress(config.data_path_prefix, isolation, position=position)
             if position is not None:
                 needed = progress.first_needed
                 start = Position(position.queue_id, needed - 1) if needed else None
@@ -209,7 +209,7 @@ class Consumer(BatchLoop):
         self._cursors = Cursors.at(manifest.first_sequence)
         first = manifest.first_sequence
         if isolation is not None and position is None:
-            progress = Progress(config.data_path_prefix, isolation, first)
+            progress = QueueProgress(config.data_path_prefix, isolation, first)
         elif progress is not None and position is not None:
             self._check_position(position)
             if start is None and first:

@@ -41,7 +41,7 @@ class _Offered:
             self.processed += 1
 
 
-class Progress:
+class QueueProgress:
     """The delivered, processed and needed entries of one queue. Not thread-safe; pure.
 
     It has two filters, one at the entry that is offered next and one at the last entry whose

@@ -9,7 +9,7 @@ import pytest
 
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.position import Position
-from opendata_buffer.consumer.progress import Progress
+from opendata_buffer.consumer.progress import QueueProgress
 from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest
@@ -39,7 +39,7 @@ class Log:
 
     def __init__(self, *locations: str) -> None:
         self.locations = list(locations)
-        self.progress = Progress(PREFIX, "read_committed")
+        self.progress = QueueProgress(PREFIX, "read_committed")
 
     def replay(self, begin: int, end: int) -> list[tuple[int, str]]:
         assert self.progress.first_needed <= begin, "what lies before may be gone"
@@ -58,7 +58,7 @@ class Log:
     def restart(self, position: Position | None) -> None:
         """From the saved text, or at the beginning."""
         saved = None if position is None else Position.parse(str(position))
-        self.progress = Progress(PREFIX, "read_committed", 0, saved)
+        self.progress = QueueProgress(PREFIX, "read_committed", 0, saved)
 
 
 TRANSACTION = [
@@ -166,7 +166,7 @@ def test_restarts_anywhere_deliver_each_batch_once_and_in_one_order(seed: int) -
             break
         assert found == undisturbed[: len(found)]
         last = None if saved is None else Position.parse(str(saved))
-        needed = Progress(PREFIX, "read_committed", 0, last).first_needed
+        needed = QueueProgress(PREFIX, "read_committed", 0, last).first_needed
         assert log.progress.kept_from <= needed, "what a saved position asks for is gone"
         assert log.progress.kept_from <= log.progress.first_needed
     assert restarts
