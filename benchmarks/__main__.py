@@ -17,7 +17,8 @@ from rich.console import Console
 from benchmarks.table import Row, line, show
 
 SUITES = (
-    "codec", "producers", "pace", "topics", "broker", "consumer", "oncall", "s3", "cost", "spark",
+    "codec", "producers", "pace", "topics", "broker", "consumer", "log", "oncall", "s3", "cost",
+    "spark",
 )  # fmt: skip
 ALONE = ("peers", "spark/source", "spark/typed", "spark/once", "spark/drain", "spark/sink")
 """Those that run only when they are named: peers get what others make, and take half an hour; the

@@ -28,8 +28,12 @@ from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.broker.protocol import VALID_MS, append_body
-from opendata_buffer.broker.secure_channel import NONCE_BYTES, ClientEnd, KeyPair
-from opendata_buffer.broker.write_proof import write_proof_folder
+from opendata_buffer.broker.secure_channel import (
+    NONCE_BYTES,
+    ClientEnd,
+    KeyPair,
+    write_proof_folder,
+)
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.local import LocalStore

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
@@ -22,7 +22,6 @@ SINK_OPTIONS = (
     "txnVersion",
     "valueFormat",
     "compression",
-    "gcGracePeriodMs",
     "partitioner",
 )
 
@@ -50,11 +49,9 @@ class SinkOptions:
         upload_concurrency: Uploads at once of one task.
         max_metadata_ranges: Runs of equal ``metadata`` that one task may write: each costs bytes in
             the manifest, which every append rewrites (failure F35).
-        gc_grace_period_ms: The grace period of the collector that reads this queue (failure
-            F5). An append may retry for half of it, and for a minute at most.
         max_write_duration_ms: Longest time of a write, from its plan to its commit; a longer one is
             refused. Batches are named so far ahead of time, and no collector deletes them, used or
-            not, before that and its grace period are over.
+            not, before that and the grace period are over.
         partitioner: How rows are divided among the partitions of a topic; None for ``random``.
         one_queue: A data prefix is named, so this is a single queue.
     """
@@ -70,7 +67,6 @@ class SinkOptions:
     compression: Compression = Compression.NONE
     upload_concurrency: int = 4
     max_metadata_ranges: int = 100_000
-    gc_grace_period_ms: int = 600_000
     max_write_duration_ms: int = 21_600_000
     partitioner: str | None = None
     one_queue: bool = False
@@ -78,13 +74,6 @@ class SinkOptions:
     def __post_init__(self) -> None:
         if self.app is not None:
             Transaction(self.app, self.version or 0)  # checks the alphabet
-        if 2 * self.queue.cas_deadline_ms > self.gc_grace_period_ms:
-            # The append checks ages once and may then race for cas_deadline_ms: both together
-            # have to stay below the grace period, or the collector wins (failure F5).
-            raise InvalidInput(
-                f"option gcGracePeriodMs is {self.gc_grace_period_ms}: use at least "
-                f"{2 * self.queue.cas_deadline_ms}, and the same where the queue is read"
-            )
 
     @property
     def transaction(self) -> Transaction | None:
@@ -123,9 +112,6 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
     reader = OptionReader(options, (*SINK_OPTIONS, *_SPARK_OPTIONS), what)
     compression = reader.choice("compression", ("none", "zstd"), "none")
     queue = storage_settings(reader)
-    grace_ms = reader.integer("gcGracePeriodMs", 600_000, least=2)
-    # An append that may race for longer than half of the grace period would be refused.
-    queue = replace(queue, cas_deadline_ms=min(queue.cas_deadline_ms, grace_ms // 2))
     is_given = reader.text("partitioner") is not None
     partitioner = reader.choice("partitioner", PARTITIONERS, "random") if is_given else None
     one_queue = reader.text("dataPathPrefix") is not None
@@ -142,7 +128,6 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
         version=reader.integer("txnVersion", None),
         value_format=reader.choice("valueFormat", VALUE_FORMATS, "bytes"),
         compression=Compression[compression.upper()],
-        gc_grace_period_ms=grace_ms,
         partitioner=partitioner,
         one_queue=one_queue,
     )

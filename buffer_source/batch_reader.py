@@ -9,17 +9,17 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from buffer_source.micro_batch_stream import SourcePartitions
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
+from buffer_source.partition_stream import READ_AHEAD
 from buffer_source.planner import BatchSizes, PartitionBatch, TaskBatches, plan_tasks
-from buffer_source.queue_cursor import first_since, manifest_of
+from buffer_source.queue_cursor import sequence_since, view_of
 from buffer_source.schema import check_schema
 from buffer_source.task import read_batches
-from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, QueueEntry
-from opendata_buffer.queue.repeats import Repeats
-from opendata_buffer.retry import queue_retry
-from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.queue.log import LogView
+from opendata_buffer.queue.repeats import MOST, Repeats
+from opendata_buffer.runtime import SystemRuntime, in_parallel, queue_retry
 from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class BufferBatchReader(DataSourceReader):
-    """Reads what is queued; claims no epoch and acknowledges nothing.
+    """Reads what is queued, or what a log keeps; claims no epoch and acknowledges nothing.
 
     A DataFrame is a snapshot: Spark plans it once, at its first action, and every later action
     reads the same batches. For that reason no filter prunes batches here: Spark would use the plan
@@ -59,14 +59,12 @@ class BufferBatchReader(DataSourceReader):
 
         def queued(name: str) -> tuple[list[PartitionBatch], list[int]]:
             own = partitions.options_of(name)
-            manifest = manifest_of(own, store, runtime)
-            entries = [] if manifest is None else select(manifest, own)
-            if manifest is not None:
+            view = view_of(own, store, runtime)
+            entries: list[QueueEntry] = []
+            if view is not None:
                 repeats = Repeats(store, own.consumer, runtime, "")
                 repeats.load()
-                # Also those that are not wanted: one that is may repeat them.
-                later = {e.sequence for e in manifest.entries() if repeats.first_of(e) is not None}
-                entries = [each for each in entries if each.sequence not in later]
+                entries = select(view, own, repeats)
             batches = [PartitionBatch.within(name, BatchDescriptor.of(each)) for each in entries]
             return batches, BatchSizes(store, own, runtime, retrying).estimates(batches)
 
@@ -82,13 +80,16 @@ class BufferBatchReader(DataSourceReader):
         return read_batches(self._options, self._schema, batches)
 
 
-def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
+def select(view: Manifest | LogView, options: SourceOptions, repeats: Repeats) -> list[QueueEntry]:
     """The entries a batch read wants, without repeats and what is not committed.
+
+    Of a log it reads the wanted range, what lies right before it, to know repeats, and what lies
+    behind it as far as transactions are undecided.
 
     Raises:
         InvalidInput, DataLoss: The wanted positions are not in the queue.
     """
-    first, end = manifest.first_sequence, manifest.next_sequence
+    first, end = view.first_sequence, view.next_sequence
     start, last = options.starting_offsets, options.ending_offsets
     assert not isinstance(start, tuple), "of_partition() picks one"
     assert not isinstance(last, tuple), "of_partition() picks one"
@@ -103,18 +104,43 @@ def select(manifest: Manifest, options: SourceOptions) -> list[QueueEntry]:
             f"{options.queue.manifest_path!r} ends at {end - 1}: use at most {end} for both, or "
             "set failOnDataLoss to false"
         )
-    entries, since_ms = manifest.entries(), options.starting_timestamp_ms
-    if since_ms is not None:
-        begin = first_since([*map(BatchDescriptor.of, entries)], since_ms, end)
-
-    def held_back(start: int, stop: int) -> list[tuple[int, str]]:
-        return [(each.sequence, each.location) for each in entries[start - first : stop - first]]
+    if options.starting_timestamp_ms is not None:
+        begin = sequence_since(view, options.starting_timestamp_ms)
+    if options.ending_timestamp_ms is not None:
+        until = sequence_since(view, options.ending_timestamp_ms)
 
     rule = ReadCommitted(options.queue.data_path_prefix, options.isolation)
-    return [
-        entries[sequence - first]
-        for entry in entries
+    offered: dict[int, QueueEntry] = {}
+    wanted: list[int] = []
+
+    def held_back(start: int, stop: int) -> list[tuple[int, str]]:
+        return [(each, offered[each].location) for each in range(start, stop) if each in offered]
+
+    later = set[int]()
+    for entry in _offered(view, begin, min(until, end), rule, options):
         # Every entry is offered, also one that is not wanted: the rule must see all of them.
-        for sequence in rule.offer(entry.sequence, entry.location, held_back)
-        if begin <= sequence < until
-    ]
+        offered[entry.sequence] = entry
+        if repeats.first_of(entry) is not None:
+            later.add(entry.sequence)
+        wanted += rule.offer(entry.sequence, entry.location, held_back)
+    return [offered[each] for each in wanted if begin <= each < until and each not in later]
+
+
+def _offered(
+    view: Manifest | LogView, begin: int, until: int, rule: ReadCommitted, options: SourceOptions
+) -> Iterator[QueueEntry]:
+    if isinstance(view, Manifest):
+        yield from view.entries()
+        return
+    at = max(view.first_sequence, begin - MOST)
+    while at < until or rule.stable_end(at) < at < view.next_sequence:
+        entries = view.entries(at, min(until - at, READ_AHEAD) if at < until else READ_AHEAD)
+        yield from entries
+        if entries:
+            at = entries[-1].sequence + 1
+        else:
+            oldest = max(at + 1, view.available_from(at))
+            advice = "Another client took them off the manifest."
+            options.report_data_loss(DataLoss(options.queue.manifest_path, at, oldest, advice))
+            rule.lost(oldest - 1)
+            at = oldest

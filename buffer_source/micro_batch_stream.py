@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from buffer_source.offsets import ONLY, PartitionOffset, SourceOffset
-from buffer_source.options import QUARANTINE, SourceOptions
+from buffer_source.options import SourceOptions
 from buffer_source.partition_stream import READ_AHEAD, PartitionPlan, PartitionStream, PollResult
 from buffer_source.planner import (
     BatchSizes,
@@ -27,16 +27,14 @@ from buffer_source.planner import (
     plan_tasks,
     rate_limit,
 )
-from buffer_source.queue_cursor import EVERYTHING
+from buffer_source.queue_cursor import MOST_ENTRIES
 from opendata_buffer import metrics
-from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError, PermanentStorageError
 from opendata_buffer.queue.ownership import TOPIC_KEY, missing_topic_hint
-from opendata_buffer.retry import Retries, queue_retry
-from opendata_buffer.runtime import Runtime, deadline
+from opendata_buffer.runtime import Retries, Runtime, deadline, in_parallel, queue_retry
 from opendata_buffer.stores.base import Get, Store
 from opendata_buffer.topic.description import is_topic
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.topic.topic import REFRESH_S, Topic
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +132,7 @@ class CommitLog:
 
 @dataclass(slots=True)
 class Progress:
-    """Counts of one run, of planned and skipped batches. Only ``quarantined`` may fall.
+    """Counts of one run, of planned and skipped batches.
 
     Attributes:
         batches: Batches given to tasks.
@@ -142,7 +140,6 @@ class Progress:
             for ``maxBytesPerTrigger`` and for large micro-batches only.
         repeats: Batches left out because their writer had repeated a transaction.
         missing: Batches passed by because their objects are gone.
-        quarantined: Batches in the queue's quarantine when it was last counted.
         retries: Requests of the driver that were made again.
     """
 
@@ -150,7 +147,6 @@ class Progress:
     bytes: int | None = 0
     repeats: int = 0
     missing: int = 0
-    quarantined: int = 0
     retries: int = 0
 
     def planned(self, plan: PartitionPlan) -> None:
@@ -185,7 +181,6 @@ class Progress:
             "bytes": self.bytes,
             "droppedRepeats": self.repeats,
             "missing": self.missing,
-            "quarantined": self.quarantined,
             "retries": self.retries,
         }
 
@@ -218,6 +213,7 @@ class SourcePartitions:
         self._retrying = retrying
         self._is_known = False  # Whether it is known that the options lead to a topic, or a queue.
         self._topic: Topic | None = None
+        self._drain_at = 0.0
 
     @property
     def topic(self) -> Topic | None:
@@ -270,8 +266,11 @@ class SourcePartitions:
             return
         if not set(empty).intersection(topic.description.draining):
             return
+        if self._runtime.monotonic() < self._drain_at:
+            return
         try:
-            topic.remove_drained()
+            if not topic.remove_drained():  # Other readers of a log may take long.
+                self._drain_at = self._runtime.monotonic() + REFRESH_S
         except OpenDataBufferError as error:
             log.warning("drained partitions stay in the topic for now: %s", error)
 
@@ -325,7 +324,6 @@ class MicroBatchStream:
         self._left: set[str] = set()  # Partitions of offsets before, closed for good and empty.
         self._idle_at: float | None = None  # When nothing was found, monotonic seconds.
         self._counted: tuple[SourceOffset | None, SourceOffset] | None = None
-        self._quarantine_known = False  # Whether no task ran since the quarantine was counted.
 
     def prepare_available_now(self) -> None:
         """Freeze the end of the run: what is queued now, and nothing later."""
@@ -355,7 +353,6 @@ class MicroBatchStream:
             limits = ReadLimits(options.max_batches, options.max_bytes, options.max_records)
         current, polls = self._poll(before, limits, earliest=start is not None)
         names = sorted(polls)
-        self._count_quarantine(names)
         counts = self._rate_limit(polls, limits)
 
         def end_offset(name: str) -> PartitionOffset:
@@ -400,7 +397,6 @@ class MicroBatchStream:
         plans = self._in_parallel(plan, sorted(end.partitions)).values()
         if (start, end) != self._counted:  # Spark plans once for each scan of the source.
             self._counted = (start, end)
-            self._quarantine_known = False
             for each in plans:
                 self._progress.planned(each)
         batches = [batch for each in plans for batch in each.batches]
@@ -428,7 +424,7 @@ class MicroBatchStream:
         Python source has there. All counts are of this run. ``{"v":1, "source":
         "<store>/<manifest>", "next": first sequence not queued yet, "backlogBatches", "lagMs": age
         of the oldest of them, "batches" and "bytes" planned, "droppedRepeats", "missing",
-        "quarantined", "retries"}``; see :class:`Progress`. Of a topic ``next`` is a map, as is
+        "retries"}``; see :class:`Progress`. Of a topic ``next`` is a map, as is
         ``partitionBacklogs`` with those partitions that have one, and ``lagMs`` is the largest.
         """
         streams = sorted(
@@ -439,7 +435,6 @@ class MicroBatchStream:
         topic = self._partitions.topic
         key = self._options.queue.manifest_path if topic is None else TOPIC_KEY
         ends = {each.name: each.queue_end for each in streams}
-        self._progress.quarantined = sum(each.quarantined for each in streams)
         report = {
             "v": 1,
             "source": f"{self._store.url}/{key}",
@@ -475,12 +470,7 @@ class MicroBatchStream:
         self, before: Mapping[str, PartitionOffset], limits: ReadLimits, *, earliest: bool
     ) -> tuple[list[str], dict[str, PollResult]]:
         """Which partitions there are now, and what waits in those and in the ones ``before``."""
-        if limits.batches is not None:
-            most = limits.batches
-        elif limits == ReadLimits():
-            most = EVERYTHING
-        else:
-            most = max(1, READ_AHEAD // max(1, len(before)))
+        most = MOST_ENTRIES if limits == ReadLimits() else READ_AHEAD
         polls: dict[str, PollResult] = {}
         current: list[str] = []
 
@@ -488,7 +478,9 @@ class MicroBatchStream:
             if name is None:
                 current.extend(self._partitions.names())
                 return
-            polls[name] = self._stream(name).poll(before.get(name), most, earliest=earliest)
+            partitions = len(before) if name in before else len(current)
+            share = limits.batches or max(1, most // partitions)
+            polls[name] = self._stream(name).poll(before.get(name), share, earliest=earliest)
 
         first: list[str | None] = [*before]
         if self._frozen is not None:
@@ -548,12 +540,6 @@ class MicroBatchStream:
             lambda name: iter(measure(self._stream(name).sizes, groups[name])), [*groups]
         )
         return [next(measured[batch.partition]) for batch in batches]
-
-    def _count_quarantine(self, names: Sequence[str]) -> None:
-        """Count the batches in quarantine, once after each micro-batch that may have added one."""
-        if self._options.corrupt_batches == QUARANTINE and not self._quarantine_known:
-            counted = self._in_parallel(lambda name: self._stream(name).count_quarantine(), names)
-            self._quarantine_known = all(counted.values())
 
     def _await_poll(self) -> None:
         """Let :data:`POLL_INTERVAL_S` pass between two polls of idle queues.

@@ -22,7 +22,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
+from opendata_buffer.config import (
+    ConsumerConfig,
+    GarbageCollectorConfig,
+    QueueConfig,
+    check_reader_name,
+)
 from opendata_buffer.consumer.isolation import ISOLATION_LEVELS, READ_COMMITTED
 from opendata_buffer.errors import (
     BatchMissing,
@@ -69,7 +74,7 @@ PROGRAM = "Spark"
 FAIL = "fail"
 QUARANTINE = "quarantine"
 
-_OF_CSV = ("sep", "quote", "escape", "nullValue", "header")
+_OF_CSV = ("sep", "quote", "nullValue")
 
 SOURCE_OPTIONS = (
     *STORAGE_OPTIONS,
@@ -83,13 +88,14 @@ SOURCE_OPTIONS = (
     "mode",
     *_OF_CSV,
     "acknowledge",
+    "reader",
     "createIfMissing",
     "maxBatchesPerTrigger",
     "maxBytesPerTrigger",
     "maxOffsetsPerTrigger",
     "gcEnabled",
-    "gcGracePeriodMs",
     "endingOffsets",
+    "endingTimestamp",
 )
 
 
@@ -108,6 +114,8 @@ class SourceOptions:
             was ingested at that time or later, in milliseconds since the Unix epoch.
         ending_offsets: Batch reads: ``latest`` (also None) or the first sequence that is not read;
             of a topic as above, and the end of those that are not named.
+        ending_timestamp_ms: Instead, of batch reads: up to the first batch with a record that was
+            ingested at that time or later.
         isolation: ``read_committed`` (default) holds batches of transactions back until they are
             decided; ``read_uncommitted`` delivers every batch.
         fail_on_data_loss: Whether positions or batch objects that are gone end the query.
@@ -116,6 +124,7 @@ class SourceOptions:
             on behind it.
         acknowledge: Whether the query is the queue's consumer (default). Without, it reads beside
             the consumer and writes nothing, neither to the queue nor beside it.
+        reader: The named reader of a log that the query is, instead of a queue's consumer.
         create_if_missing: Make the queue where there is none, for a query that starts before
             its first producer. Default false: a wrong path is an error.
         max_batches: Batches per trigger.
@@ -127,7 +136,7 @@ class SourceOptions:
             are large enough.
         values: How records are read into columns (``valueFormat``, ``mode`` and so on); None: not
             at all, they are delivered as ``value``.
-        gc: The collector the driver runs (``gcEnabled``, ``gcGracePeriodMs``).
+        gc: The collector the driver runs (``gcEnabled``).
     """
 
     queue: QueueConfig
@@ -135,10 +144,12 @@ class SourceOptions:
     starting_offsets: Offsets = EARLIEST
     starting_timestamp_ms: int | None = None
     ending_offsets: Offsets | None = None
+    ending_timestamp_ms: int | None = None
     isolation: str = READ_COMMITTED
     fail_on_data_loss: bool = True
     corrupt_batches: str = FAIL
     acknowledge: bool = True
+    reader: str = ""
     create_if_missing: bool = False
     max_batches: int | None = None
     max_bytes: int | None = None
@@ -157,20 +168,23 @@ class SourceOptions:
         """
         read = OptionReader(options, SOURCE_OPTIONS, "opendata-buffer source")
         queue = storage_settings(read)
-        grace_ms = read.integer("gcGracePeriodMs", 600_000, least=0)
         open_store(queue.store, queue.store_options)  # a URL that is none fails at load()
+        if reader := read.text("reader") or "":
+            check_reader_name(reader)
         return cls(
             queue=queue,
             one_queue=read.text("dataPathPrefix") is not None,
             starting_offsets=_position(read, "startingOffsets", EARLIEST),
-            starting_timestamp_ms=_starting_timestamp(read),
+            starting_timestamp_ms=_timestamp(read, "startingTimestamp", "startingOffsets"),
             ending_offsets=(
                 _position(read, "endingOffsets", LATEST) if read.given("endingOffsets") else None
             ),
+            ending_timestamp_ms=_timestamp(read, "endingTimestamp", "endingOffsets"),
             isolation=read.choice("isolationLevel", ISOLATION_LEVELS, READ_COMMITTED),
             fail_on_data_loss=read.boolean("failOnDataLoss", True),
             corrupt_batches=read.choice("corruptBatches", (FAIL, QUARANTINE), FAIL),
             acknowledge=read.boolean("acknowledge", True),
+            reader=reader,
             create_if_missing=read.boolean("createIfMissing", False),
             max_batches=read.integer("maxBatchesPerTrigger", None, least=1),
             max_bytes=read.integer("maxBytesPerTrigger", None, least=1),
@@ -178,11 +192,7 @@ class SourceOptions:
             cores=cores,
             min_partitions=read.integer("minPartitions", None, least=1),
             values=_value_options(read),
-            gc=GarbageCollectorConfig(
-                enabled=read.boolean("gcEnabled", True),
-                interval_ms=max(50, grace_ms // 2),
-                grace_period_ms=grace_ms,
-            ),
+            gc=GarbageCollectorConfig(enabled=read.boolean("gcEnabled", True)),
         )
 
     def check_stream(self) -> None:
@@ -193,11 +203,20 @@ class SourceOptions:
                 "acknowledges nothing makes no queue either. Start it when the queue exists, or "
                 "leave one of the two out"
             )
-        if self.ending_offsets is not None:
+        if self.reader and not self.acknowledge:
             raise InvalidInput(
-                f"option endingOffsets is {self.ending_offsets!r}: a stream has no end. Leave it "
-                "out and use trigger(availableNow=True) to stop at what is queued, or spark.read"
+                f"option reader is {self.reader!r} and acknowledge is false: a reader keeps its "
+                "position by acknowledging. Leave one of the two out"
             )
+        for name, value in (
+            ("endingOffsets", self.ending_offsets),
+            ("endingTimestamp", self.ending_timestamp_ms),
+        ):
+            if value is not None:
+                raise InvalidInput(
+                    f"option {name} is {value!r}: a stream has no end. Leave it out and use "
+                    "trigger(availableNow=True) to stop at what is queued, or spark.read"
+                )
 
     def check_batch(self) -> None:
         """Refuse a range that ends before it starts."""
@@ -211,6 +230,12 @@ class SourceOptions:
             raise InvalidInput(
                 f"option startingOffsets is {start}, greater than endingOffsets {end}, which is "
                 "the first sequence that is not read: make startingOffsets the smaller one"
+            )
+        since_ms, until_ms = self.starting_timestamp_ms, self.ending_timestamp_ms
+        if since_ms is not None and until_ms is not None and since_ms > until_ms:
+            raise InvalidInput(
+                f"option startingTimestamp is {since_ms} ms, later than endingTimestamp {until_ms} "
+                "ms, from which on nothing is read: make startingTimestamp the earlier one"
             )
 
     def of_partition(self, name: str) -> SourceOptions:
@@ -237,7 +262,7 @@ class SourceOptions:
     @property
     def consumer(self) -> ConsumerConfig:
         """The same settings as the core's consumer takes them."""
-        return ConsumerConfig(**vars(self.queue), gc=self.gc)
+        return ConsumerConfig(**vars(self.queue), gc=self.gc, reader=self.reader)
 
     def report_data_loss(self, loss: DataLoss | QueueReset) -> None:
         """Raise the error, unless ``failOnDataLoss`` is false: then log it, and return."""
@@ -283,8 +308,7 @@ def _value_options(read: OptionReader) -> ValueOptions | None:
     if value_format == "bytes":
         return None
     sep, quote = read.raw("sep", ","), read.raw("quote", '"')
-    escape = read.raw("escape", "")
-    for name, value in (("sep", sep), ("quote", quote), ("escape", escape)):
+    for name, value in (("sep", sep), ("quote", quote)):
         if len(value.encode()) > 1 or (name == "sep" and not value) or value in ("\n", "\r"):
             raise InvalidInput(
                 f"option {name} is {value!r}: use one ASCII character"
@@ -295,20 +319,17 @@ def _value_options(read: OptionReader) -> ValueOptions | None:
         mode=read.choice("mode", ("PERMISSIVE", "DROPMALFORMED", "FAILFAST"), "PERMISSIVE"),
         sep=sep,
         quote=quote,
-        escape=escape,
         null_value=read.raw("nullValue", ""),
-        header=read.boolean("header", False),
     )
 
 
-def _starting_timestamp(read: OptionReader) -> int | None:
-    value = read.text("startingTimestamp")
+def _timestamp(read: OptionReader, name: str, offsets: str) -> int | None:
+    value = read.text(name)
     if value is None:
         return None
-    if read.text("startingOffsets") is not None:
+    if read.text(offsets) is not None:
         raise InvalidInput(
-            f"options startingTimestamp ({value!r}) and startingOffsets are both given: leave one "
-            "out"
+            f"options {name} ({value!r}) and {offsets} are both given: leave one out"
         )
     text = value.strip()
     if text.isascii() and text.isdigit() and len(text) <= 15:
@@ -319,7 +340,7 @@ def _starting_timestamp(read: OptionReader) -> int | None:
         moment = None
     if moment is None or moment.tzinfo is None:
         raise InvalidInput(
-            f"option startingTimestamp is {value!r}: use milliseconds since the Unix epoch such as "
+            f"option {name} is {value!r}: use milliseconds since the Unix epoch such as "
             "1767225600000, or a date and time with its zone such as 2026-01-01T00:00:00Z"
         )
     return max(0, (moment - _EPOCH) // timedelta(milliseconds=1))

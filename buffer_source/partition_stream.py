@@ -25,13 +25,11 @@ from buffer_source.queue_cursor import (
     read_only,
 )
 from opendata_buffer.consumer.isolation import READ_COMMITTED, ReadCommitted, is_acknowledgement
-from opendata_buffer.errors import InvalidInput, StorageError, TransientStorageError
+from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor
-from opendata_buffer.quarantine import count_quarantine
 from opendata_buffer.queue.ownership import topic_hint
-from opendata_buffer.retry import Retries
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Retries, Runtime
 from opendata_buffer.stores.base import Store
 
 log = logging.getLogger(__name__)
@@ -160,15 +158,12 @@ class PartitionStream:
         self, name: str, options: SourceOptions, store: Store, runtime: Runtime, retrying: Retries
     ) -> None:
         self.name = name
-        self.quarantined = 0
-        """Batches in the queue's quarantine when it was last counted."""
         self.sizes = BatchSizes(store, options, runtime, retrying)
         self._options = options
         self._store = store
         self._runtime = runtime
         self._retrying = retrying
         self._cursor: QueueCursor | None = None
-        self._may_count = True
         self._starting_offset: int | None = None  # Once it is resolved.
         self._run_end = EVERYTHING  # With AvailableNow: the first sequence of a later run.
         self._next = 0  # Where the last answer ends.
@@ -218,6 +213,7 @@ class PartitionStream:
                     cursor.read_end if earliest else cursor.starting_offset(self._run_end)
                 )
             begin = base = self._starting_offset
+            self._retrying(cursor.seek, begin)
         if start is not None and (begin != start.next or not cursor.owns(start)):
             # First a micro-batch without rows. One with rows might end beyond `start`, and a replay
             # would take it for one that begins there. Writers count per queue: another queue's
@@ -245,6 +241,8 @@ class PartitionStream:
         # log of the batch before; what is before another base was never read, nor ours to drop.
         same = start is not None and begin == start.next and start.queue == end.queue
         cursor = self._opened(start if same else None, end.queue)
+        if not same:
+            self._retrying(cursor.seek, begin)
         isolated = IsolationFilter(start, self._options, cursor.pending)
         missing = frozenset(end.missing)
         for batch in (found := cursor.entries(begin, end.next)):
@@ -285,20 +283,6 @@ class PartitionStream:
         behind = [] if self._cursor is None else self._cursor.pending(self._next)
         ingested_ms = oldest_ms(behind[0]) if behind else None
         return 0 if ingested_ms is None else max(0, self._runtime.now_ms() - ingested_ms)
-
-    def count_quarantine(self) -> bool:
-        """Count the batches in quarantine; whether they need not be counted again soon."""
-        if not self._may_count:
-            return True
-        try:
-            self.quarantined = count_quarantine(self._store, self._options.queue.data_path_prefix)
-        except StorageError as error:
-            log.warning("the quarantine was not counted: %s", error)
-            # Without the right to list it cannot be counted. The number is for people, so the
-            # query goes on, and does not ask and warn at each trigger.
-            self._may_count = isinstance(error, TransientStorageError)
-            return not self._may_count
-        return True
 
     def close(self) -> None:
         """Stop the collector and let the queue go; acknowledges nothing."""

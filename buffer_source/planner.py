@@ -33,8 +33,7 @@ from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import FOOTER_SIZE, parse_footer
 from opendata_buffer.formats.keys import is_confined
 from opendata_buffer.formats.manifest import BatchDescriptor
-from opendata_buffer.retry import Retries
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Retries, Runtime
 from opendata_buffer.stores.base import Blob, Store
 
 OPEN_COST_BYTES = 256 * 1024
@@ -58,6 +57,9 @@ PAGE = 1000
 
 KEEP = 50_000
 """Sizes that are remembered of objects which a listing showed and no caller asked for yet."""
+
+MOST_LISTED = 10_000
+"""Batches whose sizes are listed for estimates; the others count as average."""
 
 WORTH_LISTING = 16
 """Batches of unknown size from which on tasks are planned by a listing."""
@@ -174,7 +176,7 @@ class BatchSizes:
         ):
             self._listed_at = now
             with suppress(TransientStorageError):  # The average will do: do not end the query.
-                self._measure(batches)
+                self._measure(batches[:MOST_LISTED])
         return self._known(batches)
 
     def records(self, batches: Sequence[BatchDescriptor]) -> list[int]:

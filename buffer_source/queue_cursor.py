@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 
 from buffer_source.offsets import PartitionOffset
 from buffer_source.options import EARLIEST, LATEST, PROGRAM, SourceOptions
-from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.consumer import Consumer, open_queue
+from opendata_buffer.consumer.position import Position
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import (
     Conflict,
@@ -26,6 +27,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import location_timestamp_ms
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
+from opendata_buffer.queue.log import Log, LogView
 from opendata_buffer.queue.ownership import (
     QueueClaim,
     check_owner,
@@ -35,15 +37,16 @@ from opendata_buffer.queue.ownership import (
     owner_key,
     queue_hint,
 )
-from opendata_buffer.queue.queue import Queue, broker_pause
-from opendata_buffer.retry import Retries
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Retries, Runtime
 from opendata_buffer.stores.base import Store
 
 log = logging.getLogger(__name__)
 
 EVERYTHING = 1 << 64
 """A sequence beyond the end of any queue."""
+
+MOST_ENTRIES = 100_000
+"""Entries that a micro-batch without a limit reads; a log may have millions of them."""
 
 
 class QueueCursor:
@@ -95,7 +98,8 @@ class QueueCursor:
         try:
             # Before anything is claimed or dropped (failure F4).
             cursor._check_identity(queue_id)
-            retrying(cursor._read_behind, stable_end - 1 if stable_end > 0 else None)
+            known = stable_end > 0 or (start is not None and options.reader)
+            retrying(cursor._read_behind, stable_end - 1 if known else None)
             if start is not None:
                 cursor._check_holds(start, stable_end)
             return cursor
@@ -128,6 +132,10 @@ class QueueCursor:
         """Whether all entries of the manifest that was read last are acknowledged."""
         return self.end == self.acknowledged
 
+    @property
+    def _is_log(self) -> bool:
+        return self._claim is not None and self._claim.is_log
+
     def owns(self, position: PartitionOffset) -> bool:
         """Whether a position is of this queue, as far as ids show."""
         return position.queue in ("", self.queue_id) or not self.queue_id
@@ -153,11 +161,24 @@ class QueueCursor:
         options, first = self._options, self.read_end
         if options.starts_at_oldest:
             return first
-        self.read_until(EVERYTHING)
-        begin = wanted_start(options, self._pending, first, self.end, self._store.url)
+        view = read_only(options, self._store, self._runtime).view()
+        if isinstance(view, LogView):
+            first = view.first_sequence  # A reader may also go back.
+        begin = wanted_start(options, view, first, self._store.url)
         return max(
             first, begin if isinstance(options.starting_offsets, int) else min(begin, run_end)
         )
+
+    def seek(self, begin: int) -> None:
+        """Read from ``begin`` on, where a query begins that has no position yet.
+
+        The position of a reader moves there, back or forward. A queue's entries are all read.
+        """
+        first = self._pending[0].sequence if self._pending else self.read_end
+        if self._is_log and not first <= begin <= self.read_end:
+            self._reader.close()
+            self._pending = []
+            self._read_behind(begin - 1)
 
     def read_until(self, stop: int) -> None:
         """Read the entries below ``stop`` that were not read yet, as far as the queue has them."""
@@ -240,18 +261,14 @@ class QueueCursor:
             self._read_beside(last_acked)
             return
         # With the claim that was just made: a second one would ask the store twice.
-        queue = Queue(
-            self._store,
-            self._options.consumer,
-            runtime=self._runtime,
-            role="consumer",
-            claim=self._claim,
-            open_pause=broker_pause,
+        queue = open_queue(
+            self._store, self._options.consumer, self._runtime, self._claim, program=PROGRAM
         )
         try:
             self._reader = Consumer(
                 self._options.consumer,
-                last_acked,
+                # Also -1: a reader that was further on goes back to sequence 0.
+                None if last_acked is None else Position("", last_acked),
                 store=self._store,
                 runtime=self._runtime,
                 allow_data_loss=not self._options.fail_on_data_loss,
@@ -331,15 +348,13 @@ def check_start(options: SourceOptions, store: Store, runtime: Runtime) -> None:
         InvalidInput, DataLoss: As :meth:`QueueCursor.starting_offset`.
     """
     if options.acknowledge and not options.starts_at_oldest:
-        manifest = read_only(options, store, runtime).find() or Manifest.empty()
-        queued = [*map(BatchDescriptor.of, manifest.entries())]
-        wanted_start(options, queued, manifest.first_sequence, manifest.next_sequence, store.url)
+        view = read_only(options, store, runtime).view()
+        if options.reader or not isinstance(view, LogView):  # Without, opening it is refused.
+            wanted_start(options, view, view.first_sequence, store.url)
 
 
-def wanted_start(
-    options: SourceOptions, queued: Sequence[BatchDescriptor], first: int, end: int, url: str
-) -> int:
-    """The sequence that the options start at in a queue of [first, end); not below ``first``.
+def wanted_start(options: SourceOptions, view: Manifest | LogView, first: int, url: str) -> int:
+    """The sequence that the options start at in a queue from ``first`` on; not below that.
 
     Raises:
         InvalidInput, DataLoss: As :meth:`QueueCursor.starting_offset`.
@@ -348,8 +363,9 @@ def wanted_start(
         options.starting_offsets, options.starting_timestamp_ms, options.queue.manifest_path
     )  # fmt: skip
     assert not isinstance(wanted, tuple), "of_partition() picks one"
+    end = view.next_sequence
     if since_ms is not None:
-        begin = first_since(queued, since_ms, end)
+        begin = sequence_since(view, since_ms)
     else:
         begin = first if wanted == EARLIEST else end if wanted == LATEST else int(wanted)
     if begin > end:
@@ -360,7 +376,7 @@ def wanted_start(
     if begin < first:
         advice = "Start at 'earliest' or at a sequence that is still queued."
         options.report_data_loss(DataLoss(key, begin, first, advice))
-    elif options.acknowledge and begin > first:
+    elif options.acknowledge and not options.reader and begin > first:
         name = "startingOffsets" if since_ms is None else "startingTimestamp"
         raise InvalidInput(
             f"option {name} starts at sequence {begin} of manifest {key!r}, and {begin - first} "
@@ -372,17 +388,21 @@ def wanted_start(
     return max(first, begin)
 
 
-def manifest_of(options: SourceOptions, store: Store, runtime: Runtime) -> Manifest | None:
-    """The queue's manifest; None for a partition that was never written to.
+def view_of(options: SourceOptions, store: Store, runtime: Runtime) -> Manifest | LogView | None:
+    """The queue's manifest, or all that a log keeps; None for a partition never written to.
 
     Raises:
         InvalidInput: There is no queue.
         QueueReset: The manifest was lost, unless a loss is allowed (failure F4).
     """
     manifest = read_only(options, store, runtime).find()
-    if manifest is None and not options.create_if_missing:
-        raise _no_queue(options, store)
-    return manifest
+    if manifest is None:
+        if not options.create_if_missing:
+            raise _no_queue(options, store)
+        return None
+    log_ = Log(store, options.queue, runtime)
+    index = log_.read()
+    return manifest if index is None else log_.view(index, manifest)
 
 
 def _no_queue(options: SourceOptions, store: Store, advice: str = "") -> InvalidInput:
@@ -397,6 +417,13 @@ def _no_queue(options: SourceOptions, store: Store, advice: str = "") -> Invalid
 def oldest_ms(batch: BatchDescriptor) -> int | None:
     """Ingestion time of the batch's oldest record, milliseconds since the Unix epoch."""
     return min(_times_ms(batch), default=None)
+
+
+def sequence_since(view: Manifest | LogView, since_ms: int) -> int:
+    """As :func:`first_since`, in all of a queue; of a log without reading all of it."""
+    if isinstance(view, LogView):
+        return view.since(since_ms)
+    return first_since([*map(BatchDescriptor.of, view.entries())], since_ms, view.next_sequence)
 
 
 def first_since(queued: Sequence[BatchDescriptor], since_ms: int, end: int) -> int:

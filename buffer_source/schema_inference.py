@@ -10,15 +10,14 @@ from pyspark.sql.types import StructField, StructType
 
 from buffer_source.micro_batch_stream import SourcePartitions
 from buffer_source.options import SourceOptions
-from buffer_source.queue_cursor import manifest_of
+from buffer_source.queue_cursor import view_of
 from buffer_source.schema import INFERRED, own_column_like
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.errors import InvalidInput, PoisonBatch
 from opendata_buffer.formats.manifest import BatchDescriptor
-from opendata_buffer.retry import Retries, queue_retry
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Retries, Runtime, queue_retry
 from opendata_buffer.stores.base import Store
-from opendata_buffer.values import CSV, ValueOptions, infer
+from opendata_buffer.values import ValueOptions, infer
 
 log = logging.getLogger(__name__)
 
@@ -64,18 +63,12 @@ def infer_schema(
 
 
 def _without_own(schema: pa.Schema, values: ValueOptions) -> pa.Schema:
-    """The schema without fields named as columns of a buffer; in CSV such a field is refused."""
+    """The schema without fields named as columns of a buffer."""
     left_out = {
         each: own
         for each in schema.names
         if each != values.corrupt_column and (own := own_column_like(each)) is not None
     }
-    if left_out and values.format == CSV:  # Its fields are known by their places only.
-        name = next(iter(left_out))
-        raise InvalidInput(
-            f"the first record calls a column {name!r}, which stands for a column of the queue: "
-            "name the columns with .schema(...), in the order of the fields"
-        )
     if left_out:
         log.warning(
             "fields of records are left out of the schema, for their names stand for columns of "
@@ -104,10 +97,11 @@ def _records(
     options: SourceOptions, store: Store, runtime: Runtime, count: int, retrying: Retries
 ) -> list[bytes]:
     """The first records of some batches of one queue, the oldest and the newest."""
-    manifest = manifest_of(options, store, runtime)
-    entries = [] if manifest is None else list(manifest.entries())
-    if len(entries) > count:
-        entries = entries[: count // 2] + entries[-(count // 2) :]
+    view = view_of(options, store, runtime)
+    entries = [] if view is None else [*view.entries(limit=count)]
+    if view is not None and view.entry_count > count:
+        newest = view.entries(view.next_sequence - count // 2, count // 2)
+        entries = [*entries[: count // 2], *newest]
     handle = FetchHandle.of(options.consumer, store=store)
     records: list[bytes] = []
     for entry in entries:

@@ -267,7 +267,7 @@ def _with_advice() -> Iterator[None]:
     except MemoryError as error:
         error.args = (
             "the memory of the process that plans the query is used up. Each batch that waits in "
-            "the queue takes 0.2 kB there, and 0.9 kB where one micro-batch reads them all: set "
+            "the manifest takes 0.2 kB there, and each that one micro-batch reads 0.9 kB: set "
             "the option maxBatchesPerTrigger, or raise the limit, the setting "
             "spark.sql.planner.pythonExecution.memory",
         )

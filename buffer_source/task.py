@@ -27,9 +27,8 @@ from opendata_buffer.errors import BatchMissing, OpenDataBufferError, PoisonBatc
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.quarantine import quarantine
-from opendata_buffer.queue.consumer_info import add_query_id, read_consumer_info
-from opendata_buffer.retry import queue_retry
-from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.queue.consumer_info import amend_consumer_info, read_consumer_info
+from opendata_buffer.runtime import Runtime, SystemRuntime, queue_retry
 from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class QueryIdRecorder:
                 # The last task of a fenced query may name itself in its successor's info: nothing
                 # but the display depends on it.
                 if info is not None and info.program == PROGRAM and not info.query:
-                    add_query_id(store, config, self._runtime, info.epoch, query)
+                    amend_consumer_info(store, config, self._runtime, info.epoch, query=query)
             except OpenDataBufferError as error:
                 log.debug("the query's id was not recorded beside the queue: %s", error)
 

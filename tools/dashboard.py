@@ -73,6 +73,11 @@ def quantile(share: float, metric: str) -> str:
     return f"histogram_quantile({share}, sum by (job, le) ({buckets}))"
 
 
+def gauge_of_reader(metric: str) -> str:
+    """What any process of a job reports of a reader."""
+    return f"max by (queue, reader) ({metric}{{{QUEUE}}})"
+
+
 def gauge(metric: str, labels: str = QUEUE) -> str:
     """The largest that any process of a job reports of a queue."""
     return f"max by (queue) ({metric}{{{labels}}})"
@@ -182,6 +187,23 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 Line(quantile(0.5, "buffer_fetch_duration_seconds"), "median {{job}}"),
                 Line(quantile(0.99, "buffer_fetch_duration_seconds"), "99 % {{job}}"),
             ),
+            unit="s",
+        ),
+        Panel(
+            "Readers: batches behind",
+            "Of a log, what each reader has not acknowledged, at the collector's last cycle.",
+            (Line(gauge_of_reader("buffer_reader_lag"), "{{reader}} {{queue}}"),),
+        ),
+        Panel(
+            "Readers: time behind",
+            "Age of the oldest batch that a reader has not acknowledged.",
+            (Line(gauge_of_reader("buffer_reader_lag_seconds"), "{{reader}} {{queue}}"),),
+            unit="s",
+        ),
+        Panel(
+            "Readers: time to expiry",
+            "How long a reader may stay away until it holds nothing. Falls while it does not run.",
+            (Line(gauge_of_reader("buffer_reader_expires_seconds"), "{{reader}} {{queue}}"),),
             unit="s",
         ),
     ),

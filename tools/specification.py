@@ -4,7 +4,7 @@
 
     ./run spec                 # every module, small: a minute each
     ./run spec Queue Broker    # these
-    ./run spec --whole         # every module, more than 10 million states: most of an hour
+    ./run spec --whole         # every module, for 30 minutes each: more than 10 million states
     ./run spec --faults        # seed each fault, one by one, and print what found it
 
 TLC is one jar, which Maven gets into a cache outside the checkout. ``OPENDATA_BUFFER_TLA_TOOLS``
@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tools.servers import CACHE
@@ -51,6 +52,7 @@ class Result:
         trace: The actions that lead there, from the first on.
         taken: How many states each action led to, where coverage was asked for.
         seconds: How long it took.
+        left: States that were found and not looked at, when the time was over.
     """
 
     states: int
@@ -59,6 +61,7 @@ class Result:
     trace: tuple[str, ...]
     taken: Mapping[str, int]
     seconds: float
+    left: int = 0
 
 
 def java() -> str:
@@ -138,8 +141,9 @@ def check(
     fault: str = "",
     coverage: bool = False,
     workers: int = 2,
+    minutes: float | None = None,
 ) -> Result:
-    """Let TLC see all states of one configuration.
+    """Let TLC see all states of one configuration, or those that it finds in so many minutes.
 
     Raises:
         NotThere: Java or TLC is missing.
@@ -154,11 +158,22 @@ def check(
         options = ["-deadlock", "-workers", str(workers), "-metadir", scratch]
         options += ["-config", str(config), *(["-coverage", "60"] if coverage else [])]
         command = [java(), f"-Djava.io.tmpdir={scratch}", *tlc, *options, module_of(name)]
-        said = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True).stdout
-    counts = re.findall(r"^([\d,]+) states generated, ([\d,]+) distinct", said, re.MULTILINE)
-    if not counts or ("No error has been found" not in said and "is violated" not in said):
+        limit, over = None if minutes is None else 60 * minutes, False
+        try:
+            out = subprocess.run(command, cwd=FOLDER, capture_output=True, timeout=limit).stdout
+        except subprocess.TimeoutExpired as error:
+            out, over = error.stdout or b"", True
+    said = out.decode()
+    counts = re.findall(
+        r"^(?:Progress.*?: )?([\d,]+) states generated(?: \(.*?\))?, ([\d,]+) distinct states found"
+        r"(?: \(.*?\))?, ([\d,]+) states left",
+        said,
+        re.MULTILINE,
+    )
+    ended = over or "No error has been found" in said or "is violated" in said
+    if not counts or not ended:
         raise RuntimeError(TEMPLATE + said[-3_000:])
-    states, distinct = (int(each.replace(",", "")) for each in counts[-1])
+    states, distinct, left = (int(each.replace(",", "")) for each in counts[-1])
     violated = re.search(r"(?:Invariant|Action property|Property) (\w+) is violated", said)
     trace = re.findall(r"^State \d+: <(\w+) ", said, re.MULTILINE)
     taken = re.findall(r"^<(\w+) line .*?>: (\d+):\d+$", said, re.MULTILINE)
@@ -169,6 +184,7 @@ def check(
         tuple(trace),
         {action: int(count) for action, count in taken},
         time.monotonic() - began,
+        left if over else 0,
     )
 
 
@@ -201,16 +217,22 @@ def print_table(rows: Iterable[Sequence[object]]) -> None:
         print("| " + " | ".join(map(str, row)) + " |", flush=True)
 
 
-def check_all(names: Sequence[str], *, whole: bool) -> int:
+def check_all(names: Sequence[str], *, whole: bool, minutes: float | None) -> int:
     """Check configurations without a fault; the number of those that do not hold."""
     failed = 0
-    print_table([("specification", "states", "distinct", "s", "holds"), ["---"] * 5])
+    print_table([("specification", "states", "distinct", "left", "s", "holds"), ["---"] * 6])
     for name in names:
-        found = check(name, whole=whole)
+        found = check(name, whole=whole, minutes=minutes)
         failed += bool(found.violated)
-        how = f"no: {found.violated}, {' '.join(found.trace)}" if found.violated else "yes"
-        seconds = f"{found.seconds:.0f}"
-        print_table([(name, f"{found.states:,}", f"{found.distinct:,}", seconds, how)])
+        how = (
+            f"no: {found.violated}, {' '.join(found.trace)}"
+            if found.violated
+            else "so far"
+            if found.left
+            else "yes"
+        )
+        counts = (f"{each:,}" for each in (found.states, found.distinct, found.left))
+        print_table([(name, *counts, f"{found.seconds:.0f}", how)])
     return failed
 
 
@@ -233,6 +255,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("name", nargs="*", help=f"of {', '.join(NAMES)}; without one: all")
     parser.add_argument("--whole", action="store_true", help="more than 10 million states")
     parser.add_argument("--faults", action="store_true", help="seed each fault")
+    parser.add_argument("--minutes", type=float, help="for each; default 30 with --whole")
     given = parser.parse_args(arguments)
     for name in given.name:
         if name not in NAMES:
@@ -240,7 +263,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         jar(get=True)
         names = given.name or NAMES
-        failed = seed_all(names) if given.faults else check_all(names, whole=given.whole)
+        minutes = given.minutes or (30 if given.whole else None)
+        check_these = partial(check_all, whole=given.whole, minutes=minutes)
+        failed = seed_all(names) if given.faults else check_these(names)
     except NotThere as error:
         print(error, file=sys.stderr)
         return 1

@@ -28,9 +28,9 @@ from opendata_buffer.errors import *  # noqa: F403  (its __all__, here and below
 
 if TYPE_CHECKING:
     from opendata_buffer.broker.committer import open_brokered_committer as open_brokered_committer
+    from opendata_buffer.broker.discovery import BrokerPause as BrokerPause
     from opendata_buffer.broker.worker import ClaimedBatch as ClaimedBatch
     from opendata_buffer.broker.worker import Worker as Worker
-    from opendata_buffer.broker.write_pause import BrokerPause as BrokerPause
     from opendata_buffer.config import ConsumerConfig as ConsumerConfig
     from opendata_buffer.config import GarbageCollectorConfig as GarbageCollectorConfig
     from opendata_buffer.config import ProducerConfig as ProducerConfig
@@ -106,7 +106,7 @@ __all__ = sorted([*errors.__all__, *_MODULES])
 # Not listed: the names that handles and batches had before; and those that the package ``broker``,
 # which imports producers, consumers and queues, has for them when they need a broker.
 _MODULES |= {
-    "BrokerPause": "broker.write_pause",
+    "BrokerPause": "broker.discovery",
     "DurabilityWatcher": "producer.handles",
     "PartitionPosition": "consumer.position",
     "RawBatch": "consumer.fetch",

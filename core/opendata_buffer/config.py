@@ -18,11 +18,13 @@ from opendata_buffer.formats.keys import MAX_PREFIX_BYTES, check_key
 from opendata_buffer.redaction import check_no_secrets
 
 DEFAULT_DATA_PATH_PREFIX = "ingest"
+DEFAULT_GRACE_PERIOD_MS = 600_000
 _MOST_MS = 10**12
 """Thirty years. A wait of some three hundred years overflows in ``threading``."""
 
 _SECRETS = ("access_key_id", "secret_access_key", "session_token")
 _NOT_IN_COMMANDS = ("service_credential", "_ms", "attempts", "connections")
+_READER = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _REFERENCE = re.compile(r"\{\{\s*secrets/")
 
 
@@ -31,6 +33,15 @@ def _at_least(name: str, value: int, least: int) -> None:
         raise InvalidInput(f"{name} is {value!r}: use a whole number of at least {least}")
     if name.endswith("_ms") and value > _MOST_MS:
         raise InvalidInput(f"{name} is {value!r}: use at most {_MOST_MS} milliseconds")
+
+
+def check_reader_name(name: str) -> None:
+    """Refuse a name that cannot be part of a key."""
+    if not isinstance(name, str) or _READER.fullmatch(name) is None:
+        raise InvalidInput(
+            f"reader is {name!r}: use 1 to 100 letters, digits, '.', '_' and '-', beginning with a "
+            "letter or a digit"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +186,9 @@ class QueueConfig:
         cas_deadline_ms: How long one change or read of the manifest may take, with connects and
             retries, and opening a queue for use; a change may take 5 s more, to find out what its
             last attempt did. Default 60,000.
+        gc_grace_period_ms: The collector's grace period, for a queue that is created or has none
+            on record. All programs use the one on record, in the queue's owner marker;
+            ``opendata-buffer gc --grace-period-ms`` changes it. Default: 600,000 for a new queue.
         recreate: Start the queue over when its manifest is gone or was restored from an old
             copy, instead of raising :class:`~opendata_buffer.errors.QueueReset`. Batches that
             waited in the old one are not delivered. Default false.
@@ -193,6 +207,7 @@ class QueueConfig:
     manifest_path: str = ""
     store_options: StoreOptions = field(default_factory=StoreOptions)
     cas_deadline_ms: int = 60_000
+    gc_grace_period_ms: int | None = None
     recreate: bool = False
 
     def __new__(cls, *_: Any, **settings: Any) -> Self:
@@ -231,6 +246,8 @@ class QueueConfig:
             object.__setattr__(self, "manifest_path", f"{self.data_path_prefix}/manifest")
         check_key("manifest_path", self.manifest_path)
         _at_least("cas_deadline_ms", self.cas_deadline_ms, 1)
+        if self.gc_grace_period_ms is not None:
+            _at_least("gc_grace_period_ms", self.gc_grace_period_ms, 1)
 
 
 BROKER_CHOICES = ("auto", "host", "off")
@@ -259,8 +276,6 @@ class ProducerConfig(QueueConfig):
         delivery_timeout_ms: How long a batch is retried before its handles fail, as Kafka's
             ``delivery.timeout.ms``, at a full manifest with ``QueueFull``; an append too, if
             ``cas_deadline_ms`` is shorter. Default 120,000.
-        gc_grace_period_ms: The collector's grace period. A batch older than half of it is
-            uploaded again instead of enqueued (failure F5). Default 600,000.
         broker: Many processes that append to one manifest lose races to each other; a broker
             appends for all. ``auto`` (default): use the one that is announced, append alone
             where there is none; ``host``: this process serves as the broker while there is no
@@ -279,7 +294,6 @@ class ProducerConfig(QueueConfig):
     compression: Compression = Compression.NONE
     max_batch_bytes: int = 256 * MIB
     delivery_timeout_ms: int = 120_000
-    gc_grace_period_ms: int = 600_000
     broker: str = "auto"
 
     def __post_init__(self) -> None:
@@ -291,7 +305,6 @@ class ProducerConfig(QueueConfig):
             "max_buffered_bytes",
             "max_batch_bytes",
             "delivery_timeout_ms",
-            "gc_grace_period_ms",
         ):
             _at_least(name, getattr(self, name), 1)
         if self.max_buffered_inputs is not None:
@@ -309,18 +322,15 @@ class GarbageCollectorConfig:
 
     Attributes:
         enabled: Whether a consumer runs the collector. Default true.
-        interval_ms: Time between cycles. Default 300,000.
-        grace_period_ms: Least age of a deleted object; not below the ``gc_grace_period_ms`` of
-            any producer, or its uploads in flight are deleted. Default 600,000.
+        interval_ms: Time between cycles. Default: half of the queue's grace period.
     """
 
     enabled: bool = True
-    interval_ms: int = 300_000
-    grace_period_ms: int = 600_000
+    interval_ms: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least("gc interval_ms", self.interval_ms, 1)
-        _at_least("gc grace_period_ms", self.grace_period_ms, 0)
+        if self.interval_ms is not None:
+            _at_least("gc interval_ms", self.interval_ms, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,6 +346,8 @@ class ConsumerConfig(QueueConfig):
             false.
         create_if_missing: Create the queue where there is none, for a consumer that starts before
             the first producer. Default false: a mistyped path is an error.
+        reader: The name to read by, of a log (``opendata-buffer readers enable``): each name has
+            a position of its own and reads everything. Default none: the one consumer of a queue.
     """
 
     gc: GarbageCollectorConfig = field(default_factory=GarbageCollectorConfig)
@@ -343,9 +355,12 @@ class ConsumerConfig(QueueConfig):
     max_batch_bytes: int = 256 * MIB
     allow_foreign_locations: bool = False
     create_if_missing: bool = False
+    reader: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.reader:
+            check_reader_name(self.reader)
         _at_least("ack_interval", self.ack_interval, 1)
         _at_least("max_batch_bytes", self.max_batch_bytes, 1)
 

@@ -237,6 +237,10 @@ class Fenced(OwnershipLost):
             f"consumer with epoch {epoch} was fenced by epoch {current_epoch} on manifest "
             f"{key!r}: another consumer or query owns the queue; its status shows which. Stop this "
             "one; a queue has one consumer at a time."
+            if not key.endswith(".json")
+            else f"consumer with epoch {epoch} was fenced by epoch {current_epoch} of {key!r}: "
+            "another consumer or query reads by this name; the queue's status shows which. Stop "
+            "this one, or give it a name of its own."
         )
         self.key = key
         self.epoch = epoch

@@ -5,25 +5,23 @@ framing             a record in the stream                                      
 ==================  ==========================================================  =============
 ``lines``           what ends at a newline; a ``\\r`` before it belongs to it    without newline
 ``ndjson``          one JSON value and a newline                                JSON text
-``csv``             one row of RFC 4180; quoted fields may hold newlines        CSV text
 ``protobuf-fixed``  magic word, u32 length, the record (Gazette's framing)      yes
 ``length``          u32 length, the record                                      yes
 ==================  ==========================================================  =============
 
 All lengths are little-endian. A splitter is fed pieces of the stream, of any size, and returns
 the records that are complete; it holds one unfinished record and never more than the largest
-record allowed. A record of ``ndjson`` or ``csv`` keeps the bytes that it has in the stream, without
-its line ending: it is checked and not written anew.
+record allowed. A record of ``ndjson`` keeps the bytes that it has in the stream, without its line
+ending: it is checked and not written anew.
 
-The last line needs no newline. An empty line is an empty record of ``lines``; ``ndjson`` and
-``csv`` pass it over. Where a writer died in the middle of a frame, or garbage was written, the
-magic word of ``protobuf-fixed`` lets a reader find the next frame (:func:`unpack_fixed`), which
-reports the bytes that it passes over.
+The last line needs no newline. An empty line is an empty record of ``lines``; ``ndjson`` passes it
+over. Where a writer died in the middle of a frame, or garbage was written, the magic word of
+``protobuf-fixed`` lets a reader find the next frame (:func:`unpack_fixed`), which reports the bytes
+that it passes over.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import struct
 from abc import ABC, abstractmethod
@@ -245,11 +243,11 @@ class LineSplitter(Splitter):
         )
 
 
-def join_lines(records: pa.BinaryArray, end: bytes = b"\n") -> memoryview:
-    """The records as lines, each with its ending; no Python object per record."""
+def join_lines(records: pa.BinaryArray) -> memoryview:
+    """The records as lines, each with its newline; no Python object per record."""
     # 64-bit offsets: the newlines may take the text past what 32-bit ones reach.
     wide = records.cast(pa.large_binary())
-    empty, newline = (pa.scalar(each, pa.large_binary()) for each in (b"", end))
+    empty, newline = (pa.scalar(each, pa.large_binary()) for each in (b"", b"\n"))
     joined = pc.binary_join_element_wise(wide, empty, newline)
     if not len(joined):
         return memoryview(b"")
@@ -257,16 +255,14 @@ def join_lines(records: pa.BinaryArray, end: bytes = b"\n") -> memoryview:
     return memoryview(joined.buffers()[2])[: pc.sum(pc.binary_length(joined)).as_py()]
 
 
-class _TextSplitter(Splitter):
-    """Puts lines together until they are one record, and checks it."""
+class NdjsonSplitter(Splitter):
+    """Cuts a stream into JSON values, one a line. Empty lines are passed over."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)
-        # Pieces of the last line, and complete lines of its record. One growing string would be
-        # copied as a whole for each chunk.
+        # Pieces of the last line. One growing string would be copied as a whole for each chunk.
         self._pieces: list[bytes] = []
-        self._open: list[bytes] = []
-        self._size = 0  # bytes of both
+        self._size = 0
 
     def _split(self, chunk: bytes) -> list[bytes]:
         *lines, rest = chunk.split(b"\n")
@@ -278,88 +274,38 @@ class _TextSplitter(Splitter):
         return records
 
     def _end(self) -> list[bytes]:
-        records = list(self._records([b""])) if any(self._pieces) else []
-        if self._open and self._error is None:
-            self._error = self._broken("the input ends inside a quoted field")
-        return records
+        return list(self._records([b""])) if any(self._pieces) else []
 
     def _records(self, lines: Iterable[bytes]) -> Iterator[bytes]:
         for piece in lines:
             self._size += len(piece)
             self._check_size()
+            if self._error is None:
+                self._check(line := b"".join((*self._pieces, piece)))
             if self._error is not None:
                 return
-            line = b"".join((*self._pieces, piece))
-            self._pieces = []
-            self._open.append(line)
-            if not self._ends(line):
-                continue
-            data = b"".join(self._open)
-            try:
-                self._check(data)
-            except UnicodeDecodeError as error:
-                self._error = self._broken(f"no UTF-8 text ({error.reason} at byte {error.start})")
-                return
-            except ValueError as error:
-                self._error = self._broken(str(error))
-                return
-            self._open, self._size = [], 0
-            self._begin += len(data)
-            record = data.removesuffix(b"\n").removesuffix(b"\r")
+            self._pieces, self._size = [], 0
+            self._begin += len(line)
+            record = line.removesuffix(b"\n").removesuffix(b"\r")
             if record:
                 self._record += 1
                 yield record
 
-    def _ends(self, line: bytes) -> bool:
-        """Whether the record ends with this line; called once for each line, in order."""
-        return True
-
-    @abstractmethod
-    def _check(self, data: bytes) -> None:
-        """Raise ValueError if a complete record, with its line ending, is not valid."""
+    def _check(self, line: bytes) -> None:
+        text = line.strip(b" \t\r\n")
+        try:
+            if text:
+                json.loads(text, parse_int=str)  # int() refuses more than 4300 digits.
+        except RecursionError:
+            self._error = self._broken("JSON that is nested too deeply")
+        except json.JSONDecodeError as error:
+            self._error = self._broken(f"no JSON value: {error.msg} at character {error.pos}")
+        except UnicodeDecodeError as error:
+            self._error = self._broken(f"no UTF-8 text ({error.reason} at byte {error.start})")
 
     def _check_size(self) -> None:
         if self._size > self._max_bytes + 2 and self._error is None:  # Two for the line ending.
             self._error = self._too_large(self._size)
-
-
-class NdjsonSplitter(_TextSplitter):
-    """Cuts a stream into JSON values, one a line. Empty lines are passed over."""
-
-    def _check(self, data: bytes) -> None:
-        text = data.strip(b" \t\r\n")
-        if not text:
-            return
-        try:
-            json.loads(text, parse_int=str)  # int() refuses more than 4300 digits.
-        except RecursionError:
-            raise ValueError("JSON that is nested too deeply") from None
-        except json.JSONDecodeError as error:
-            raise ValueError(f"no JSON value: {error.msg} at character {error.pos}") from None
-
-
-class CsvSplitter(_TextSplitter):
-    """Cuts a stream into rows of comma-separated values. Empty lines are passed over."""
-
-    def __init__(self, max_bytes: int) -> None:
-        super().__init__(max_bytes)
-        # The library's own limit on a field, 128 KiB, holds for the whole process; a record's
-        # size is bounded here.
-        csv.field_size_limit(max(csv.field_size_limit(), max_bytes))
-        self._quotes = 0
-
-    def _ends(self, line: bytes) -> bool:
-        # Inside a quoted field the number of quotes so far is odd. With that count a field of many
-        # lines is parsed once, and not at each of its lines.
-        self._quotes += line.count(b'"')
-        return self._quotes % 2 == 0
-
-    def _check(self, data: bytes) -> None:
-        self._quotes = 0
-        try:
-            list(csv.reader([data.decode()], strict=True))
-        except csv.Error as error:
-            raise ValueError(f"no CSV row: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -385,7 +331,7 @@ class Framing:
 
         Raises:
             InvalidInput: A record would not be read back as it is, because it is empty or not one
-                JSON value on one line or row. The caller must then write nothing of the batch.
+                JSON value on one line. The caller must then write nothing of the batch.
         """
         data = self.join(records)
         if self.checks:
@@ -417,7 +363,6 @@ FRAMINGS = {
     for framing in (
         Framing("lines", "lines", LineSplitter, join_lines),
         Framing("ndjson", "records", NdjsonSplitter, join_lines, checks=True),
-        Framing("csv", "records", CsvSplitter, lambda each: join_lines(each, b"\r\n"), checks=True),
         Framing(
             "protobuf-fixed",
             "records",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from opendata_buffer import metrics, outcomes
-from opendata_buffer.config import ConsumerConfig, QueueConfig
+from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig, QueueConfig
 from opendata_buffer.errors import (
     CorruptData,
     Fenced,
@@ -28,10 +28,12 @@ from opendata_buffer.errors import (
     QueueReset,
     StorageError,
 )
-from opendata_buffer.formats.keys import MAX_KEY_BYTES, location_timestamp_ms, parse_location
+from opendata_buffer.formats.keys import MAX_KEY_BYTES, name_time_ms, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.queue.cas import CasObject, CasStore
+from opendata_buffer.queue.log import Log, end_of_part, parts_folder
+from opendata_buffer.queue.log_index import REMEMBERED, LogIndex, floor_of, name_ms
 from opendata_buffer.queue.ownership import (
     OWNER_NAME,
     QueueClaim,
@@ -45,6 +47,8 @@ from opendata_buffer.queue.ownership import (
     owner_key,
     queue_hint,
 )
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.readers import read_positions
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores.base import (
     Delete,
@@ -169,6 +173,20 @@ class Queued:
         """The batches that a manifest names; its metadata is not decoded."""
         return cls(frozenset(manifest.locations()), oldest_ms)
 
+    @classmethod
+    def of_log(cls, index: LogIndex, manifest: Manifest, named_ms: int | None) -> Queued:
+        """The batches that a log keeps, from its floor on.
+
+        Not all of those in segments by their locations, of which there may be millions: what is
+        named later than ``named_ms``, the oldest name among them, is not deleted. With a name
+        without a time among them nothing is.
+        """
+        first = max(index.floor, manifest.first_sequence)
+        locations = manifest.locations()[first - manifest.first_sequence :]
+        times = [name_ms(each) for each in locations]
+        times += [] if named_ms is None else [named_ms]
+        return cls(frozenset(locations), min(times, default=None))
+
 
 def plan(
     queued: Queued, page: Listing, *, own_ms: int, data_path_prefix: str, grace_ms: int
@@ -208,15 +226,6 @@ def plan(
         if info.key.endswith(f"/{OWNER_NAME}") and info.key != owner_key(data_path_prefix)
     ]
     return without_nested(GcPlan(orphans, referenced, waiting, ignored), nested)
-
-
-def name_time_ms(location: str) -> int | None:
-    """When a batch was named, by its ULID; None for a name without the batch's own time.
-
-    OpenData's Go producer names the run and not the batch: batches of a run that lasts for
-    weeks would all look as old as its first one.
-    """
-    return location_timestamp_ms(location) if location.endswith(".batch") else None
 
 
 def clock_fault(store_ms: int, own_ms: int, grace_ms: int) -> str | None:
@@ -300,7 +309,8 @@ class GarbageCollector:
 
     Args:
         store: Where the queue lives.
-        config: Prefix, manifest and, in ``config.gc``, interval and grace period.
+        config: Prefix, manifest and, in ``config.gc``, the interval. The grace period is the
+            queue's.
         runtime: Clock and threads.
         epoch: Of the consumer beside which it runs; another epoch in the manifest ends it (failure
             F9). None to collect under any consumer.
@@ -317,7 +327,7 @@ class GarbageCollector:
         self._store = store
         self._config = config
         self._prefix = config.data_path_prefix
-        self._grace_ms = config.gc.grace_period_ms
+        self._grace_ms = DEFAULT_GRACE_PERIOD_MS  # until it is read from the owner marker
         self._runtime = runtime if runtime is not None else SystemRuntime()
         self._epoch = epoch
         self._condition = self._runtime.condition()
@@ -328,6 +338,8 @@ class GarbageCollector:
         self._cursor = GcCursor(store, config, self._runtime)
         self._manifest = manifest_object(store, config, self._runtime)
         self._queued: tuple[Manifest, Queued] | None = None
+        self._log = Log(store, config, self._runtime)
+        self._floor_raised = False  # in this cycle
 
     def run_once(
         self, *, dry_run: bool = False, progress: Callable[[int], None] = lambda objects: None
@@ -374,17 +386,17 @@ class GarbageCollector:
                 )
 
     def _pages(self, dry_run: bool) -> Iterator[GcReport]:
-        claim: QueueClaim | None
-        if dry_run:
-            claim = check_owner(self._store, self._config, runtime=self._runtime)
-            start = ""
-        else:
-            claim = claim_queue(self._store, self._config, runtime=self._runtime)
-            start = self._cursor.load()
+        claim_now = check_owner if dry_run else claim_queue
+        start = "" if dry_run else self._cursor.load()
         size = 0
+        self._floor_raised = False
         for begin, end in ((start, ""), ("", start)) if start else (("", ""),):
             after = begin
             while not self._stopping:
+                # Before each page: the grace period may be a longer one by now.
+                claim = claim_now(self._store, self._config, runtime=self._runtime)
+                if claim is not None:
+                    self._grace_ms = claim.grace_ms
                 own_ms = self._runtime.now_ms()
                 found = self._store.list(f"{self._prefix}/", start_after=after, limit=_PAGE)
                 page = _until(found, end) if end else found
@@ -410,10 +422,14 @@ class GarbageCollector:
         metrics.gc_clock_difference_seconds.set((page.now_ms - own_ms) / 1000, self._labels)
         read_at = self._runtime.monotonic()
         manifest = self._read_manifest()
+        # Behind the manifest, for each page: what left the manifest is in the index. Without it,
+        # what the segments name would pass for garbage (failure F45).
+        is_log = claim is not None and claim.is_log
+        index = self._log.need(marked=True) if is_log else self._log.read()
         if claim is not None:
             claim.check(manifest)
         acked = "" if claim is None or claim.watermark is None else claim.watermark.acked_location
-        held = self._hold_reason(manifest, page, own_ms) or misplaced(
+        held = self._hold_reason(manifest, index, page, own_ms) or misplaced(
             manifest, self._config, self._store.url, acked
         )
         if held is not None or manifest is None:
@@ -422,8 +438,16 @@ class GarbageCollector:
             return GcReport(GcPlan(held=held))
         if claim is not None and not dry_run:
             claim.note(manifest, now=True)
+        if index is not None and not self._floor_raised:
+            now_ms = min(page.now_ms, own_ms)
+            index = self._raise_floor(index, manifest, claim, now_ms, dry_run)
+            self._floor_raised = True
+        if index is None:
+            queued = self._queued_in(manifest)
+        else:
+            queued = Queued.of_log(index, manifest, self._log.oldest_name_ms(index))
         made = plan(
-            self._queued_in(manifest),
+            queued,
             page,
             own_ms=own_ms,
             data_path_prefix=self._prefix,
@@ -434,7 +458,9 @@ class GarbageCollector:
         made = without_nested(made, nested)
         return GcReport(made) if dry_run else self._delete(made, read_at)
 
-    def _hold_reason(self, manifest: Manifest | None, page: Listing, own_ms: int) -> str | None:
+    def _hold_reason(
+        self, manifest: Manifest | None, index: LogIndex | None, page: Listing, own_ms: int
+    ) -> str | None:
         """Why nothing of this page may be deleted, or None."""
         path = self._config.manifest_path
         if manifest is None:
@@ -449,7 +475,7 @@ class GarbageCollector:
         fault = clock_fault(page.now_ms, own_ms, self._grace_ms)
         if fault is not None:
             return fault
-        if manifest.entry_count and self._queued_in(manifest).oldest_ms is None:
+        if index is None and manifest.entry_count and self._queued_in(manifest).oldest_ms is None:
             oldest = manifest.entries(limit=1)[0]
             words = queue_hint(self._store.url, self._config)
             return (
@@ -458,6 +484,73 @@ class GarbageCollector:
                 f"skip the batch with 'opendata-buffer skip {words} {oldest.sequence}'."
             )
         return None
+
+    def _raise_floor(
+        self,
+        index: LogIndex,
+        manifest: Manifest,
+        claim: QueueClaim | None,
+        now_ms: int,
+        dry_run: bool,
+    ) -> LogIndex:
+        """The index after this cycle has raised its floor: below it everything may be deleted.
+
+        The index first, then the positions; and then the index is written only if it is still the
+        one that was read: a reader that has registered or was set back since is not passed over.
+        """
+        log_ = self._log
+        is_long = manifest.next_sequence - max(index.end, manifest.first_sequence)
+        if is_long > log_.most_entries and not dry_run:
+            index = log_.move(manifest) or index
+            queue = Queue(
+                self._store, self._config, runtime=self._runtime, role="collector", claim=claim
+            )
+            queue.leave_to_log(index.end)
+        positions = read_positions(self._store, self._config, index, self._runtime)
+        expired = [  # failure F44
+            name
+            for name, each in positions.items()
+            if now_ms - each.moved_ms > index.reader_expiry_ms
+        ]
+        held = {name: each.next for name, each in positions.items() if name not in expired}
+        view = log_.view(index, manifest)
+        for name, each in positions.items():
+            left_ms = index.reader_expiry_ms - (now_ms - each.moved_ms)
+            labels = {**self._labels, "reader": name}
+            behind = view.behind(each.next)
+            metrics.reader_lag.set(behind.entry_count, labels)
+            metrics.reader_lag_seconds.set(behind.age_s(now_ms) or 0.0, labels)
+            metrics.reader_expires_seconds.set(max(0, left_ms) / 1000, labels)
+        retained_from = None
+        if index.retention_ms is not None:
+            retained_from = view.since(now_ms - index.retention_ms)
+        floor = floor_of(index, held, manifest.next_sequence, retained_from)
+        new = index.without_readers(expired).with_floor(floor)
+        if (floor == index.floor and not expired) or dry_run:
+            return new if dry_run else index
+        for name in expired:
+            log.warning(
+                "reader %r of %s has expired: it was last heard of %.1f days ago, at sequence %d",
+                name,
+                self._config.manifest_path,
+                (now_ms - positions[name].moved_ms) / 86_400_000,
+                positions[name].next,
+            )
+        now = log_.change(lambda before: new if before == index else before)
+        self._delete_parts(now.floor - REMEMBERED)
+        return now
+
+    def _delete_parts(self, before: int) -> None:
+        """Delete segments and pages that end before a sequence: no index names them any more.
+
+        Also those that none ever named: a mover that is about to name one of them has read an
+        index that ended before it, and loses its race.
+        """
+        folder = parts_folder(self._config)
+        found = self._store.list(folder, limit=_PAGE)
+        keys = [each.key for each in found.objects if end_of_part(each.key) <= before]
+        if keys:
+            self._store.delete_many(keys)
 
     def _read_manifest(self) -> Manifest | None:
         found = self._manifest.read()
@@ -520,7 +613,6 @@ class GarbageCollector:
         self._stopping = True
 
     def _loop(self) -> None:
-        interval_s = self._config.gc.interval_ms / 1000
         while not self._stopping:
             try:
                 for _ in self._cycle(dry_run=False):  # reports of long cycles add up to much
@@ -536,9 +628,10 @@ class GarbageCollector:
             except Exception:
                 # The consumer beside it must go on after any error.
                 log.exception("collection failed unexpectedly, next cycle tries again")
+            interval_ms = self._config.gc.interval_ms or max(50, self._grace_ms / 2)
             with self._condition:
                 if not self._stopping:
-                    self._condition.wait(interval_s)
+                    self._condition.wait(interval_ms / 1000)
 
 
 def _until(page: Listing, last: str) -> Listing:

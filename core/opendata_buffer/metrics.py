@@ -182,6 +182,25 @@ oldest_unacked_seconds = _watched(
 queue_length = _gauge(
     "queue_length", "{batch}", "Queued batches when the manifest was last read.", _QUEUE
 )
+reader_lag = _gauge(
+    "reader_lag",
+    "{batch}",
+    "Batches of a log that a reader has not acknowledged, at the collector's last cycle.",
+    (*_QUEUE, "reader"),
+)
+reader_lag_seconds = _gauge(
+    "reader_lag_seconds",
+    "s",
+    "Age of the oldest batch that a reader has not acknowledged, at the collector's last cycle; 0 "
+    "if none.",
+    (*_QUEUE, "reader"),
+)
+reader_expires_seconds = _gauge(
+    "reader_expires_seconds",
+    "s",
+    "How long a reader may stay away until it holds nothing, at the collector's last cycle.",
+    (*_QUEUE, "reader"),
+)
 batches_quarantined = _counter(
     "batches_quarantined",
     "{batch}",

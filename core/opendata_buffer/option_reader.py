@@ -28,7 +28,7 @@ _STORE_TEXTS = {
 }
 """Options with the fields of :class:`StoreOptions` that take their text."""
 
-STORAGE_OPTIONS = ("path", "dataPathPrefix", *_STORE_TEXTS)
+STORAGE_OPTIONS = ("path", "dataPathPrefix", "gcGracePeriodMs", *_STORE_TEXTS)
 """Names :func:`storage_settings` reads."""
 
 _FIXED = "it has a fixed value: leave it out"
@@ -36,8 +36,8 @@ _NAMED = (
     "load(), start() or save() names the queue or topic, for example load('s3://bucket/orders')"
 )
 _NO_GROUPS = (
-    "a queue has one consumer and no groups; with acknowledge set to false a query reads without "
-    "taking anything"
+    "use reader, the name of a reader of a log; with acknowledge set to false a query reads "
+    "without taking anything"
 )
 
 INSTEAD = {
@@ -52,8 +52,7 @@ INSTEAD = {
     "kafka.compression.type": "use compression",
     "includeHeaders": "the column metadata has what was sent with each record: leave it out",
     "startingOffsetsByTimestamp": "use startingTimestamp, one time for all partitions",
-    "endingTimestamp": "use endingOffsets",
-    "endingOffsetsByTimestamp": "use endingOffsets",
+    "endingOffsetsByTimestamp": "use endingTimestamp, one time for all partitions",
     "minOffsetsPerTrigger": "a trigger reads what waits: use trigger(processingTime='1 minute')",
     "maxTriggerDelay": "a trigger reads what waits: use trigger(processingTime='1 minute')",
     # Names of 0.1 and of other connectors.
@@ -65,6 +64,8 @@ INSTEAD = {
     "profile": "set AWS_PROFILE where driver and executors run",
     "sessionName": "the session of a role is called opendata-buffer",
     "anonymous": "give keys or a role; in Python StoreOptions(anonymous=True) reads a bucket",
+    "escape": "a quote within quotes is doubled: leave it out",
+    "header": "leave out records with the columns' names with where(...)",
     "includeLocation": "name the column in .schema('value BINARY, location STRING')",
     "columnNameOfCorruptRecord": "name the column _corrupt_record in the schema",
     "allowForeignLocations": "see 'opendata-buffer consume STORE --allow-foreign-locations'",
@@ -201,6 +202,7 @@ def storage_settings(reader: OptionReader) -> QueueConfig:
     return QueueConfig(
         store=store,
         data_path_prefix=reader.text("dataPathPrefix") or DEFAULT_DATA_PATH_PREFIX,
+        gc_grace_period_ms=reader.integer("gcGracePeriodMs", None, least=1),
         store_options=StoreOptions(
             **{name: reader.text(option) for option, name in _STORE_TEXTS.items()},  # type: ignore[arg-type]
         ),

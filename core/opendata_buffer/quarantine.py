@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.formats.keys import is_confined, parse_location
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.formats.sidecar import Sidecar, SidecarFields
-from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
 from opendata_buffer.stores.base import (
     Blob,
     Get,

@@ -1,22 +1,32 @@
-"""Time, threads and randomness: all that is not deterministic, besides the store.
+"""Time, threads, randomness and retries: all that is not deterministic, besides the store.
 
 This is the only module that may read a clock, sleep, start a thread or draw a random number
 (ruff's banned-api list enforces it). Everything else takes a :class:`Runtime`, so that the
-simulation can run the same code on virtual time with seeded randomness.
+simulation can run the same code on virtual time with seeded randomness. What is built of these
+alone is here, too: deadlines, calls in parallel, objects that a ``with`` block closes, retries.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from contextvars import ContextVar, copy_context
+from dataclasses import KW_ONLY, dataclass
 from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from itertools import count
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+
+from opendata_buffer.errors import OpenDataBufferError, TransientStorageError
+
+log = logging.getLogger(__name__)
 
 _BASE32 = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 """Crockford's digits, which ULIDs are written in: 26 of them hold 128 bits."""
@@ -46,6 +56,7 @@ class Lockable(Protocol):
 Owner = TypeVar("Owner", bound=Lockable)
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 
 def locked(
@@ -129,6 +140,47 @@ class Runtime(Protocol):
 
     def ulid(self) -> str:
         """A new ULID of the current wall clock, 26 characters."""
+
+
+class _SystemCondition(threading.Condition):
+    def __init__(self) -> None:
+        lock = threading.RLock()
+        super().__init__(lock)
+        # The lock's own function, not a method around it: produce() asks on every call.
+        self.held: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]
+
+
+class SystemRuntime:
+    """The real clock, real threads, real randomness."""
+
+    # The clock's own function, not a method around it: produce() asks on every call.
+    monotonic = staticmethod(time.monotonic)
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def cpu_time(self) -> float:
+        return time.thread_time()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def condition(self) -> Condition:
+        return _SystemCondition()
+
+    def spawn(self, target: Callable[[], None], name: str) -> Task:
+        # Daemon: a service that exits without close() must not hang in interpreter shutdown.
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def random(self) -> float:
+        return random.random()
+
+    def ulid(self) -> str:
+        # Random bits from the operating system, not from `random`: forked workers share the
+        # state of the latter, and two equal ULIDs would overwrite each other's batch.
+        return ulid_of(self.now_ms(), secrets.token_bytes(10))
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,42 +288,207 @@ def wait_for(
     return True
 
 
-class _SystemCondition(threading.Condition):
-    def __init__(self) -> None:
-        lock = threading.RLock()
-        super().__init__(lock)
-        # The lock's own function, not a method around it: produce() asks on every call.
-        self.held: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]
+class Closeable(ABC):
+    """A context manager that closes itself, and does not hide the error that ended the block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write out what is pending and end; free to repeat."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except OpenDataBufferError as error:
+            if exc is None:
+                raise
+            self._note_failed_close(error)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *raised: Any) -> None:
+        import asyncio  # not for those that do not use it
+
+        await asyncio.to_thread(self.__exit__, *raised)
+
+    def _note_failed_close(self, error: OpenDataBufferError) -> None:
+        log.exception("closing the %s failed", type(self).__name__)
 
 
-class SystemRuntime:
-    """The real clock, real threads, real randomness."""
+def in_parallel(
+    runtime: Runtime,
+    call: Callable[[Item], Result],
+    items: Iterable[Item],
+    *,
+    most: int = 32,  # a quarter of the connections that a store keeps by default
+) -> list[Result]:
+    """The results of ``call`` of each item, from threads that have the caller's deadline.
 
-    # The clock's own function, not a method around it: produce() asks on every call.
-    monotonic = staticmethod(time.monotonic)
+    Raises:
+        Exception: The error of the first item whose call failed; all calls have ended by then. To
+            get each outcome, let ``call`` return its error.
+    """
+    wanted = tuple(items)
+    if len(wanted) <= 1:
+        return [call(each) for each in wanted]  # a thread would only add cost
+    changed = runtime.condition()
+    waiting = list(enumerate(wanted))[::-1]
+    results: dict[int, Result] = {}
+    errors: dict[int, BaseException] = {}
 
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+    def work() -> None:
+        while True:
+            with changed:
+                if not waiting:
+                    return
+                index, item = waiting.pop()
+            try:
+                results[index] = call(item)
+            except BaseException as error:  # raised again in the caller's thread
+                errors[index] = error
+            with changed:
+                changed.notify_all()
 
-    def cpu_time(self) -> float:
-        return time.thread_time()
+    for _ in range(min(most, len(wanted))):
+        with changed:
+            if not waiting:
+                break  # a fast store has answered all calls before every thread was started
+        context = copy_context()  # one context cannot be entered twice at once
+        try:
+            runtime.spawn(lambda context=context: context.run(work), "opendata-buffer-together")  # type: ignore[misc]
+        except RuntimeError:
+            # No thread can be started. The error would leave calls under way without a waiter.
+            work()
+            break
+    with changed:
+        while len(results) + len(errors) < len(wanted):
+            changed.wait()
+    if errors:
+        raise errors[min(errors)]
+    return [results[index] for index in range(len(wanted))]
 
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
 
-    def condition(self) -> Condition:
-        return _SystemCondition()
+@dataclass(frozen=True)
+class Retries:
+    """A retry policy with full-jitter exponential backoff within a deadline.
 
-    def spawn(self, target: Callable[[], None], name: str) -> Task:
-        # Daemon: a service that exits without close() must not hang in interpreter shutdown.
-        thread = threading.Thread(target=target, name=name, daemon=True)
-        thread.start()
-        return thread
+    Call it with a function and its arguments; several threads may. Attempt ``n`` is followed by a
+    sleep drawn from [0, min(max_ms, base_ms * 2**(n-1))). Full jitter, because writers that lost
+    one CAS race together would otherwise meet again in the next one (failure F14).
 
-    def random(self) -> float:
-        return random.random()
+    Attributes:
+        runtime: Where sleeping, time and randomness come from.
+        base_ms: First backoff step, milliseconds.
+        max_ms: Largest backoff step, milliseconds.
+        deadline_ms: No attempt begins later than so many milliseconds after the first one. The last
+            sleep is cut short, so that an attempt is made about then. A sleep that would reach the
+            caller's :func:`~.runtime.deadline` ends the retries.
+        retry_on: Errors that are retried. Any other, and the last of these, is raised as it is.
+        pause: Seconds to sleep after an error in place of the backoff; None for the backoff.
+        before_pause: Called before each of these sleeps.
+        max_attempts: How many attempts are made at most. Default: until the deadline.
+    """
 
-    def ulid(self) -> str:
-        # Random bits from the operating system, not from `random`: forked workers share the
-        # state of the latter, and two equal ULIDs would overwrite each other's batch.
-        return ulid_of(self.now_ms(), secrets.token_bytes(10))
+    runtime: Runtime
+    _: KW_ONLY
+    base_ms: int
+    max_ms: int
+    deadline_ms: int
+    retry_on: tuple[type[Exception], ...]
+    pause: Callable[[BaseException], float | None] | None = None
+    before_pause: Callable[[], None] | None = None
+    max_attempts: int | None = None
+
+    def __call__(
+        self,
+        call: Callable[Parameters, Result],
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> Result:
+        """What the function returns.
+
+        Raises:
+            BaseException: What it raised, at once or in the last attempt.
+        """
+        until = self.runtime.monotonic() + self.deadline_ms / 1000
+        for failures in count(1):
+            try:
+                return call(*args, **kwargs)
+            except Exception as error:
+                _clear_locals(error)
+                if not isinstance(error, self.retry_on) or failures == self.max_attempts:
+                    raise
+                # Cut at the deadline, so that the last attempt is made at it.
+                left = until - self.runtime.monotonic()
+                pause = min(self._pause_after(failures, error), max(0.0, left))
+                # At the caller's deadline nothing can be tried any more, and the error of the last
+                # attempt has more in it than that time is up.
+                around = remaining()
+                if left <= 0 or (around is not None and pause >= around):
+                    raise
+            if self.before_pause is not None:
+                self.before_pause()
+            self.runtime.sleep(pause)
+        raise AssertionError("counting does not end")
+
+    def _pause_after(self, failures: int, error: BaseException) -> float:
+        pause = None if self.pause is None else self.pause(error)
+        if pause is not None:
+            return pause
+        # The exponent is capped: 2.0**1024 overflows after some hours of retries.
+        step_ms = min(self.max_ms, self.base_ms * 2.0 ** min(failures - 1, 64))
+        return self.runtime.random() * step_ms / 1000
+
+
+def _clear_locals(error: BaseException) -> None:
+    """Let go of the values of the frames that an error has passed; its traceback stays.
+
+    Batches and handles keep errors, some of them in reference cycles: the copies of a
+    manifest of 64 MiB would stay with each one (failure F35).
+    """
+    each: BaseException | None = error
+    seen: set[int] = set()
+    while each is not None and id(each) not in seen:  # a chain may be a circle
+        seen.add(id(each))
+        traceback.clear_frames(each.__traceback__)
+        each = each.__cause__ or each.__context__
+
+
+class RetrySettings(Protocol):
+    """The settings of a queue that say how its calls are repeated."""
+
+    @property
+    def backoff_base_ms(self) -> int: ...
+    @property
+    def backoff_max_ms(self) -> int: ...
+    @property
+    def cas_deadline_ms(self) -> int: ...
+
+
+def queue_retry(
+    runtime: Runtime,
+    config: RetrySettings,
+    *,
+    deadline_ms: int | None = None,
+    retry_on: tuple[type[Exception], ...] = (TransientStorageError,),
+    pause: Callable[[BaseException], float | None] | None = None,
+    before_pause: Callable[[], None] | None = None,
+) -> Retries:
+    """:class:`Retries` with the backoff of a queue's settings, by default until its deadline."""
+    return Retries(
+        runtime,
+        base_ms=config.backoff_base_ms,
+        max_ms=config.backoff_max_ms,
+        deadline_ms=config.cas_deadline_ms if deadline_ms is None else deadline_ms,
+        retry_on=retry_on,
+        pause=pause,
+        before_pause=before_pause,
+    )

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+_IDENTIFIER = re.compile(r"<code>([^<>\s]{1,36})</code>")
+_TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+_HEAD_CELL = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
 _CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -85,3 +88,20 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     uri = page.file.src_uri
     sources = {target: source for source, target in outside_pages().items()}
     return relinked(markdown, sources.get(uri, f"docs/{uri}"), uri)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Lets a phone show what is wide: no line breaks within an identifier, and cells have names."""
+    html = _IDENTIFIER.sub(r'<code class="identifier">\1</code>', html)
+    return _TABLE.sub(lambda table: _with_names(table[0]), html)
+
+
+def _with_names(table: str) -> str:
+    """A table whose cells have their column's name, by which the style sheet stacks them."""
+    names = [re.sub(r"<.*?>", "", each) for each in _HEAD_CELL.findall(table)]
+
+    def row(found: re.Match[str]) -> str:
+        cells = iter(names)
+        return re.sub(r"<td", lambda _: f'<td data-name="{next(cells, "")}"', found[0])
+
+    return re.sub(r"<tr>.*?</tr>", row, table, flags=re.DOTALL)

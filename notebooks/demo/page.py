@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from notebooks.demo.findings import Carrier, Delay, Proof, weeks
-from notebooks.demo.plot import PALETTE, READY, delays_svg, run_svg
-from notebooks.demo.progress import Mark, Sample
+from notebooks.demo.plot import AGAIN, CAUGHT_UP, PALETTE, READY, STOPPED, delays_svg, run_svg
+from notebooks.demo.progress import Mark, MicroBatch, Sample
 
-__all__ = ["Run", "Tile", "render", "tiles"]
+__all__ = ["Interruption", "Run", "Tile", "interruption", "render", "tiles"]
 
 WIDE, NARROW = (9.6, 3.5), (4.6, 3.3)
 WIDE_RUN, NARROW_RUN = (9.6, 5.6), (4.6, 5.6)
@@ -30,19 +31,27 @@ class Run:
         command: What repeats it.
         samples: Its counters through time.
         marks: What happened.
-        batches: Micro-batches of the query, those of earlier runs included.
+        rows: The rows of each micro-batch, those of earlier runs included.
+        durable_ms: From produce to durable, of each call.
+        micro_batches: What Spark says of the micro-batches of this run.
     """
 
     buffer: str
     command: str
     samples: Sequence[Sample]
     marks: Sequence[Mark]
-    batches: int
+    rows: Mapping[int, int]
+    durable_ms: Sequence[int]
+    micro_batches: Sequence[MicroBatch]
 
     @property
     def ready(self) -> float:
         """When the query had its first batch in Parquet, in seconds since the start."""
-        return next((each.seconds for each in self.marks if each.name == READY), 0.0)
+        return self.time_of(READY) or 0.0
+
+    def time_of(self, name: str) -> float | None:
+        """When it happened, in seconds since the start."""
+        return next((each.seconds for each in self.marks if each.name == name), None)
 
 
 class Tile(NamedTuple):
@@ -53,27 +62,90 @@ class Tile(NamedTuple):
     meaning: str
 
 
+class Interruption(NamedTuple):
+    """The query was stopped in the middle, and started again.
+
+    Attributes:
+        stopped: When, in seconds since the start of the run.
+        again: When it was started again.
+        first: When its next micro-batch was in Parquet.
+        caught_up: When everything that waited at the restart was in Parquet.
+        produced: Rows that became durable while it was stopped.
+        waiting: Rows in the buffer at the restart, and not in Parquet.
+        rate: Rows a second of the micro-batches that caught up; 0 if Spark told of none.
+    """
+
+    stopped: float
+    again: float
+    first: float
+    caught_up: float
+    produced: int
+    waiting: int
+    rate: float
+
+
+def interruption(run: Run) -> Interruption | None:
+    """What the stop in the middle did, if there was one."""
+    times = [run.time_of(name) for name in (STOPPED, AGAIN, CAUGHT_UP)]
+    stopped, again, caught_up = times
+    if stopped is None or again is None or caught_up is None:
+        return None
+    before = [each for each in run.samples if each.seconds <= stopped][-1]
+    at = [each for each in run.samples if each.seconds <= again][-1]
+    later = (
+        each.seconds for each in run.samples if each.seconds > again and each.written > at.written
+    )
+    first = next(later, caught_up)
+    rows = took_ms = 0
+    for each in run.micro_batches:
+        if each.start == run.micro_batches[-1].start and rows < at.backlog:
+            rows += run.rows[each.id]
+            took_ms += each.total_ms
+    rate = 1000 * rows / took_ms if took_ms else 0.0
+    produced = at.durable - before.durable
+    return Interruption(stopped, again, first, caught_up, produced, at.backlog, rate)
+
+
 def tiles(run: Run) -> list[Tile]:
-    """The run in six figures."""
-    measured = [each for each in run.samples if each.seconds >= run.ready] or list(run.samples)
-    first, last = measured[0], measured[-1]
-    rows, seconds = last.written - first.written, last.seconds - first.seconds
-    lags = sorted(each.lag_s for each in measured)
+    """The run in a few figures."""
+    found = []
+    if run.durable_ms:
+        found.append(
+            Tile(
+                "durable after",
+                f"{median(run.durable_ms):.0f} ms",
+                f"from produce() to durable: the median of {len(run.durable_ms):,} calls, which "
+                "collect records for 100 ms",
+            )
+        )
+    plans = [each.plan_ms for each in run.micro_batches if each.plan_ms is not None]
+    if plans:
+        found.append(
+            Tile(
+                "planning",
+                f"{median(plans):.0f} ms",
+                f"for Spark to learn what is new: the median of {len(plans)} micro-batches",
+            )
+        )
+    stop = interruption(run)
+    if stop is not None:
+        found += [
+            Tile(
+                "catching up",
+                f"{stop.rate:,.0f} rows/s",
+                "after the stop, from the buffer into Parquet, with the parsing of JSON",
+            ),
+            Tile(
+                "interruption",
+                f"{stop.again - stop.stopped:.0f} s",
+                f"without Spark: {stop.waiting:,} rows waited in the buffer",
+            ),
+        ]
+    last = run.samples[-1]
     return [
+        *found,
+        Tile("micro-batches", f"{len(run.rows):,}", "each written once, whatever was stopped"),
         Tile("time", f"{last.seconds:.0f} s", f"{run.ready:.0f} s of it until Spark was ready"),
-        Tile(
-            "throughput",
-            f"{rows / max(seconds, 0.001):,.0f} rows/s",
-            "from the buffer into Parquet, since Spark was ready",
-        ),
-        Tile(
-            "largest backlog",
-            f"{max(each.backlog for each in measured):,} rows",
-            "in the buffer at once, not in Parquet yet",
-        ),
-        Tile("usual lag", f"{lags[len(lags) // 2]:.1f} s", "half of the time it was less"),
-        Tile("largest lag", f"{lags[-1]:.1f} s", "no row waited longer, once Spark was ready"),
-        Tile("micro-batches", f"{run.batches:,}", "each written once, whatever was stopped"),
     ]
 
 
@@ -99,6 +171,7 @@ def render(
     return environment.get_template("page.html").render(
         run=run,
         tiles=tiles(run),
+        interruption=interruption(run),
         weeks=weeks(days),
         carriers=carriers,
         proof=proof,

@@ -34,6 +34,7 @@ PALETTE = {
 READY = "Spark ready"
 STOPPED = "Spark stopped"
 AGAIN = "started again"
+CAUGHT_UP = "caught up"
 
 _STYLE = {
     "axes.edgecolor": PALETTE["soft"],
@@ -58,6 +59,10 @@ _STYLE = {
     "ytick.color": PALETTE["soft"],
     "ytick.left": False,
 }
+
+
+LINES = 4
+"""For the names of marks, at the top of a chart."""
 
 
 @contextmanager
@@ -149,7 +154,7 @@ def _draw_run(
     lower.set_xlabel("seconds since the start")
     for axes in (upper, lower):
         axes.set_xlim(0, end)
-        axes.set_ylim(0, max(axes.get_ylim()[1], 1.0) * (1.0 if narrow else 1.25))
+        axes.set_ylim(0, max(axes.get_ylim()[1], 1.0) * (1.0 if narrow else 1.45))
         for begin, until in away(marks, end):
             axes.axvspan(begin, until, color=PALETTE["away"], zorder=0, linewidth=0)
         for each in marks:
@@ -159,20 +164,25 @@ def _draw_run(
 
 
 def _name(axes: Any, marks: Sequence[Mark], end: float) -> None:
-    """Write the names of marks at the top; of two that are close the second is a line lower."""
-    lines = [-1.0, -1.0]  # where the last name of each line ended
+    """Write the names of marks at the top, each on the first line where it hides no other."""
+    lines: list[list[tuple[float, float]]] = [[] for _ in range(LINES)]
     height, width = axes.get_ylim()[1], 0.0125 * end
     for each in marks:
         length = width * len(each.name)
-        begin = each.seconds if each.seconds + length < end else each.seconds - length
-        line = 0 if begin >= lines[0] else 1
-        lines[line] = begin + length
+        fits = each.seconds + length < end
+        begin = each.seconds if fits else each.seconds - length
+        line = next(
+            n
+            for n, taken in enumerate(lines)
+            if n == LINES - 1 or all(begin >= to or begin + length <= of for of, to in taken)
+        )
+        lines[line].append((begin, begin + length))
         axes.annotate(
             each.name,
             (each.seconds, height),
-            (4 if begin == each.seconds else -4, -3 - 12 * line),
+            (4 if fits else -4, -3 - 12 * line),
             textcoords="offset points",
-            ha="left" if begin == each.seconds else "right",
+            ha="left" if fits else "right",
             va="top",
             fontsize=9,
             color=PALETTE["ink"],

@@ -48,7 +48,8 @@ class Producers:
 
     def _listen(self, airport: str) -> None:
         for line in self._running[airport].stdout or ():
-            self._counters.on_durable(airport, int(line))
+            rows, *took_ms = map(int, line.split())
+            self._counters.on_durable(airport, rows, took_ms)
 
     def go(self) -> None:
         """Let them replay the rest after their first chunk."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -51,6 +52,32 @@ class Mark(NamedTuple):
     text: str
 
 
+class MicroBatch(NamedTuple):
+    """What Spark's query progress says of one.
+
+    Attributes:
+        start: In which start of the query in this run.
+        id: Its number.
+        plan_ms: What the source took to find what is new; None for one that a stopped query had
+            planned.
+        total_ms: All of the micro-batch.
+    """
+
+    start: int
+    id: int
+    plan_ms: int | None
+    total_ms: int
+
+
+def micro_batches(start: int, progress: Sequence[Any]) -> list[MicroBatch]:
+    """The micro-batches in the progress of a query; a look that found nothing is none."""
+    return [
+        MicroBatch(start, each.batchId, took.get("latestOffset"), took["triggerExecution"])
+        for each in progress
+        if "addBatch" in (took := each.durationMs)
+    ]
+
+
 @dataclass
 class Counters:
     """Rows durable in the buffer, by producer, and rows in Parquet, by micro-batch."""
@@ -64,7 +91,11 @@ class Counters:
     heard: set[str] = field(default_factory=set)
     """Producers that had something made durable in this run."""
     has_batch: bool = False
-    """Whether a micro-batch has reached Parquet in this run."""
+    """Whether a micro-batch has reached Parquet since the query was started last."""
+    durable_ms: list[int] = field(default_factory=list)
+    """From produce to durable, of each call of this run."""
+    micro_batches: list[MicroBatch] = field(default_factory=list)
+    """What Spark says of the micro-batches of this run."""
     _started: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -78,10 +109,11 @@ class Counters:
         """Rows in Parquet."""
         return sum(self.batches.values())
 
-    def on_durable(self, airport: str, rows: int) -> None:
+    def on_durable(self, airport: str, rows: int, took_ms: Sequence[int] = ()) -> None:
         """A producer's word."""
         with self._lock:
             self.durable[airport] = rows
+            self.durable_ms += took_ms
             self.heard.add(airport)
 
     def on_batch(self, batch_id: int, rows: int) -> None:
@@ -147,7 +179,8 @@ class Screen:
     def mark(self, name: str, text: str) -> None:
         """Note what happens now, and say it."""
         made = self._counters.mark(name, text)
-        self._console.print(f"[bold]{made.seconds:5.1f} s[/]  {name}: {text}", highlight=False)
+        line = f"[bold]{made.seconds:5.1f} s[/]  {name}: {text}"
+        self._console.print(line, highlight=False, soft_wrap=True)
 
     def show(self, status: str) -> None:
         """Sample the counters and show them."""

@@ -12,6 +12,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
 from notebooks.demo.places import Places
+from tests.spark.jvm import prepare
 
 FIELDS = """
     row INT, chunk INT, origin STRING, carrier STRING, year INT, month INT, day INT, hour INT,
@@ -37,6 +38,7 @@ def quiet(log: Path) -> Iterator[None]:
 
 def session(log: Path) -> SparkSession:
     """A local Spark on two cores that writes to ``log`` only."""
+    prepare()  # options of the JVM, and Python processes that load compiled files
     with quiet(log):
         return (
             SparkSession.builder.master("local[2]")
@@ -45,8 +47,6 @@ def session(log: Path) -> SparkSession:
             .config("spark.ui.showConsoleProgress", "false")
             .config("spark.log.level", "ERROR")
             .config("spark.driver.memory", "1g")
-            # In a run of a minute the optimising compiler takes more than it gives.
-            .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
             .config("spark.sql.shuffle.partitions", "2")
             .config("spark.sql.session.timeZone", "UTC")
             .getOrCreate()

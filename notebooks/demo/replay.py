@@ -2,8 +2,9 @@
 
 Each chunk is one transaction: batch ``chunk`` of app ``airport``, in a topic in each partition
 that it has carriers of. It produces one chunk, by which Spark gets ready, and the others once it
-is told to go, by a line on standard input. It reports on standard output how far it is durable, and
-ends when its standard input closes, as it does when the demo dies.
+is told to go, by a line on standard input. It reports on standard output how many flights are
+durable, and the milliseconds from produce to durable of each chunk that became so; it ends when its
+standard input closes, as it does when the demo dies.
 """
 
 from __future__ import annotations
@@ -58,14 +59,27 @@ def replay(store: str, airport: str, first_chunk: int, seconds: float) -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     pending: deque[tuple[int, Handle]] = deque()
+    took: dict[int, float] = {}
 
     def report(all_of_them: bool = False) -> None:
-        durable = None
-        while pending and (all_of_them or pending[0][1].done()):
-            durable, handle = pending.popleft()
+        done = []
+        while pending and (all_of_them or pending[0][0] in took):
+            chunk, handle = pending.popleft()
             handle.result()
-        if durable is not None:
-            print(share.rows_before(durable + 1), flush=True)
+            done.append(chunk)
+        if done:
+            waits = (f"{took[chunk]:.0f}" for chunk in done if chunk in took)
+            print(share.rows_before(done[-1] + 1), *waits, flush=True)
+
+    def produce_timed(chunk: int) -> None:
+        began = time.monotonic()
+        handle = produce(producer, share, chunk)
+
+        def durable(_: Handle) -> None:
+            took[chunk] = (time.monotonic() - began) * 1000
+
+        handle.add_done_callback(durable)
+        pending.append((chunk, handle))
 
     config = ProducerConfig(store=store, compression=Compression.ZSTD)
     made = TopicProducer(config) if is_topic(open_store(store)) else Producer(config)
@@ -80,7 +94,7 @@ def replay(store: str, airport: str, first_chunk: int, seconds: float) -> None:
             due = start + (chunk - first_chunk - 1) * seconds / share.chunks
             if stop.wait(max(0.0, due - time.monotonic())):
                 break
-            pending.append((chunk, produce(producer, share, chunk)))
+            produce_timed(chunk)
             report()
         producer.flush()
         report(all_of_them=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 
@@ -16,7 +16,7 @@ from notebooks.demo import findings, page, plot
 from notebooks.demo.flights import AIRPORTS, Share, flights
 from notebooks.demo.places import Places
 from notebooks.demo.producers import Failed, Producers, producers
-from notebooks.demo.progress import Counters, Screen
+from notebooks.demo.progress import Counters, Screen, micro_batches
 from notebooks.demo.tables import show_carriers, show_proof
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["run"]
+
+Made = TypeVar("Made")
 
 LOOK_S = 0.2
 """Between two samples."""
@@ -70,7 +72,15 @@ def run(
     proof = _tell(places, console)
     days = findings.days(places)
     plot.save_picture(places.plot, days, counters.samples, counters.marks)
-    made_by = page.Run(buffer, command, counters.samples, counters.marks, len(counters.batches))
+    made_by = page.Run(
+        buffer,
+        command,
+        counters.samples,
+        counters.marks,
+        counters.batches,
+        counters.durable_ms,
+        counters.micro_batches,
+    )
     text = page.render(made_by, days, findings.carriers(places), proof, version("opendata-buffer"))
     new = places.page.with_suffix(".new")
     new.write_text(text, encoding="utf-8")
@@ -108,67 +118,97 @@ class Course:
         self._stack = stack
         self._log = places.log("spark")
         self._stream: StreamingQuery | None = None
+        self._starts = 0
+        self._ahead: list[tuple[Callable[[], bool], str, str]] = []
+        """What will happen: when, and by which name and text it is marked."""
 
     def follow(self, pause: float) -> None:
         """Until every record is in Parquet."""
         spark = self._session()
         self._start(spark)
-        self._await("Spark compiles its first batch", self._is_ready)
+        self._await("starting: Spark compiles its first batch", self._is_ready)
         took = self._counters.seconds
         self._screen.mark(
             plot.READY,
             f"the first {self._counters.written:,} rows are in Parquet. The replay starts",
         )
         self._running.go()
+        self._ahead.append((self._is_durable, "all durable", "every flight is in the buffer"))
         if pause and self._counters.samples[-1].durable < self._counters.total / 2:
             self._await("replaying", self._is_half)
             self._pause(spark, pause)
         self._await("replaying", self._is_durable)
-        self._screen.mark("all durable", "every flight is in the buffer")
         self._await("Spark reads what is left", self._has_all)
         # Whatever should not be there any more would arrive now.
         assert self._stream is not None
         self._stream.processAllAvailable()
         self._screen.mark("all in Parquet", f"{self._counters.seconds - took:.0f} s of replay")
         self._screen.show("done")
-        self._stream.stop()
+        self._stop()
 
     def _session(self) -> SparkSession:
         from notebooks.demo import query  # after the storage's environment is set
 
-        ready: list[SparkSession] = []
-        starter = threading.Thread(target=lambda: ready.append(query.session(self._log)))
-        starter.start()
-        while starter.is_alive():
-            self._look(f"starting Spark ({self._counters.seconds:.0f} s)")
-        if not ready:
-            raise Failed(f"Spark did not start: see {self._log}")
-        self._stack.callback(_end, ready[0].stop)
-        return ready[0]
+        session = self._made("starting Spark", lambda: query.session(self._log))
+        self._stack.callback(_end, session.stop)
+        return session
 
     def _start(self, spark: SparkSession) -> None:
         from notebooks.demo import query
 
-        self._stream = query.start(spark, self._places, self._counters.on_batch)
+        self._starts += 1
+        self._counters.has_batch = False
+        self._stream = self._made(
+            "starting the query",
+            lambda: query.start(spark, self._places, self._counters.on_batch),
+        )
         self._stack.callback(_end, self._stream.stop)
+
+    def _stop(self) -> None:
+        """Stop the query, and keep what Spark measured of it."""
+        assert self._stream is not None
+        self._counters.micro_batches += micro_batches(self._starts, self._stream.recentProgress)
+        self._stream.stop()
+        self._stream = None
+
+    def _made(self, status: str, make: Callable[[], Made]) -> Made:
+        """What ``make`` returns, which takes seconds; the screen goes on meanwhile."""
+        with ThreadPoolExecutor(1) as pool:
+            made = pool.submit(make)
+            while not made.done():
+                self._look(status)
+        if (error := made.exception()) is not None:
+            raise Failed(f"{status} failed: {error}\nsee {self._log}")
+        return made.result()
 
     def _pause(self, spark: SparkSession, seconds: float) -> None:
         """Stop the query amid the replay, as a restart or an upgrade does."""
-        assert self._stream is not None
-        self._screen.mark(plot.STOPPED, "in the middle of a batch. Producers go on")
-        self._stream.stop()
-        self._stream = None
+        self._screen.mark(plot.STOPPED, "in the middle of a micro-batch. The producers go on")
+        self._stop()
         end = time.monotonic() + seconds
         self._await("Spark is stopped, producers go on", lambda: time.monotonic() >= end)
-        backlog = self._counters.samples[-1].backlog
-        self._screen.mark(plot.AGAIN, f"from its checkpoint, with {backlog:,} rows to catch up")
+        waited = self._counters.samples[-1]
+        self._screen.mark(
+            plot.AGAIN, f"from its checkpoint, while {waited.backlog:,} rows wait in the buffer"
+        )
+        self._ahead.append(
+            (
+                lambda: self._counters.written >= waited.durable,
+                plot.CAUGHT_UP,
+                "every row that waited then is in Parquet",
+            )
+        )
         self._start(spark)
+        self._await("starting the query: its first micro-batch", self._has_begun)
 
     def _is_ready(self) -> bool:
         """Whether the query has written a batch, or has nothing that it could have written."""
         now = self._counters.samples[-1]
         begun = self._running.have_begun()
         return self._counters.has_batch or (begun and now.written >= now.durable)
+
+    def _has_begun(self) -> bool:
+        return self._counters.has_batch or (self._is_durable() and self._has_all())
 
     def _is_half(self) -> bool:
         ended = self._running.have_ended()
@@ -190,6 +230,9 @@ class Course:
     def _look(self, status: str) -> None:
         time.sleep(LOOK_S)
         self._screen.show(status)
+        for each in [each for each in self._ahead if each[0]()]:
+            self._ahead.remove(each)
+            self._screen.mark(*each[1:])
         self._running.check()
         if self._stream is not None and (error := self._stream.exception()) is not None:
             cause = str(error).split("=== Streaming Query")[0]

@@ -62,7 +62,8 @@ CONSUMING = ConsumerConfig(
     create_if_missing=True,
     store=URL,
     cas_deadline_ms=5_000,
-    gc=GarbageCollectorConfig(interval_ms=300, grace_period_ms=GRACE_MS),
+    gc=GarbageCollectorConfig(interval_ms=300),
+    gc_grace_period_ms=GRACE_MS,
 )
 TROUBLE = (StorageError, Conflict, CommitStateUnknown, FlushFailed)
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from notebooks.demo import plot
 from notebooks.demo.findings import NAMES, Carrier, Delay, Figure, Proof
-from notebooks.demo.page import Run, render, tiles
-from notebooks.demo.progress import Mark, Sample
+from notebooks.demo.page import Run, interruption, render, tiles
+from notebooks.demo.progress import Mark, MicroBatch, Sample, micro_batches
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 WHY_NOT = "no Chromium to look at the page with: apt-get install chromium"
@@ -55,7 +57,9 @@ CARRIERS = [Carrier("Frontier & <Sons>", 682, 20.2, 17, 29.4), Carrier("Envoy Ai
 MARKS = [
     Mark(10.0, plot.READY, "the first 1,500 rows are in Parquet"),
     Mark(30.0, plot.STOPPED, "in the middle of a batch"),
-    Mark(36.0, plot.AGAIN, "with 47,000 rows to catch up"),
+    Mark(36.0, plot.AGAIN, "while 55,000 rows wait"),
+    Mark(55.0, plot.CAUGHT_UP, "every row that waited then is in Parquet"),
+    Mark(56.0, "all durable", "every flight is in the buffer"),
     Mark(60.0, "all in Parquet", "50 s of replay"),
 ]
 
@@ -71,7 +75,16 @@ def samples() -> list[Sample]:
     return found
 
 
-RUN = Run("a queue in a directory", "./run demo", samples(), MARKS, 19)
+# The second start of the query first repeats the micro-batch that it was stopped in.
+MICRO_BATCHES = [
+    MicroBatch(1, 7, 12, 900),
+    MicroBatch(1, 8, 14, 1_000),
+    MicroBatch(2, 9, None, 2_000),
+    MicroBatch(2, 10, 40, 2_000),
+    MicroBatch(2, 11, 16, 9_000),
+]
+ROWS = dict.fromkeys(range(9), 100) | {9: 20_000, 10: 60_000, 11: 500}
+RUN = Run("a queue", "./run demo", samples(), MARKS, ROWS, [130, 90, 110], MICRO_BATCHES)
 
 
 def proof(missing: int = 0) -> Proof:
@@ -101,13 +114,46 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield context
 
 
-def test_the_tiles_measure_from_when_spark_was_ready() -> None:
+def test_the_tiles_measure_the_buffer_and_not_the_pace_of_the_replay() -> None:
     shown = {tile.name: tile.value for tile in tiles(RUN)}
-    assert shown["time"] == "60 s"
-    assert shown["throughput"] == "6,706 rows/s", "335,276 rows in 50 s"
-    assert shown["largest backlog"] == "78,000 rows"
-    assert shown["largest lag"] == "10.4 s"
-    assert shown["micro-batches"] == "19"
+    assert shown == {
+        "durable after": "110 ms",
+        "planning": "15 ms",
+        "catching up": "20,000 rows/s",  # 80,000 rows in 4 s
+        "interruption": "6 s",
+        "micro-batches": "12",
+        "time": "60 s",
+    }
+
+
+def test_a_run_that_was_not_interrupted_tells_of_no_interruption() -> None:
+    unbroken = replace(RUN, marks=[MARKS[0], MARKS[-1]], durable_ms=[], micro_batches=[])
+    assert [tile.name for tile in tiles(unbroken)] == ["micro-batches", "time"]
+    assert "stopped" not in render(unbroken, DAYS, CARRIERS, proof(), "1").split("<main>")[0]
+
+
+def test_the_interruption_and_the_resumption_are_told() -> None:
+    told = interruption(RUN)
+    assert told is not None
+    assert (told.stopped, told.again, told.caught_up) == (30.0, 36.0, 55.0)
+    assert told.produced == 45_000, "6 s at 7,500 rows/s"
+    assert told.waiting == 60_000
+    assert "the buffer kept 45,000 more rows" in page_of()
+
+
+def test_a_micro_batch_that_was_planned_before_a_stop_has_no_time_of_planning() -> None:
+    def progress(batch: int, **took: int) -> SimpleNamespace:
+        return SimpleNamespace(batchId=batch, durationMs=took | {"triggerExecution": 9})
+
+    found = micro_batches(
+        2,
+        [
+            progress(3, addBatch=5),
+            progress(4, latestOffset=2),
+            progress(4, addBatch=5, latestOffset=3),
+        ],
+    )
+    assert found == [MicroBatch(2, 3, None, 9), MicroBatch(2, 4, 3, 9)]
 
 
 def test_the_page_needs_no_other_file_and_takes_no_text_for_markup() -> None:
@@ -146,6 +192,7 @@ def test_a_browser_shows_the_verdict_the_charts_and_the_proof(browser: Any, repo
         assert box["height"] > 200
     for name in ("Spark ready", "Spark stopped", "started again", "mean of seven days", "100,000"):
         assert page.locator("figure svg:visible text", has_text=name).first.is_visible()
+    assert overlapping(charts.nth(0)) == []
     page.get_by_text("The means of seven days as a table").click()
     assert page.get_by_role("rowheader", name="2013-12-24").is_visible()
     assert complaints == []
@@ -172,6 +219,20 @@ def test_it_is_accessible_and_fits_a_phone_and_a_desk_by_day_and_night(
     for text in page.locator("figure svg:visible text").all()[:40]:
         assert contrast(text) >= 4.5, text.inner_text()
     page.close()
+
+
+def overlapping(chart: Any) -> list[tuple[str, str]]:
+    """Texts of a chart that hide each other."""
+    texts = [(each.inner_html(), each.bounding_box()) for each in chart.locator("text").all()]
+    return [
+        (name, other)
+        for i, (name, a) in enumerate(texts)
+        for other, b in texts[i + 1 :]
+        if a["x"] < b["x"] + b["width"]
+        and b["x"] < a["x"] + a["width"]
+        and a["y"] < b["y"] + b["height"]
+        and b["y"] < a["y"] + a["height"]
+    ]
 
 
 def contrast(text: Any) -> float:

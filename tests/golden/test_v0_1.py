@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from buffer_sink.committer import QueueCommitter, TopicCommitter
 from buffer_sink.messages import Group, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
-from buffer_sink.queue_commit import QueueCommitter
-from buffer_sink.topic_commit import TopicCommitter
 from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.offsets import SourceOffset
 from buffer_source.options import SourceOptions

@@ -17,7 +17,7 @@ from prometheus_client import generate_latest, start_http_server
 from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig, metrics
 
 STORE = "memory://exporting"
-LABELS = {"queue": "s3://bucket/manifest", "role": "producer"}
+LABELS = {"queue": "s3://bucket/manifest", "role": "producer", "reader": "billing"}
 
 
 def move() -> None:

@@ -16,9 +16,9 @@ import sys
 import threading
 import time
 
+from buffer_sink.committer import QueueCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
-from buffer_sink.queue_commit import QueueCommitter
 from opendata_buffer import Producer, ProducerConfig, QueueConfig, Worker, WorkerConfig
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork

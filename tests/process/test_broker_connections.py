@@ -20,9 +20,8 @@ from opendata_buffer.broker.client import ChannelClosed
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.broker.protocol import VALID_MS, append_body
-from opendata_buffer.broker.secure_channel import ClientEnd
+from opendata_buffer.broker.secure_channel import ClientEnd, write_proof_folder
 from opendata_buffer.broker.server import MAX_CLIENTS
-from opendata_buffer.broker.write_proof import write_proof_folder
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue

@@ -11,7 +11,8 @@ import random
 
 import pytest
 
-from opendata_buffer.admin.rebuild import GRACE_MS, plan_rebuild
+from opendata_buffer.admin.rebuild import plan_rebuild
+from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS as GRACE_MS
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.isolation import ReadCommitted, Replay
 from opendata_buffer.formats.keys import batch_key, parse_location

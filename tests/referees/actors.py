@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import opendata_buffer as odb
+from buffer_sink.committer import QueueCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
-from buffer_sink.queue_commit import QueueCommitter
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.errors import (
@@ -38,9 +38,9 @@ from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
-from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from opendata_buffer.topic.publisher import AckIntents
 from tests.referees.history import Recorder, Saved
+from tests.support.faults import HarshPlan, HarshStore
 from tests.support.tuned import tuned
 
 GC_MS = 300
@@ -99,7 +99,7 @@ class Scene:
             self.options = odb.StoreOptions(endpoint_url=self.endpoint, region="us-east-1", **keys)
         if store is None:
             opened = open_store(self.url, self.options)
-            store = FaultyStore(opened, SystemRuntime(), FaultPlan(**self.plan), seed=self.seed)
+            store = HarshStore(opened, SystemRuntime(), HarshPlan(**self.plan), seed=self.seed)
         self.store = store
 
     def saved(self, name: str) -> Saved:
@@ -107,17 +107,22 @@ class Scene:
 
     def config(self, made: type, **fields: Any) -> Any:
         fields |= {"cas_deadline_ms": self.grace_ms // 2, "backoff_base_ms": 2}
-        fields |= {"store": self.url, "store_options": self.options, "backoff_max_ms": 50}
+        fields |= {
+            "store": self.url,
+            "store_options": self.options,
+            "backoff_max_ms": 50,
+            "gc_grace_period_ms": self.grace_ms,
+        }
         return tuned(made, **fields)
 
     def producing(self) -> odb.ProducerConfig:
         return self.config(
             odb.ProducerConfig, flush_interval_ms=2, delivery_timeout_ms=8_000,
-            gc_grace_period_ms=self.grace_ms, broker=self.broker,
+            broker=self.broker,
         )  # fmt: skip
 
     def consuming(self) -> odb.ConsumerConfig:
-        gc = odb.GarbageCollectorConfig(interval_ms=GC_MS, grace_period_ms=self.grace_ms)
+        gc = odb.GarbageCollectorConfig(interval_ms=GC_MS)
         return self.config(odb.ConsumerConfig, gc=gc, create_if_missing=True)
 
     def rest(self, most_s: float) -> None:
@@ -165,7 +170,7 @@ def produce(scene: Scene) -> None:
 def commit_batches(scene: Scene) -> None:
     """What Spark's sink does for a query: each batch until it is committed, then the next one."""
     queue = scene.config(odb.QueueConfig)
-    options = SinkOptions(queue=queue, gc_grace_period_ms=scene.grace_ms, broker=scene.broker)
+    options = SinkOptions(queue=queue)
     committer = QueueCommitter(scene.store, options, scene.runtime)
     saved = scene.saved("sink")
     generation, batch = saved.begin(0)
@@ -236,7 +241,7 @@ def work(scene: Scene, *, to_the_end: bool = False) -> None:
     config = scene.config(
         odb.WorkerConfig, broker="host", claim_timeout_ms=CLAIM_MS, max_deliveries=0,
         create_if_missing=True,
-        gc=odb.GarbageCollectorConfig(interval_ms=GC_MS, grace_period_ms=scene.grace_ms),
+        gc=odb.GarbageCollectorConfig(interval_ms=GC_MS),
     )  # fmt: skip
     network = WebSocketNetwork(scene.runtime)
     idle_since = time.monotonic()

@@ -76,7 +76,7 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         [("min(page.now_ms, own_ms) - grace_ms", "min(page.now_ms, own_ms)")],
     ),
     "the sink takes the next batch for a repeat": (
-        "sink", "buffer_sink/queue_commit.py",
+        "sink", "buffer_sink/committer.py",
         [("if record is not None and record.batch >= transaction.batch:",
           "if record is not None and record.batch + 1 >= transaction.batch > 5:")],
     ),
@@ -98,7 +98,7 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
           "while frontier in done or frontier + 1 in done:\n            done.discard(frontier)")],
     ),
     "a released batch counts as done": (
-        "work", CORE + "broker/dispatch_round.py",
+        "work", CORE + "broker/dispatcher.py",
         [('if request.how == "release":\n            self.claims = self.claims.release(sequence)',
           'if request.how == "release":\n            self.claims = self.claims.finish(sequence)')],
     ),
@@ -133,11 +133,11 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
           "        failure = self._failure\n        for name, handle in self._handles[:1]:")],
     ),
     "open transactions are acknowledged": (
-        "topic", CORE + "consumer/progress.py",
+        "topic", CORE + "consumer/position.py",
         [("return self._behind.stable_end(self._next_processed)", "return self._next_processed")],
     ),
     "a position forgets open transactions": (
-        "topic", CORE + "consumer/progress.py",
+        "topic", CORE + "consumer/position.py",
         [("Position(queue_id, sequence, processed, {} if plain else state)",
           "Position(queue_id, sequence, processed, {})")],
     ),

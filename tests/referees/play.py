@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import PutOutcome, Store
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from tests.referees import actors
 from tests.referees.actors import PARTITIONS, Scene
+from tests.support.faults import HarshPlan, HarshStore
 from tests.support.s3_server import Answer, Fault, S3Server
 
 HOUR_MS = 3_600_000
@@ -91,13 +91,18 @@ class Thread:
     def __init__(self, scene: Scene, store: Store) -> None:
         self.scene = scene
         self._gate = Gate(store)
+        self._failure: Exception | None = None
         scene.begin(self._gate)  # type: ignore[arg-type]
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        with suppress(SystemExit):  # it was killed
+        try:
             self.scene.play()
+        except SystemExit:
+            pass  # it was killed
+        except Exception as error:
+            self._failure = error
 
     def suspend(self) -> None:
         self._gate.runs.clear()
@@ -117,6 +122,8 @@ class Thread:
     def join(self) -> None:
         self._thread.join(60)
         assert not self._thread.is_alive(), f"{self.scene.name} does not end"
+        # A role that cannot play would leave a history that says nothing of it.
+        assert self._failure is None, f"{self.scene.name} ended: {self._failure!r}"
 
 
 class Process:
@@ -146,7 +153,8 @@ class Process:
         self._process.stdin.close()
 
     def join(self) -> None:
-        self._process.wait(90)
+        code = self._process.wait(90)
+        assert code in (0, -signal.SIGKILL), f"{self.scene.name} ended with {code}"
 
 
 def play(
@@ -165,7 +173,7 @@ def play(
     saves = kind == "sink" or dice.random() < 0.5
     with ExitStack() as stack:
         server = stack.enter_context(S3Server()) if s3 else None
-        faulty = FaultyStore(MemoryStore(), SystemRuntime(), FaultPlan(**plan), seed=seed)
+        faulty = HarshStore(MemoryStore(), SystemRuntime(), HarshPlan(**plan), seed=seed)
         store: Store | None = None if processes else faulty
         url = "memory://referees" if not processes else str(folder / "store")
         url = server.url if server is not None else url
@@ -210,7 +218,7 @@ def play(
                 members[at].join()
             members[at] = started(old.role, old.person, born)
             born += 1
-        faulty.plan = FaultPlan()
+        faulty.plan = HarshPlan()
         for each in members:
             each.stop()
         for each in [*members, *ended]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
-from tests.referees import faults, judges
+from tests.referees import actors, faults, judges
 from tests.referees.history import merged
+from tests.referees.play import play
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,6 +29,19 @@ def test_a_history_is_one_that_the_referees_accept(kind, where):
     assert calls >= 50
 
 
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_role_that_cannot_play_is_no_accepted_history(processes, tmp_path, monkeypatch):
+    """It ended by an error of its own, such as an option that is gone: nothing of it is judged."""
+
+    def end(scene):
+        raise TypeError("there is no such option")
+
+    monkeypatch.setitem(actors.ROLES, "sink", end)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(AssertionError, match="ended"):
+        play("sink", 1, tmp_path / "history", calls=10, processes=processes, most_s=5)
+
+
 OPEN = {"f": "open", "epoch": 1, "first": 0}
 APPENDS = [{"f": "append", "record": f"r{n}", "sequence": n} for n in range(3)]
 
@@ -41,6 +56,7 @@ def ack(through, **fields):
 
 
 TAKEN = {"f": "open", "epoch": 2, "first": 2}
+AT_0 = {"f": "open", "epoch": 2, "first": 0}
 ALL = read((0, 0), (1, 1), (2, 2))
 
 
@@ -53,6 +69,9 @@ ALL = read((0, 0), (1, 1), (2, 2))
         ([ALL, ack(2), TAKEN], False),
         ([ALL, ack(1), TAKEN, ack(2)], False),  # by a fenced consumer
         ([ALL, ack(1), TAKEN, ack(2, how="fail", fenced=2)], True),
+        # Its answer was lost, and the next attempt found that the queue was taken over.
+        ([ALL, ack(1, how="fail", fenced=2, until=99), TAKEN], True),
+        ([ALL, AT_0, ack(1, how="fail", fenced=2), {**TAKEN, "epoch": 3}], False),
         ([read((0, 0), (2, 2))], False),
         ([read((0, 0), (1, 1), (2, 1))], False),
         ([read((0, 0), (1, 1))], False),  # not to the end

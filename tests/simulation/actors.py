@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TypeVar
 
+from buffer_sink.committer import QueueCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
-from buffer_sink.queue_commit import QueueCommitter
 from opendata_buffer import outcomes
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
 from opendata_buffer.consumer.batches import ConsumedBatch
@@ -207,7 +207,6 @@ class SinkDriver:
         """One process's life; a failed commit makes it start the query again."""
         options = SinkOptions(
             queue=config,
-            gc_grace_period_ms=config.gc_grace_period_ms,
             max_write_duration_ms=int(self._world.write_s * 1000),
         )
         committer = QueueCommitter(node.store, options, node.runtime)
@@ -289,7 +288,7 @@ class GoProducer(Counting):
         else:
             return
         took_ms = max((node.runtime.monotonic() - monotonic) * 1000, node.runtime.now_ms() - wall)
-        if took_ms < config.gc_grace_period_ms / 2:
+        if took_ms < self._world.grace_s * 500:
             sequence = self._world.model.sequences[location]
             self._world.model.reported_durable([record], sequence, location)
 

@@ -35,8 +35,8 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from tests.simulation.recorder import Recorder
+from tests.support.faults import HarshPlan, HarshStore
 from tests.support.network import SimNetwork
 from tests.support.simulation import SimRuntime, SimTask, Simulation, SimulationFailed
 
@@ -53,7 +53,7 @@ class Member:
 
     name: str
     runtime: SimRuntime
-    store: FaultyStore
+    store: HarshStore
     troubled_at: float = float("-inf")
     """Until when something is done to it."""
 
@@ -83,7 +83,7 @@ class Fleet:
         self.random = self.simulation.random
         self.network = SimNetwork(self.simulation)
         self.store = Recorder(self.simulation)
-        self.plan = FaultPlan(
+        self.plan = HarshPlan(
             get_ms=self.random.uniform(5, 60),
             put_ms=self.random.uniform(5, 100),
             cas_ms=self.random.uniform(5, 60),
@@ -112,7 +112,7 @@ class Fleet:
         skew = 0 if self.random.random() < 0.5 else self.random.randrange(-900_000, 900_000)
         runtime = self.simulation.process(f"{name}#{self._born}", clock_skew_ms=skew)
         seed = self.random.randrange(1 << 30)
-        member = Member(name, runtime, FaultyStore(self.store, runtime, self.plan, seed=seed))
+        member = Member(name, runtime, HarshStore(self.store, runtime, self.plan, seed=seed))
         self.members.append(member)
         return member
 
@@ -360,7 +360,7 @@ class Fleet:
             self.closing = True
             # The other consumer may take the queue once more in this time.
             self.director.sleep(15 if self.fences else self.random.uniform(0, 15))
-            self.plan = FaultPlan(get_ms=20, put_ms=20, cas_ms=20)
+            self.plan = HarshPlan(get_ms=20, put_ms=20, cas_ms=20)
             for member in self.members:
                 member.store.plan = self.plan
             if self.fences:

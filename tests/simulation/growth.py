@@ -4,7 +4,7 @@ A producer is a few events for each batch, and no thread. The library's own code
 partition a key goes to (:mod:`.partitioner`), and when a writer or a broker may append again
 (:class:`.WriteFairness`). A manifest is the number of times that it was replaced.
 
-``python -m tests.simulation.growth`` prints the table of docs/how-to/topics.md.
+``python -m tests.simulation.growth`` prints a table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from opendata_buffer.formats.keys import batch_key, tagged_ulid
-from opendata_buffer.producer.write_fairness import WriteFairness
+from opendata_buffer.producer.group_commit import WriteFairness
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.partitioner import modulo

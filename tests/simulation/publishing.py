@@ -17,9 +17,9 @@ from itertools import chain
 from random import Random
 from typing import Any, TypeVar
 
+from buffer_sink.committer import TopicCommitter
 from buffer_sink.messages import Group, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
-from buffer_sink.topic_commit import TopicCommitter
 from opendata_buffer.admin.transactions import TransactionScope, abort, list_open
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.consumer.isolation import ReadCommitted
@@ -41,9 +41,9 @@ from opendata_buffer.messages import parse_uuid
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from opendata_buffer.topic.publisher import AckIntents, Publisher
 from opendata_buffer.topic.topic import Topic
+from tests.support.faults import HarshPlan, HarshStore
 from tests.support.simulation import Dice, SimRuntime, Simulation
 
 T = TypeVar("T")
@@ -63,9 +63,9 @@ BATCHES = 5
 """Of each query."""
 
 
-def faults(dice: Random) -> FaultPlan:
+def faults(dice: Random) -> HarshPlan:
     """Storage at its worst: a seed's own share of everything that can go wrong, and slow."""
-    return FaultPlan(
+    return HarshPlan(
         cas_lost_after=dice.uniform(0, 0.2),
         cas_lost_before=dice.uniform(0, 0.2),
         cas_late=dice.uniform(0, 0.2),
@@ -109,10 +109,10 @@ class Processes(Dice):
     def __init__(self, seed: int) -> None:
         self.simulation = Simulation(seed)
         self.memory = MemoryStore("simulation", now_ms=self.simulation.now_ms)
-        self.plan = FaultPlan()
+        self.plan = HarshPlan()
         self.on_access: Callable[[SimRuntime, str], None] = lambda process, operation: None
         self.writes = 0
-        self.nodes: list[FaultyStore] = []
+        self.nodes: list[HarshStore] = []
 
     def kill_at_write(self, process: SimRuntime, number: int | None) -> None:
         """Kill a process at its write of this number, from 0 on; ``writes`` counts them."""
@@ -129,11 +129,11 @@ class Processes(Dice):
         self.simulation.checkpoint()
         self.on_access(process, operation)
 
-    def node(self, name: str) -> tuple[SimRuntime, FaultyStore]:
+    def node(self, name: str) -> tuple[SimRuntime, HarshStore]:
         """A new process and its way to the store."""
         process = self.simulation.process(f"{name}#{len(self.nodes)}")
         way: Any = Way(self, process)
-        store = FaultyStore(way, process, self.plan, seed=self.draw(2**32))
+        store = HarshStore(way, process, self.plan, seed=self.draw(2**32))
         self.nodes.append(store)
         return process, store
 

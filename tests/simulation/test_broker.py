@@ -13,8 +13,8 @@ from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import CommitStateUnknown, Conflict, TransientStorageError
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from tests.simulation.recorder import Recorder
+from tests.support.faults import HarshPlan, HarshStore
 from tests.support.network import SimNetwork
 from tests.support.simulation import SimRuntime, Simulation, SimulationFailed
 from tests.unit.broker.local import Direct
@@ -43,7 +43,7 @@ class World:
         self.random = self.simulation.random
         self.network = SimNetwork(self.simulation)
         self.store = Recorder(self.simulation)
-        self.plan = FaultPlan(
+        self.plan = HarshPlan(
             get_ms=self.random.uniform(5, 60),
             cas_ms=self.random.uniform(5, 60),
             cas_lost_after=self.random.choice((0, 0.1)),
@@ -56,11 +56,11 @@ class World:
         self.running: list[SimRuntime] = []
         self.calm = False
 
-    def process(self, name: str) -> tuple[SimRuntime, FaultyStore]:
+    def process(self, name: str) -> tuple[SimRuntime, HarshStore]:
         skew = self.random.randrange(-900_000, 900_000)
         runtime = self.simulation.process(name, clock_skew_ms=skew)
         seed = self.random.randrange(1 << 30)
-        return runtime, FaultyStore(self.store, runtime, self.plan, seed=seed)
+        return runtime, HarshStore(self.store, runtime, self.plan, seed=seed)
 
     def host(self, name: str) -> None:
         runtime, store = self.process(name)

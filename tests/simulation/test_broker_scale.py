@@ -12,7 +12,7 @@ from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.faults import FaultPlan, FaultyStore
+from tests.support.faults import HarshPlan, HarshStore
 from tests.unit.broker.local import RUNTIME, eventually
 from tests.unit.broker.wired import Client
 
@@ -28,7 +28,7 @@ AT_ONCE = 2_000
 def asked(count: int) -> tuple[float, int]:
     """Milliseconds of processor time for each append, and compare-and-swaps of all of them."""
     # With a store that takes its time the requests of many pile up, as they do in production.
-    store = FaultyStore(MemoryStore(), RUNTIME, FaultPlan(cas_ms=30))
+    store = HarshStore(MemoryStore(), RUNTIME, HarshPlan(cas_ms=30))
     queue = Queue(store, CONFIG, runtime=RUNTIME, role="broker")
     broker = Broker(store, queue, RUNTIME, "ingest")
     clients = [Client(broker) for _ in range(count)]

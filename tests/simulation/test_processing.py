@@ -23,13 +23,13 @@ from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from opendata_buffer.topic import consumer as topic_consumer
 from opendata_buffer.topic.consumer import TopicConsumer
 from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
 from tests.simulation.publishing import CONFIG, TROUBLE, URL, Processes, Way, faults
 from tests.simulation.scenario import run
+from tests.support.faults import HarshPlan, HarshStore
 from tests.support.simulation import SimRuntime
 
 SHARE = 0.15
@@ -78,16 +78,16 @@ class ProcessingWorld(Processes):
                     self.records[part] += new
                     producer.produce(new).result()
 
-    def ways(self, name: str) -> tuple[SimRuntime, list[FaultyStore]]:
+    def ways(self, name: str) -> tuple[SimRuntime, list[HarshStore]]:
         process = self.simulation.process(f"{name}#{len(self.nodes)}")
         made = []
         for store in self.stores:
             way: Any = Way(self, process, store)
-            made.append(FaultyStore(way, process, self.plan, seed=self.draw(2**32)))
+            made.append(HarshStore(way, process, self.plan, seed=self.draw(2**32)))
         self.nodes += made
         return process, made
 
-    def work(self, process: SimRuntime, ways: list[FaultyStore]) -> None:
+    def work(self, process: SimRuntime, ways: list[HarshStore]) -> None:
         """The life of one worker, which reads until nothing comes for a while."""
         try:
             publisher = Publisher(
@@ -196,7 +196,7 @@ def live(world: ProcessingWorld) -> None:
             world.simulation.pause(process, world.uniform(1, 150))
         if dead and world.chance(0.3):
             dead.pop(world.draw(len(dead))).land_late_puts()
-    world.plan = FaultPlan()
+    world.plan = HarshPlan()
     world.director.sleep(400)
     process, ways = world.ways("last")
     process.spawn(partial(world.work, process, ways), "main").join()

@@ -13,7 +13,7 @@ from opendata_buffer.producer.batching import Durable, WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.stores.base import NotModified
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.faults import FaultPlan, FaultyStore
+from tests.support.faults import HarshPlan, HarshStore
 from tests.support.simulation import SimTask, Simulation
 from tests.support.tuned import tuned
 
@@ -31,7 +31,7 @@ class Service:
         self.random = self.simulation.random
         self.runtime = self.simulation.process("service")
         self.memory = MemoryStore("simulation", now_ms=self.simulation.now_ms)
-        self.store = FaultyStore(self.memory, self.runtime, seed=seed)
+        self.store = HarshStore(self.memory, self.runtime, seed=seed)
         self.config = tuned(
             ProducerConfig,
             store="memory://simulation",
@@ -76,7 +76,7 @@ class Service:
         # The first request may hang, too: then the constructor says so and is called again.
         share = self.random.choice((0.0, 0.02, 0.2))
         times = {"put_ms": 50.0, "cas_ms": 50.0, "get_ms": 20.0, "jitter": 0.5}
-        self.store.plan = FaultPlan(hangs=share, put_errors=0.1, cas_lost_after=0.1, **times)
+        self.store.plan = HarshPlan(hangs=share, put_errors=0.1, cas_lost_after=0.1, **times)
         producer = self.open()
         callers: list[SimTask] = []
         for name in range(3):

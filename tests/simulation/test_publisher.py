@@ -6,9 +6,9 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-from opendata_buffer.testing.faults import FaultPlan, FaultyStore
 from tests.simulation.publishing import BATCHES, NAMES, QUERIES, PublishingWorld, faults
 from tests.simulation.scenario import run
+from tests.support.faults import HarshPlan, HarshStore
 from tests.support.simulation import SimRuntime, SimTask
 
 SHARE = 0.15
@@ -32,7 +32,7 @@ def live(world: PublishingWorld) -> None:
                     partial(world.read, process, store, name, lambda: over), "main"
                 )
 
-    def start(writer: Any) -> tuple[SimRuntime, FaultyStore, SimTask]:
+    def start(writer: Any) -> tuple[SimRuntime, HarshStore, SimTask]:
         if writer in QUERIES:
             process, store = world.node(writer)
             life = partial(world.run_query, process, store, writer)
@@ -67,7 +67,7 @@ def live(world: PublishingWorld) -> None:
             world.end_some(operator, way, everything=False)
         world.change(topic)
         read_all()
-    world.plan = FaultPlan()
+    world.plan = HarshPlan()
     # Writers that still run end, or are fenced by the last instance of their name.
     world.director.sleep(400)
     for writer in WRITERS:

@@ -22,13 +22,13 @@ from opendata_buffer.errors import (
     Fenced,
     FlushFailed,
 )
-from opendata_buffer.testing.faults import FaultPlan
 from opendata_buffer.topic.consumer import TopicConsumer
 from opendata_buffer.topic.partitioner import modulo
 from opendata_buffer.topic.producer import TopicHandle, TopicProducer
 from opendata_buffer.topic.topic import Topic
 from tests.simulation.publishing import TROUBLE, URL, PublishingWorld, faults
 from tests.simulation.scenario import run
+from tests.support.faults import HarshPlan
 from tests.support.simulation import SimRuntime
 
 SHARE = 0.06
@@ -41,7 +41,7 @@ PRODUCING = ProducerConfig(
 CONSUMING = ConsumerConfig(
     store=URL, ack_interval=5, cas_deadline_ms=20_000, gc=GarbageCollectorConfig(enabled=False)
 )
-CALM = FaultPlan(get_ms=10, put_ms=10, cas_ms=10)
+CALM = HarshPlan(get_ms=10, put_ms=10, cas_ms=10)
 KEYS = 6
 
 

@@ -17,12 +17,12 @@ from statistics import median
 
 import pytest
 
+from buffer_sink.committer import QueueCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
-from buffer_sink.queue_commit import QueueCommitter
 from opendata_buffer.broker.committer import open_brokered_committer
+from opendata_buffer.broker.discovery import BrokerPause
 from opendata_buffer.broker.election import LeaderElection
-from opendata_buffer.broker.write_pause import BrokerPause
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
@@ -34,14 +34,13 @@ from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.producer.group_commit import Committer, shared_committer
+from opendata_buffer.producer.group_commit import ALONE_S, BESIDE_S, Committer, shared_committer
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.producer.write_fairness import ALONE_S, BESIDE_S
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.base import NotModified
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.faults import FaultPlan, FaultyStore
+from tests.support.faults import HarshPlan, HarshStore
 from tests.support.network import SimNetwork
 from tests.support.simulation import SimRuntime, SimTask, Simulation
 
@@ -89,10 +88,10 @@ class World:
         self.over = False
         self._made = 0
 
-    def store(self, runtime: SimRuntime) -> FaultyStore:
+    def store(self, runtime: SimRuntime) -> HarshStore:
         request_ms = REQUEST_S * 1000
-        plan = FaultPlan(get_ms=request_ms, put_ms=request_ms, cas_ms=request_ms, jitter=0.05)
-        return FaultyStore(self.inner, runtime, plan, seed=self.seed)
+        plan = HarshPlan(get_ms=request_ms, put_ms=request_ms, cas_ms=request_ms, jitter=0.05)
+        return HarshStore(self.inner, runtime, plan, seed=self.seed)
 
     def process(self, role: str) -> SimRuntime:
         self._made += 1
@@ -452,11 +451,11 @@ class Processes:
 
     def start(self, number: int, inner: MemoryStore) -> SimTask:
         runtime = self.simulation.process(f"producer-{number}")
-        plan = FaultPlan(get_ms=60, put_ms=60, cas_ms=60, jitter=0.1)
-        store = FaultyStore(inner, runtime, plan, seed=number)
+        plan = HarshPlan(get_ms=60, put_ms=60, cas_ms=60, jitter=0.1)
+        store = HarshStore(inner, runtime, plan, seed=number)
         return runtime.spawn(lambda: self.produce(number, runtime, store), "main")
 
-    def produce(self, number: int, runtime: SimRuntime, store: FaultyStore) -> None:
+    def produce(self, number: int, runtime: SimRuntime, store: HarshStore) -> None:
         runtime.sleep(self.simulation.random.random() / RATE)
         producer = Producer(EAGER, store=store, runtime=runtime)
         self.producers.append(producer)

@@ -12,7 +12,7 @@ from opendata_buffer.errors import Conflict, TransientStorageError
 from opendata_buffer.formats.batch import Compression
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.faults import FaultPlan, FaultyStore
+from tests.support.faults import HarshPlan, HarshStore
 from tests.support.model import DeliveryModel, WatchedStore
 from tests.support.simulation import Dice, SimRuntime, SimTask, Simulation
 from tests.support.tuned import tuned
@@ -39,7 +39,7 @@ class Node:
 
     name: str
     runtime: SimRuntime
-    store: FaultyStore
+    store: HarshStore
     sleeps: bool
 
 
@@ -51,7 +51,7 @@ class World(Dice):
     faults are healed and no process is killed or paused any more.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, model: type[DeliveryModel] = DeliveryModel) -> None:
         self.torments = TORMENTS
         self.ambushes = 0.01
         self.ambushed: tuple[str, ...] = ("put", "put_if", "list", "delete")
@@ -62,7 +62,7 @@ class World(Dice):
         self.write_s = 0.0
         """How far ahead of time a sink names its batches, seconds."""
         self.simulation = Simulation(seed)
-        self.model = DeliveryModel(self.simulation.fail, PREFIX, MANIFEST)
+        self.model = model(self.simulation.fail, PREFIX, MANIFEST)
         self.store_skew_ms = 0
         """How far the clock of the store itself is off."""
         self.memory = MemoryStore(
@@ -72,7 +72,7 @@ class World(Dice):
         self.log = self.simulation.log
         self.calm = False
         self.grace_s = self.uniform(60, 600)
-        self.plan = FaultPlan(
+        self.plan = HarshPlan(
             cas_lost_after=self.uniform(0.01, 0.30),
             cas_lost_before=self.uniform(0.01, 0.30),
             cas_late=self.uniform(0.01, 0.30),
@@ -116,7 +116,7 @@ class World(Dice):
             runtime.name,
             on_access=lambda operation, key: self._ambush(node, operation, key),
         )
-        store = FaultyStore(watched, runtime, self.plan, seed=self.draw(2**32))
+        store = HarshStore(watched, runtime, self.plan, seed=self.draw(2**32))
         node = Node(runtime.name, runtime, store, self.chance(0.5))
         self._nodes.append(node)
         return node
@@ -246,7 +246,7 @@ class World(Dice):
         """Let everything be well from now on."""
         self.calm = True
         self.log("all faults are healed")
-        self.plan = FaultPlan(get_ms=20, put_ms=20, cas_ms=20, list_ms=20, delete_ms=20)
+        self.plan = HarshPlan(get_ms=20, put_ms=20, cas_ms=20, list_ms=20, delete_ms=20)
         for node in self._nodes:
             node.runtime.clock_skew_ms = 0  # a collector whose clock is wrong deletes nothing
             node.store.plan = self.plan
@@ -310,6 +310,6 @@ class World(Dice):
             cas_deadline_ms=1_000 + self.draw(60_000),
             gc=GarbageCollectorConfig(
                 interval_ms=int(1000 * self.uniform(15, 120)),
-                grace_period_ms=int(self.grace_s * 1000),
             ),
+            gc_grace_period_ms=int(self.grace_s * 1000),
         )

@@ -163,11 +163,11 @@ def test_f5_a_micro_batch_of_three_grace_periods_gets_through_beside_a_collector
     # One task is done at once and its upload waits for the other; "a" and "slow" differ in hash.
     pipe.feed("a", "b", "c", "d", "slow")
     pipe.options = {"gcGracePeriodMs": str(grace_ms)}
-    gc = GarbageCollectorConfig(grace_period_ms=grace_ms, interval_ms=200)
-    config = ConsumerConfig(store=pipe.url, gc=gc)
+    gc = GarbageCollectorConfig(interval_ms=200)
+    config = ConsumerConfig(store=pipe.url, gc=gc, gc_grace_period_ms=grace_ms)
     collector = GarbageCollector(open_store(pipe.url), config)
     # A queue must be there for the collector to compare with.
-    foreach_batch_writer(pipe.url, txn_app_id="first")(
+    foreach_batch_writer(pipe.url, txn_app_id="first", **pipe.options)(
         pipe.spark.createDataFrame([("first",)], "value STRING"), 0
     )
     collector.start()

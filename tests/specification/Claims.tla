@@ -111,7 +111,7 @@ Adopt(d) ==
 Begin(d, after, reply) ==
     dispatcher' = [dispatcher EXCEPT ![d].at = "writes", ![d].after = after, ![d].reply = reply]
 
-\* core/opendata_buffer/broker/dispatch_round.py: DispatchRound.hand_out
+\* core/opendata_buffer/broker/dispatcher.py: DispatchRound.hand_out
 HandOut(d, w) ==
     LET c == dispatcher[d].known IN
     /\ dispatcher[d].at = "serves" /\ worker[w].at = "asks" /\ worker[w].broker = d
@@ -137,7 +137,7 @@ Told(w, kind) ==
     /\ told' = IF believes THEN told \cup {worker[w].sequence} ELSE told
     /\ worker' = [worker EXCEPT ![w] = NoClaim]
 
-\* core/opendata_buffer/broker/dispatch_round.py: DispatchRound.finish
+\* core/opendata_buffer/broker/dispatcher.py: DispatchRound.finish
 EndClaim(d, w) ==
     LET c == dispatcher[d].known
         s == worker[w].sequence
@@ -154,7 +154,7 @@ EndClaim(d, w) ==
 IsFresh(d) == announced.broker = d /\ now - announced.renewed < Silent
 
 \* A broker that was late to renew its record may have missed heartbeats.
-\* core/opendata_buffer/broker/dispatch_round.py: DispatchRound.lapse
+\* core/opendata_buffer/broker/dispatcher.py: DispatchRound.lapse
 \* core/opendata_buffer/broker/claims.py: Heartbeats.until
 \* core/opendata_buffer/broker/election.py: LeaderElection._steady_since
 Lapse(d) ==

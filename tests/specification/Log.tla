@@ -1,5 +1,5 @@
 --------------------------------- MODULE Log ----------------------------------
-(* A queue as a log, as it is planned: the v1 manifest is its short end, any  *)
+(* A queue as a log: the v1 manifest is its short end, any                     *)
 (* process moves the oldest entries into segments, and named readers have     *)
 (* positions of their own. A collector deletes what all of them have read.    *)
 (*                                                                            *)
@@ -101,6 +101,7 @@ Steal ==
 Log_2 == <<position, deleted, producer, run, collector, resetter, acked, unsure, told, counts>>
 
 \* The index first: what it does not have, the manifest has, or a v1 consumer has taken.
+\* core/opendata_buffer/queue/log.py: Log.move
 LookBeforeMove(m) ==
     /\ mover[m].at = "off"
     /\ mover' = [mover EXCEPT ![m] = [at |-> "looks", known |-> index.now, segment |-> None,
@@ -108,6 +109,7 @@ LookBeforeMove(m) ==
     /\ UNCHANGED <<manifest, index, objects, Log_2>>
 
 \* A segment begins where the index ends. Its object is stored before the index names it.
+\* core/opendata_buffer/queue/log.py: Log.move
 StoreSegment(m) ==
     LET seen == manifest.now
         from == IF Faulty("a segment begins where the manifest begins") THEN seen.first
@@ -123,6 +125,7 @@ StoreSegment(m) ==
     /\ UNCHANGED <<index, Log_2>>
 
 \* The only commit point. What is missing before the segment was taken by somebody else.
+\* core/opendata_buffer/queue/log_index.py: LogIndex.with_segment
 WriteIndex(m) ==
     LET known == mover[m].known
         segment == mover[m].segment
@@ -136,6 +139,7 @@ WriteIndex(m) ==
     /\ UNCHANGED <<manifest, objects, Log_2>>
 
 \* Any process, whenever it finds the two to overlap: what the index has leaves the manifest.
+\* core/opendata_buffer/queue/queue.py: Queue.leave_to_log
 Trim(m) ==
     /\ mover[m].at \in {"off", "trims"} /\ manifest.now.first < index.now.end
     /\ \E answer \in Put(manifest, manifest.now, [manifest.now EXCEPT !.first = index.now.end]) :
@@ -143,6 +147,7 @@ Trim(m) ==
     /\ mover' = [mover EXCEPT ![m] = NoMover]
     /\ UNCHANGED <<index, objects, Log_2>>
 
+\* core/opendata_buffer/queue/log.py: Log.move
 EndMove(m) ==
     /\ mover[m].at \in {"looks", "trims"}
     /\ mover' = [mover EXCEPT ![m] = NoMover]
@@ -153,6 +158,7 @@ EndMove(m) ==
 Log_3 == <<manifest, objects, deleted, producer, mover, collector, resetter, counts>>
 
 \* A run of a reader fences the one before.
+\* core/opendata_buffer/queue/readers.py: ReaderQueue.claim_epoch
 TakePosition(r) ==
     /\ run[r].at = "off" /\ run[r].name = None
     /\ \E n \in Readers :
@@ -167,6 +173,7 @@ TakePosition(r) ==
     /\ UNCHANGED <<index, acked, unsure, told, Log_3>>
 
 \* Behind its position: a collector that saw no such reader loses its race for the index.
+\* core/opendata_buffer/queue/readers.py: ReaderQueue.claim_epoch
 LookBeforeRegistration(r) ==
     /\ run[r].at = "took"
     /\ run' = [run EXCEPT ![r] =
@@ -175,6 +182,7 @@ LookBeforeRegistration(r) ==
                         !.at = IF run[r].name \in index.now.readers THEN "reads" ELSE "registers"]]
     /\ UNCHANGED <<index, position, acked, unsure, told, Log_3>>
 
+\* core/opendata_buffer/queue/log_index.py: LogIndex.with_reader
 Register(r) ==
     LET new == [run[r].known EXCEPT !.readers = @ \cup {run[r].name}] IN
     /\ run[r].at = "registers"
@@ -185,6 +193,7 @@ Register(r) ==
     /\ UNCHANGED <<position, acked, unsure, told, Log_3>>
 
 \* The manifest before the index: what left it in between is in the index.
+\* core/opendata_buffer/queue/readers.py: ReaderQueue.read
 ReadFirst(r) ==
     /\ run[r].at = "reads"
     /\ run' = [run EXCEPT
@@ -193,6 +202,7 @@ ReadFirst(r) ==
                 ELSE [@ EXCEPT !.at = "reads on", !.known = None, !.seen = manifest.now]]
     /\ UNCHANGED <<index, position, acked, unsure, told, Log_3>>
 
+\* core/opendata_buffer/queue/log.py: LogView.entries
 HandOut(r) ==
     LET s == run[r].next
         n == run[r].name
@@ -220,6 +230,7 @@ HandOut(r) ==
             /\ told' = IF s \in deleted /\ mine THEN [told EXCEPT !["gone"] = @ \cup {s}] ELSE told
     /\ UNCHANGED <<index, position, acked, unsure, Log_3>>
 
+\* core/opendata_buffer/queue/readers.py: ReaderQueue.dequeue
 Acknowledge(r) ==
     LET n == run[r].name
         now == position[n].now
@@ -238,6 +249,7 @@ Acknowledge(r) ==
 Log_4 == <<manifest, objects, deleted, producer, mover, run, collector, told>>
 
 \* The position first; the reader that runs is fenced.
+\* core/opendata_buffer/queue/readers.py: reset_reader
 SetBack ==
     /\ resetter.at = "off" /\ counts.resets < Resets
     /\ \E n \in Readers : \E to \in 0..(position[n].now.at - 1) :
@@ -250,6 +262,7 @@ SetBack ==
     /\ counts' = [counts EXCEPT !.resets = @ + 1]
     /\ UNCHANGED <<index, Log_4>>
 
+\* core/opendata_buffer/queue/readers.py: ReaderQueue.reset
 LookBeforeConfirm ==
     /\ resetter.at = "look"
     /\ resetter' = IF index.now.floor > resetter.to \/ resetter.name \notin index.now.readers
@@ -258,6 +271,7 @@ LookBeforeConfirm ==
     /\ UNCHANGED <<index, position, acked, unsure, counts, Log_4>>
 
 \* A collector that has seen the position before loses its race for the index.
+\* core/opendata_buffer/queue/log_index.py: LogIndex.with_reader
 ConfirmReset ==
     LET new == [resetter.known EXCEPT !.resets = @ + 1] IN
     /\ resetter.at = "write"
@@ -270,6 +284,7 @@ ConfirmReset ==
 
 Log_5 == <<manifest, position, producer, mover, run, resetter, acked, unsure, told>>
 
+\* core/opendata_buffer/gc.py: GarbageCollector
 LookBeforeCollection ==
     /\ collector.at = "off"
     /\ \E expires \in {{}} \cup {{n} : n \in index.now.readers} :
@@ -280,18 +295,21 @@ LookBeforeCollection ==
     /\ UNCHANGED <<index, objects, deleted, Log_5>>
 
 \* After the index, one by one.
+\* core/opendata_buffer/queue/readers.py: read_positions
 ReadPosition(n) ==
     /\ collector.at = "reads" /\ collector.found[n] = -1
     /\ collector' = [collector EXCEPT !.found[n] = position[n].now.at]
     /\ UNCHANGED <<index, objects, deleted, counts, Log_5>>
 
-(* The pure function of the floor: what all readers have, and is moved.       *)
+\* The pure function of the floor: what all readers have, in segments or still in the manifest.
+\* core/opendata_buffer/queue/log_index.py: floor_of
 Floor(known, readers, found) ==
     LET least == IF Faulty("the floor is that of the fastest reader")
                  THEN CHOOSE x \in {found[n] : n \in readers} : \A n \in readers : found[n] <= x
                  ELSE CHOOSE x \in {found[n] : n \in readers} : \A n \in readers : found[n] >= x IN
-    IF readers = {} THEN known.floor ELSE Max(known.floor, Min(known.end, least))
+    IF readers = {} THEN known.floor ELSE Max(known.floor, least)
 
+\* core/opendata_buffer/queue/log_index.py: LogIndex.with_floor
 WriteFloor ==
     LET known == IF Faulty("the positions are read before the index") THEN index.now
                  ELSE collector.known
@@ -308,7 +326,8 @@ WriteFloor ==
                          ELSE NoCollector
     /\ UNCHANGED <<objects, deleted, counts, Log_5>>
 
-\* Below the floor; and segments that were never named and cannot be any more.
+\* Below the floor: batches, and segments, whether they were ever named or not.
+\* core/opendata_buffer/gc.py: GarbageCollector
 Delete ==
     LET known == collector.known IN
     /\ collector.at = "deletes"
@@ -316,15 +335,17 @@ Delete ==
             s \notin deleted /\ deleted' = deleted \cup {s} /\ UNCHANGED objects
        \/ \E g \in objects :
             /\ g \notin known.segments
-            /\ g.from < known.end \/ Faulty("a segment that is not named yet is deleted")
+            /\ g.to <= known.floor \/ Faulty("a segment that is not named yet is deleted")
             /\ objects' = objects \ {g} /\ UNCHANGED deleted
     /\ UNCHANGED <<index, collector, counts, Log_5>>
 
+\* core/opendata_buffer/gc.py: GarbageCollector
 EndCollection ==
     /\ collector.at # "off"
     /\ collector' = NoCollector
     /\ UNCHANGED <<index, objects, deleted, counts, Log_5>>
 
+\* core/opendata_buffer/testing/faults.py: FaultyStore.put_if
 WriteArrives ==
     /\ \/ (\E after \in Arrivals(manifest) : manifest' = after) /\ UNCHANGED <<index, position>>
        \/ (\E after \in Arrivals(index) : index' = after) /\ UNCHANGED <<manifest, position>>
@@ -358,7 +379,7 @@ NothingIsLost ==
 
 \* Segments are contiguous but for what was taken, none overlaps another, and each is stored.
 SegmentsAreSound ==
-    /\ \A g \in index.now.segments : g \in objects
+    /\ \A g \in index.now.segments : g.to > index.now.floor => g \in objects
     /\ \A g, h \in index.now.segments : g # h => g.to <= h.from \/ h.to <= g.from
 
 \* Only what was taken from the manifest is said to be lost.

@@ -87,7 +87,7 @@ UploadAgain(p) ==
     /\ UNCHANGED <<manifest, now, told, consumer, acked, saved, again, collector>>
 
 \* core/opendata_buffer/producer/accumulator.py: OrderedUploads.take
-\* buffer_sink/queue_commit.py: UploadAges.oldest
+\* buffer_sink/committer.py: UploadAges.oldest
 BeginAppend(p) ==
     /\ producer[p].at = "ready"
     /\ Age(p) <= Half \/ Grace = 0
@@ -114,7 +114,7 @@ LookBeforeAppend(p) ==
     /\ UNCHANGED <<manifest, objects, now, told, consumer, acked, saved, again, collector>>
 
 \* core/opendata_buffer/queue/cas.py: CasObject._write
-\* buffer_sink/queue_commit.py: UploadCommitter._append_unexpired
+\* buffer_sink/committer.py: UploadCommitter._append_unexpired
 WriteAppend(p) ==
     LET known == producer[p].known
         new == [known EXCEPT !.log = @ \o Entries(p)] IN
@@ -162,7 +162,7 @@ Land(p) ==
     /\ UNCHANGED <<manifest, now, consumer, acked, saved, again, collector>>
 
 \* A collector deletes by one manifest for a quarter of the grace period.
-\* buffer_sink/queue_commit.py: UploadAges.outlived_collector
+\* buffer_sink/committer.py: UploadAges.outlived_collector
 CheckLateUploads(p) ==
     /\ producer[p].at = "check"
     /\ now > producer[p].waits + Window \/ Faulty("no wait for the collector")

@@ -138,7 +138,7 @@ RollBackNoted(r, p) ==
 
 (*------------------------------ one attempt --------------------------------*)
 
-\* buffer_sink/topic_commit.py: TopicCommitter.append
+\* buffer_sink/committer.py: TopicCommitter.append
 \* core/opendata_buffer/queue/queue.py: Queue.append
 AppendPending(r, p) ==
     /\ run[r].at = "append" /\ p \notin run[r].did

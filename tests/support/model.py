@@ -131,14 +131,20 @@ class DeliveryModel:
             self.owner = process
         if dropped:
             self.counts["dequeues"] += 1
-            if process != self.owner:
-                self._fail(f"{process} dequeued, but {self.owner} owns epoch {after.epoch}")
-            if not self.sink.holds(after.first_sequence - 1):
-                self._fail(
-                    f"{process} dequeued through {after.first_sequence - 1}, but the sink holds "
-                    f"only {self.sink.position}"
-                )
+            self._check_dequeued(process, after)
         self.manifest = after
+
+    def _check_dequeued(self, process: str, after: Manifest) -> None:
+        if process != self.owner:
+            self._fail(f"{process} dequeued, but {self.owner} owns epoch {after.epoch}")
+        if not self.sink.holds(after.first_sequence - 1):
+            self._fail(
+                f"{process} dequeued through {after.first_sequence - 1}, but the sink holds only "
+                f"{self.sink.position}"
+            )
+
+    def sidecar_written(self, process: str, key: str, data: bytes) -> None:
+        """Another object was changed by compare-and-swap."""
 
     def start_over(self) -> None:
         """The operator makes a new queue at the same place: nothing that was is owed any more."""
@@ -347,6 +353,8 @@ class WatchedStore:
         if isinstance(outcome, outcomes.Applied) and key == self._model.manifest_path:
             self._model.manifest_written(self._process, data)
             self._simulation.log(f"  {self._model.manifest}")
+        elif isinstance(outcome, outcomes.Applied):
+            self._model.sidecar_written(self._process, key, data)
         self._simulation.checkpoint()
         return outcome
 

@@ -7,9 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from opendata_buffer.concurrency import Closeable, in_parallel
 from opendata_buffer.errors import FlushFailed
-from opendata_buffer.runtime import SystemRuntime, Task, deadline, locked, remaining
+from opendata_buffer.runtime import (
+    Closeable,
+    SystemRuntime,
+    Task,
+    deadline,
+    in_parallel,
+    locked,
+    remaining,
+)
 from tests.support.simulation import Simulation
 from tests.unit.interrupts import each_step
 

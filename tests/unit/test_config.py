@@ -43,7 +43,7 @@ def test_the_manifest_follows_the_prefix_unless_given() -> None:
         (ProducerConfig, {"data_path_prefix": "a/../b"}, ["data_path_prefix"]),
         (QueueConfig, {"manifest_path": "a//b"}, ["manifest_path", "'a//b'"]),
         (ConsumerConfig, {"ack_interval": -1}, ["ack_interval", "-1"]),
-        (GarbageCollectorConfig, {"grace_period_ms": -1}, ["grace_period_ms"]),
+        (ConsumerConfig, {"gc_grace_period_ms": 0}, ["gc_grace_period_ms"]),
         (GarbageCollectorConfig, {"interval_ms": sys.maxsize}, ["gc interval_ms", "at most"]),
         (StoreOptions, {"max_attempts": 0}, ["max_attempts"]),
     ],
@@ -78,7 +78,7 @@ def test_settings_are_keywords_of_what_is_opened(tmp_path: Path) -> None:
 def test_a_producer_and_a_consumer_have_few_settings() -> None:
     """Beside those of ``QueueConfig``, which all share."""
     shared = len(fields(QueueConfig))
-    assert shared <= 6
+    assert shared <= 7
     assert len(fields(ProducerConfig)) - shared <= 10
     assert len(fields(ConsumerConfig)) - shared <= 8
 

@@ -75,7 +75,7 @@ def test_the_options_of_source_and_sink_are_those_of_the_code() -> None:
     storage, stream, batch, typed, sink = (first_column(section(OPTIONS, each)) for each in titles)
     assert storage == set(STORAGE_OPTIONS)
     assert storage | stream | batch | typed == set(SOURCE_OPTIONS)
-    assert storage | sink | {"valueFormat", "gcGracePeriodMs"} == set(SINK_OPTIONS)
+    assert storage | sink | {"valueFormat"} == set(SINK_OPTIONS)
     anchors = re.findall(r'^\| <a id="(\w+)"></a>`(\w+)`', text_of(OPTIONS), flags=re.MULTILINE)
     assert {name for name, option in anchors if name == option} == {*SOURCE_OPTIONS, *SINK_OPTIONS}
     assert len(anchors) <= 35, "each stands once"

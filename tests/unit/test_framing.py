@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
 import itertools
@@ -20,7 +19,6 @@ from opendata_buffer.cli import options
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.framing import (
     FRAMINGS,
-    CsvSplitter,
     LineSplitter,
     NdjsonSplitter,
     Splitter,
@@ -32,7 +30,6 @@ ANY = [b"", b"\n", b"a\nb", b"\r\n", b"\x00\xff", b"x" * 1000, b"\x66\x33\x93\x3
 VALUES = {
     "lines": [b"", b"a\r", b"\x00\xff", b" "],
     "ndjson": [b'{"a": 1}', b"2", b'"\\n"'],
-    "csv": [b"a,b", b'"a\nb",c', b"\xc3\xa4"],
     "protobuf-fixed": ANY,
     "length": ANY,
 }
@@ -67,7 +64,6 @@ def test_what_goes_out_comes_in(name: str, step: int) -> None:
 def test_bytes_on_the_wire() -> None:
     assert framed("lines", [b"a", b""]) == b"a\n\n"
     assert framed("ndjson", [b"1"]) == b"1\n"
-    assert framed("csv", [b"1,2"]) == b"1,2\r\n"
     assert framed("length", [b"ab"]) == struct.pack("<I", 2) + b"ab"
     assert framed("protobuf-fixed", [b"ab"]) == b"\x66\x33\x93\x36" + struct.pack("<I", 2) + b"ab"
     assert {framed(name, []) for name in FRAMINGS} == {b""}
@@ -80,10 +76,6 @@ def test_bytes_on_the_wire() -> None:
         ("ndjson", b'{"a":\n1}'),
         ("ndjson", b""),
         ("ndjson", b"1\r"),
-        ("csv", b""),
-        ("csv", b"a\nb"),
-        ("csv", b'"open'),
-        ("csv", b"\xff"),
     ],
 )
 def test_a_record_that_would_come_back_as_another_is_not_written(name: str, record: bytes) -> None:
@@ -161,62 +153,12 @@ def test_a_line_that_is_no_json_is_named_by_record_and_byte(line: bytes, says: s
         splitter.feed(b"4\n")
 
 
-@given(st.lists(st.lists(st.text(), min_size=2, max_size=4)), st.integers(1, 7))
-def test_rows_come_back_as_the_library_wrote_them(rows: list[list[str]], size: int) -> None:
-    written = io.StringIO(newline="")
-    csv.writer(written, quoting=csv.QUOTE_ALL).writerows(rows)
-    stream = written.getvalue().encode()
-    records = cut(CsvSplitter(10_000), stream, size)
-    joined = b"".join(record + b"\r\n" for record in records)
-    assert joined == stream
-    assert list(csv.reader(io.StringIO(joined.decode(), newline=""))) == rows
-
-
-def test_a_quoted_field_may_hold_newlines_and_quotes() -> None:
-    stream = b'a,"one\ntwo ""x""\n\nthree"\nb,c\n'
-    assert cut(CsvSplitter(100), stream) == [b'a,"one\ntwo ""x""\n\nthree"', b"b,c"]
-
-
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        (b'"a"b,c\nc\n', "no CSV row"),
-        (b'\xff,"a"\nc\n', "no UTF-8 text"),
-        (b'"b\n', "the input ends inside a quoted field"),
-    ],
-)
-def test_a_row_that_is_no_csv_is_named_by_record_and_byte(row: bytes, says: str) -> None:
-    splitter = CsvSplitter(100)
-    assert splitter.feed(b"a,b\n" + row) == [b"a,b"]
-    with pytest.raises(InvalidInput, match=f"record 2, at byte 4 of the input: {says}"):
-        splitter.finish()
-
-
-@pytest.mark.parametrize("kind", [NdjsonSplitter, CsvSplitter])
 @pytest.mark.parametrize("end", [b"", b"\n"])
-def test_a_record_beyond_the_limit_is_refused_also_before_its_end(
-    kind: type[NdjsonSplitter | CsvSplitter], end: bytes
-) -> None:
-    splitter = kind(10)
+def test_a_record_beyond_the_limit_is_refused_also_before_its_end(end: bytes) -> None:
+    splitter = NdjsonSplitter(10)
     assert splitter.feed(b"1234567890\r\n1234567890123" + end) == [b"1234567890"]
     with pytest.raises(InvalidInput, match=r"record 2, at byte 12 .* a record may have 10"):
         splitter.finish()
-
-
-def test_a_field_of_many_lines_is_not_parsed_at_each_of_them() -> None:
-    lines = 20_000
-    stream = b'"' + b"x\n" * lines + b'"\n'
-    parsed = 0
-
-    class Counting(CsvSplitter):
-        def _check(self, data: bytes) -> None:
-            nonlocal parsed
-            parsed += len(data)
-            super()._check(data)
-
-    splitter = Counting(1_000_000)
-    assert splitter.feed(stream) == [stream[:-1]]
-    assert parsed == len(stream)
 
 
 VECTORS = Path(__file__).parents[1] / "golden" / "gazette" / "vectors.json.gz"

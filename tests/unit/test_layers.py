@@ -20,10 +20,10 @@ LIBRARY = "opendata_buffer"
 # A module may import its own room and the rooms of earlier lines; two rooms of one line do not
 # know each other. A room is a package of core or one of the modules that lie beside them.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "runtime"}),
-    frozenset({"concurrency", "metrics", "formats", "framing", "outcomes", "redaction"}),
+    frozenset({"errors"}),
+    frozenset({"runtime"}),
+    frozenset({"metrics", "formats", "framing", "outcomes", "redaction"}),
     frozenset({"config", "messages", "values"}),
-    frozenset({"retry"}),
     frozenset({"option_reader", "stores"}),
     frozenset({"queue"}),
     frozenset({"gc", "quarantine", "transactions"}),

@@ -94,6 +94,7 @@ set_meter_provider(MeterProvider([reader]))
 from opendata_buffer import Compression, Consumer, ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer import GarbageCollector, Producer, ProducerConfig
 from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.queue.ownership import change_grace_period
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
@@ -112,7 +113,7 @@ def look():
     return found
 
 store, runtime = MemoryStore("metrics"), SystemRuntime()
-url, gc = "memory://unused", GarbageCollectorConfig(enabled=False, grace_period_ms=0)
+url, gc = "memory://unused", GarbageCollectorConfig(enabled=False)
 with Producer(ProducerConfig(store=url, flush_interval_ms=60_000), store=store) as producer:
     producer.produce([b"abc", b""])
     buffered = look()["buffer.producer_buffered_bytes"]
@@ -121,7 +122,8 @@ with Consumer(config, store=store) as consumer:
     batch = consumer.next_batch()
     unacked = look()
     consumer.ack(batch.sequence)
-runtime.sleep(0.005)  # the collector deletes what is older than its clock, in milliseconds
+change_grace_period(store, config, runtime, 1)
+runtime.sleep(0.005)
 GarbageCollector(store, config).run_once()
 
 here, there = (Queue(store, config, runtime=runtime, role=role) for role in ("here", "there"))

@@ -88,7 +88,6 @@ LIBRARIES_OF_RUNTIMES = {
         "opentelemetry-api": "1.32.0",
         "pyarrow": "19.0.1",
         "rich": "13.9.4",
-        "tenacity": "9.0.0",
     },
     "Databricks 18.x": {
         "boto3": "1.40.0",

@@ -9,8 +9,7 @@ import pytest
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import TransientStorageError
-from opendata_buffer.retry import Retries, queue_retry
-from opendata_buffer.runtime import deadline
+from opendata_buffer.runtime import Retries, deadline, queue_retry
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.support.tuned import tuned
 

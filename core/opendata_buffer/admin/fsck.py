@@ -7,17 +7,17 @@ batch is copied to the quarantine.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import pyarrow.compute as pc
 
-from opendata_buffer.admin.rebuild import RebuildPlan, plan_rebuild, read_raw, rebuild
+from opendata_buffer.admin.rebuild import RebuildPlan, plan_rebuild, read_moved, read_raw, rebuild
 from opendata_buffer.admin.status import read_claims
 from opendata_buffer.admin.trim import skip_batch
 from opendata_buffer.broker.claims import claims_key
-from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
@@ -30,7 +30,14 @@ from opendata_buffer.errors import (
     PrefixConflict,
 )
 from opendata_buffer.formats.keys import key_fault, parse_location
-from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, with_queue_in_hint
+from opendata_buffer.formats.manifest import (
+    BatchDescriptor,
+    Manifest,
+    QueueEntry,
+    with_queue_in_hint,
+)
+from opendata_buffer.queue.log import Log, index_key, parts_folder
+from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.ownership import (
     PrefixOwner,
     check_owner,
@@ -42,7 +49,7 @@ from opendata_buffer.queue.ownership import (
     write_owner,
 )
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Store, WrongChecksum, read_bytes
+from opendata_buffer.stores.base import Listing, Store, WrongChecksum, read_bytes
 
 CONCURRENCY = 8
 """Batches that are decoded in memory at once."""
@@ -60,6 +67,8 @@ class Kind(StrEnum):
     UNREAD = "unread"  # an object that no entry names
     PREFIX = "prefix"  # no batch of the queue lies in the data prefix
     OWNER = "owner"  # an owner marker that keeps this queue out for no reason
+    INDEX = "index"  # of a log: gone, damaged, or another queue's
+    SEGMENT = "segment"  # of a log, or a page of its index: gone or damaged
     CLAIMS = "claims"  # the record of workers' claims cannot be read
 
 
@@ -74,12 +83,20 @@ REPAIRED_BY = {
 """What repair does about a kind of problem."""
 
 NOT_REPAIRED = {
+    Kind.INDEX: "restore its latest version (bucket versioning): it alone names the segments",
+    Kind.SEGMENT: "restore the object (bucket versioning), or move readers behind what it names",
     Kind.TOO_LARGE: "it may be sound: check again with a larger --max-batch-bytes",
     Kind.PREFIX: "check again with the data prefix that is named there",
     Kind.FOREIGN: "it may be sound: check again with --allow-foreign-locations, or skip it with "
     "'opendata-buffer skip {hint} {sequence}'",
 }
 """Why repair leaves a kind of problem, and what to do about it."""
+
+PASSED_BY = (
+    "an entry of a log never changes: each reader passes it by with 'opendata-buffer readers reset "
+    "{hint} NAME --to-sequence {next}'"
+)
+"""Why repair leaves a batch of a log, and what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +129,7 @@ class Report:
     stored_bytes: int = 0  # of their objects
     problems: list[Finding] = field(default_factory=list)  # what makes a consumer fail
     notes: list[Finding] = field(default_factory=list)  # what a repair would do more
+    is_log: bool = False
 
     @property
     def ok(self) -> bool:
@@ -130,18 +148,11 @@ class _Outcome:
     problem: Finding | None = None
 
 
-def check_queue(
-    store: Store,
-    config: ConsumerConfig,
-    runtime: Runtime,
-    *,
-    advance: Callable[[int, int], None] = lambda done, total: None,
-) -> Report:
+def check_queue(store: Store, config: ConsumerConfig, runtime: Runtime) -> Report:
     """Check the manifest, then fetch and decode every batch it names.
 
     A manifest that is damaged, gone, or behind what the owner marker remembers is the only problem
     reported then. Each batch that no entry names and that was not surely read is a note.
-    ``advance`` is called with the number of entries done, and of all.
     """
     report = Report()
     reader = ReadOnlyReader(config, store=store, runtime=runtime)
@@ -150,11 +161,18 @@ def check_queue(
         claim = check_owner(store, config, runtime=runtime)
     except PrefixConflict as error:
         conflict = error
-    seen = None if claim is None else claim.watermark
-    # Before the manifest: a batch enqueued between the two is named by it.
-    listing = store.list(f"{config.data_path_prefix}/")
+    seen, grace_ms = (claim.watermark, claim.grace_ms) if claim else (None, DEFAULT_GRACE_PERIOD_MS)
+    report.is_log = claim is not None and claim.is_log
+    # Before the manifest: a batch enqueued between the two is named by it. A log may keep millions,
+    # and they are listed only for what the manifest lacks.
+    listing = _list(store, config) if not report.is_log else Listing((), 0, False)
     raw = read_raw(store, config.manifest_path)
-    plan = plan_rebuild(raw, listing, seen, config=config)
+    plan = plan_rebuild(raw, listing, seen, config=config, grace_ms=grace_ms)
+    if plan.fault is not None and report.is_log:
+        moved = read_moved(store, config, runtime, claim)
+        plan = plan_rebuild(
+            raw, _list(store, config), seen, config=config, grace_ms=grace_ms, moved=moved
+        )
     if plan.fault is not None and conflict is not None:
         raise conflict
     # Without manifest, marker and batches there never was a queue: reader.manifest() raises that.
@@ -175,21 +193,35 @@ def check_queue(
         path = config.manifest_path
         report.problems.append(Finding(None, path, fault, Kind.PREFIX, "manifest"))
     handle = FetchHandle.of(config, store=store, runtime=runtime)
-    descriptors = [BatchDescriptor.of(entry) for entry in manifest.entries()]
-    times_queued = Counter(each.location for each in descriptors)
-    checked = fetch_many(
-        lambda each: _check_batch(handle, each),
-        descriptors,
-        concurrency=CONCURRENCY,
-        runtime=runtime,
-        size_of=lambda outcome: outcome.stored,
-    )
-    for outcome in checked:
-        _add(report, outcome, times_queued[outcome.descriptor.location])
-        advance(report.batches, len(descriptors))
+    groups: Iterable[Sequence[QueueEntry]] = [manifest.entries()]
+    log, index = Log(store, config, runtime), None
+    if report.is_log:
+        try:
+            index = log.need(marked=True)
+        except CorruptData as error:
+            report.problems.append(
+                Finding(None, index_key(config), str(error), Kind.INDEX, "index of the log")
+            )
+            return report
+        groups = _entries_of(report, config, log, index, manifest)
+    for entries in groups:
+        descriptors = [BatchDescriptor.of(entry) for entry in entries]
+        times_queued = Counter(each.location for each in descriptors)
+        checked = fetch_many(
+            lambda each: _check_batch(handle, each),
+            descriptors,
+            concurrency=CONCURRENCY,
+            runtime=runtime,
+            size_of=lambda outcome: outcome.stored,
+        )
+        for outcome in checked:
+            times = 1 if report.is_log else times_queued[outcome.descriptor.location]
+            _add(report, outcome, times)
     if report.problems:
-        # A consumer may have taken entries meanwhile, and its collector their objects.
+        # Consumers may have taken entries meanwhile, and a collector their objects.
         first = reader.manifest().first_sequence
+        if index is not None:
+            first = log.need(marked=True).floor
         report.problems = [
             each for each in report.problems if each.sequence is None or each.sequence >= first
         ]
@@ -199,6 +231,24 @@ def check_queue(
         key = claims_key(config.data_path_prefix)
         report.problems.append(Finding(None, key, str(error), Kind.CLAIMS, "record of claims"))
     return report
+
+
+def _list(store: Store, config: ConsumerConfig) -> Listing:
+    return store.list(f"{config.data_path_prefix}/")
+
+
+def _entries_of(
+    report: Report, config: ConsumerConfig, log: Log, index: LogIndex, manifest: Manifest
+) -> Iterator[Sequence[QueueEntry]]:
+    """The entries of a log from its floor on, segment by segment; adds those that are damaged."""
+    for part, found in log.segments(index):
+        if isinstance(found, CorruptData):
+            what = "segment" if part.name.endswith(".segment") else "page of the index"
+            key = parts_folder(config) + part.name
+            report.problems.append(Finding(None, key, str(found), Kind.SEGMENT, what))
+        else:
+            yield found.entries(max(part.first, index.floor))
+    yield manifest.entries(max(manifest.first_sequence, index.end, index.floor))
 
 
 def _check_batch(handle: FetchHandle, descriptor: BatchDescriptor) -> _Outcome:
@@ -321,6 +371,9 @@ def plan_repair(report: Report, hint: str = "") -> tuple[list[Finding], list[tup
     for finding in report.problems:
         if finding.kind is Kind.REPEATED and finding.location not in delivered:
             delivered.add(finding.location)
+        elif report.is_log and finding.kind in (Kind.MISSING, Kind.UNREADABLE):
+            assert finding.sequence is not None
+            leave.append((finding, PASSED_BY.format(hint=hint, next=finding.sequence + 1)))
         elif finding.kind in REPAIRED_BY:
             to_repair.append(finding)
         else:
@@ -330,17 +383,11 @@ def plan_repair(report: Report, hint: str = "") -> tuple[list[Finding], list[tup
 
 
 def repair(
-    store: Store,
-    config: ConsumerConfig,
-    plan: Sequence[Finding],
-    runtime: Runtime,
-    *,
-    advance: Callable[[int, int], None] = lambda done, total: None,
+    store: Store, config: ConsumerConfig, plan: Sequence[Finding], runtime: Runtime
 ) -> list[tuple[Finding, str | None]]:
     """Repair the problems that :func:`plan_repair` named. After an error check and repair again.
 
     Stop the queue's producers and consumers first. A consumer that still runs is fenced.
-    ``advance`` is called with the number of problems done, and of all.
 
     Returns:
         Each problem with the id of its copy in the quarantine, or with the key where the old
@@ -362,5 +409,4 @@ def repair(
             force = finding.kind is Kind.REPEATED
             copy = skip_batch(store, config, finding.sequence, runtime, force=force)[0].id
         done.append((finding, copy))
-        advance(len(done), len(plan))
     return done

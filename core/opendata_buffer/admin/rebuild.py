@@ -6,6 +6,7 @@
 * Every batch object that no entry names is enqueued behind them, in the order of names. A batch
   that was surely read is left out: see :func:`read_before_ms`. Messages of a producer whose final
   acknowledgement is among the entries are enqueued before them.
+* What segments of a log name is left out, and they are all read for that.
 * Sequences and epoch continue far above what the owner marker remembers. The marker lags behind
   the lost manifest, and no position that a consumer saved may point into the new entries.
 """
@@ -13,12 +14,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import Conflict, CorruptManifest, ObjectNotFound, TransientStorageError
+from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, QueueConfig
+from opendata_buffer.errors import (
+    Conflict,
+    CorruptData,
+    CorruptManifest,
+    ObjectNotFound,
+    TransientStorageError,
+)
 from opendata_buffer.formats.keys import BatchLocation, Transaction, is_confined, parse_location
 from opendata_buffer.formats.manifest import (
     MAX_MANIFEST_BYTES,
@@ -29,15 +36,20 @@ from opendata_buffer.formats.manifest import (
 )
 from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid
 from opendata_buffer.queue.cas import CasObject
-from opendata_buffer.queue.ownership import OWNER_NAME, Watermark, check_owner, claim_for_writing
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.ownership import (
+    OWNER_NAME,
+    QueueClaim,
+    Watermark,
+    check_owner,
+    claim_for_writing,
+)
 from opendata_buffer.queue.queue import Queue, no_such_queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Listing, Store, read_bytes
 
 SEQUENCES_AHEAD = 1_000_000
 EPOCHS_AHEAD = 1_000
-GRACE_MS = 600_000
-"""The collector's default grace period. A producer enqueues no batch older than half of it."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +64,31 @@ class RebuildPlan:
     read: int = 0  # batch objects left out because a consumer has surely read them
 
 
+class Moved(NamedTuple):
+    """What segments of a log have: where they end, and the locations that they name."""
+
+    end: int = 0
+    locations: frozenset[str] = frozenset()
+
+
 def plan_rebuild(
-    raw: bytes | None, listing: Listing, seen: Watermark | None, *, config: QueueConfig
+    raw: bytes | None,
+    listing: Listing,
+    seen: Watermark | None,
+    *,
+    config: QueueConfig,
+    grace_ms: int = DEFAULT_GRACE_PERIOD_MS,
+    moved: Moved | None = None,
 ) -> RebuildPlan:
     """Compare a manifest's bytes with the objects below the data prefix; pure.
 
-    ``raw`` is None where there is no manifest. ``seen`` is what the owner marker remembers.
+    ``raw`` is None where there is no manifest. ``seen`` is what the owner marker remembers,
+    ``grace_ms`` the queue's grace period.
     """
     fault, entries, reached = _examine(raw, seen)
+    moved = Moved() if moved is None else moved
+    entries = [each for each in entries if each.sequence >= moved.end]
+    reached = reached.joined(Watermark(moved.end, 0))
     if fault is None:
         assert raw is not None
         return RebuildPlan(None, Manifest.parse(raw))
@@ -67,14 +96,16 @@ def plan_rebuild(
     objects = {info.key for info in listing.objects}
     kept: list[NewEntry] = []
     missing: list[str] = []
-    read_ms = read_before_ms(listing, seen, prefix)
+    read_ms = read_before_ms(listing, seen, prefix, grace_ms)
     unread = _unread(entries, seen, read_ms, prefix)
     for entry in unread:
         if entry.location not in objects and is_confined(entry.location, prefix):
             missing.append(entry.location)
         else:
             kept.append(NewEntry(entry.location, entry.metadata))
-    found, read = _unnamed(listing, {entry.location for entry in entries}, read_ms, prefix)
+    found, read = _unnamed(
+        listing, moved.locations.union(e.location for e in entries), read_ms, prefix
+    )
     left_out = {each.location for each in entries} - {each.location for each in unread}
     read += len(left_out & objects)
     finished = _finished_producers(kept, prefix)
@@ -87,7 +118,9 @@ def plan_rebuild(
     return RebuildPlan(fault, manifest, len(kept), locations, tuple(missing), read)
 
 
-def read_before_ms(listing: Listing, seen: Watermark | None, data_path_prefix: str) -> int:
+def read_before_ms(
+    listing: Listing, seen: Watermark | None, data_path_prefix: str, grace_ms: int
+) -> int:
     """The time before which batch names were surely read, milliseconds; 0 when none was.
 
     A producer does not enqueue a batch that is older than half of the grace period. So a batch
@@ -104,7 +137,7 @@ def read_before_ms(listing: Listing, seen: Watermark | None, data_path_prefix: s
     if acked is None or info is None or f"/{acked.ulid}/" in seen.acked_location:
         return 0
     # The time of storage bounds a name made ahead of time; the name bounds a restored object.
-    return min(acked.timestamp_ms, info.last_modified_ms) - GRACE_MS // 2
+    return min(acked.timestamp_ms, info.last_modified_ms) - grace_ms // 2
 
 
 def _examine(
@@ -173,7 +206,7 @@ def _producer(parsed: BatchLocation) -> bytes | None:
 
 
 def _unnamed(
-    listing: Listing, named: set[str], read_ms: int, prefix: str
+    listing: Listing, named: frozenset[str], read_ms: int, prefix: str
 ) -> tuple[list[tuple[str, BatchLocation]], int]:
     """Batches that no entry names, in the order to enqueue them, and how many others were read."""
     nested = tuple(
@@ -257,6 +290,26 @@ def _by_clock(own: Sequence[_Found]) -> list[_Found]:
     ] + final
 
 
+def read_moved(
+    store: Store, config: QueueConfig, runtime: Runtime, claim: QueueClaim | None
+) -> Moved | None:
+    """What the segments of a log have; None of a queue that is none.
+
+    Raises CorruptData where index or a segment cannot be read: batches would be queued again.
+    """
+    if claim is None or not claim.is_log:
+        return None
+    log = Log(store, config, runtime)
+    index = log.need(marked=True)
+    locations: set[str] = set()
+    # Also those before the floor, whose objects may still be there.
+    for _, segment in log.segments(replace(index, floor=0)):
+        if isinstance(segment, CorruptData):
+            raise segment
+        locations.update(segment.locations())
+    return Moved(index.end, frozenset(locations))
+
+
 def read_raw(store: Store, key: str) -> bytes | None:
     """A manifest's bytes; None without an object, CorruptData for one larger than a manifest."""
     try:
@@ -285,11 +338,12 @@ def rebuild(store: Store, config: QueueConfig, runtime: Runtime) -> tuple[Rebuil
         Conflict: The manifest was written meanwhile; nothing was changed.
     """
     claim = check_owner(store, config, runtime=runtime)
-    seen = None if claim is None else claim.watermark
+    seen, grace_ms = (claim.watermark, claim.grace_ms) if claim else (None, DEFAULT_GRACE_PERIOD_MS)
     # The listing first: a batch enqueued between the two is in the manifest.
     listing = store.list(f"{config.data_path_prefix}/")
     raw = read_raw(store, config.manifest_path)
-    plan = plan_rebuild(raw, listing, seen, config=config)
+    moved = read_moved(store, config, runtime, claim)
+    plan = plan_rebuild(raw, listing, seen, config=config, grace_ms=grace_ms, moved=moved)
     if raw is None and seen is None and not plan.found:
         raise no_such_queue(store, config)
     if plan.fault is None:

@@ -6,11 +6,12 @@ Everything here reads manifests and the small objects next to them, and changes 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from opendata_buffer.admin.readers import ReaderStatus, readers_of
 from opendata_buffer.admin.transactions import (
     STALE_AFTER_S,
     OpenTransaction,
@@ -21,35 +22,50 @@ from opendata_buffer.broker.claims import claims_key, claims_kind, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.secure_channel import ProtocolError
-from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import (
     CorruptData,
     CorruptManifest,
     ObjectNotFound,
+    OpenDataBufferError,
     PermanentStorageError,
     PrefixConflict,
     QueueReset,
 )
-from opendata_buffer.formats.keys import parse_location
+from opendata_buffer.formats.batch import FOOTER_SIZE, parse_footer
+from opendata_buffer.formats.keys import is_confined, parse_location
 from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.gc import Queued
 from opendata_buffer.quarantine import count_quarantine, quarantined_names, read_reports
 from opendata_buffer.queue.consumer_info import ConsumerInfo, read_consumer_info
-from opendata_buffer.queue.ownership import check_owner, queue_hint, topic_hint
+from opendata_buffer.queue.log import Log, LogView
+from opendata_buffer.queue.log_index import name_ms
+from opendata_buffer.queue.ownership import QueueClaim, check_owner, queue_hint, topic_hint
 from opendata_buffer.queue.queue import fullness
-from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Listing, Store, read_sidecar
+from opendata_buffer.runtime import Runtime, in_parallel
+from opendata_buffer.stores.base import Blob, Listing, Store, read_sidecar
 from opendata_buffer.topic.description import Partition
 from opendata_buffer.topic.topic import Topic
 
 T = TypeVar("T")
 
+_MESSAGE = b"/message="
+
 SHOWN = 20
 """Reports of skipped batches that are read; the others are counted."""
 
+SAMPLED = 20
+"""Batches whose records a status counts, with a small request each."""
+
 LISTED = 20_000
 """Objects that a status lists, 1,000 with each request: all of 200,000 would take ten seconds."""
+
+LISTED_OF_LOG = 2_000
+"""As :data:`LISTED`, of a log, which may keep millions."""
+
+CHECKED_SEGMENTS = 16
+"""Segments that a status reads: those that the readers which are furthest behind need next."""
 
 STATS_S = 1.0
 """Seconds that a broker may take to answer; one that runs answers sooner."""
@@ -142,6 +158,19 @@ def read_claims(store: Store, config: QueueConfig) -> ClaimsStatus | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LogStatus:
+    """What a log keeps, and who reads it; sequences and batches."""
+
+    floor: int  # the first sequence that is kept
+    end: int  # what the next batch gets
+    kept: int
+    in_segments: int  # of these
+    retention_ms: int | None
+    reader_expiry_ms: int
+    readers: tuple[ReaderStatus, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """A queue at one moment.
 
@@ -153,19 +182,24 @@ class Status:
     store: str
     manifest: str
     data_path_prefix: str
-    queue_length: int  # batches that wait for the consumer
+    queue_length: int  # batches that wait for the consumer; of a log those that it keeps
     oldest_sequence: int | None  # None when the queue is empty, as for the next three
     newest_sequence: int | None
     oldest_age_seconds: float | None
     newest_age_seconds: float | None
     next_sequence: int
     epoch: int  # how often a consumer claimed the queue
+    grace_period_ms: int | None = None  # of the garbage collector; None without an owner marker
+    records: int | None = None  # that wait; None where no batch could be asked
+    records_exact: bool = False  # False: estimated from 20 batches, or from those that have a count
     bytes_queued: int  # sizes of the waiting objects, as stored
     manifest_bytes: int
     missing: int  # waiting batches whose object is gone; fsck lists them
-    orphans: int  # batch objects that no entry names: consumed, or being uploaded right now
+    orphans: int  # batch objects that no entry names: consumed, or being uploaded right now; of a
+    # log those that are older than all that it keeps
     orphan_bytes: int
     listed_all: bool = True  # False: sizes, orphans and missing are of the first 20,000 objects
+    log: LogStatus | None = None  # None of a queue that is no log
     consumer: ConsumerInfo | None = None  # of this epoch or, if it left no record, an earlier one
     broker: BrokerStatus | None = None
     claims: ClaimsStatus | None = None
@@ -197,14 +231,30 @@ def read_status(
 
     # Before the manifest: the consumer's record must not be the newer one.
     consumer = noted(lambda: read_consumer_info(store, config, runtime))
+    marker = _marker_of(reader)
     before = reader.manifest()
-    listing = store.list(config.data_path_prefix + "/", limit=LISTED)
+    most = LISTED_OF_LOG if marker.is_log else LISTED
+    listing = store.list(config.data_path_prefix + "/", limit=most)
     # Read again (not transferred when unchanged): a batch enqueued while the listing ran is no
     # orphan, and one dequeued and collected meanwhile is not missing.
-    after, refused = _checked(reader, reader.manifest)
-    found = summarise(before, after, listing, store.url, config, runtime.now_ms())
+    after, refused = _checked(marker, reader.manifest)
+    view, fault = _log_of(reader, marker, after)
+    refused = refused or fault
+    found = summarise(before, after, listing, store.url, config, runtime.now_ms(), view)
     notes += [each for each in (refused, fullness(after.size, config.max_manifest_bytes)) if each]
+    log_status = None
+    if view is not None:
+        readers = noted(lambda: readers_of(store, config, view, runtime)) or []
+        readers = [*_with_bytes(readers, view, listing)]
+        log_status = _log_status(view, readers)
+        damage = _first_damage(view, readers)
+        refused = refused or damage
+        notes += [*_log_notes(view, readers), *([damage] if damage else [])]
     scope, prefix = TransactionScope(config, store, runtime), config.data_path_prefix
+    records = {}
+    if view is None:  # Of a log, each reader has records of its own that wait.
+        listed = {each.key: each.size for each in listing.objects}
+        records = _records(store, runtime, {prefix: after}, listed)
     transactions = open_among(scope, {prefix: after})
     notes += _stale(transactions, store.url, config)
     announced = noted(lambda: Lease(store, config, runtime).read())
@@ -217,6 +267,9 @@ def read_status(
     )
     return replace(
         found,
+        grace_period_ms=marker.grace_ms,
+        **records,
+        log=log_status,
         consumer=consumer,
         broker=None if announced is None else ask_broker(announced, connect),
         claims=noted(lambda: read_claims(store, config)),
@@ -233,32 +286,53 @@ def read_status(
 
 
 def summarise(
-    before: Manifest, after: Manifest, listing: Listing, url: str, config: QueueConfig, now_ms: int
+    before: Manifest,
+    after: Manifest,
+    listing: Listing,
+    url: str,
+    config: QueueConfig,
+    now_ms: int,
+    log: LogView | None = None,
 ) -> Status:
-    """The status by a listing and the manifests read before and after it; pure."""
+    """The status by a listing and the manifests read before and after it; pure.
+
+    Of a ``log`` that does not name a batch in the manifest, it is an orphan by the time of its
+    name, as for the collector.
+    """
     sizes = Counter({found.key: found.size for found in listing.objects})
     # Only two entries are parsed whole: metadata can be most of a manifest. Sets, because a queue
     # may have a million entries.
+    view = after if log is None else log
     oldest, newest = None, None
-    if after.entry_count:
-        oldest, newest = after.first_sequence, after.next_sequence - 1
-    locations = set(after.locations())
+    if view.entry_count:
+        oldest, newest = view.first_sequence, view.next_sequence - 1
+    kept = max(0, view.first_sequence - after.first_sequence)
+    locations = set(after.locations()[kept:])
     known = locations if after is before else set(before.locations())
-    unnamed = sizes.keys() - locations - known
+    unnamed = sizes.keys() - locations - (known if log is None else set())
     orphaned = [key for key in unnamed if parse_location(key, config.data_path_prefix) is not None]
+    if log is not None:
+        # By the parts that the index names itself: a page is not read for this.
+        times = (part.named_ms for part in log.index.parts() if part.end > log.index.floor)
+        oldest_ms = Queued.of_log(log.index, after, min(times, default=None)).oldest_ms
+        orphaned = [each for each in orphaned if oldest_ms is None or name_ms(each) < oldest_ms]
+        kept_keys = sizes.keys() - set(orphaned)
+        queued = {each for each in kept_keys if parse_location(each, config.data_path_prefix)}
+    else:
+        queued = locations
     unlisted = listing.truncated and listing.objects[-1].key
     return Status(
         store=url,
         manifest=config.manifest_path,
         data_path_prefix=config.data_path_prefix,
-        queue_length=after.entry_count,
+        queue_length=view.entry_count,
         oldest_sequence=oldest,
         newest_sequence=newest,
-        oldest_age_seconds=after.age_s(now_ms),
-        newest_age_seconds=after.age_s(now_ms, newest),
+        oldest_age_seconds=view.age_s(now_ms),
+        newest_age_seconds=view.age_s(now_ms, newest),
         next_sequence=after.next_sequence,
         epoch=_epoch(after),
-        bytes_queued=sum(sizes[each] for each in locations),
+        bytes_queued=sum(sizes[each] for each in queued),
         manifest_bytes=after.size,
         missing=sum(
             not unlisted or each <= unlisted for each in (locations & known) - sizes.keys()
@@ -269,23 +343,147 @@ def summarise(
     )
 
 
-def _checked(reader: ReadOnlyReader, read: Callable[[], T]) -> tuple[T, str]:
-    """A manifest, and why producers and consumers are refused although it can be read."""
+def _records(
+    store: Store, runtime: Runtime, manifests: Mapping[str, Manifest], sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    """How many records wait, by the footers of up to ``SAMPLED`` batches: two fields of a status.
+
+    Where more batches wait, these are spread evenly over them, and the others count as their mean.
+    ``manifests`` are by data prefix. An object without a known size takes one more request.
+    """
+    waiting = [(each, location) for each in manifests for location in manifests[each].locations()]
+    total, count = len(waiting), min(len(waiting), SAMPLED)
+    chosen = [waiting[(2 * each + 1) * total // (2 * count)] for each in range(count)]
+
+    def ask(batch: tuple[str, str]) -> int | None:
+        prefix, location = batch
+        if not is_confined(location, prefix):
+            return None  # Nothing outside is read (failure F23).
+        try:
+            size = sizes.get(location)
+            if size is None:
+                (size,) = (each.size for each in store.list(location, limit=1).objects)
+            got = store.get(location, byte_range=(max(0, size - FOOTER_SIZE), size))
+            return parse_footer(got.data).record_count if isinstance(got, Blob) else None
+        except (OpenDataBufferError, ValueError):
+            return None  # Who reads it says what is wrong with it.
+
+    found = [each for each in in_parallel(runtime, ask, chosen) if each is not None]
+    if not found and total:
+        return {}
+    mean = sum(found) / max(1, len(found))
+    return {"records": round(mean * total), "records_exact": len(found) == total}
+
+
+class _Marker(NamedTuple):
+    """The owner marker of a queue, or why it refuses everybody."""
+
+    claim: QueueClaim | None
     error: Exception | None = None
+
+    @property
+    def is_log(self) -> bool:
+        return self.claim is not None and self.claim.is_log
+
+    @property
+    def grace_ms(self) -> int | None:
+        return None if self.claim is None else self.claim.grace_ms
+
+
+def _marker_of(reader: ReadOnlyReader) -> _Marker:
+    """Read before the manifest: a marker that was read later may be ahead of it."""
     try:
-        # Before the manifest: a marker that was read later may be ahead of it.
-        claim = check_owner(reader.store, reader.config, runtime=reader.runtime)
-    except (CorruptData, PrefixConflict) as found:
-        error, claim = found, None
-    manifest = read()
+        return _Marker(check_owner(reader.store, reader.config, runtime=reader.runtime))
+    except (CorruptData, PrefixConflict) as error:
+        return _Marker(None, error)
+
+
+def _checked(marker: _Marker, read: Callable[[], T]) -> tuple[T, str]:
+    """A manifest, and why producers and consumers are refused although it can be read."""
+    manifest, error = read(), marker.error
     if isinstance(manifest, Manifest):
         try:
-            if claim is not None:
-                claim.check(manifest)
+            if marker.claim is not None:
+                marker.claim.check(manifest)
             manifest.check()
         except (CorruptManifest, QueueReset) as found:
             error = found
     return manifest, "" if error is None else f"producers and consumers are refused: {error}"
+
+
+def _log_of(
+    reader: ReadOnlyReader, marker: _Marker, manifest: Manifest
+) -> tuple[LogView | None, str]:
+    """What a log keeps, behind a manifest that was just read, or why its readers fail."""
+    if not marker.is_log:
+        return None, ""
+    found = Log(reader.store, reader.config, reader.runtime)
+    try:
+        index = found.need(marked=True)
+    except CorruptData as error:
+        return None, f"readers are refused: {error}"
+    return found.view(index, manifest), ""
+
+
+def _log_status(view: LogView, readers: Sequence[ReaderStatus]) -> LogStatus:
+    index, floor = view.index, view.first_sequence
+    return LogStatus(
+        floor=floor,
+        end=view.next_sequence,
+        kept=view.entry_count,
+        in_segments=max(0, min(index.end, view.manifest.first_sequence) - floor),
+        retention_ms=index.retention_ms,
+        reader_expiry_ms=index.reader_expiry_ms,
+        readers=tuple(readers),
+    )
+
+
+def _with_bytes(
+    readers: Iterable[ReaderStatus], view: LogView, listing: Listing
+) -> Iterator[ReaderStatus]:
+    """With the bytes that wait for each, where the manifest names them and all were listed."""
+    sizes = {found.key: found.size for found in listing.objects}
+    manifest = view.manifest
+    for each in readers:
+        behind = max(each.next_sequence, view.first_sequence) - manifest.first_sequence
+        if behind < 0 or listing.truncated:
+            yield each
+        else:
+            waiting = manifest.locations()[behind:]
+            yield replace(each, lag_bytes=sum(sizes.get(each, 0) for each in waiting))
+
+
+def _first_damage(view: LogView, readers: Sequence[ReaderStatus]) -> str:
+    """Why the readers that are furthest behind fail; reads the segment that each needs next."""
+    begins = {max(each.next_sequence, view.first_sequence) for each in readers}
+    for begin in sorted({view.first_sequence, *begins})[:CHECKED_SEGMENTS]:
+        try:
+            view.entries(begin, 1)
+        except CorruptData as error:
+            return f"readers are refused at sequence {begin}: {error}"
+    return ""
+
+
+def _log_notes(view: LogView, readers: Sequence[ReaderStatus]) -> Iterator[str]:
+    """What an operator should know of a log (failure F42)."""
+    for each in readers:
+        if each.expires_soon:
+            yield (
+                f"reader {each.name!r} expires in {each.expires_seconds / 3600:,.1f} h: then what "
+                "only it has not read is deleted. Start it, or delete it"
+            )
+    for first, end in view.gaps:
+        if end > view.first_sequence:
+            yield (
+                f"sequences {first} to {end - 1} were taken off the log by a consumer that knows "
+                "no readers (v1): stop it, or let it go on as a reader. Nothing in a segment is "
+                "lost by it"
+            )
+    if view.first_sequence < view.manifest.first_sequence and _MESSAGE in view.manifest.raw:
+        yield (
+            f"open transactions are those that begin in the last {view.manifest.entry_count:,} "
+            "batches, which are in the manifest"
+        )
 
 
 def _stale(undecided: Sequence[OpenTransaction], url: str, config: QueueConfig) -> tuple[str, ...]:
@@ -319,9 +517,11 @@ class PartitionStatus:
     next_sequence: int  # 0 for one that was never written
     epoch: int
     manifest_bytes: int
+    grace_period_ms: int | None = None
     undecided: int = 0
     quarantined: int = 0
     consumer: ConsumerInfo | None = None
+    log: LogStatus | None = None
     refused: str = ""
 
 
@@ -333,6 +533,8 @@ class TopicStatus:
     id: str
     partitions: tuple[PartitionStatus, ...]
     queue_length: int
+    records: int | None = None
+    records_exact: bool = False
     oldest_age_seconds: float | None
     undecided: int
     quarantined: int
@@ -350,25 +552,34 @@ def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStat
         with suppress(CorruptData):
             consumer = read_consumer_info(topic.store, own, runtime)
         reader = ReadOnlyReader(own, store=topic.store, runtime=runtime)
-        found, refused = _checked(reader, reader.find)
+        marker = _marker_of(reader)
+        found, refused = _checked(marker, reader.find)
         manifest, now_ms = found or Manifest.empty(), runtime.now_ms()
+        log, fault = _log_of(reader, marker, manifest)
+        readers = [] if log is None else readers_of(topic.store, own, log, runtime)
+        if log is not None:
+            fault = _first_damage(log, readers)
+        view = manifest if log is None else log
         status = PartitionStatus(
             name=partition.name,
             state=str(partition.state),
-            queue_length=manifest.entry_count,
-            oldest_age_seconds=manifest.age_s(now_ms),
+            queue_length=view.entry_count,
+            oldest_age_seconds=view.age_s(now_ms),
             next_sequence=manifest.next_sequence,
             epoch=_epoch(manifest),
             manifest_bytes=manifest.size,
+            grace_period_ms=marker.grace_ms,
             quarantined=count_quarantine(topic.store, partition.name),
             consumer=consumer,
-            refused=refused,
+            log=None if log is None else _log_status(log, readers),
+            refused=refused or fault,
         )
         return status, manifest
 
     read_all = in_parallel(runtime, read, description.partitions)
     scope = TransactionScope(config, topic.store, runtime, topic)
-    transactions = open_among(scope, {each.name: manifest for each, manifest in read_all})
+    manifests = {each.name: manifest for each, manifest in read_all}
+    transactions = open_among(scope, manifests)
     undecided = Counter(each.partition for each in transactions)
     found = tuple(replace(each, undecided=undecided[each.name]) for each, _ in read_all)
     ages = [each.oldest_age_seconds for each in found if each.oldest_age_seconds is not None]
@@ -377,6 +588,7 @@ def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStat
         id=description.topic_id,
         partitions=found,
         queue_length=sum(each.queue_length for each in found),
+        **_records(topic.store, runtime, manifests, {}),
         oldest_age_seconds=max(ages, default=None),
         undecided=len({each.producer for each in transactions}),
         quarantined=sum(each.quarantined for each in found),
@@ -414,19 +626,24 @@ def read_backlog(
 ) -> Backlog:
     """Read manifests and owner markers, and nothing else: a probe asks every few seconds.
 
+    Of a log also the positions of its readers: what waits is what the last of them has not read.
     The manifests of a ``topic`` need not have been written yet.
     """
 
-    def read(config: QueueConfig) -> tuple[Manifest, str]:
+    def read(config: QueueConfig) -> tuple[int, float, int, str]:
         reader = ReadOnlyReader(config, store=store, runtime=runtime)
-        found, refused = _checked(reader, reader.find if topic else reader.manifest)
-        return found or Manifest.empty(), refused
+        marker = _marker_of(reader)
+        found, refused = _checked(marker, reader.find if topic else reader.manifest)
+        manifest = found or Manifest.empty()
+        log, fault = _log_of(reader, marker, manifest)
+        batches, oldest_s = manifest.entry_count, manifest.age_s(runtime.now_ms())
+        if log is not None:
+            readers = readers_of(store, config, log, runtime)
+            batches = max((each.lag for each in readers), default=0)
+            oldest_s = max((each.oldest_unread_seconds or 0.0 for each in readers), default=0.0)
+        return batches, oldest_s or 0.0, manifest.size, refused or fault
 
-    manifests, refused = zip(*in_parallel(runtime, read, configs), strict=True)
-    now_ms = runtime.now_ms()
+    batches, ages, sizes, refused = zip(*in_parallel(runtime, read, configs), strict=True)
     return Backlog(
-        batches=sum(each.entry_count for each in manifests),
-        oldest_s=max(each.age_s(now_ms) or 0.0 for each in manifests),
-        largest=max(each.size for each in manifests),
-        refused=max(refused),
+        batches=sum(batches), oldest_s=max(ages), largest=max(sizes), refused=max(refused)
     )

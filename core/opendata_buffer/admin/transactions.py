@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from opendata_buffer.admin.rebuild import GRACE_MS, open_for_repair
-from opendata_buffer.concurrency import in_parallel
-from opendata_buffer.config import QueueConfig
+from opendata_buffer.admin.rebuild import open_for_repair
+from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import InvalidInput, ObjectNotFound
 from opendata_buffer.formats.keys import Transaction, parse_location
@@ -21,7 +20,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid, undecided
 from opendata_buffer.queue.ownership import queue_hint
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import Store, read_sidecar
 from opendata_buffer.topic.description import is_topic
 from opendata_buffer.topic.topic import Topic
@@ -185,7 +184,7 @@ def abort(scope: TransactionScope, producer: str, *, force: bool = False) -> lis
         scope.config,
         scope.queue,
         scope.runtime,
-        ahead_ms=GRACE_MS,
+        ahead_ms=DEFAULT_GRACE_PERIOD_MS,
         folder=scope.folder,
     )
     coordinator.recover(app, None, scope.names())
@@ -233,7 +232,9 @@ def _end(scope: TransactionScope, chosen: list[OpenTransaction]) -> None:
             txn = Transaction(each.app, each.batch)
         clock = each.last_clock + 1 if each.committed else ROLL_BACK
         markers[each.partition] = [TransactionMarker(bytes.fromhex(each.producer), clock, txn)]
-    writer = MarkerWriter(scope.store, scope.config, scope.queue, scope.runtime, ahead_ms=GRACE_MS)
+    writer = MarkerWriter(
+        scope.store, scope.config, scope.queue, scope.runtime, ahead_ms=DEFAULT_GRACE_PERIOD_MS
+    )
     writer.write(markers)
 
 

@@ -6,14 +6,14 @@ queue also claims its epoch: a consumer that still runs is fenced, and cannot ac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from opendata_buffer.admin.rebuild import GRACE_MS, open_for_repair
-from opendata_buffer.concurrency import in_parallel
-from opendata_buffer.config import ConsumerConfig, QueueConfig
+from opendata_buffer.admin.readers import queue_view, refuse_log
+from opendata_buffer.admin.rebuild import open_for_repair
+from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import (
@@ -43,8 +43,9 @@ from opendata_buffer.quarantine import (
     write_report,
 )
 from opendata_buffer.queue.consumer_info import TRIM, write_consumer_info
+from opendata_buffer.queue.log import LogView
 from opendata_buffer.queue.ownership import check_owner, queue_hint, topic_hint
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import Store, read_bytes
 from opendata_buffer.topic.topic import Topic
 
@@ -61,6 +62,14 @@ def skip_batch(
     Returns:
         The batch's report in the quarantine, and the epoch that the queue was claimed with.
     """
+    hint = queue_hint(store.url, config)
+    refuse_log(
+        store,
+        config,
+        runtime,
+        "an entry of a log never changes, and each reader passes a batch by for itself",
+        f"'opendata-buffer readers reset {hint} NAME --to-sequence {sequence + 1}' has one do so",
+    )
     manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
     if not manifest.first_sequence <= sequence < manifest.next_sequence:
         raise InvalidInput(
@@ -101,7 +110,7 @@ def _copy(
     return quarantine(store, prefix, entry, why, runtime=runtime, allow_foreign_locations=foreign)
 
 
-def _range_of(manifest: Manifest) -> str:
+def _range_of(manifest: Manifest | LogView) -> str:
     if not manifest.entry_count:
         return "it is empty"
     return f"it holds {manifest.first_sequence} to {manifest.next_sequence - 1}"
@@ -122,7 +131,7 @@ def restore_batch(
         CommitStateUnknown: An earlier call may have restored it, and a consumer has read since.
     """
     prefix = config.data_path_prefix
-    manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
+    manifest = queue_view(store, config, runtime)
     try:
         report = read_report(store, prefix, name)
     except ObjectNotFound:
@@ -143,9 +152,9 @@ def restore_batch(
         write_report(store, prefix, report)
     assert report.restored_location is not None
     assert report.restored_after is not None
-    sequence = manifest.find(report.restored_location)
+    sequence = _find(manifest, report.restored_location, report.restored_after)
     if sequence is None:
-        if manifest.first_sequence > report.restored_after:
+        if manifest.available_from(report.restored_after) > report.restored_after:
             raise CommitStateUnknown(
                 config.manifest_path,
                 report.restored_after,
@@ -170,22 +179,23 @@ def check_unqueued(store: Store, config: ConsumerConfig, location: str, runtime:
     """
     prefix = config.data_path_prefix
     parsed = parse_location(location, prefix)
-    manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
+    manifest = queue_view(store, config, runtime)
     if parsed is None:
         raise InvalidInput(f"{location!r} is no name of a batch in {prefix!r}: give the whole key")
-    if (sequence := manifest.find(location)) is not None:
+    if (sequence := _find(manifest, location, manifest.first_sequence)) is not None:
         raise InvalidInput(f"{location!r} is queued as sequence {sequence}, and delivered from it")
     handle = FetchHandle.of(config, store=store, runtime=runtime)
     try:
         batch = handle.fetch_arrow(BatchDescriptor(0, location))
     except PoisonBatch as error:
         raise InvalidInput(f"{location!r} cannot be enqueued: {error.reason}") from error
-    if runtime.now_ms() - parsed.timestamp_ms < GRACE_MS:
-        raise InvalidInput(
-            f"{location!r} is younger than {GRACE_MS // 60_000} minutes: its producer may still "
-            "enqueue it. Wait that long"
-        )
     claim = check_owner(store, config, runtime=runtime)
+    grace_ms = DEFAULT_GRACE_PERIOD_MS if claim is None else claim.grace_ms
+    if runtime.now_ms() - parsed.timestamp_ms < grace_ms:
+        raise InvalidInput(
+            f"{location!r} is younger than the grace period of {grace_ms / 60_000:g} minutes: its "
+            "producer may still enqueue it. Wait that long"
+        )
     acked = "" if claim is None or claim.watermark is None else claim.watermark.acked_location
     last_read = parse_location(acked, prefix)
     later = last_read is not None and parsed.timestamp_ms <= last_read.timestamp_ms
@@ -207,7 +217,12 @@ def restore_object(
     return restore_batch(store, config, known[-1].id, runtime)
 
 
-def _refuse_queued(report: QuarantineReport, manifest: Manifest) -> None:
+def _find(queue: Manifest | LogView, location: str, since: int) -> int | None:
+    """The sequence of a location; of a log all segments from ``since`` on are read."""
+    return queue.find(location, since) if isinstance(queue, LogView) else queue.find(location)
+
+
+def _refuse_queued(report: QuarantineReport, manifest: Manifest | LogView) -> None:
     """A command that was killed between its copy and its write has dropped nothing."""
     # A query or worker reports a batch it skipped before that batch leaves the queue.
     if report.query or not manifest.first_sequence <= report.sequence < manifest.next_sequence:
@@ -277,13 +292,15 @@ class Start:
             at = at.replace(tzinfo=UTC)
         return cls(text, since_ms=round(at.timestamp() * 1000))
 
-    def sequence_in(self, manifest: Manifest, config: QueueConfig, url: str) -> int:
+    def sequence_in(self, manifest: Manifest | LogView, config: QueueConfig, url: str) -> int:
         """The sequence it means in a queue; ``manifest.next_sequence`` is the end.
 
         Raises InvalidInput, which names the queue in the store of this ``url``, for a sequence that
         has left it, or that it has not reached.
         """
         if self.since_ms is not None:
+            if isinstance(manifest, LogView):
+                return manifest.since(self.since_ms)
             return _first_since(manifest, self.since_ms)
         if self.sequence is None:
             return manifest.first_sequence if self.text == EARLIEST else manifest.next_sequence
@@ -316,9 +333,6 @@ def _first_since(manifest: Manifest, since_ms: int) -> int:
 CONCURRENCY = 8
 """Copies at once; each goes through this process's memory."""
 
-GROUP = 64
-"""Copies between two reports of progress."""
-
 
 class TrimPlan(NamedTuple):
     """What a trim would do."""
@@ -345,6 +359,15 @@ def plan_trim(store: Store, config: ConsumerConfig, start: Start, runtime: Runti
         InvalidInput: There is no queue; it does not have that sequence; or an undecided
             transaction begins before it, which the trim would cut.
     """
+    hint = queue_hint(store.url, config)
+    refuse_log(
+        store,
+        config,
+        runtime,
+        "what its readers have acknowledged is deleted when the retention is over",
+        f"'opendata-buffer readers reset {hint} NAME --to-datetime TIME' moves a reader on, and "
+        f"'opendata-buffer readers enable {hint} --retention DURATION' how long batches stay",
+    )
     manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
     target = start.sequence_in(manifest, config, store.url)
     dropped = manifest.entries(limit=target - manifest.first_sequence)
@@ -359,13 +382,11 @@ def trim_queue(
     runtime: Runtime,
     *,
     copy: bool = True,
-    advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> TrimResult:
     """Copy what a plan drops, then drop it and claim the queue. Idempotent.
 
     Entries that the consumer took since the plan are gone. Entries that were appended since stay.
-    Without a ``copy`` nothing restores a batch once the collector has deleted it. ``advance`` is
-    called with the number of batches copied, and of all.
+    Without a ``copy`` nothing restores a batch once the collector has deleted it.
 
     Raises:
         InvalidInput: A batch is too large to be copied; nothing was dropped.
@@ -377,10 +398,7 @@ def trim_queue(
         why = f"trimmed up to {plan.target}, not for a fault of its own"
         return _copy(store, config, entry, why, runtime).id
 
-    copies: list[str] = []
-    for at in range(0, len(plan.dropped) if copy else 0, GROUP):
-        copies += in_parallel(runtime, save, plan.dropped[at : at + GROUP], most=CONCURRENCY)
-        advance(len(copies), len(plan.dropped))
+    copies = in_parallel(runtime, save, plan.dropped if copy else (), most=CONCURRENCY)
     # A consumer may have read past the target meanwhile: then nothing is left to drop.
     last = plan.target - 1 if plan.target else None
     after = queue.claim_epoch(last, allow_data_loss=True)
@@ -409,27 +427,23 @@ def collect(
     runtime: Runtime,
     *,
     dry_run: bool = False,
-    progress: Callable[[int], None] = lambda objects: None,
 ) -> GcReport:
     """One cycle of the garbage collector in a queue, or in each partition of a topic.
 
     A partition that has left its topic has no consumer whose collector would run. When nothing of
     it is left to collect, it is removed from the topic's description. ``dry_run`` writes nothing.
-    ``progress`` is as for :meth:`.GarbageCollector.run_once`, for each queue.
     """
     if topic is None:
         # The collector would claim the prefix, also for a mistyped manifest.
         ReadOnlyReader(config, store=store, runtime=runtime).manifest()
-        collector = GarbageCollector(store, config, runtime=runtime)
-        return collector.run_once(dry_run=dry_run, progress=progress)
+        return GarbageCollector(store, config, runtime=runtime).run_once(dry_run=dry_run)
     description = topic.read()
     report, finished = GcReport(), list[str]()
     for name in (*description.names, *description.left):
         own = topic.config_of(name, config)
         if ReadOnlyReader(own, store=store, runtime=runtime).find() is None:
             continue  # It was never written: a partition that leaves gets a manifest when sealed.
-        collector = GarbageCollector(store, own, runtime=runtime)
-        found = collector.run_once(dry_run=dry_run, progress=progress)
+        found = GarbageCollector(store, own, runtime=runtime).run_once(dry_run=dry_run)
         report += found
         nothing_left = not (
             found.plan.waiting or found.plan.held or found.failed or found.abandoned

@@ -6,17 +6,16 @@ also hands batches to workers. The broker keeps nothing that storage does not ha
 die, double or pause, the compare-and-swap on the manifest decides.
 
 ``discovery_record``  ``_broker.json``: which broker serves, changed by compare-and-swap
-``discovery``         finds the broker and keeps a connection to it
-``secure_channel``    handshake and signed messages, pure
+``discovery``         finds the broker, keeps a connection to it, and asks it for pauses
+``secure_channel``    handshake, signed messages, and the proof of the right to write
 ``protocol``          the messages, pure
 ``network``           WebSocket connections and the broker's port
 ``client``            a connection to a broker
 ``committer``         appends through a broker, or alone while there is none
-``write_pause``       has the broker pause while this process writes
 ``server``            the broker behind a port
 ``broker``            appends for all clients
 ``election``          which of several processes serves
 ``claims``            which worker holds which batch, pure
-``dispatcher``        hands the queue's batches to workers, in rounds (``dispatch_round``)
+``dispatcher``        hands the queue's batches to workers, in rounds
 ``worker``            claims batches and works on them
 """

@@ -24,12 +24,11 @@ from opendata_buffer.broker.protocol import (
     clock_body,
     error_body,
 )
-from opendata_buffer.broker.secure_channel import NONCE_BYTES, KeyPair
-from opendata_buffer.broker.write_proof import WriteProofs
+from opendata_buffer.broker.secure_channel import NONCE_BYTES, KeyPair, WriteProofs
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.producer.write_fairness import WriteFairness
+from opendata_buffer.producer.group_commit import WriteFairness
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment, Runtime, Task, wait_for
@@ -44,13 +43,14 @@ class Landed:
 
 
 def find_earlier_attempt(
-    key: str, entries: Sequence[NewEntry], since: int
+    queue: Queue, entries: Sequence[NewEntry], since: int
 ) -> Callable[[Manifest], Landed | None]:
     """A guard for :meth:`.Queue.append` that finds an earlier attempt, at ``since`` or later.
 
     The guard reads the manifest that the compare-and-swap replaces: an attempt that landed is in
-    it, and one that lands later makes this one lose its race and read again. The guard raises
-    :class:`.CommitStateUnknown` where a consumer dequeued entries among which the attempt may be.
+    it or in a segment of the log, and one that lands later makes this one lose its race and read
+    again. The guard raises :class:`.CommitStateUnknown` where a consumer dequeued entries among
+    which the attempt may be.
     """
 
     def guard(before: Manifest) -> Landed | None:
@@ -59,8 +59,13 @@ def find_earlier_attempt(
         if last is not None:
             return Landed(last - len(entries) + 1)
         if before.first_sequence > since:
+            complete, first = queue.find_moved(entries, since)
+            if first is not None:
+                return Landed(first)
+            if complete:
+                return None
             raise CommitStateUnknown(
-                key,
+                queue.key,
                 since,
                 tuple(entry.location for entry in entries),
                 before.next_sequence,
@@ -398,7 +403,7 @@ class Broker:
 
     def _guard(self, group: Sequence[AppendRequest], entries: Sequence[NewEntry]) -> _Guard:
         since = group[0].since
-        search = None if since is None else find_earlier_attempt(self._queue.key, entries, since)
+        search = None if since is None else find_earlier_attempt(self._queue, entries, since)
 
         def guard(before: Manifest) -> _Stop | None:
             # On each attempt: while the last one was on its way, a client may have waited long

@@ -47,9 +47,10 @@ MAX_NAME_BYTES = 202
 twelve bytes a character, ``MAX_OPEN`` claims would be too large to be read by a successor."""
 
 
-def claims_key(data_path_prefix: str) -> str:
-    """The key of the claims of a queue."""
-    return f"{data_path_prefix}/_claims.json"
+def claims_key(data_path_prefix: str, reader: str = "") -> str:
+    """The key of the claims of a queue, or of one reader of a log."""
+    own = f"_readers/{reader}/claims.json" if reader else "_claims.json"
+    return f"{data_path_prefix}/{own}"
 
 
 @dataclass(frozen=True, slots=True)

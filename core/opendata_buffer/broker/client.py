@@ -15,8 +15,12 @@ from opendata_buffer.broker.protocol import (
     append_body,
     error_of,
 )
-from opendata_buffer.broker.secure_channel import ClientEnd, KeyPair, ProtocolError
-from opendata_buffer.broker.write_proof import write_proof_folder
+from opendata_buffer.broker.secure_channel import (
+    ClientEnd,
+    KeyPair,
+    ProtocolError,
+    write_proof_folder,
+)
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.runtime import Runtime, deadline, wait_for

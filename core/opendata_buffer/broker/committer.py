@@ -218,7 +218,7 @@ class BrokeredCommitter:
         while self._runtime.monotonic() < begin_by:
             try:
                 found = queue.append(
-                    entries, guard=find_earlier_attempt(queue.key, entries, doubt.since)
+                    entries, guard=find_earlier_attempt(queue, entries, doubt.since)
                 )
             except OpenDataBufferError as failed:
                 self._retry_or_raise(failed, entries, begin_by, doubt)

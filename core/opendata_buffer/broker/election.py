@@ -20,8 +20,6 @@ from opendata_buffer.broker.network import ListeningPort, Network
 from opendata_buffer.broker.secure_channel import NONCE_BYTES, KeyPair, ProtocolError
 from opendata_buffer.config import (
     ConsumerConfig,
-    GarbageCollectorConfig,
-    ProducerConfig,
     QueueConfig,
 )
 from opendata_buffer.errors import CorruptData, OpenDataBufferError, StorageError
@@ -275,11 +273,6 @@ class LeaderElection:
 def consumer_settings(config: QueueConfig) -> ConsumerConfig:
     """Settings of the broker's consumer: the queue's, and defaults for the rest."""
     if isinstance(config, ConsumerConfig):
-        return config
+        return replace(config, reader="")  # each worker names its own
     shared = {each.name: getattr(config, each.name) for each in fields(QueueConfig)}
-    collector = GarbageCollectorConfig()
-    if isinstance(config, ProducerConfig):
-        # A collector must not be quicker than the producers beside it (failure F5).
-        grace_ms = max(collector.grace_period_ms, config.gc_grace_period_ms)
-        collector = replace(collector, grace_period_ms=grace_ms)
-    return ConsumerConfig(**shared, gc=collector)
+    return ConsumerConfig(**shared)

@@ -31,7 +31,8 @@ from typing import Any, TypeAlias
 
 from opendata_buffer import errors
 from opendata_buffer.broker.secure_channel import ProtocolError
-from opendata_buffer.errors import OpenDataBufferError
+from opendata_buffer.config import check_reader_name
+from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.formats.keys import is_confined
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Moment
@@ -318,6 +319,17 @@ def parse_finish(body: Mapping[str, Any], answer: Responder) -> FinishRequest:
                 answer=answer,
             )
     raise ProtocolError("the end of a claim does not say how it ended")
+
+
+def parse_reader(body: Mapping[str, Any]) -> str:
+    """The reader whose batches a worker asks for; empty where the queue is no log."""
+    reader = body.get("reader", "")
+    if reader != "":
+        try:
+            check_reader_name(reader)
+        except InvalidInput as error:
+            raise ProtocolError(str(error)) from None
+    return str(reader)
 
 
 def parse_beat(body: Mapping[str, Any]) -> list[int]:

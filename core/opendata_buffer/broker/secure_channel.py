@@ -1,4 +1,4 @@
-"""Handshake and authenticated messages between a client and a broker, as bytes. Pure.
+"""Shows who may talk to a broker: handshake, authenticated messages, and the right to write.
 
 ::
 
@@ -13,9 +13,11 @@ the client computes Z from the broker's share in the record, and the broker from
 Y. Only who may write in the queue could put the broker's share there: no process that only reads
 is taken for the broker, or changes what the two say.
 
-A client shows that it may write by an object of the name N that holds
-``HMAC(key, "may write", N)`` (:mod:`opendata_buffer.broker.write_proof`): bytes that are good for
-this connection alone. ``count`` numbers the messages of one direction: one that is changed, left
+Who can read the queue can read the discovery record, and reach the broker. That must not be enough
+to append, or to take batches. So the client puts the object ``<manifest>._clients/N``, whose name
+the broker draws for each connection, and the broker reads and deletes it (:class:`WriteProofs`). It
+holds ``HMAC(key, "may write", N)``, which is good for this connection alone: a copy of it proves
+nothing. ``count`` numbers the messages of one direction: one that is changed, left
 out, repeated or moved does not verify. Whatever does not verify raises ProtocolError, and its
 connection is closed with nothing done.
 
@@ -27,12 +29,21 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from opendata_buffer.errors import OpenDataBufferError
-from opendata_buffer.formats.keys import is_ulid
+from opendata_buffer.errors import (
+    OpenDataBufferError,
+    PermanentStorageError,
+    StorageError,
+    TransientStorageError,
+)
+from opendata_buffer.formats.keys import MAX_KEY_BYTES, is_ulid
+from opendata_buffer.runtime import Runtime, deadline
+from opendata_buffer.stores.base import Store, read_bytes
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """Largest message, either way. A client appends by itself what does not fit."""
@@ -246,3 +257,71 @@ def proof(secret: bytes, *parts: bytes) -> bytes:
     for part in parts:
         message += len(part).to_bytes(4, "big") + part
     return hmac.digest(secret, message, "sha256")
+
+
+log = logging.getLogger(__name__)
+
+MAX_UNDER_WAY = 256
+"""Objects that are read at the same time: a store that stalls must not take all threads."""
+
+CHECK_S = 3.0
+"""Seconds for reading one: its client waits no longer."""
+
+_SUFFIX_BYTES = len("._clients/") + 26
+
+
+def write_proof_folder(manifest_path: str) -> str:
+    """Where clients put their objects: beside the manifest, because that is what they may write."""
+    stem = manifest_path.encode()[: MAX_KEY_BYTES - _SUFFIX_BYTES].decode(errors="ignore")
+    return f"{stem}._clients/"
+
+
+class WriteProofs:
+    """Checks the objects of a broker's clients. Thread-safe."""
+
+    def __init__(self, store: Store, manifest_path: str, runtime: Runtime) -> None:
+        self._store = store
+        self._folder = write_proof_folder(manifest_path)
+        self._runtime = runtime
+        self._lock = runtime.condition()
+        self._under_way = 0
+
+    def clear(self) -> None:
+        """Delete what killed clients and brokers left, some bytes each. Raises nothing."""
+        try:
+            if left := self._store.list(self._folder, limit=1_000).objects:
+                self._store.delete_many([each.key for each in left])
+        except StorageError as error:
+            log.info("what is left in %s stays there: %s", self._folder, error)
+
+    def check(self, name: str, expected: bytes, answer: Callable[[Exception | None], None]) -> None:
+        """Have the object of that name read and deleted, by a thread, which calls ``answer`` once:
+        with None where it holds the expected bytes, or with the error."""
+        key = self._folder + name
+        with self._lock:
+            self._under_way += 1
+            is_busy = self._under_way > MAX_UNDER_WAY
+
+        def run() -> None:
+            error: Exception | None = None
+            try:
+                with deadline(self._runtime, CHECK_S):
+                    found = read_bytes(self._store, key, 2 * len(expected))
+                if not hmac.compare_digest(found, expected):
+                    error = PermanentStorageError(f"{key!r} was not written for this connection")
+            except Exception as failed:  # Also a bug's: the client waits for an answer.
+                error = failed
+            with self._lock:
+                self._under_way -= 1
+            answer(error)
+            with suppress(StorageError):  # The next broker deletes what is left.
+                self._store.delete_many([key])
+
+        try:
+            if is_busy:
+                raise RuntimeError("the broker checks too many clients at once")
+            self._runtime.spawn(run, "opendata-buffer-write-proof")
+        except RuntimeError as failed:  # Also where no thread is left.
+            with self._lock:
+                self._under_way -= 1
+            answer(TransientStorageError(f"{failed}. Try again."))

@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +35,7 @@ from opendata_buffer.broker.protocol import (
     parse_beat,
     parse_claim,
     parse_finish,
+    parse_reader,
     parse_renewal,
     whole,
 )
@@ -99,15 +100,15 @@ class Session:
                 now = self._broker.runtime.monotonic()
                 claim = parse_claim(body, now, self._answer, lambda: not self._closed)
                 self._begin()
-                self._dispatcher.submit(claim)
+                self._dispatcher(body).submit(claim)
             case "finish":
                 finish = parse_finish(body, self._answer)
                 self._begin()
-                self._dispatcher.submit(finish)
+                self._dispatcher(body).submit(finish)
             case "beat":
                 # Answered: a worker relies on its claims by answered heartbeats only, and concludes
                 # from missing answers that a broker is gone.
-                lives = self._dispatcher.beat(parse_beat(body))
+                lives = self._dispatcher(body).beat(parse_beat(body))
                 answer = {"op": "beaten"} if lives else {"op": "refused", "why": "moved"}
                 self._send_answer({**answer, "n": whole(body, "n")})
             case "pause":
@@ -123,11 +124,10 @@ class Session:
             case other:
                 raise ProtocolError(f"unknown request {str(other)[:50]!r} of a client")
 
-    @property
-    def _dispatcher(self) -> Dispatcher:
+    def _dispatcher(self, body: Mapping[str, Any]) -> Dispatcher:
         if self._broker.dispatcher is None:
             raise ProtocolError("this broker hands out no batches")
-        return self._broker.dispatcher
+        return self._broker.dispatcher.of_reader(parse_reader(body))
 
     def _proven(self, number: int, error: Exception | None) -> None:
         if error is None:

@@ -21,9 +21,9 @@ from opendata_buffer.broker.discovery import Discovery
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
 from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_metadata
-from opendata_buffer.concurrency import Closeable
 from opendata_buffer.config import WorkerConfig
 from opendata_buffer.consumer.batches import HasRecords
+from opendata_buffer.consumer.consumer import check_reader
 from opendata_buffer.consumer.fetch import FetchHandle, PooledBatch
 from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.errors import (
@@ -37,7 +37,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.queue.queue import require_queue
-from opendata_buffer.runtime import Moment, Runtime, SystemRuntime
+from opendata_buffer.runtime import Closeable, Moment, Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 
@@ -199,14 +199,14 @@ class ClaimedBatch(HasRecords):
         """
         self._finish("done")
 
-    def release(self, rest_ms: int = 0) -> None:
-        """Give it back, to be handed out again, not before ``rest_ms`` milliseconds from now.
+    def release(self, *, delay: float = 0.0) -> None:
+        """Give it back, to be handed out again, not before ``delay`` seconds from now.
 
         Raises:
             ClaimLost: The claim had lapsed.
             TransientStorageError: The outcome is not known; call it again, or let the claim lapse.
         """
-        self._finish("release", rest_ms=rest_ms)
+        self._finish("release", rest_ms=max(0, round(delay * 1_000)))
 
     def reject(self, reason: str) -> None:
         """Copy the batch to the quarantine, with the reason, and take it out of the queue.
@@ -224,7 +224,8 @@ class ClaimedBatch(HasRecords):
 
 
 class Worker(Closeable):
-    """One of the workers of a queue. Thread-safe, not fork-safe.
+    """One of the workers of a queue, or with ``config.reader`` of one reader of a log. Workers of
+    two readers share nothing: each batch goes to a worker of each. Thread-safe, not fork-safe.
 
     It does not read transactions: on a partition of a topic it gets the batches of open and of
     rolled back ones as any others, and their acknowledgements as empty batches.
@@ -258,6 +259,7 @@ class Worker(Closeable):
         self._store = store or open_store(config.store, config.store_options)
         if not config.create_if_missing:
             require_queue(self._store, config, self._runtime)
+        check_reader(self._store, config, self._runtime)
         network = network or WebSocketNetwork(self._runtime, listen_for(self._store))
         self._fetch = FetchHandle.of(config, store=self._store, runtime=self._runtime)
         self._pace = self._fetch.adaptive_concurrency()
@@ -334,7 +336,7 @@ class Worker(Closeable):
         if connection is not None:
             until = None if timeout is None else self._runtime.monotonic() + timeout
             for claim in claims:
-                connection.post(claim.end("release"), until)
+                connection.post(self._signed(claim.end("release")), until)
             connection.await_posted(until)
             connection.close()
         if self._election is not None:
@@ -412,7 +414,7 @@ class Worker(Closeable):
             claim = batch._claim
             self._drop(claim)
             if connection is not None and not claim.over:
-                connection.post(claim.end("release"), until)
+                connection.post(self._signed(claim.end("release")), until)
 
     def _finish(self, claim: Claim, how: str, reason: str, rest_ms: int) -> None:
         try:
@@ -438,7 +440,11 @@ class Worker(Closeable):
                 f"this worker belongs to process {self._pid}, which forked this one: its "
                 "heartbeats are not here. Make a worker in each process, after the fork."
             )
-        return self._client.ask(body, claim)
+        return self._client.ask(self._signed(body), claim)
+
+    def _signed(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The request, with the name of the reader that this worker is one of."""
+        return {**body, "reader": self._config.reader} if self._config.reader else body
 
     def _beat(self) -> None:
         every = self._config.claim_timeout_ms / 1000 / BEATS_PER_CLAIM
@@ -463,11 +469,13 @@ class Worker(Closeable):
             if connection is None:
                 connection = self._client.find(self._runtime.monotonic())
             # With an answer: otherwise a broker that died would get heartbeats for ever.
-            answer = connection.ask({"op": "beat", "tokens": [each.token for each in held]})
+            beat = {"op": "beat", "tokens": [each.token for each in held]}
+            answer = connection.ask(self._signed(beat))
             # Without waiting for room: heartbeats do not wait for it either. The rest is released
             # with the next heartbeat.
             asap = self._runtime.monotonic()
-            dropped = [each for each in dropped if connection.post(each.end("release"), asap)]
+            release = [(each, self._signed(each.end("release"))) for each in dropped]
+            dropped = [each for each, body in release if connection.post(body, asap)]
         except OpenDataBufferError as error:
             log.debug("a heartbeat was not sent: %s", error)
             return

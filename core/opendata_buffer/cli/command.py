@@ -1,14 +1,17 @@
-"""What all commands share: an example first in the help, storage options, ``-v``, former names."""
+"""What all commands share: an example first in the help, storage options, ``-v``, former names; and
+counts, ages and questions as a person reads them, without rich."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import fields
+from datetime import timedelta
 from typing import Any
 
 import click
 
-from opendata_buffer.cli.errors import log_to_stderr
+from opendata_buffer.cli.errors import Failure, log_to_stderr
 from opendata_buffer.config import StoreOptions
 
 SOON_MS = 5_000
@@ -23,6 +26,12 @@ EXAMPLES = {
     "broker": "opendata-buffer broker s3://bucket/orders --listen 0.0.0.0:7420",
     "work": "opendata-buffer work s3://bucket/orders --parallel 4 -- ./load.sh",
     "status": "opendata-buffer status s3://bucket/orders --watch",
+    "readers": "opendata-buffer readers list s3://bucket/orders",
+    "enable": "opendata-buffer readers enable s3://bucket/orders --retention 7d",
+    "list": "opendata-buffer readers list s3://bucket/orders",
+    "describe": "opendata-buffer readers describe s3://bucket/orders billing",
+    "reset": "opendata-buffer readers reset s3://bucket/orders billing --by-duration 6h --dry-run",
+    "delete": "opendata-buffer readers delete s3://bucket/orders billing",
     "trim": "opendata-buffer trim s3://bucket/orders --to 2026-01-31T03:00:00Z --dry-run",
     "fsck": "opendata-buffer fsck s3://bucket/orders --repair --dry-run",
     "gc": "opendata-buffer gc s3://bucket/orders --dry-run",
@@ -149,3 +158,50 @@ def refuse_moved(context: click.Context, name: str) -> None:
 def command(timeout_ms: int = SOON_MS) -> Callable[[Callable[..., Any]], Command]:
     """As ``click.command``; ``timeout_ms`` is the default of ``--timeout-ms``."""
     return click.command(cls=Command, timeout_ms=timeout_ms)
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 batch``, ``2 batches``, ``1,000 copies``."""
+    if count == 1:
+        return f"1 {noun}"
+    if noun.endswith(("ch", "sh", "s", "x")):
+        noun += "e"
+    elif noun.endswith("y") and noun[-2] not in "aeiou":
+        noun = noun[:-1] + "ie"
+    return f"{count:,} {noun}s"
+
+
+def waiting(batches: int) -> str:
+    """``1 batch waits``, ``2 batches wait``."""
+    return f"{plural(batches, 'batch')} {'waits' if batches == 1 else 'wait'}"
+
+
+def format_age(seconds: float | None) -> str:
+    """``93.2`` as ``0:01:33``; None as a dash."""
+    # Negative when another machine's clock runs ahead.
+    return "-" if seconds is None else str(timedelta(seconds=max(0, int(seconds))))
+
+
+def format_span(milliseconds: int | None) -> str:
+    """``604800000`` as ``7d``, ``5400000`` as ``1h30m``; None as ``none``."""
+    if milliseconds is None:
+        return "none"
+    rest, found = milliseconds // 1000, ""
+    for unit, seconds in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        count, rest = divmod(rest, seconds)
+        found += f"{count:,}{unit}" if count else ""
+    return found or "0s"
+
+
+def confirm(what: str, yes: bool) -> None:
+    """Ask before the command does ``what``, a sentence; fail if standard input is no terminal."""
+    if yes:
+        return
+    if not is_interactive():
+        raise Failure(f"{what}. Standard input is no terminal to ask on: give --yes to do it")
+    click.confirm(f"{what}. Go on?", abort=True, err=True)
+
+
+def is_interactive() -> bool:
+    """Whether standard input is a terminal."""
+    return sys.stdin is not None and sys.stdin.isatty()

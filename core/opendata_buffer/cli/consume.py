@@ -9,23 +9,22 @@ import sys
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, BinaryIO, NamedTuple
 
 import click
 import pyarrow.compute as pc
 
+from opendata_buffer.admin.readers import reader_of, view_of
 from opendata_buffer.admin.status import running_consumer
 from opendata_buffer.admin.trim import EARLIEST, Start
 from opendata_buffer.cli import options
-from opendata_buffer.cli.command import LONG_MS, SOON_MS, command
-from opendata_buffer.cli.output import confirm
+from opendata_buffer.cli.command import LONG_MS, SOON_MS, command, confirm
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import Target, target_of
-from opendata_buffer.cli.terminal import count_progress
-from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.consumer.consumer import Consumer
@@ -33,10 +32,11 @@ from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.errors import PoisonBatch
-from opendata_buffer.formats.manifest import BatchDescriptor
+from opendata_buffer.errors import InvalidInput, PoisonBatch
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.framing import FRAMINGS, Framing
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.queue.log import LogView
+from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.consumer import TopicConsumer
 from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
@@ -82,6 +82,12 @@ _LOSS_ADVICE = "Run it again to read what is left."
     is_flag=True,
     help="Take: claim the queue, acknowledge what was written, collect garbage.",
 )
+@click.option(
+    "--reader",
+    metavar="NAME",
+    default="",
+    help="Begin where this reader of a log is; with --ack, read as this reader.",
+)
 @options.create_if_missing
 @options.yes
 @options.max_batch_bytes
@@ -109,8 +115,13 @@ def consume(
 
     Of a topic all partitions are read, each in its order, and only committed transactions.
     "last_sequences" is by partition then, and --json shows the partition.
+
+    Of a log it writes what the log keeps. With --reader it begins where that reader is; with --ack,
+    too, it is that reader: a name that is new begins with the oldest batch that is kept.
     """
     options.refuse_together(**{"--json": as_json, "--framing": framing != "lines"})
+    reader_name = queue["reader"]
+    options.refuse_together(**{"--from": from_ is not None, "--reader": bool(reader_name)})
     if (yes or queue["create_if_missing"]) and not ack:
         raise click.UsageError("--yes and --create-if-missing are about --ack: give that, too")
     if ack and from_ is not None:
@@ -123,19 +134,15 @@ def consume(
     config, store, is_topic = target.config, target.store, target.topic is not None
     target.check_start(start, "--from")
     if ack:
-        others = in_parallel(
-            runtime, lambda each: running_consumer(store, each, runtime), target.configs()
-        )
+        running = partial(_running, store, runtime)
+        others = in_parallel(runtime, running, target.configs())
         if names := [each for each in others if each]:
             confirm(f"{names[0]} seems to run. It will be fenced and deliver nothing more", yes)
     stdout = sys.stdout.buffer
     render = json_lines(config.data_path_prefix) if as_json else as_framing(FRAMINGS[framing])
     with ExitStack() as stack:
         writer = RecordWriter(stdout, render, topic=is_topic)
-        # The progress ends first, so that it does not hide the summary.
         stack.enter_context(print_summary(writer.summary))
-        if not stdout.isatty():
-            writer.advance = stack.enter_context(count_progress("consuming"))
         if is_topic and not ack:
             source = BatchSource(ReadOnlyTopic(target, runtime, start).read)
         elif is_topic:
@@ -143,7 +150,8 @@ def consume(
             source = _topic_source(stack.enter_context(consumer))
         elif not ack:
             reader = _read_only(config, store, runtime)
-            reader.seek(start.sequence_in(reader.manifest(), config, reader.store.url))
+            reader.manifest()
+            reader.seek(begin_of(reader, start, reader.view()))
             source = _queue_source(reader, FetchHandle.of(config, store=store), runtime)
         else:
             owner = Consumer(config, store=store, runtime=runtime, program=PROGRAM)
@@ -227,14 +235,12 @@ class BatchSource(NamedTuple):
 class RecordWriter:
     """Writes the records of batches to a stream, and counts them.
 
-    ``advance`` is called with the bytes of each batch. In ``total``, "bytes" is the size of the
-    records, however they were written.
+    In ``total``, "bytes" is the size of the records, however they were written.
     """
 
     def __init__(self, stream: BinaryIO, render: Render, *, topic: bool = False) -> None:
         self._stream = stream
         self._render = render
-        self.advance: Callable[[int], None] = lambda size: None
         last: dict[str, Any] = {"last_sequences": {}} if topic else {"last_sequence": None}
         self.total = {"records": 0, "batches": 0, "bytes": 0, **last}
 
@@ -254,7 +260,6 @@ class RecordWriter:
             total["last_sequences"][batch.partition] = batch.sequence
         else:
             total["last_sequence"] = batch.sequence
-        self.advance(size)
 
     def summary(self) -> str:
         """What was written out, as a line of JSON."""
@@ -330,6 +335,28 @@ def _fetched(
     )
 
 
+def _running(store: Store, runtime: Runtime, config: ConsumerConfig) -> str:
+    """The consumer that ``--ack`` would fence, in words; empty where none seems to run."""
+    if not config.reader:
+        return running_consumer(store, config, runtime)
+    with suppress(InvalidInput):  # Of no queue, or of a name that is new.
+        view = view_of(store, config, runtime)
+        found = reader_of(store, config, view, config.reader, runtime)
+        return f"reader {found.name!r} ({found.who})" if found.runs else ""
+    return ""
+
+
+def begin_of(reader: ReadOnlyReader, start: Start, view: Manifest | LogView) -> int:
+    """Where to begin to look: at a place in the queue, or where a named reader is."""
+    config = reader.config
+    assert isinstance(config, ConsumerConfig)
+    if config.reader:
+        log = view_of(reader.store, config, reader.runtime)
+        at = reader_of(reader.store, config, log, config.reader, reader.runtime).next_sequence
+        return max(at, view.first_sequence)
+    return start.sequence_in(view, config, reader.store.url)
+
+
 def _read_only(config: ConsumerConfig, store: Store, runtime: Runtime) -> ReadOnlyReader:
     return ReadOnlyReader(config, store=store, runtime=runtime, advice=_LOSS_ADVICE)
 
@@ -367,14 +394,12 @@ class ReadOnlyPartition:
         if self.ready:
             return True
         if self._begin is None:
-            manifest = self._reader.find()
-            if manifest is None:
+            if self._reader.find() is None:
                 self._start = Start(EARLIEST)  # All that it will have is produced after this.
                 return False
             # Entries before the start pass the filter, too: they may belong to a transaction that
             # an acknowledgement behind the start commits.
-            config, url = self._reader.config, self._reader.store.url
-            self._begin = self._start.sequence_in(manifest, config, url)
+            self._begin = begin_of(self._reader, self._start, self._reader.view())
         found = self._reader.next_entries(PARTITION_ENTRIES)
         for each in found:
             if each.repeats is not None:

@@ -32,11 +32,11 @@ def dump(key: str | None, **queue: Any) -> None:
 
     KEY is the whole key of a batch object, as the manifest, errors and 'consume --json' show it.
     Without KEY it is the manifest; so is a KEY that begins with the manifest's, such as the copy
-    that a repair leaves. What need not be text is in base64.
+    that a repair leaves, and a segment of a log. What need not be text is in base64.
     """
     target = one_queue(queue, ConsumerConfig)
     key = target.config.manifest_path if key is None else key
-    is_manifest = key.startswith(target.config.manifest_path)
+    is_manifest = key.startswith(target.config.manifest_path) or key.endswith(".segment")
     largest = largest_object(target.config.max_batch_bytes)
     try:
         raw = read_bytes(target.store, key, MAX_MANIFEST_BYTES if is_manifest else largest)

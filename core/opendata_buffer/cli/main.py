@@ -20,6 +20,10 @@ COMMANDS = {
     "broker": ("broker", "Commit for all producers of a queue."),
     "work": ("work", "Run COMMAND for each batch."),
     "status": ("status", "Show what is in the queue or the topic, and which consumer reads it."),
+    "readers": (
+        "readers",
+        "List, set and delete the named readers of a log, or make a log of a queue.",
+    ),
     "trim": ("repair", "Delete the batches before a sequence or a time."),
     "fsck": ("repair", "Check that every queued batch exists and decodes."),
     "gc": ("repair", "Delete the objects of consumed batches, once."),

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
+from operator import mul
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from opendata_buffer.config import StoreOptions
+from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -69,7 +71,7 @@ create_if_missing = click.option(
 
 framing = click.option(
     "--framing",
-    type=click.Choice(["lines", "ndjson", "csv", "protobuf-fixed", "length"]),
+    type=click.Choice(["lines", "ndjson", "protobuf-fixed", "length"]),
     default="lines",
     help="How records are separated in the stream; length and protobuf-fixed take any bytes.",
 )
@@ -91,6 +93,18 @@ def refuse_together(**given: Any) -> None:
     names = [name for name, value in given.items() if value]
     if len(names) > 1:
         raise click.UsageError(f"{' and '.join(names)} cannot be used together")
+
+
+_DURATION = re.compile(r"P?(?:(\d{1,6})D)?T?(?:(\d{1,6})H)?(?:(\d{1,6})M)?(?:(\d{1,9})S)?", re.I)
+
+
+def duration_ms(text: str) -> int:
+    """Milliseconds of a duration such as ``7d``, ``1d12h``, ``90m``, ``30s`` or ``P7DT12H``."""
+    found = _DURATION.fullmatch(text)
+    if found is None or not any(found.groups()):
+        raise InvalidInput(f"{text!r} is no duration: use one such as 7d, 12h, 90m or 1d12h")
+    counts = [int(each or 0) for each in found.groups()]
+    return sum(map(mul, counts, (86_400_000, 3_600_000, 60_000, 1_000)))
 
 
 _FLAGS, _QUEUE = f"{__name__}.flags", f"{__name__}.queue"

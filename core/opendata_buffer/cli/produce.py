@@ -21,7 +21,6 @@ from opendata_buffer.cli.command import LONG_MS, command
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import target_of
-from opendata_buffer.cli.terminal import count_progress
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.formats import MIB
@@ -146,27 +145,24 @@ def produce(
     # A batch stores four more bytes for each record, its length.
     max_record_bytes = target.config.max_batch_bytes - 4
     max_input_bytes = _JSON_FACTOR * target.config.max_batch_bytes if as_json else max_record_bytes
-    with count_progress("producing") as advance:
-        producer: Producer | TopicProducer
-        if is_topic:
-            producer = TopicProducer(target.config, store=target.store, runtime=runtime)
-            put = into_topic(producer, getattr(partitioners, partitioner))
-        else:
-            producer = Producer(target.config, store=target.store, runtime=runtime)
-            put = into_queue(producer)
-        records = InputProducer(
-            put, runs, target.config, advance, unit=input_format.unit, many_queues=is_topic
-        )
-        try:
-            with print_summary(records.summary), producer:
-                stdin: Any = sys.stdin.buffer
-                records.produce_stream(stdin.read1, input_format.splitter(max_input_bytes))
+    producer: Producer | TopicProducer
+    if is_topic:
+        producer = TopicProducer(target.config, store=target.store, runtime=runtime)
+        put = into_topic(producer, getattr(partitioners, partitioner))
+    else:
+        producer = Producer(target.config, store=target.store, runtime=runtime)
+        put = into_queue(producer)
+    records = InputProducer(put, runs, target.config, unit=input_format.unit, many_queues=is_topic)
+    try:
+        with print_summary(records.summary), producer:
+            stdin: Any = sys.stdin.buffer
+            records.produce_stream(stdin.read1, input_format.splitter(max_input_bytes))
+        records.count_durable()
+    except OpenDataBufferError as error:
+        with suppress(OpenDataBufferError):
             records.count_durable()
-        except OpenDataBufferError as error:
-            with suppress(OpenDataBufferError):
-                records.count_durable()
-            reason = str(error).removesuffix(".")
-            raise Failure(f"{reason}. Of the input, {records.durable_part()}.") from error
+        reason = str(error).removesuffix(".")
+        raise Failure(f"{reason}. Of the input, {records.durable_part()}.") from error
     click.echo(json.dumps(asdict(records.durable)))
 
 
@@ -301,7 +297,6 @@ class InputProducer:
     put: Put
     runs: Runs
     config: ProducerConfig
-    advance: Callable[[int], None]  # called with the bytes of each call
     unit: str  # the word for records in messages, in the plural
     many_queues: bool  # records go to several queues: those behind a lost one may be durable
     durable: Produced = field(default_factory=Produced)
@@ -329,7 +324,6 @@ class InputProducer:
                 handle = self.put(Run(group, run.metadata, keys))
                 size = sum(map(len, group))
                 self._pending.append((handle, len(group), size))
-                self.advance(size)
         self.count_durable()
 
     def count_durable(self) -> None:

@@ -30,14 +30,13 @@ from opendata_buffer.admin.trim import (
     trim_queue,
 )
 from opendata_buffer.cli import options
-from opendata_buffer.cli.command import LONG_MS, command
+from opendata_buffer.cli.command import LONG_MS, command, confirm, plural
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.output import confirm, plural
 from opendata_buffer.cli.signals import print_summary
-from opendata_buffer.cli.target import one_queue, target_of
-from opendata_buffer.cli.terminal import track
-from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
-from opendata_buffer.queue.ownership import queue_hint
+from opendata_buffer.cli.target import Target, one_queue, target_of
+from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig
+from opendata_buffer.consumer.read_only import ReadOnlyReader
+from opendata_buffer.queue.ownership import change_grace_period, check_owner, queue_hint
 
 KEPT = "copied to the quarantine first"
 NOT_KEPT = (
@@ -47,6 +46,11 @@ NOT_KEPT = (
 GO_ON = (
     "Spark queries continue with failOnDataLoss=false once; a consumer that keeps its own position "
     "starts without it"
+)
+READERS_GO_ON = (
+    "Each reader that was at the end goes on after 'opendata-buffer readers reset STORE NAME "
+    "--to-sequence N', where N is the first that is queued by now; one that is further behind "
+    "reads up to there first"
 )
 
 
@@ -79,16 +83,12 @@ def fsck(
         raise click.UsageError("--dry-run and --yes are about --repair: give that, too")
     target = target_of(runtime, queue, ConsumerConfig)
 
-    def check(config: ConsumerConfig) -> Report:
-        with track("checking") as advance:
-            return check_queue(target.store, config, runtime, advance=advance)
-
     problems: dict[str, int] = {}
     repairable, reasons = 0, list[str]()
     for config in target.written(runtime):
         where = "" if target.topic is None else f"{config.data_path_prefix}: "
         hint = queue_hint(target.store.url, config)
-        report = check(config)
+        report = check_queue(target.store, config, runtime)
         plan, left = plan_repair(report, hint)
         repaired: list[tuple[Finding, str | None]] | None = None
         if repair_found and not report.ok:
@@ -103,12 +103,12 @@ def fsck(
             else:
                 what = plural(len(plan), "problem")
                 confirm(f"{what} of {config.data_path_prefix!r} will be repaired", yes)
-                with track("repairing") as advance:
-                    repaired = repair(target.store, config, plan, runtime, advance=advance)
-                report = check(config)
+                repaired = repair(target.store, config, plan, runtime)
+                report = check_queue(target.store, config, runtime)
                 plan, left = plan_repair(report, hint)
         if as_json:
             fields = {"ok": report.ok, **asdict(report), "partition": config.data_path_prefix}
+            del fields["is_log"]
             if repaired is not None:
                 fields["repaired"] = [{**asdict(each), "copy": copy} for each, copy in repaired]
             click.echo(json.dumps(fields))
@@ -117,7 +117,7 @@ def fsck(
                 copied = "there was nothing to copy" if copy is None else f"copied as {copy}"
                 click.echo(f"repaired {each.name} ({each.kind}); {copied}")
                 if each.kind is Kind.MANIFEST:
-                    click.echo(GO_ON)
+                    click.echo(READERS_GO_ON if report.is_log else GO_ON)
             _print_report(report, where)
         if not report.ok:
             problems[config.manifest_path] = len(left) if dry_run else len(report.problems)
@@ -261,8 +261,8 @@ def trim(
     for config, plan in plans:
         done = TrimResult(plan.target, None, [])
         if plan.dropped and not dry_run:
-            with print_summary(lambda: summary), track("copying") as advance:
-                done = trim_queue(target.store, config, plan, runtime, copy=copy, advance=advance)
+            with print_summary(lambda: summary):
+                done = trim_queue(target.store, config, plan, runtime, copy=copy)
         prefix = config.data_path_prefix
         if as_json:
             fields = {
@@ -289,36 +289,57 @@ def trim(
         click.echo(GO_ON)
 
 
+def _change_grace_period(target: Target, runtime: Any, grace_ms: int, yes: bool) -> None:
+    queues = list(target.written(runtime))
+    longest = 0
+    for config in queues:
+        claim = check_owner(target.store, config, runtime=runtime)
+        if claim is None:  # A mistyped path gets no marker.
+            ReadOnlyReader(config, store=target.store, runtime=runtime).manifest()
+        longest = max(longest, DEFAULT_GRACE_PERIOD_MS if claim is None else claim.grace_ms)
+    if grace_ms < longest:
+        confirm(
+            f"the grace period of {target.store.url} will be {grace_ms:,} ms and not {longest:,}: "
+            "a producer or sink that still runs goes by the longer one, and loses batches",
+            yes,
+        )
+    for config in queues:
+        change_grace_period(target.store, config, runtime, grace_ms)
+
+
 @command()
 @options.queue
 @click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
 @click.option(
     "--grace-period-ms",
-    type=options.NATURAL,
-    default=600_000,
-    help="Least age of what is deleted. Below that of the producers, it deletes batches that are "
-    "being uploaded: then only while no producer runs.",
+    type=click.IntRange(min=1_000),
+    help="First change the queue's grace period, the least age of what is deleted, for all its "
+    "programs. A shorter one only while no producer and no sink runs.",
 )
+@options.yes
 @options.as_json
 @click.pass_obj
-def gc(runtime: Any, /, dry_run: bool, grace_period_ms: int, as_json: bool, **queue: Any) -> None:
+def gc(
+    runtime: Any,
+    /,
+    dry_run: bool,
+    grace_period_ms: int | None,
+    yes: bool,
+    as_json: bool,
+    **queue: Any,
+) -> None:
     """Delete the objects of consumed batches, once.
 
     Of a topic, in all its partitions. A running consumer does this automatically, but not in
     partitions that have left the topic. Refuses a data prefix of another queue, and a queue
     without a manifest.
     """
-    settings = GarbageCollectorConfig(grace_period_ms=grace_period_ms)
-    target = target_of(runtime, queue, ConsumerConfig, gc=settings)
-    with track("collecting") as advance:
-        report = collect(
-            target.store,
-            target.config,
-            target.topic,
-            runtime,
-            dry_run=dry_run,
-            progress=lambda objects: advance(objects, None),
-        )
+    target = target_of(runtime, queue, ConsumerConfig)
+    if grace_period_ms is not None:
+        if dry_run:
+            raise click.UsageError("--grace-period-ms changes the queue: leave out --dry-run")
+        _change_grace_period(target, runtime, grace_period_ms, yes)
+    report = collect(target.store, target.config, target.topic, runtime, dry_run=dry_run)
     plan = report.plan
     if as_json:
         found = {

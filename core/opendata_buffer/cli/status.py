@@ -12,9 +12,8 @@ from opendata_buffer.admin.status import read_backlog, read_status, read_topic
 from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.cli import options
-from opendata_buffer.cli.command import command
+from opendata_buffer.cli.command import command, waiting
 from opendata_buffer.cli.errors import Exceeded, Failure
-from opendata_buffer.cli.output import waiting
 from opendata_buffer.cli.target import Target, target_of
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.queue.queue import fullness

@@ -12,13 +12,12 @@ import click
 from opendata_buffer.admin.rebuild import read_raw
 from opendata_buffer.cli.command import REACH_STORE
 from opendata_buffer.cli.options import NAMES_ONE_QUEUE, remember_flags, remember_queue
-from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.errors import CorruptData, PermanentStorageError
 from opendata_buffer.formats.keys import is_confined, prefix_of
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.ownership import LISTED_BELOW, OWNER_NAME, check_owner, has_letters
-from opendata_buffer.runtime import Runtime, deadline
+from opendata_buffer.runtime import Runtime, deadline, in_parallel
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.topic import Topic

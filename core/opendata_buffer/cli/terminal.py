@@ -1,27 +1,27 @@
-"""What commands draw in a terminal: tables and progress. Built on rich."""
+"""What commands draw in a terminal: tables. Built on rich."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from rich import progress
 from rich.console import Console, Group
 from rich.filesize import decimal as format_bytes
 from rich.table import Table
 from rich.text import Text
 
-from opendata_buffer.admin.status import BrokerStatus, ClaimsStatus, Status, TopicStatus
+from opendata_buffer.admin.readers import ReaderStatus
+from opendata_buffer.admin.status import BrokerStatus, ClaimsStatus, LogStatus, Status, TopicStatus
 from opendata_buffer.admin.transactions import OpenTransaction
-from opendata_buffer.cli.output import format_age, plural, waiting
+from opendata_buffer.cli.command import format_age, format_span, plural, waiting
 from opendata_buffer.queue.consumer_info import ConsumerInfo
 
 
 def topic_table(status: TopicStatus) -> Group:
     """A topic for a person: a line for each partition, then its open transactions and notes."""
     total = f"{plural(len(status.partitions), 'partition')}, {waiting(status.queue_length)}"
+    total += f" ({_records(status)} records)"
     table = Table(title=Text(f"{status.store}: {total}"), title_justify="left", box=None)
     table.add_column("partition", style="cyan", min_width=12, overflow="fold")
     table.add_column("state")
@@ -40,8 +40,58 @@ def topic_table(status: TopicStatus) -> Group:
             f"{each.epoch:,}",
             Text(_short_consumer(each.epoch, each.consumer)),
         )
-    lines = [f"open: {_transaction(each)}" for each in status.transactions]
+    lines = [
+        f"{part.name}: reader {_reader(each)}"
+        for part in status.partitions
+        if part.log is not None
+        for each in part.log.readers
+    ]
+    lines += [f"open: {_transaction(each)}" for each in status.transactions]
     return Group(table, *map(Text, [*lines, *(f"note: {each}" for each in status.notes)]))
+
+
+def print_table(table: Table) -> None:
+    """Write a table to stdout."""
+    Console().print(table)
+
+
+def readers_table(readers: Iterable[ReaderStatus], topic: bool) -> Table:
+    """A line for each reader, and in a ``topic`` for each of its partitions."""
+    table = Table(box=None)
+    for name in ["partition"] * topic + ["reader"]:
+        table.add_column(name, style="cyan", min_width=12, overflow="fold")
+    for name in ("batches", "oldest", "next sequence", "expires in"):
+        table.add_column(name, justify="right")
+    table.add_column("consumer", overflow="fold")
+    for each in readers:
+        table.add_row(
+            *[Text(each.partition)] * topic,
+            Text(each.name),
+            f"{each.lag:,}",
+            format_age(each.oldest_unread_seconds),
+            f"{each.next_sequence:,}",
+            _expiry(each),
+            Text(each.who if each.runs else "none"),
+        )
+    return table
+
+
+def reader_table(each: ReaderStatus) -> Table:
+    """All that is known of one reader."""
+    rows = [
+        ("next sequence", f"{each.next_sequence:,}"),
+        ("behind", f"{plural(each.lag, 'batch')}, {format_age(each.oldest_unread_seconds)} old"),
+        ("consumer", each.who if each.runs else f"none runs ({each.who})"),
+        ("epoch", f"{each.epoch:,}"),
+        ("last moved", _at(each.moved_ms)),
+        ("expires in", _expiry(each)),
+    ]
+    return name_value_table(f"{each.partition}: reader {each.name}", rows)
+
+
+def _expiry(each: ReaderStatus) -> str:
+    left = format_age(each.expires_seconds)
+    return f"{left}, SOON" if each.expires_soon else left
 
 
 def name_value_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
@@ -68,6 +118,7 @@ def status_table(status: Status) -> Table:
         ("manifest", f"{status.manifest} ({format_bytes(status.manifest_bytes)})"),
         ("data path prefix", status.data_path_prefix),
         ("queue length", stored(status.queue_length, "batch", status.bytes_queued)),
+        ("records", _records(status)),
         ("oldest sequence", entry(status.oldest_sequence, status.oldest_age_seconds)),
         ("newest sequence", entry(status.newest_sequence, status.newest_age_seconds)),
         ("next sequence", f"{status.next_sequence:,}"),
@@ -75,6 +126,10 @@ def status_table(status: Status) -> Table:
         ("consumer", _consumer(status.epoch, status.consumer)),
         ("orphans", stored(status.orphans, "object", status.orphan_bytes)),
     ]
+    if status.grace_period_ms is not None:
+        rows.append(("grace period", format_age(status.grace_period_ms / 1000)))
+    if status.log is not None:
+        rows += _log_rows(status.log)
     if status.missing:
         rows.append(("missing", f"{plural(status.missing, 'object')} of queued batches: run fsck"))
     if status.undecided:
@@ -91,6 +146,39 @@ def status_table(status: Status) -> Table:
     rows += [("", _skipped(each)) for each in status.quarantine]
     rows += [("note", each) for each in status.notes]
     return name_value_table(status.store, rows)
+
+
+def _records(status: Status | TopicStatus) -> str:
+    if status.records is None:
+        return "unknown"
+    return f"{'' if status.records_exact else 'about '}{status.records:,}"
+
+
+def _log_rows(log: LogStatus) -> list[tuple[str, str]]:
+    kept = (
+        f"{plural(log.kept, 'batch')} kept, {log.floor:,} to {log.end - 1:,}"
+        if log.kept
+        else (f"nothing kept, the next is {log.end:,}")
+    )
+    retention = (
+        "until all readers have acknowledged"
+        if log.retention_ms is None
+        else f"{format_span(log.retention_ms)} at least"
+    )
+    rows = [
+        ("log", f"{kept}; {log.in_segments:,} of them in segments"),
+        ("retention", f"{retention}; readers expire after {format_span(log.reader_expiry_ms)}"),
+    ]
+    return rows + [("reader", _reader(each)) for each in log.readers]
+
+
+def _reader(each: ReaderStatus) -> str:
+    size = "" if each.lag_bytes is None else f", {format_bytes(each.lag_bytes)}"
+    oldest = format_age(each.oldest_unread_seconds)
+    return (
+        f"{each.name}: {plural(each.lag, 'batch')}{size} behind, the oldest {oldest}; consumer "
+        f"{each.who if each.runs else 'none'}; expires in {_expiry(each)}"
+    )
 
 
 def _transaction(each: OpenTransaction) -> str:
@@ -115,17 +203,22 @@ def _consumer(epoch: int, found: ConsumerInfo | None) -> str:
     if epoch == 0 or found is None:
         return unknown if epoch else "none yet"
     query = f", query {found.query}" if found.query else ""
-    try:
-        at = datetime.fromtimestamp(found.since_ms / 1000, UTC).isoformat(timespec="seconds")
-    except (OverflowError, ValueError, OSError):
-        at = f"{found.since_ms} ms"
-    text = f"{found.program}{query}, process {found.process} on {found.host}, since {at}"
+    at = _at(found.since_ms)
+    ended = ", ended" if found.has_ended else ""
+    text = f"{found.program}{query}, process {found.process} on {found.host}, since {at}{ended}"
     return text if found.epoch == epoch else f"{unknown}; epoch {found.epoch} was {text}"
+
+
+def _at(milliseconds: int) -> str:
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        return f"{milliseconds} ms"
 
 
 def _short_consumer(epoch: int, found: ConsumerInfo | None) -> str:
     if epoch and found is not None and found.epoch == epoch:
-        return f"{found.program} on {found.host}"
+        return f"{found.program} on {found.host}{', ended' if found.has_ended else ''}"
     return "unknown" if epoch else "none yet"
 
 
@@ -151,30 +244,3 @@ def _claims(claims: ClaimsStatus) -> str:
         oldest = f"{claims.oldest_held:,}, by {claims.oldest_worker}"
         text += f"; the oldest held is {oldest}, delivery {claims.oldest_deliveries or 1:,}"
     return text
-
-
-@contextmanager
-def track(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A progress bar; yields what is called with the number of items done, and of all if known."""
-    with _progress(what, progress.BarColumn(), progress.MofNCompleteColumn()) as (bar, task):
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-@contextmanager
-def count_progress(what: str) -> Iterator[Callable[[int], None]]:
-    """The bytes so far; yields what is called with the number of further bytes."""
-    with _progress(what, progress.DownloadColumn(), progress.TransferSpeedColumn()) as (bar, task):
-        yield lambda size: bar.advance(task, size)
-
-
-@contextmanager
-def _progress(
-    what: str, *columns: progress.ProgressColumn
-) -> Iterator[tuple[progress.Progress, progress.TaskID]]:
-    """Progress on stderr, if that is a terminal."""
-    console = Console(stderr=True)
-    console.quiet = not console.is_terminal
-    before = progress.SpinnerColumn(), progress.TextColumn("{task.description}")
-    shown = *before, *columns, progress.TimeElapsedColumn()
-    with progress.Progress(*shown, console=console, transient=True, disable=console.quiet) as bar:
-        yield bar, bar.add_task(what, total=None)

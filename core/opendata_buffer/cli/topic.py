@@ -11,8 +11,7 @@ import click
 from opendata_buffer.admin.transactions import TransactionScope
 from opendata_buffer.admin.transactions import abort as end_transactions
 from opendata_buffer.cli import options
-from opendata_buffer.cli.command import Command, Exampled, command
-from opendata_buffer.cli.output import plural
+from opendata_buffer.cli.command import Command, Exampled, command, plural
 from opendata_buffer.cli.target import one_queue, partition_named
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.runtime import Runtime

@@ -16,9 +16,8 @@ import pyarrow as pa
 
 from opendata_buffer.broker.worker import ClaimedBatch, Worker
 from opendata_buffer.cli import options
-from opendata_buffer.cli.command import LONG_MS, command
+from opendata_buffer.cli.command import LONG_MS, command, plural
 from opendata_buffer.cli.errors import Failure, one_line
-from opendata_buffer.cli.output import plural
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import one_queue
 from opendata_buffer.config import WorkerConfig
@@ -38,13 +37,10 @@ TERM_S = 1.5
 END_S = 3.0
 """Seconds from a signal until threads are no longer waited for; their claims expire then."""
 
-FIRST_REST_MS = 1_000
-LONGEST_REST_MS = 60_000
 
-
-def rest_ms(delivery_count: int) -> int:
+def rest_s(delivery_count: int) -> float:
     """The back-off of a batch after so many failures: doubled each time, a minute at most."""
-    return int(min(FIRST_REST_MS * 2 ** min(delivery_count - 1, 30), LONGEST_REST_MS))
+    return min(2.0 ** min(delivery_count - 1, 30), 60.0)
 
 
 @command(timeout_ms=LONG_MS)
@@ -247,14 +243,14 @@ class CommandPool:
                 with self._lock:
                     self.rejected += 1
             return
-        rest = rest_ms(count)
-        self.report(f"{what}: delivered again after {rest / 1000:g} s")
+        rest = rest_s(count)
+        self.report(f"{what}: delivered again after {rest:g} s")
         self._release(batch, rest)
 
-    def _release(self, batch: ClaimedBatch, rest: int) -> None:
+    def _release(self, batch: ClaimedBatch, rest: float) -> None:
         # A claim that expired is released already; one that cannot be released expires.
         with suppress(ClaimLost, OpenDataBufferError):
-            batch.release(rest)
+            batch.release(delay=rest)
         with self._lock:
             self.released += 1
 

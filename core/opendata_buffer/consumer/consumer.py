@@ -13,25 +13,32 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from opendata_buffer import metrics
-from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.loop import BatchLoop
-from opendata_buffer.consumer.position import Cursors, Position
-from opendata_buffer.consumer.progress import QueueProgress
+from opendata_buffer.consumer.position import Cursors, Position, QueueProgress
 from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBufferError, QueueReset
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.cas import LAST_READ_S
-from opendata_buffer.queue.consumer_info import write_consumer_info
-from opendata_buffer.queue.ownership import claim_for_writing, owner_key
+from opendata_buffer.queue.consumer_info import amend_consumer_info, write_consumer_info
+from opendata_buffer.queue.log import Log, LogView
+from opendata_buffer.queue.ownership import (
+    QueueClaim,
+    check_owner,
+    claim_for_writing,
+    owner_key,
+    queue_hint,
+)
 from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause, no_such_queue
+from opendata_buffer.queue.readers import ReaderQueue
 from opendata_buffer.queue.repeats import Repeats
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
@@ -50,20 +57,71 @@ PRUNE_S = 3_600.0
 """Seconds between two searches for writers that have long ended."""
 
 
+_LOST = (
+    "A consumer reads this queue without claiming it, or without knowing that it is a log; or the "
+    "manifest was edited."
+)
+
+
 def check_data_loss(
-    cursors: Cursors, manifest: Manifest, key: str, *, allowed: bool, cause: str
+    cursors: Cursors, manifest: Manifest | LogView, key: str, *, allowed: bool, cause: str
 ) -> Cursors:
     """The cursors, moved to where the queue begins if entries are gone that were not handed out.
 
     Unless that is ``allowed``, ``DataLoss`` with the ``cause`` in a sentence (failure F28).
     """
-    needed, oldest = cursors.next_hand_out, manifest.first_sequence
+    needed = cursors.next_hand_out
+    oldest = manifest.available_from(needed)
     if oldest <= needed:
         return cursors
     if not allowed:
         raise DataLoss(key, needed, oldest, cause)
     warn_data_loss(key, needed, oldest)
     return cursors.jump(oldest)
+
+
+def open_queue(
+    store: Store,
+    config: ConsumerConfig,
+    runtime: Runtime,
+    claim: QueueClaim | None,
+    *,
+    program: str,
+    open_pause: OpenPause = broker_pause,
+) -> Queue | ReaderQueue:
+    """The queue, as its one consumer has it; or, with ``config.reader``, as that reader has it.
+
+    Raises:
+        InvalidInput: The queue is a log, and no reader is named: one that takes entries away
+            would take them from all readers.
+    """
+    if config.reader:
+        return ReaderQueue(
+            store, config, config.reader, runtime=runtime, claim=claim, program=program
+        )
+    if claim is not None and claim.is_log:
+        raise needs_reader(store, config)
+    return Queue(
+        store, config, runtime=runtime, role="consumer", claim=claim, open_pause=open_pause
+    )
+
+
+def needs_reader(store: Store, config: QueueConfig) -> InvalidInput:
+    """The error of who would take batches away from all readers of a log."""
+    return InvalidInput(
+        f"the queue with manifest {config.manifest_path!r} in {store.url} is a log with named "
+        "readers: set reader, for example to the name of this program. 'opendata-buffer "
+        f"readers list {queue_hint(store.url, config)}' shows the readers that it has."
+    )
+
+
+def check_reader(store: Store, config: ConsumerConfig, runtime: Runtime) -> None:
+    """Refuse a program that names no reader of a log, or one of a queue that is none."""
+    claim = check_owner(store, config, runtime=runtime)
+    if config.reader:
+        Log(store, config, runtime).need()
+    elif claim is not None and claim.is_log:
+        raise needs_reader(store, config)
 
 
 def warn_data_loss(key: str, needed: int, oldest: int) -> None:
@@ -141,7 +199,7 @@ class Consumer(BatchLoop):
         runtime: Runtime | None = None,
         isolation: str | None = None,
         allow_data_loss: bool = False,
-        queue: Queue | None = None,
+        queue: Queue | ReaderQueue | None = None,
         program: str = "Python",
         open_pause: OpenPause = broker_pause,
         **settings: Any,
@@ -180,18 +238,15 @@ class Consumer(BatchLoop):
                     runtime=self._runtime,
                     missing=None if create else lambda: no_such_queue(opened, config, creates=True),
                 )
-                queue = Queue(
-                    opened,
-                    config,
-                    runtime=self._runtime,
-                    role="consumer",
-                    claim=claim,
-                    open_pause=open_pause,
+                queue = open_queue(
+                    opened, config, self._runtime, claim, program=program, open_pause=open_pause
                 )
+            elif isinstance(queue, Queue) and queue.is_log:
+                raise needs_reader(opened, config)
             self._queue = queue
             last_acked = None if start is None else self._sequence_of(start, opened.url)
             self._repeats = Repeats(opened, config, self._runtime, queue.queue_id)
-            if last_acked is not None:
+            if last_acked is not None and isinstance(queue, Queue):
                 found = queue.read() or Manifest.empty()
                 if found.first_sequence <= last_acked < found.next_sequence:
                     # The claim takes these out of the manifest.
@@ -199,9 +254,17 @@ class Consumer(BatchLoop):
                     self._repeats.described(acked)
                     self._repeats.note(last_acked + 1)
             manifest = self._queue.claim_epoch(last_acked, allow_data_loss=allow_data_loss)
-            # Behind the claim: what the consumer before it takes out, it has noted by now.
-            self._repeats.load()
-            write_consumer_info(opened, config, self._runtime, manifest.epoch, program=program)
+            self._note: Callable[..., None] = lambda **_: None
+            if isinstance(queue, ReaderQueue):
+                # What was acknowledged is still in the log, and is compared with there.
+                self._repeats.described(queue.recent())
+            else:
+                # Behind the claim: what the consumer before it takes out, it has noted by now.
+                self._repeats.load()
+                write_consumer_info(opened, config, self._runtime, manifest.epoch, program=program)
+                self._note = partial(
+                    amend_consumer_info, opened, config, self._runtime, manifest.epoch
+                )
         self._epoch = manifest.epoch
         self._next_sequence = manifest.next_sequence
         # An empty queue, too, knows its next sequence: whatever is missing between here and the
@@ -233,7 +296,8 @@ class Consumer(BatchLoop):
 
         self._gc: GarbageCollector | None = None
         if config.gc.enabled:
-            self._gc = GarbageCollector(opened, config, runtime=self._runtime, epoch=self._epoch)
+            epoch = self._epoch if isinstance(queue, Queue) else None
+            self._gc = GarbageCollector(opened, config, runtime=self._runtime, epoch=epoch)
             self._gc.start()
             # A consumer that is dropped without close() must not leave its collector running
             # (failure F9).
@@ -461,7 +525,10 @@ class Consumer(BatchLoop):
         """
         with self._lock:
             self._check_open()
-            self._read()
+            if isinstance(self._queue, ReaderQueue):
+                self._queue.check_epoch(self._queue.read(check=True), self._epoch)
+            else:
+                self._read()
 
     def __len__(self) -> int:
         """Batches queued and not acknowledged, by one read of the manifest; raises as a read."""
@@ -499,6 +566,7 @@ class Consumer(BatchLoop):
                     self._flush()
                 finally:
                     self._queue.close()
+                self._note(ended_epoch=self._epoch)
         finally:
             if self._gc is not None:
                 self._gc.stop()
@@ -580,12 +648,15 @@ class Consumer(BatchLoop):
             self._acknowledge(self._cursors.ack_through(before - 1), write=True)
 
     def _acknowledge(self, moved: Cursors, write: bool) -> None:
-        manifest = None
+        manifest: Manifest | LogView | None = None
         if write:
             # The manifest first: until it is written nothing here has changed, and the call can
             # be repeated (OpenData RFC 0003, ack_through).
-            self._repeats.note(moved.next_ack)
+            if isinstance(self._queue, Queue):
+                self._repeats.note(moved.next_ack)
             manifest = self._queue.dequeue(moved.next_ack - 1, self._epoch)
+            if not isinstance(self._queue, Queue):
+                self._repeats.forget_before(moved.next_ack)
             moved = moved.dequeued()
         metrics.acks.add(moved.next_ack - self._cursors.next_ack)
         self._cursors = moved
@@ -620,7 +691,7 @@ class Consumer(BatchLoop):
         if repeats:
             metrics.repeats_dropped.add(len(repeats))
 
-    def _read(self) -> Manifest:
+    def _read(self) -> Manifest | LogView:
         """The manifest, if it is still ours and continues where this consumer is."""
         # The queue sees by itself when its manifest vanishes or goes backwards (failure F4).
         manifest = self._queue.read()
@@ -631,13 +702,13 @@ class Consumer(BatchLoop):
             manifest,
             self._queue.key,
             allowed=self._allow_data_loss,
-            cause="A consumer reads this queue without claiming it, or the manifest was edited.",
+            cause=_LOST,
         )
         self._next_sequence = manifest.next_sequence
         metrics.queue_length.set(self._queued(manifest), self._queue.labels)
         return manifest
 
-    def _queued(self, manifest: Manifest) -> int:
+    def _queued(self, manifest: Manifest | LogView) -> int:
         return manifest.next_sequence - max(manifest.first_sequence, self._cursors.next_open)
 
     # The metrics reader's thread calls these without the lock, which a fetch may hold for long:

@@ -88,7 +88,8 @@ class TransactionFilter:
         entry that is left out makes the rest of its transaction look like a repeat. Entries
         without a transaction always pass.
         """
-        named = parse_location(location, self._prefix)
+        # Most names have neither; a trigger may have 100,000 of them.
+        named = parse_location(location, self._prefix) if "=" in location else None
         if named is None or named.txn is None or named.message is not None:
             # One append writes a transaction in adjacent entries. So an entry without a transaction
             # ends it: what follows of the same transaction is a second append. Whether a message

@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from opendata_buffer.concurrency import Closeable
 from opendata_buffer.errors import Closed
-from opendata_buffer.runtime import Condition, Runtime, wait_for
+from opendata_buffer.runtime import Closeable, Condition, Runtime, wait_for
 
 if TYPE_CHECKING:  # pyarrow takes 0.2 s to import, which a planner does not need
     from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch

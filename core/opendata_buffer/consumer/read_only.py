@@ -13,6 +13,7 @@ from opendata_buffer.consumer.consumer import check_data_loss
 from opendata_buffer.consumer.position import Cursors
 from opendata_buffer.errors import DataLoss, QueueReset
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
+from opendata_buffer.queue.log import Log, LogView
 from opendata_buffer.queue.ownership import check_owner, ends_before
 from opendata_buffer.queue.queue import Queue, no_such_queue
 from opendata_buffer.queue.repeats import Repeats
@@ -56,6 +57,8 @@ class ReadOnlyReader:
         self._repeats: Repeats | None = None
         self._cursors: Cursors | None = None
         self._next_sequence = 0
+        self._log = Log(store, config, runtime)
+        self._view: Manifest | LogView | None = None
 
     def find(self) -> Manifest | None:
         """The manifest as it is now; None where the queue was never created.
@@ -73,6 +76,23 @@ class ReadOnlyReader:
             self._marker_checked = True
         return manifest
 
+    def view(self, needed: int | None = None) -> Manifest | LogView:
+        """The queue as it is now; of a log all that it keeps.
+
+        ``needed`` is the first sequence that is to be read; None the oldest that is kept. The
+        index is read once, and when ``needed`` is not in the manifest any more; always behind the
+        manifest: what left it in between is in the index.
+        """
+        manifest = self.find() or Manifest.empty()
+        index = self._log.last_seen
+        wanted = manifest.first_sequence if needed is None else needed
+        if self._view is None or wanted < manifest.first_sequence:
+            index = self._log.read()
+        self._view = manifest
+        if index is not None:
+            self._view = self._log.view(index, manifest)
+        return self._view
+
     def manifest(self) -> Manifest:
         """The manifest as it is now; ``InvalidInput`` where there is no queue."""
         manifest = self.find()
@@ -85,7 +105,7 @@ class ReadOnlyReader:
 
         Raises ``QueueReset`` where the queue ends before, ``DataLoss`` where it begins behind.
         """
-        manifest = self.find() or Manifest.empty()
+        manifest = self.view(sequence)
         begin = manifest.first_sequence if sequence is None else sequence
         if begin > manifest.next_sequence:
             url, end = self.store.url, manifest.next_sequence
@@ -102,7 +122,8 @@ class ReadOnlyReader:
 
     def next_entries(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
         """The next entries, at most ``max``. Reads the manifest once and fetches nothing."""
-        manifest = self.find() or Manifest.empty()
+        needed = None if self._cursors is None else self._cursors.next_hand_out
+        manifest = self.view(needed)
         if self._repeats is None:
             self._repeats = Repeats(self.store, self.config, self.runtime, "")
             self._repeats.load()
@@ -117,7 +138,7 @@ class ReadOnlyReader:
 
     def entries(self, begin: int, stop: int) -> list[BatchDescriptor]:
         """Exactly the entries [begin, stop), from the manifest that was read last."""
-        manifest = self._queue.last_seen or Manifest.empty()
+        manifest = self._view or Manifest.empty()
         if begin < manifest.first_sequence:
             raise DataLoss(self._queue.key, begin, manifest.first_sequence, self._cause)
         return [BatchDescriptor.of(entry) for entry in manifest.entries(begin, stop - begin)]
@@ -126,6 +147,8 @@ class ReadOnlyReader:
         """Forget the entries up to and including ``sequence``. Makes no request."""
         assert self._cursors is not None, "nothing was handed out"
         self._cursors = self._cursors.ack_through(sequence)
+        if self._repeats is not None:
+            self._repeats.forget_before(sequence + 1)
 
     @property
     def last_acked_sequence(self) -> int | None:
@@ -145,7 +168,7 @@ class ReadOnlyReader:
     def close(self) -> None:
         """Does nothing: this reader holds nothing."""
 
-    def _check_data_loss(self, cursors: Cursors, manifest: Manifest) -> Cursors:
+    def _check_data_loss(self, cursors: Cursors, manifest: Manifest | LogView) -> Cursors:
         return check_data_loss(
             cursors, manifest, self._queue.key, allowed=self._allow_data_loss, cause=self._cause
         )

@@ -209,6 +209,15 @@ def location_timestamp_ms(location: str) -> int | None:
     return None if ulid is None else ulid_timestamp_ms(ulid)
 
 
+def name_time_ms(location: str) -> int | None:
+    """When a batch was named, by its ULID; None for a name without the batch's own time.
+
+    OpenData's Go producer names the run and not the batch: batches of a run that lasts for
+    weeks would all look as old as its first one.
+    """
+    return location_timestamp_ms(location) if location.endswith(".batch") else None
+
+
 def _location_ulid(location: str) -> str | None:
     *_, run, last = f"/{location}".split("/")
     name = _NAME.fullmatch(last) or _RUN_NAME.fullmatch(f"{run}/{last}")

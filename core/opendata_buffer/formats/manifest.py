@@ -101,6 +101,12 @@ class QueueEntry:
             return self.metadata[0].ingestion_time_ms
         return location_timestamp_ms(self.location)
 
+    @property
+    def latest_ms(self) -> int:
+        """As :attr:`time_ms`, of its latest record; 0 without a time."""
+        times = [each.ingestion_time_ms for each in self.metadata]
+        return max(times) if times else location_timestamp_ms(self.location) or 0
+
 
 @dataclass(frozen=True, slots=True)
 class BatchDescriptor:
@@ -329,6 +335,21 @@ class Manifest:
         kept = memoryview(self.raw)[cut:-FOOTER_SIZE]
         return self._changed([kept], self._footer._replace(entry_count=count))
 
+    def part(self, first: int, end: int) -> Manifest:
+        """A manifest of the entries from ``first`` up to, not including, ``end``, of epoch 0.
+
+        All entry headers are checked first, as by :meth:`drop_through`.
+        """
+        if not self.first_sequence <= first < end <= self.next_sequence:
+            raise InvalidInput(
+                f"the queue holds {self.first_sequence} to {self.next_sequence - 1}, and not all "
+                f"of {first} to {end - 1}"
+            )
+        starts = (*self._find_starts(self.entry_count), self._body)
+        body = self.raw[starts[first - self.first_sequence] : starts[end - self.first_sequence]]
+        footer = Footer(end - first, end, 0)
+        return Manifest(body + footer.pack(), *footer)
+
     def replace(self, sequence: int, entry: NewEntry) -> Manifest:
         """A manifest with another entry at a sequence; everything else is copied as bytes."""
         index = sequence - self.first_sequence
@@ -396,6 +417,10 @@ class Manifest:
         first = next(iter(self.entries(start, 1)), None)
         written_ms = None if first is None else first.time_ms
         return None if written_ms is None else max(0, now_ms - written_ms) / 1000
+
+    def available_from(self, needed: int) -> int:
+        """The first sequence from ``needed`` on that is queued or will be."""
+        return max(needed, self.first_sequence)
 
     def check(self) -> None:
         """Go over all entry headers; ``CorruptManifest``, also for bytes behind the last entry."""

@@ -8,6 +8,7 @@ only (failure F31).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -64,19 +65,22 @@ class OrderedUploads:
 
     Args:
         config: Settings.
-        append_limit: Seconds after which an append without an answer is completed as unknown.
     """
 
-    def __init__(self, config: ProducerConfig, append_limit: float) -> None:
+    def __init__(self, config: ProducerConfig) -> None:
         self._manifest_path = config.manifest_path
-        self._max_age = config.gc_grace_period_ms / 2000
-        self._append_limit = append_limit
+        self._max_age = self._append_limit = math.inf
         # A completed batch stays in the queue until it is at the front: completing takes no search.
         self._queue: deque[Batch] = deque()
         self._group: list[Batch] = []
         self._group_limit = 0.0
         self._completed: list[Batch] = []
         self._failure: BaseException | None = None
+
+    def set_limits(self, grace_ms: int, append_limit: float) -> None:
+        """Once the queue is claimed: its grace period, and seconds after which an append without an
+        answer is completed as unknown."""
+        self._max_age, self._append_limit = grace_ms / 2000, append_limit
 
     def enter(self, batch: Batch) -> None:
         """Put a sealed batch at the end; behind a failed ordered batch an ordered one fails."""
@@ -260,16 +264,15 @@ class Accumulator:
 
     A worker uploads, completes batches, or is idle: one idle worker keeps the time, so there is
     one more worker than there are uploads at once. One more thread, the appender, appends.
-    ``append_limit`` is as for :class:`OrderedUploads`.
     """
 
-    def __init__(self, config: ProducerConfig, append_limit: float, runtime: Runtime) -> None:
+    def __init__(self, config: ProducerConfig, runtime: Runtime) -> None:
         self._config = config
         self._runtime = runtime
         self._condition = runtime.condition()
         self.batcher = Batcher(config, lambda: Completion(runtime))
-        self._ordered = OrderedUploads(config, append_limit)
-        self.begin_by = self._ordered.begin_by
+        self._ordered = OrderedUploads(config)
+        self.set_limits, self.begin_by = self._ordered.set_limits, self._ordered.begin_by
         self._to_upload: deque[Batch] = deque()
         # Batches that have left the batcher and whose callers do not know the outcome.
         self._in_flight: dict[Completion, Batch] = {}

@@ -18,7 +18,6 @@ from uuid import UUID
 import pyarrow as pa
 
 from opendata_buffer import metrics
-from opendata_buffer.concurrency import Closeable
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput
 from opendata_buffer.formats.keys import Transaction
@@ -36,7 +35,7 @@ from opendata_buffer.producer.batching import (
 from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
 from opendata_buffer.producer.handles import WriteHandle, wakeable
 from opendata_buffer.producer.sender import Sender
-from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.runtime import Closeable, Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 

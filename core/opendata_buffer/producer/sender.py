@@ -33,8 +33,16 @@ from opendata_buffer.producer.batching import Batch, Stage
 from opendata_buffer.producer.group_commit import Committer, OpenCommitter
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import WARN_S
-from opendata_buffer.retry import queue_retry
-from opendata_buffer.runtime import Interval, Moment, Runtime, Task, deadline, locked, wait_for
+from opendata_buffer.runtime import (
+    Interval,
+    Moment,
+    Runtime,
+    Task,
+    deadline,
+    locked,
+    queue_retry,
+    wait_for,
+)
 from opendata_buffer.stores.base import Put, PutPieces, Store
 
 
@@ -132,10 +140,8 @@ class Sender:
         self._runtime = runtime
         self._uploader = Uploader(store, config, runtime)
         self._warnings = Interval(runtime, WARN_S)
-        self._append_config = _with_long_deadline(config)
-        # An append makes its last attempt at its deadline; half of this is for its answer.
-        self._append_limit = 2 * self._append_config.cas_deadline_ms / 1000
-        self.accumulator = Accumulator(config, self._append_limit, runtime)
+        self._append_limit = 0.0
+        self.accumulator = Accumulator(config, runtime)
         self.process = os.getpid()  # a forked process has no threads
         self._tasks: list[Task] = []
         self._condition = runtime.condition()
@@ -251,7 +257,11 @@ class Sender:
     def _claim(self) -> Committer:
         with deadline(self._runtime, self._config.cas_deadline_ms / 1000):
             claim = claim_for_writing(self._store, self._config, runtime=self._runtime)
-        return self._open_committer(self._store, self._append_config, self._runtime, claim)
+        config = _with_long_deadline(self._config, claim.grace_ms)
+        # An append makes its last attempt at its deadline; half of this is for its answer.
+        self._append_limit = 2 * config.cas_deadline_ms / 1000
+        self.accumulator.set_limits(claim.grace_ms, self._append_limit)
+        return self._open_committer(self._store, config, self._runtime, claim)
 
     @locked
     def _claimed(self, outcome: Committer | BaseException) -> None:
@@ -329,12 +339,12 @@ def _for_handles(error: BaseException) -> BaseException:
     return PermanentStorageError(f"the store raised {error!r}, which is no error of a store's")
 
 
-def _with_long_deadline(config: ProducerConfig) -> ProducerConfig:
+def _with_long_deadline(config: ProducerConfig, grace_ms: int) -> ProducerConfig:
     """Let an append try as long as its batches do.
 
     The manifest shows whether an append without an answer has landed, once the store answers again.
     Given up before, its batches would fail although they may be queued. But no longer than the
     second half of the grace period: the first may have passed when it begins (failure F5).
     """
-    most_ms = min(config.delivery_timeout_ms, config.gc_grace_period_ms // 2)
+    most_ms = min(config.delivery_timeout_ms, grace_ms // 2)
     return replace(config, cas_deadline_ms=max(config.cas_deadline_ms, most_ms))

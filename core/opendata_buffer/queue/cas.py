@@ -36,8 +36,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.sidecar import Sidecar
-from opendata_buffer.retry import queue_retry
-from opendata_buffer.runtime import Runtime, deadline, remaining
+from opendata_buffer.runtime import Runtime, deadline, queue_retry, remaining
 from opendata_buffer.stores.base import (
     ABSENT,
     Blob,

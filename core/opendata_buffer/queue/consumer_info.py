@@ -4,10 +4,12 @@ The manifest's epoch decides which consumer owns a queue, and says nothing about
 that claims a queue writes ``<prefix>/_consumer.json``::
 
     {"version": 1, "epoch": 3, "host": "worker-7", "process": 4711, "program": "Spark",
-     "query": "9f0c...", "since_ms": 1767225600000}
+     "query": "9f0c...", "since_ms": 1767225600000, "ended_epoch": 3}
 
-Nothing is decided by it. It may be missing: a client that does not know it may have claimed the
-queue. One of an older epoch than the manifest's is about a consumer that was fenced.
+One that is closed notes that, too, in ``ended_epoch``: an older release, which keeps the field,
+claims another epoch. Nothing is decided by it. It may be missing: a client that does not know it
+may have claimed the queue. One of an older epoch than the manifest's is about a consumer that was
+fenced.
 """
 
 from __future__ import annotations
@@ -38,13 +40,25 @@ _DEADLINE_MS = 2_000
 """Longest wait for a write; the queue is read without it, too."""
 
 
+def process_runs(process: int) -> bool:
+    """Whether there is a process of this number on this host."""
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
     """The consumer that claimed an epoch.
 
     ``query`` is the id of the streaming query: empty without one, or while it is not known.
-    ``since_ms`` is milliseconds since the Unix epoch, by the consumer's clock. ``others`` are
-    fields of later versions, kept when the object is written again.
+    ``since_ms`` is milliseconds since the Unix epoch, by the consumer's clock. ``ended_epoch`` is
+    the last one whose consumer was closed without an error. ``others`` are fields of later
+    versions, kept when the object is written again.
     """
 
     epoch: int
@@ -53,13 +67,21 @@ class ConsumerInfo:
     program: str
     query: str
     since_ms: int
+    ended_epoch: int | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         """The object's bytes."""
         own = {each.name: getattr(self, each.name) for each in fields(self)}
         del own["others"]
+        if self.ended_epoch is None:
+            del own["ended_epoch"]
         return _SIDECAR.encode(own, self.others)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the consumer was closed, and not killed."""
+        return self.ended_epoch == self.epoch
 
     def may_run(self) -> bool:
         """Whether the process may still run, and is not this one.
@@ -67,19 +89,11 @@ class ConsumerInfo:
         A note stays when its process ends. On this host the process is looked for; of another host
         nothing is known.
         """
-        if self.program == TRIM:
+        if self.program == TRIM or self.has_ended:
             return False
         if self.host != os.uname().nodename:
             return True
-        if self.process == os.getpid():
-            return False
-        try:
-            os.kill(self.process, 0)
-        except PermissionError:
-            return True
-        except (OSError, OverflowError):
-            return False
-        return True
+        return self.process != os.getpid() and process_runs(self.process)
 
     @classmethod
     def from_json(cls, data: bytes) -> ConsumerInfo:
@@ -92,6 +106,7 @@ class ConsumerInfo:
             program=found.text("program"),
             query=found.text("query"),
             since_ms=found.number("since_ms"),
+            ended_epoch=found.number("ended_epoch", None),
             others=found.others(),
         )
 
@@ -113,15 +128,16 @@ def write_consumer_info(
     _update(store, config, runtime, noted)
 
 
-def add_query_id(
-    store: CasStore, config: QueueConfig, runtime: Runtime, epoch: int, query: str
+def amend_consumer_info(
+    store: CasStore, config: QueueConfig, runtime: Runtime, epoch: int, **changes: Any
 ) -> None:
-    """Add the query's id to the note about an epoch, once it is known. Raises nothing."""
+    """Change ``query`` or ``ended_epoch`` of the note about an epoch. Raises nothing."""
 
     def noted(before: ConsumerInfo | None) -> ConsumerInfo | None:
-        if before is None or before.epoch != epoch or before.query == query:
+        if before is None or before.epoch != epoch:
             return before
-        return replace(before, query=query)
+        after = replace(before, **changes)
+        return before if after == before else after
 
     _update(store, config, runtime, noted)
 

@@ -11,16 +11,18 @@ marker ``<prefix>/_owner.json`` names the one manifest that the prefix belongs t
 collector of another manifest is refused before it writes a batch or deletes one (failure F7)::
 
     {"version": 1, "manifest": "manifest", "id": "01J5...", "next_sequence": 42, "epoch": 3,
-     "acked": 39, "acked_location": "ingest/01J6....batch"}
+     "acked": 39, "acked_location": "ingest/01J6....batch", "grace_period_ms": 600000}
 
 * ``manifest`` is relative to the marker, as a link would be: the same queue opened as
   ``s3://bucket`` or as ``s3://bucket/root`` has the same owner.
 * ``id`` is a ULID, drawn once. Positions in a queue are bare sequences, and only the id
   distinguishes a position of this queue from one of another queue, or of a queue that was deleted
   and created again (failure F4).
-* The other four are a watermark, which the manifest has once reached. It lags, because it is
-  written seldom (:meth:`QueueClaim.note`), and never runs ahead. Markers without a watermark are
-  read as well.
+* ``next_sequence`` to ``acked_location`` are a watermark, which the manifest has once reached. It
+  lags, because it is written seldom (:meth:`QueueClaim.note`), and never runs ahead. Markers
+  without a watermark are read as well.
+* ``grace_period_ms`` is the collector's, by which all programs of the queue go (failure F5,
+  decision 0037). Release 0.1 wrote none: there the first program that has one of its own does.
 
 A v1 client's collector deletes everything under its prefix that its manifest does not name, and so
 a queue inside that prefix. So a new queue's creator looks for markers above the new prefix, and
@@ -37,10 +39,15 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Protocol
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
+from opendata_buffer.config import (
+    DEFAULT_DATA_PATH_PREFIX,
+    DEFAULT_GRACE_PERIOD_MS,
+    QueueConfig,
+)
 from opendata_buffer.errors import (
     CorruptData,
     CorruptManifest,
@@ -72,6 +79,9 @@ TOPIC_KEY = "_topic.json"
 PARTITION_NAME = re.compile(r"p-(?P<number>[0-9]{5})(?:-(?P<letters>[0-9a-z]{4}))?")
 """Names of partitions, which are their data prefixes below the topic's root. Topics that were
 created before names had letters behind the number go on without them."""
+
+IS_LOG = "log"
+"""The field of the marker that says that the queue is a log; it never changes back."""
 
 LISTED_BELOW = 1_000
 """Objects below a new prefix that are searched for markers: one page of a listing."""
@@ -147,13 +157,15 @@ class Watermark:
 class PrefixOwner:
     """The owner marker of one data prefix.
 
-    ``queue_id`` is empty for a marker that has none, ``watermark`` None before the first note.
-    ``others`` are fields of later versions, kept when the marker is written again.
+    ``queue_id`` is empty for a marker that has none, ``watermark`` None before the first note,
+    ``grace_ms`` None for a marker of release 0.1. ``others`` are fields of later versions, kept
+    when the marker is written again.
     """
 
     manifest_path: str
     queue_id: str
     watermark: Watermark | None = None
+    grace_ms: int | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self, data_path_prefix: str) -> bytes:
@@ -168,6 +180,8 @@ class PrefixOwner:
             if self.watermark.acked is not None:
                 own["acked"] = self.watermark.acked
                 own["acked_location"] = self.watermark.acked_location
+        if self.grace_ms is not None:
+            own["grace_period_ms"] = self.grace_ms
         return _OWNER.encode(own, self.others)
 
     @classmethod
@@ -180,7 +194,8 @@ class PrefixOwner:
         # No leading slash: '..' beyond the store's root stays visible and never matches.
         manifest_path = posixpath.normpath(posixpath.join(data_path_prefix, relative))
         queue_id, watermark = fields.text("id", ""), _watermark(fields)
-        return cls(manifest_path, queue_id, watermark, fields.others())
+        grace_ms = fields.number("grace_period_ms", None, least=1)
+        return cls(manifest_path, queue_id, watermark, grace_ms, fields.others())
 
 
 def _watermark(fields: SidecarFields) -> Watermark | None:
@@ -219,6 +234,10 @@ class QueueClaim:
         """As last read or noted."""
         self._tried, self._tried_at = self.watermark, runtime.monotonic()
         self.queue_id = owner.queue_id
+        self.grace_ms = owner.grace_ms or config.gc_grace_period_ms or DEFAULT_GRACE_PERIOD_MS
+        """The grace period to go by."""
+        self.is_log = owner.others.get(IS_LOG) is True
+        """Whether the queue has named readers (:mod:`opendata_buffer.queue.readers`)."""
 
     def check(self, manifest: Manifest | None) -> None:
         """Raise ``QueueReset`` for a manifest that is gone or behind the watermark (failure F4)."""
@@ -292,7 +311,10 @@ def claim_for_writing(
             _check_prefix_is_free(store, config)
             if fault := misplaced(found, config, store.url):
                 raise InvalidInput(fault)
+        if claim is None or claim.grace_ms == config.gc_grace_period_ms:  # perhaps not written yet
             claim = claim_queue(store, config, runtime=runtime)
+        if config.gc_grace_period_ms not in (None, claim.grace_ms):
+            _warn_of_grace(queue_hint(store.url, config), config.gc_grace_period_ms, claim.grace_ms)
         if claim.watermark is None:
             return claim
         manifest = read_manifest(store, config, runtime)
@@ -318,7 +340,9 @@ def claim_queue(
     Writes when it has no owner yet; ``PrefixConflict`` when it belongs to another manifest's queue.
     """
     runtime = runtime if runtime is not None else SystemRuntime()
-    fresh = PrefixOwner(config.manifest_path, runtime.ulid())
+    own_ms = config.gc_grace_period_ms
+    grace_ms = own_ms or DEFAULT_GRACE_PERIOD_MS
+    fresh = PrefixOwner(config.manifest_path, runtime.ulid(), grace_ms=grace_ms)
 
     def claimed(before: PrefixOwner | None) -> PrefixOwner:
         # The first marker stays, with its id. So a lost answer needs no proof: whichever process
@@ -326,9 +350,31 @@ def claim_queue(
         if before is None:
             return fresh
         _check_manifest_path(before, config, store.url)
-        return before
+        return before if before.grace_ms is not None else replace(before, grace_ms=own_ms)
 
     return QueueClaim(store, config, runtime, write_owner(store, config, runtime, claimed))
+
+
+def change_grace_period(
+    store: CasStore, config: QueueConfig, runtime: Runtime, grace_ms: int
+) -> None:
+    """Give the queue another grace period, in milliseconds.
+
+    Collectors that run follow at once, everything else when it starts. So a longer one may be
+    given at any time, and a shorter one while no producer runs (failure F5).
+    """
+    claim_queue(store, config, runtime=runtime)
+    fresh = PrefixOwner(config.manifest_path, runtime.ulid())
+    write_owner(store, config, runtime, lambda before: replace(before or fresh, grace_ms=grace_ms))
+
+
+@lru_cache(maxsize=10_000)  # A process says it once of each queue, however often it opens that.
+def _warn_of_grace(queue: str, own_ms: int, grace_ms: int) -> None:
+    log.warning(
+        "the queue %s has a grace period of %d ms, and this program was given %d ms: it uses the "
+        "queue's. 'opendata-buffer gc %s --grace-period-ms %d' changes that for all programs",
+        *(queue, grace_ms, own_ms, queue, own_ms),
+    )
 
 
 def check_owner(
@@ -348,13 +394,16 @@ def _start_over(
 ) -> QueueClaim:
     """A new id, so that positions of the queue before are not taken for positions of this one."""
     watermark = None if manifest is None else Watermark.of(manifest)
-    fresh = PrefixOwner(config.manifest_path, runtime.ulid(), watermark)
+    grace_ms = config.gc_grace_period_ms or DEFAULT_GRACE_PERIOD_MS
+    fresh = PrefixOwner(config.manifest_path, runtime.ulid(), watermark, grace_ms)
 
     def renewed(before: PrefixOwner | None) -> PrefixOwner:
         if before is None:
             return fresh
         # Of two that start over at once the first one's id stays.
-        return replace(fresh, others=before.others) if before.queue_id == old_id else before
+        if before.queue_id != old_id:
+            return before
+        return replace(fresh, grace_ms=before.grace_ms or grace_ms, others=before.others)
 
     return QueueClaim(store, config, runtime, write_owner(store, config, runtime, renewed))
 
@@ -398,10 +447,11 @@ def manifest_object(
     after_conflict: Callable[[], float | None] | None = None,
 ) -> CasObject[Manifest]:
     """The manifest of a queue; see :class:`.CasObject`."""
+    place, hint = f"{config.manifest_path!r} in {store.url}", queue_hint(store.url, config)
     return CasObject(
         store,
         config.manifest_path,
-        decode=lambda data: parse_manifest(data, store.url, config),
+        decode=lambda data: parse_manifest(data, place, hint),
         encode=lambda manifest: manifest.raw,
         runtime=runtime,
         settings=config,
@@ -586,14 +636,14 @@ def topic_hint(url: str, config: QueueConfig) -> str:
     return queue_hint(url, config)
 
 
-def parse_manifest(data: bytes, url: str, config: QueueConfig) -> Manifest:
-    """A queue's manifest, whose errors about damaged entries name it and the command that helps.
+def parse_manifest(data: bytes, place: str, hint: str) -> Manifest:
+    """A queue's manifest, whose errors about damaged entries name its place, and the command that
+    helps with the queue's :func:`queue_hint`.
 
     An error from here names the command only: the caller, which has read the bytes, adds their key.
     """
-    hint = queue_hint(url, config)
     try:
-        return Manifest.parse(data).named(f"{config.manifest_path!r} in {url}", hint)
+        return Manifest.parse(data).named(place, hint)
     except CorruptManifest as error:
         raise CorruptManifest(with_queue_in_hint(str(error), hint)) from error
 

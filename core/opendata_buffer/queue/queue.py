@@ -23,6 +23,7 @@ from opendata_buffer.errors import (
     Drained,
     Fenced,
     InvalidInput,
+    OpenDataBufferError,
     QueueFull,
     TransientStorageError,
 )
@@ -34,6 +35,7 @@ from opendata_buffer.formats.manifest import (
     entry_bytes,
 )
 from opendata_buffer.queue.cas import CasStore, OutcomeUnknown
+from opendata_buffer.queue.log import Log, LogView
 from opendata_buffer.queue.ownership import (
     PARTITION_NAME,
     TOPIC_KEY,
@@ -61,6 +63,9 @@ HALF_FULL, NEARLY_FULL = 0.5, 0.8
 WARN_S = 10.0
 """Seconds between two warnings about one manifest."""
 
+NO_LOG_S = 60.0
+"""Seconds between two looks whether a queue with a long manifest has become a log."""
+
 MAX_PAUSE_S = 0.1
 """Longest wait after a lost race, where a write takes longer than the first step of the backoff."""
 
@@ -83,6 +88,8 @@ class _Append(Generic[T]):
     """Of the first entry: where it is, or where the last attempt was to put it."""
     stopped: T | None = None
     """What the guard returned in the last attempt; None to go on."""
+    moved: int = 0
+    """Entries before this sequence are in segments of the log, and leave the manifest."""
 
     def decide(self, before: Manifest) -> Manifest:
         """The manifest with the group behind its entries; the same one where the guard stops."""
@@ -90,9 +97,10 @@ class _Append(Generic[T]):
         if self.stopped is not None:
             return before
         # First: a producer that waits at a full manifest would copy it in each attempt.
-        self.check(before, self.entries)
+        shorter = left_to_log(before, self.moved)
+        self.check(shorter, self.entries)
         self.sequence = before.next_sequence
-        return before.append(self.entries)
+        return shorter.append(self.entries)
 
     def mark(self) -> int:
         """The first sequence of the attempt."""
@@ -117,6 +125,13 @@ class _Append(Generic[T]):
         if any(mark < now.first_sequence for mark in marks):
             raise OutcomeUnknown("those sequences were dequeued since")
         return False
+
+
+def left_to_log(manifest: Manifest, moved: int) -> Manifest:
+    """The manifest without the entries before a sequence, which the index of the log has."""
+    if not manifest.first_sequence < moved <= manifest.next_sequence:
+        return manifest
+    return manifest.drop_through(moved - 1)
 
 
 class WritePause(Protocol):
@@ -211,11 +226,21 @@ class Queue:
         )
         self._decided_at = runtime.monotonic()
         self._warnings = Interval(runtime, WARN_S)
+        self._log: Log | None = None
+        self._log_searches = Interval(runtime, NO_LOG_S)
+        self._moved = 0
+        self._move_at = Log.most_entries
+        self._long = 0
 
     @property
     def queue_id(self) -> str:
         """The queue's id; empty without a claim."""
         return "" if self._claim is None else self._claim.queue_id
+
+    @property
+    def is_log(self) -> bool:
+        """Whether the queue was a log when it was claimed."""
+        return self._claim is not None and self._claim.is_log
 
     @property
     def attempts(self) -> int:
@@ -292,8 +317,17 @@ class Queue:
             raise InvalidInput("append of no entries: give at least one")
         check = self._check_append if not makes_room else lambda before, _: self._check_open(before)
         append = _Append(entries, check, guard, self._joins_others)
-        outcome = self._update(append.decide, append, from_memory=not read_first)
-        if isinstance(outcome, outcomes.Unknown):
+        while True:
+            append.moved = self._moved
+            outcome = self._update(append.decide, append, from_memory=not read_first)
+            if not isinstance(outcome, outcomes.Unknown):
+                break
+            if isinstance(outcome.cause, OutcomeUnknown):
+                complete, first = self.find_moved(entries, outcome.first_mark)
+                if first is not None:
+                    return first
+                if complete:
+                    continue  # in neither: the attempt was bound to a version that is gone
             seen = self._object.last_seen
             raise CommitStateUnknown(
                 self.key,
@@ -302,8 +336,72 @@ class Queue:
                 None if seen is None else seen.next_sequence,
                 outcome.reason.rstrip("."),
             ) from outcome.cause
-        self._note_share(self._manifest_of(outcome))
-        return append.sequence if append.stopped is None else append.stopped
+        manifest = self._manifest_of(outcome)
+        self._note_share(manifest)
+        if append.stopped is not None:
+            return append.stopped
+        self._move(manifest)
+        return append.sequence
+
+    def find_moved(self, entries: Sequence[NewEntry], since: int) -> tuple[bool, int | None]:
+        """Look for a group that was appended at ``since`` or later in the segments of a log.
+
+        Whether that answers it, and the first sequence of the group, None where it is in none. No
+        answer: the queue is no log, entries were taken away, or only a part of the group is there.
+        """
+        manifest = self._object.last_seen
+        wanted = [each.location for each in entries]
+        try:
+            moved = Log(self._store, self._config, self._runtime, self.queue_id)
+            index = moved.read()
+            if index is None or manifest is None:
+                return False, None
+            last = moved.find(index, wanted[-1], since)
+            if last is not None:
+                first = last - len(wanted) + 1
+                found = [each.location for each in moved.entries(index, first, len(wanted))]
+                return found == wanted, first if found == wanted else None
+            gap = any(end > since for _, end in index.lost) or manifest.first_sequence > index.end
+            return not gap, None
+        except OpenDataBufferError as error:
+            log.warning("%s was not looked for in the log: %s", wanted[-1], error)
+            return False, None
+
+    def _found_log(self) -> Log | None:
+        """The log, if the queue is one; asked once in a while until it is."""
+        known = self._claim is not None and self._claim.is_log
+        if self._log is None and (known or self._log_searches.is_due()):
+            found = Log(self._store, self._config, self._runtime, self.queue_id)
+            self._log = found if found.read() is not None else None
+        return self._log
+
+    def _move(self, manifest: Manifest) -> None:
+        """Move the oldest entries of a log into a segment; the next append leaves them out."""
+        unmoved = manifest.next_sequence - max(manifest.first_sequence, self._moved)
+        if not self._long and unmoved >= self._move_at:
+            # Each process a little later than the others, so that one of them moves.
+            self._long = self._move_at = int(Log.most_entries * (1 + self._runtime.random() / 2))
+        if unmoved < self._move_at:
+            return
+        try:
+            found = self._found_log()
+            index = None if found is None else found.move(manifest)
+            if index is not None and manifest.entry_count >= 2 * self._long:
+                # Writers that end before their next append leave nothing out.
+                self.leave_to_log(index.end)
+        except OpenDataBufferError as error:
+            log.warning("the oldest entries of %s were not moved: %s", self.key, error)
+            return
+        if index is not None:
+            self._moved = index.end
+            left = manifest.next_sequence - max(manifest.first_sequence, index.end)
+            # What an open transaction keeps here is not looked at with each append.
+            long = left > Log.most_entries
+            self._move_at = left + Log.left_entries if long else self._long
+
+    def leave_to_log(self, end: int) -> Manifest:
+        """Take the entries before ``end`` out of the manifest: the index of the log has them."""
+        return self._change(lambda before: left_to_log(before, end))
 
     def claim_epoch(
         self, last_acked_sequence: int | None, *, allow_data_loss: bool = False
@@ -333,7 +431,8 @@ class Queue:
         """Drop all entries up to and including ``through_sequence``; repeatable.
 
         Writes nothing when they are gone already. Raises ``Fenced`` where the manifest has another
-        epoch, ``InvalidInput`` where the queue ends before (failure F27).
+        epoch (an attempt whose answer was lost before may be applied), ``InvalidInput`` where the
+        queue ends before (failure F27).
         """
 
         def drop(before: Manifest) -> Manifest:
@@ -369,17 +468,23 @@ class Queue:
 
         return self._change(swap)
 
-    def seal(self) -> bool:
+    def seal(self, read_to: int | None = None) -> bool:
         """Close an empty queue for good; repeatable. While it has entries: False, no write.
+
+        ``read_to`` is, of a log, up to where all its readers have acknowledged.
 
         An append that races with the seal is either applied first, and then the queue is not
         empty, or refused (``Drained``): no batch is queued that no consumer would read.
         """
-        return self._change(
-            lambda before: before if before.entry_count else before.with_epoch(SEALED_EPOCH)
-        ).sealed
 
-    def check_epoch(self, manifest: Manifest, epoch: int) -> None:
+        def close(before: Manifest) -> Manifest:
+            if before.next_sequence == read_to and before.entry_count:
+                before = before.drop_through(read_to - 1)
+            return before if before.entry_count else before.with_epoch(SEALED_EPOCH)
+
+        return self._change(close).sealed
+
+    def check_epoch(self, manifest: Manifest | LogView, epoch: int) -> None:
         """Raise :class:`Fenced` unless ``epoch`` is the manifest's, ``Drained`` if that is sealed.
 
         A consumer that was fenced learns it here, and changes nothing (failure F8).
@@ -388,7 +493,7 @@ class Queue:
         if manifest.epoch != epoch:
             raise Fenced(self.key, epoch, manifest.epoch)
 
-    def _check_open(self, manifest: Manifest) -> None:
+    def _check_open(self, manifest: Manifest | LogView) -> None:
         if manifest.sealed:
             raise Drained(self.key)
 

@@ -21,7 +21,7 @@ from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Iterable
 from hashlib import blake2b
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
@@ -154,7 +154,12 @@ class Repeats:
                 f"{self._object.key!r} could not be written, and nothing was acknowledged: "
                 f"{outcome}. Try again."
             )
-        for _ in due:
+        self.forget_before(before)
+
+    def forget_before(self, sequence: int) -> None:
+        """Remember only the last :data:`MOST` of the described entries before a sequence."""
+        while self._unnoted and self._first.get(self._unnoted[0], 0) < sequence:
             self._unnoted.popleft()
-        while len(self._first) > MOST + len(self._unnoted):
-            del self._first[next(iter(self._first))]
+        known = len(self._first) - MOST - len(self._unnoted)
+        for name in [*islice(self._first, max(0, known))]:
+            del self._first[name]

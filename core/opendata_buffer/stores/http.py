@@ -21,7 +21,6 @@ from typing import ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 from opendata_buffer import outcomes
-from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import (
     CorruptData,
@@ -35,8 +34,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import MAX_KEY_BYTES, check_key
 from opendata_buffer.redaction import check_no_secrets, redacted
-from opendata_buffer.retry import Retries
-from opendata_buffer.runtime import Runtime, SystemRuntime, remaining
+from opendata_buffer.runtime import Retries, Runtime, SystemRuntime, in_parallel, remaining
 from opendata_buffer.stores.base import (
     Blob,
     Condition,

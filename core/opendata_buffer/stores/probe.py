@@ -12,11 +12,9 @@ from functools import partial
 from typing import Protocol
 
 from opendata_buffer import outcomes
-from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.errors import ObjectNotFound, TransientStorageError, UnsafeStore
 from opendata_buffer.formats.keys import MAX_KEY_BYTES
-from opendata_buffer.retry import Retries
-from opendata_buffer.runtime import Runtime, deadline
+from opendata_buffer.runtime import Retries, Runtime, deadline, in_parallel
 from opendata_buffer.stores.base import (
     ABSENT,
     Blob,

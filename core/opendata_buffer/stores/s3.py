@@ -42,7 +42,7 @@ from opendata_buffer.errors import (
     UnsafeStore,
 )
 from opendata_buffer.redaction import redacted
-from opendata_buffer.retry import Retries
+from opendata_buffer.runtime import Retries
 from opendata_buffer.stores.base import (
     Blob,
     Condition,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from opendata_buffer import outcomes
@@ -39,25 +39,10 @@ class FaultPlan:
         cas_lost_after: Share of conditional puts that are carried out, whatever that means for
             their condition, and answered with ``Unknown`` (failure F2).
         cas_lost_before: Share that never arrive, answered with ``Unknown``.
-        cas_late: Share answered with ``Unknown`` and carried out later: after up to
-            ``late_operations`` more operations on this store, or by
-            :meth:`FaultyStore.land_late_puts`.
-        late_operations: See ``cas_late``. Default 4.
         get_errors: Share of reads that raise ``TransientStorageError``.
         put_errors: Share of unconditional puts that raise it; half of them are carried out.
         list_errors: Share of listings that raise it.
-        partial_lists: Share of listings that lack some of the newest objects, as on a store
-            whose listings lag.
         delete_errors: Share of keys reported as not deleted; half of them are deleted.
-        stalls: Share of operations that take ``stall_ms`` longer, before or after the effect.
-        stall_ms: Default 60,000.
-        hangs: Share of operations that are never answered. The caller gives up after
-            ``hang_ms``, as on a request's timeout: reads, listings, deletes and puts raise
-            ``TransientStorageError``, conditional puts are ``Unknown``. Half of the writes and
-            deletes are carried out.
-        hang_ms: Default 3,600,000: longer than any deadline of the library.
-        wrong_dates: Share of listings with a wrong time for the store's.
-        date_error_ms: How far that time is ahead of the right one; negative: behind.
         get_ms: What a read takes, milliseconds.
         put_ms: What an unconditional put takes; half of it before the effect, half after.
         cas_ms: What a conditional put takes; half before, half after.
@@ -68,19 +53,10 @@ class FaultPlan:
 
     cas_lost_after: float = 0.0
     cas_lost_before: float = 0.0
-    cas_late: float = 0.0
-    late_operations: int = 4
     get_errors: float = 0.0
     put_errors: float = 0.0
     list_errors: float = 0.0
-    partial_lists: float = 0.0
     delete_errors: float = 0.0
-    stalls: float = 0.0
-    stall_ms: float = 60_000.0
-    hangs: float = 0.0
-    hang_ms: float = 3_600_000.0
-    wrong_dates: float = 0.0
-    date_error_ms: int = 0
     get_ms: float = 0.0
     put_ms: float = 0.0
     cas_ms: float = 0.0
@@ -89,22 +65,11 @@ class FaultPlan:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        shares = {f.name for f in fields(self)} - {"late_operations", "date_error_ms"}
-        for name in sorted(shares):
-            value = getattr(self, name)
-            most = float("inf") if name.endswith("_ms") else 1.0
+        for each in fields(FaultPlan):
+            value = getattr(self, each.name)
+            most = float("inf") if each.name.endswith("_ms") else 1.0
             if not 0 <= value <= most:
-                raise InvalidInput(f"{name} is {value!r}: use 0 to {most:g}")
-        if self.late_operations < 0:
-            raise InvalidInput(f"late_operations is {self.late_operations!r}: use 0 or more")
-
-
-@dataclass(slots=True, eq=False)
-class _LatePut:
-    key: str
-    data: bytes
-    condition: Absent | IfVersion
-    operations_left: int
+                raise InvalidInput(f"{each.name} is {value!r}: use 0 to {most:g}")
 
 
 class FaultyStore:
@@ -132,7 +97,6 @@ class FaultyStore:
         self._runtime = runtime
         self._dice = random.Random(seed)
         self._lock = threading.Lock()
-        self._late: list[_LatePut] = []
 
     @property
     def url(self) -> str:
@@ -149,8 +113,6 @@ class FaultyStore:
     ) -> Blob | NotModified:
         """See :meth:`opendata_buffer.stores.Get.get`."""
         self._begin("get", self.plan.get_ms)
-        if self._hangs():
-            raise TransientStorageError(f"cannot read {key!r}: injected, no answer")
         if self._rolls("get_errors"):
             raise TransientStorageError(f"cannot read {key!r}: injected 503 SlowDown")
         found = self.inner.get(
@@ -162,8 +124,6 @@ class FaultyStore:
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""
         self._begin("put", self.plan.put_ms)
-        if self._hangs(lambda: self.inner.put(key, data)):
-            raise TransientStorageError(f"cannot write {key!r}: injected, no answer")
         fails = self._rolls("put_errors")
         if not fails or self._coin():
             self.inner.put(key, data)
@@ -174,17 +134,9 @@ class FaultyStore:
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
         self._begin("put_if", self.plan.cas_ms)
-        if self._hangs(lambda: self.inner.put_if(key, data, condition)):
-            return outcomes.Unknown("injected: no answer")
         if self._rolls("cas_lost_before"):
             self._end(self.plan.cas_ms)
             return outcomes.Unknown("injected: the request was lost")
-        if self._rolls("cas_late"):
-            with self._lock:
-                left = self._dice.randint(0, self.plan.late_operations)
-                self._late.append(_LatePut(key, data, condition, left))
-            self._end(self.plan.cas_ms)
-            return outcomes.Unknown("injected: the request is still under way")
         lost = self._rolls("cas_lost_after")
         outcome = self.inner.put_if(key, data, condition)
         self._end(self.plan.cas_ms)
@@ -197,21 +149,9 @@ class FaultyStore:
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :meth:`opendata_buffer.stores.List.list`."""
         self._begin("list", self.plan.list_ms)
-        if self._hangs():
-            raise TransientStorageError(f"cannot list {prefix!r}: injected, no answer")
         if self._rolls("list_errors"):
             raise TransientStorageError(f"cannot list {prefix!r}: injected 503 SlowDown")
         listing = self.inner.list(prefix, start_after=start_after, limit=limit)
-        if listing.objects and self._rolls("partial_lists"):
-            by_age = sorted(listing.objects, key=lambda info: (info.last_modified_ms, info.key))
-            with self._lock:
-                lacking = self._dice.randint(1, max(1, len(by_age) // 4))
-            hidden = {info.key for info in by_age[-lacking:]}
-            kept = tuple(info for info in listing.objects if info.key not in hidden)
-            listing = Listing(kept, listing.now_ms)  # as if it ended there
-        if self._rolls("wrong_dates"):
-            now_ms = listing.now_ms + self.plan.date_error_ms
-            listing = Listing(listing.objects, now_ms, listing.truncated)
         self._end(self.plan.list_ms)
         return listing
 
@@ -219,8 +159,6 @@ class FaultyStore:
         """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
         self._begin("delete_many", self.plan.delete_ms)
         keys = tuple(keys)
-        if self._hangs(lambda: self.inner.delete_many(keys)):
-            raise TransientStorageError("cannot delete: injected, no answer")
         failed: list[DeleteFailure] = []
         sent: list[str] = []
         for key in keys:
@@ -236,57 +174,23 @@ class FaultyStore:
         self._end(self.plan.delete_ms)
         return tuple(failed)
 
-    @property
-    def late_puts(self) -> int:
-        """Conditional puts still under way."""
-        return len(self._late)
-
-    def land_late_puts(self) -> None:
-        """Carry out every conditional put that is still under way."""
-        self._land(everything=True)
-
     # ---- random faults and time
 
     def _begin(self, operation: str, takes_ms: float) -> None:
         with self._lock:
             self.operations[operation] += 1
         self._take(takes_ms / 2)
-        # Before the effect: an operation may well find that an earlier put has landed at last.
-        self._land()
 
     def _end(self, takes_ms: float) -> None:
         self._take(takes_ms / 2)
 
-    def _hangs(self, effect: Callable[[], object] = lambda: None) -> bool:
-        """Roll for an operation without an answer; its effect comes at once or never."""
-        if not self._rolls("hangs"):
-            return False
-        if self._coin():
-            effect()
-        self._runtime.sleep(self.plan.hang_ms / 1000)
-        return True
-
     def _take(self, milliseconds: float) -> None:
-        # Asked for before and after the effect, so half of the share each time.
-        if self.plan.stalls and self._rolls("stalls", self.plan.stalls / 2):
-            milliseconds += self.plan.stall_ms
         if self.plan.jitter:
             with self._lock:
                 part = self._dice.uniform(-self.plan.jitter, self.plan.jitter)
             milliseconds *= 1 + part
         if milliseconds > 0:
             self._runtime.sleep(milliseconds / 1000)
-
-    def _land(self, *, everything: bool = False) -> None:
-        if not self._late:
-            return
-        with self._lock:
-            due = [put for put in self._late if everything or put.operations_left <= 0]
-            self._late = [put for put in self._late if put not in due]
-            for put in self._late:
-                put.operations_left -= 1
-        for put in due:
-            self.inner.put_if(put.key, put.data, put.condition)
 
     def _rolls(self, fault: str, share: float | None = None) -> bool:
         share = getattr(self.plan, fault) if share is None else share

@@ -11,7 +11,6 @@ from functools import partial
 from itertools import islice, repeat, zip_longest
 from typing import Any, Protocol, TypeVar
 
-from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.consumer.consumer import Consumer
@@ -30,7 +29,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.queue.queue import OpenPause, broker_pause
-from opendata_buffer.runtime import Runtime, SystemRuntime
+from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
@@ -116,7 +115,8 @@ class TopicConsumer(BatchLoop):
 
     Batches of a partition are delivered in order, and partitions round robin. Transactions are
     delivered when they are committed, each batch once. Without ``partitions`` it reads all,
-    follows added partitions, and removes drained ones from the topic. Not thread-safe.
+    follows added partitions, and removes drained ones from the topic. With ``config.reader`` it is
+    that reader of each partition, which is a log. Not thread-safe.
 
     ``store``, ``runtime`` and ``open_pause`` are for tests, and for programs that are parts of
     this one.
@@ -179,6 +179,7 @@ class TopicConsumer(BatchLoop):
         self._topic = Topic.open(config, store=topic.store, runtime=self._runtime)
         """Removes drained partitions; the cached one is used by another thread."""
         self._readers: dict[str, PartitionReader] = {}
+        self._drain_at = 0.0
         self._sealed: set[str] = set()
         """Sealed partitions that are not removed from the topic yet."""
         self._pace = AdaptiveConcurrency.of(topic.store)
@@ -400,9 +401,13 @@ class TopicConsumer(BatchLoop):
         done = [reader for reader in readers if reader.finished]
         for reader in done:
             reader.flush_all()
+        if self._runtime.monotonic() < self._drain_at:
+            return
         if done or not self._sealed.isdisjoint(due):
-            for name in self._topic.remove_drained():
+            for name in (left := self._topic.remove_drained()):
                 self._close_drained(name)
+            if not left:  # Other readers of a log may take long.
+                self._drain_at = self._runtime.monotonic() + REFRESH_S
 
     def _close_drained(self, name: str) -> None:
         reader = self._readers.pop(name, None)

@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from opendata_buffer.concurrency import Closeable, in_parallel
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBufferError
 from opendata_buffer.producer.batching import ProduceRequest
 from opendata_buffer.producer.group_commit import OpenCommitter, open_committer
 from opendata_buffer.producer.handles import TopicHandle, WriteHandle
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.runtime import Runtime, SystemRuntime, locked
+from opendata_buffer.runtime import Closeable, Runtime, SystemRuntime, in_parallel, locked
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.description import TopicDescription

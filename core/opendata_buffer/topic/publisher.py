@@ -25,8 +25,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from opendata_buffer.concurrency import Closeable
-from opendata_buffer.config import ProducerConfig
+from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ProducerConfig
 from opendata_buffer.consumer.batches import DeliveredBatch
 from opendata_buffer.errors import (
     Closed,
@@ -51,7 +50,7 @@ from opendata_buffer.producer.handles import TopicHandle, WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import claim_for_writing, queue_hint
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, locked
+from opendata_buffer.runtime import Closeable, Runtime, SystemRuntime, deadline, locked
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.partitioner import Entries, Keys, Partitioner
@@ -322,7 +321,7 @@ class Publisher(Closeable):
             self._config,
             self._queue_of,
             self._runtime,
-            ahead_ms=self._config.gc_grace_period_ms,
+            ahead_ms=self._config.gc_grace_period_ms or DEFAULT_GRACE_PERIOD_MS,
             folder=opened.records,
         )
         self._markers = self._coordinator.markers

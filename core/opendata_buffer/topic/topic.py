@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -17,14 +18,17 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.queue.cas import CasObject
+from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.ownership import (
     LISTED_BELOW,
     OWNER_NAME,
     TOPIC_KEY,
     check_owner,
+    claim_for_writing,
     queue_hint,
 )
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.readers import enable_readers, read_positions
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline, locked
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
@@ -205,7 +209,27 @@ class Topic:
             InvalidInput: Fewer than there are, or more than a topic can have.
             QueueReset, CorruptData, StorageError: As :meth:`read`; nothing was changed.
         """
+        self._make_logs(partitions)
         return self._change(lambda before: before.expanded(partitions))
+
+    def _make_logs(self, partitions: int) -> None:
+        """Where the partitions are logs, make logs of those that are to be added, before a producer
+        writes them: their readers read all of them."""
+        before, new = self.read(), set[str]()
+        with suppress(InvalidInput):  # raised again by the change
+            new = {*before.expanded(partitions).names}.difference(before.names)
+        like = self.config_of(before.active[0], self._settings)
+        if not new or (index := Log(self.store, like, self._runtime).read()) is None:
+            return
+        for config in (self.config_of(name, self._settings) for name in sorted(new)):
+            enable_readers(
+                self.store,
+                config,
+                claim_for_writing(self.store, config, runtime=self._runtime),
+                self._runtime,
+                retention_ms=index.retention_ms,
+                reader_expiry_ms=index.reader_expiry_ms,
+            )
 
     def drain(self, partition: str) -> TopicDescription:
         """End the writing of a partition, by its name or its number: ``"3"``. May be repeated.
@@ -243,7 +267,8 @@ class Topic:
         return self._change(lambda before: before.collected(partitions))
 
     def seal(self, partition: str) -> bool:
-        """Close a partition if it is empty. False while it has entries.
+        """Close a partition if it is empty. False while it has entries; of a log, while it has a
+        reader that has not acknowledged all, or none that says so.
 
         Raises:
             QueueReset: Its manifest was lost or restored from an old copy.
@@ -257,8 +282,18 @@ class Topic:
             # A lost manifest would be created again, empty and closed, and the collector would
             # delete the partition's batches (failure F4).
             claim.check(manifest)
+        read_to = None
+        if claim is not None and claim.is_log:
+            index = Log(self.store, config, self._runtime).need()
+            positions = read_positions(self.store, config, index, self._runtime)
+            read_to = min((each.next for each in positions.values()), default=None)
+            behind = [name for name, each in positions.items() if each.next == read_to]
+            if manifest is not None and (read_to or 0) < manifest.next_sequence:
+                why = f"its reader {behind[0]!r} is at {read_to}" if behind else "it has no reader"
+                log.info("partition %s is not closed yet: %s", partition, why)
+                return False
         try:
-            return queue.seal()
+            return queue.seal(read_to)
         except Drained:
             return True
 

@@ -23,12 +23,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from opendata_buffer import outcomes
-from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, Superseded, TransientStorageError
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import Store
 from opendata_buffer.transactions.commit_record import (
     TOPIC_FOLDER,

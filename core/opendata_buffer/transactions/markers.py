@@ -13,15 +13,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.messages import ACK_TXN, FINAL, Undecided, build_uuid, undecided
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.retry import queue_retry
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Runtime, in_parallel, queue_retry
 from opendata_buffer.stores.base import Put
 
 ROLL_BACK = 1

@@ -92,6 +92,9 @@ func queueStep(state, input, _ any) (bool, any) {
 	q, c := state.(queue), input.(call)
 	owns := q.epoch == c.Epoch
 	switch {
+	case c.F == "ack" && c.Fenced > 0 && owns: // applied, its answer lost, and then taken over
+		q.high = max(q.high, c.Through+1)
+		return c.Through < q.cursor, q
 	case c.Fenced > 0: // somebody took the queue over, perhaps without an answer
 		q.epoch = max(q.epoch, c.Fenced)
 		return c.Fenced != c.Epoch, q

@@ -115,6 +115,15 @@ class Stream:
         with closing(sqlite3.connect(self.out)) as database:
             return database.execute("select value, sequence, idx from rows").fetchall()
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """No driver is within a transaction of the database meanwhile: one that is frozen there
+        would keep its lock, and its successor out."""
+        with closing(sqlite3.connect(self.out, timeout=120, isolation_level=None)) as database:
+            database.execute("begin immediate")
+            yield
+            database.execute("rollback")
+
 
 def _last(directory: Path) -> int:
     try:

@@ -8,7 +8,8 @@ from uuid import UUID
 import pytest
 
 from opendata_buffer.admin.fsck import check_queue
-from opendata_buffer.admin.rebuild import GRACE_MS, RebuildPlan, plan_rebuild, rebuild
+from opendata_buffer.admin.rebuild import RebuildPlan, plan_rebuild, rebuild
+from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS as GRACE_MS
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.isolation import ReadCommitted
@@ -283,3 +284,13 @@ def test_where_nothing_is_no_queue_is_made() -> None:
     with pytest.raises(InvalidInput, match="there is no queue"):
         rebuild(store, CONFIG, RUNTIME)
     assert store.list("").objects == ()
+
+
+def test_a_longer_grace_period_lets_more_come_back() -> None:
+    """Producers append uploads of half of it, so they may be behind a younger one that was read."""
+    old, acked = location(-GRACE_MS), location(0)
+    seen = Watermark(5, 1, 4, acked)
+    found = listing(old, acked)
+    assert old not in plan_of(None, found, seen).found
+    plan = plan_rebuild(None, found, seen, config=CONFIG, grace_ms=3 * GRACE_MS)
+    assert old in plan.found

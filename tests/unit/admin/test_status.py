@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,10 +23,11 @@ from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
+from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.runtime import SystemRuntime
-from opendata_buffer.stores.base import Listing, ObjectInfo
+from opendata_buffer.stores.base import Blob, Listing, NotModified, ObjectInfo
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
@@ -136,3 +139,90 @@ def test_another_process_on_the_port_is_not_the_broker() -> None:
     with serving(secret=b"t" * 32) as (_, broker_record, _):
         found = ask_broker(replace(broker_record, secret=b"s" * 32), connect)
     assert found.alive is False
+
+
+# ---- how many records wait
+
+
+class CountedReads(MemoryStore):
+    """Which bytes of batches were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranges: list[tuple[int, int] | None] = []
+
+    def get(self, key: str, **options: Any) -> Blob | NotModified:
+        if key.endswith(".batch"):
+            self.ranges.append(options.get("byte_range"))
+        return super().get(key, **options)
+
+
+def waiting_batches(counts: Sequence[int], store: MemoryStore, prefix: str = "ingest") -> list[str]:
+    """A queue of batches with so many records each; where they are."""
+    found = [batch_key(prefix, RUNTIME.ulid()) for _ in counts]
+    for each, count in zip(found, counts, strict=True):
+        store.put(each, encode_batch([b"x"] * count))
+    manifest = Manifest.empty().append([NewEntry(each) for each in found])
+    store.put(f"{prefix}/manifest", manifest.raw)
+    return found
+
+
+def read(store: MemoryStore) -> Status:
+    return read_status(ReadOnlyReader(CONFIG, store=store, runtime=SystemRuntime()))
+
+
+@pytest.mark.parametrize(
+    ("counts", "records", "exact"),
+    [
+        ([], 0, True),
+        ([3, 0, 5], 8, True),
+        ([7] * 20, 140, True),
+        ([7] * 2_000, 14_000, False),
+        ([2] * 1_000 + [4] * 1_000, 6_000, False),  # spread over all of them
+    ],
+)
+def test_records_that_wait_are_counted_or_estimated_with_few_small_requests(
+    counts: list[int], records: int, exact: bool
+) -> None:
+    store = CountedReads()
+    waiting_batches(counts, store)
+    found = read(store)
+    assert (found.records, found.records_exact) == (records, exact)
+    assert len(store.ranges) == min(len(counts), 20)
+    assert all(each is not None and each[1] - each[0] == 7 for each in store.ranges)
+
+
+def test_batches_that_cannot_be_read_are_left_out_of_the_estimate() -> None:
+    store = MemoryStore()
+    gone, short, damaged, _ = waiting_batches([9, 9, 9, 5], store)
+    store.delete_many([gone])
+    store.put(short, b"abc")
+    store.put(damaged, b"no batch at all")
+    found = read(store)
+    assert (found.records, found.records_exact) == (20, False)
+    waiting_batches([1], store)
+    store.delete_many([each.key for each in store.list("ingest/0").objects])
+    assert read(store).records is None
+
+
+def test_f23_no_object_outside_of_the_prefix_is_read_for_its_count() -> None:
+    store = CountedReads()
+    store.put("other/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch", encode_batch([b"secret"]))
+    entry = NewEntry("other/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch")
+    store.put("ingest/manifest", Manifest.empty().append([entry]).raw)
+    assert (read(store).records, store.ranges) == (None, [])
+
+
+def test_records_of_a_topic_are_of_all_its_partitions() -> None:
+    store = CountedReads()
+    topic = Topic.create(CONFIG, 3, store=store)
+    first, second, _ = topic.description.names
+    waiting_batches([1, 2], store, first)
+    waiting_batches([4], store, second)
+    found = read_topic(topic, CONFIG, SystemRuntime())
+    assert (found.records, found.records_exact) == (7, True)
+    waiting_batches([3] * 50, store, second)
+    store.ranges.clear()
+    found = read_topic(topic, CONFIG, SystemRuntime())
+    assert found.records == pytest.approx(153, abs=8)
+    assert (found.records_exact, len(store.ranges)) == (False, 20)

@@ -308,7 +308,8 @@ def test_of_an_append_that_may_have_landed_each_client_gets_its_own_batches() ->
 
 def test_an_earlier_attempt_is_found_by_its_end_when_a_consumer_took_its_beginning() -> None:
     a, b, c = (NewEntry(f"ingest/{name}") for name in "abc")
-    guard = find_earlier_attempt("m", [b, c], since=0)
+    queue = Queue(MemoryStore(), CONFIG, runtime=ManualRuntime(), role="broker")
+    guard = find_earlier_attempt(queue, [b, c], since=0)
     assert guard(Manifest.empty().append([a, b, c]).drop_through(1)) == Landed(1)
 
 

@@ -9,11 +9,15 @@ from typing import Any, ClassVar
 import pytest
 
 from opendata_buffer import metrics
-from opendata_buffer.broker import dispatch_round
+from opendata_buffer.broker import dispatcher
 from opendata_buffer.broker import dispatcher as dispatcher_module
 from opendata_buffer.broker.claims import Claims, decode, encode
-from opendata_buffer.broker.dispatch_round import MAX_ANSWER_BYTES
-from opendata_buffer.broker.dispatcher import Dispatcher, DispatcherTerm, stored_epoch
+from opendata_buffer.broker.dispatcher import (
+    MAX_ANSWER_BYTES,
+    Dispatcher,
+    DispatcherTerm,
+    stored_epoch,
+)
 from opendata_buffer.broker.protocol import ClaimRequest, FinishRequest
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
@@ -239,7 +243,7 @@ def test_a_batch_too_large_for_the_quarantine_stays_and_holds_up_no_other(
         if entry.sequence < 2:
             raise InvalidInput("its object has more than 1 GiB")
 
-    monkeypatch.setattr(dispatch_round, "quarantine", refuse)
+    monkeypatch.setattr(dispatcher, "quarantine", refuse)
     store = filled(3)
     asking = Asking(store)
     worn, rejected = asking.claim(2)["batches"]

@@ -35,7 +35,7 @@ from opendata_buffer.broker.server import MAX_OPEN_REQUESTS, QUEUED_ANSWERS, Lis
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.producer.write_fairness import (
+from opendata_buffer.producer.group_commit import (
     CYCLES_EACH,
     FIRST_CYCLE_S,
 )

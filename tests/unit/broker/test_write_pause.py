@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker.client import ChannelClosed, Connection, Lost, Refused, Reply
+from opendata_buffer.broker.discovery import ASK_S, IDLE_SEARCH_S, SEARCH_S, BrokerPause
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.network import ListeningPort
-from opendata_buffer.broker.write_pause import ASK_S, IDLE_SEARCH_S, SEARCH_S, BrokerPause
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import Blob, NotModified

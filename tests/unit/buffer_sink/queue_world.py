@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from buffer_sink.committer import QueueCommitter
 from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
-from buffer_sink.queue_commit import QueueCommitter
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.formats.batch import decode_batch, encode_batch

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from buffer_sink.messages import Group, UploadedBatch
-from buffer_sink.options import SinkOptions
-from buffer_sink.queue_commit import (
+from buffer_sink.committer import (
     AlreadyDone,
     Decision,
     QueueCommitter,
@@ -20,9 +18,12 @@ from buffer_sink.queue_commit import (
     decide,
     is_queued,
 )
+from buffer_sink.messages import Group, UploadedBatch
+from buffer_sink.options import SinkOptions
 from opendata_buffer import outcomes
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease, discovery_record_key
 from opendata_buffer.config import ConsumerConfig, QueueConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -37,7 +38,9 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector, Queued, plan
-from opendata_buffer.queue.ownership import check_owner
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.ownership import change_grace_period, check_owner, claim_queue
+from opendata_buffer.queue.readers import enable_readers
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.base import Absent, IfVersion, Listing, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
@@ -621,6 +624,21 @@ def test_f5_a_micro_batch_of_three_grace_periods_gets_through(batch: int | None)
     assert not batches_in(world.store)
 
 
+@pytest.mark.parametrize("own_ms", [None, 60_000_000])
+def test_f5_a_write_goes_by_the_grace_period_of_its_queue(own_ms: int | None) -> None:
+    world = World()
+    change_grace_period(world.store, CONFIG, world.runtime, 100_000)
+    queue = replace(CONFIG, gc_grace_period_ms=own_ms)
+    driver = QueueCommitter(world.store, SinkOptions(queue=queue), world.runtime)
+    assert driver.append(world.group(0, b"young"))
+    old = world.group(1, b"old")
+    world.runtime.advance(51)
+    with pytest.raises(TransientStorageError, match="Nothing was appended"):
+        driver.append(old)
+    # An append that races for longer would land behind the grace period.
+    assert driver._queues[CONFIG.manifest_path]._config.cas_deadline_ms == 50_000
+
+
 # How long uploads are safe, as the collector judges them.
 
 
@@ -660,7 +678,7 @@ def test_the_oldest_upload_counts_and_a_missing_one_is_noticed() -> None:
 def test_uploads_are_found_page_by_page_and_nothing_behind_them_is_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("buffer_sink.queue_commit._PAGE", 2)
+    monkeypatch.setattr("buffer_sink.committer._PAGE", 2)
     world = World()
     keys = sorted(world.group(1, *[b"a"] * 7).locations)
     asked: list[str] = []
@@ -675,3 +693,40 @@ def test_uploads_are_found_page_by_page_and_nothing_behind_them_is_listed(
     assert asked == [f"{PREFIX}/app=q/batch=1/"] * 2
     world.store.delete_many([keys[2]])
     assert ages(world).oldest_ms(keys[1:4]) is None
+
+
+def test_a_batch_that_was_moved_into_a_segment_and_is_repeated_is_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Log, "most_entries", 16)
+    monkeypatch.setattr(Log, "left_entries", 4)
+    world = World()
+    claim = claim_queue(world.store, CONFIG)
+    enable_readers(
+        world.store,
+        CONFIG,
+        claim,
+        world.runtime,
+        retention_ms=None,
+        reader_expiry_ms=86_400_000,
+    )
+    world.driver().append(world.group(1, b"a", b"b"))
+    world.forget_record(None)  # it died before it wrote it
+    other = world.driver()
+    for number in range(60):
+        other.append(world.group(None, b"%d" % number))
+    assert world.manifest.first_sequence > 1, "the batch is in a segment"
+    world.driver().append(world.group(1, b"a", b"b"))
+    for number in range(60, 120):
+        other.append(world.group(None, b"%d" % number))
+    with Consumer(
+        ConsumerConfig(store="memory://x", data_path_prefix=PREFIX, reader="billing"),
+        store=world.store,
+        runtime=world.runtime,
+        isolation="read_committed",
+    ) as consumer:
+        found = []
+        while (batch := consumer.next_batch()) is not None:
+            found += batch.entries
+            batch.ack()
+    assert found == [b"a", b"b", *(b"%d" % number for number in range(120))]

@@ -18,7 +18,7 @@ from buffer_sink.messages import (
 )
 from buffer_sink.options import SinkOptions
 from buffer_sink.rows import Columns
-from buffer_sink.task_writer import OPEN_BLOCKS, BatchUploads, TaskWriter, join_blocks, store_small
+from buffer_sink.writer import OPEN_BLOCKS, BatchUploads, TaskWriter, join_blocks, store_small
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.arrow import encode_arrow_block

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from buffer_sink.committer import TopicCommitter
 from buffer_sink.messages import Group, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
-from buffer_sink.topic_commit import TopicCommitter
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import ReadCommitted

@@ -17,7 +17,9 @@ from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.repeats import Repeats
 from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
@@ -36,7 +38,9 @@ def manifest(runtime: ManualRuntime) -> Manifest:
 
 
 def sequences(manifest: Manifest, **given: str) -> list[int]:
-    return [entry.sequence for entry in select(manifest, options(**given))]
+    wanted = options(**given)
+    repeats = Repeats(MemoryStore(), wanted.queue, ManualRuntime(), "")
+    return [entry.sequence for entry in select(manifest, wanted, repeats)]
 
 
 def test_records_are_read_into_columns_by_a_reader_that_went_into_a_task(tmp_path: Path) -> None:

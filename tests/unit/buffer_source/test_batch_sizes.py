@@ -8,7 +8,7 @@ from buffer_source.options import SourceOptions
 from buffer_source.planner import LIST_INTERVAL_S, PAGE, UNKNOWN_SIZE, WORTH_LISTING, BatchSizes
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import BatchDescriptor
-from opendata_buffer.retry import queue_retry
+from opendata_buffer.runtime import queue_retry
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.world import WatchedStore

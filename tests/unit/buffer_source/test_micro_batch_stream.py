@@ -18,14 +18,12 @@ from opendata_buffer.consumer.isolation import HORIZON_DAYS
 from opendata_buffer.errors import (
     DataLoss,
     InvalidInput,
-    PermanentStorageError,
     QueueReset,
     UnsafeStore,
 )
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.quarantine import quarantine
 from opendata_buffer.stores.base import NotModified
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.world import World, batches_of, committed_before, report_of
@@ -576,7 +574,6 @@ def test_progress_shows_backlog_and_lag(world: World) -> None:
         "bytes": None,
         "droppedRepeats": 0,
         "missing": 0,
-        "quarantined": 0,
         "retries": 0,
     }
     end, _ = batch(driver, end)
@@ -601,35 +598,6 @@ def test_dropped_repeats_are_a_warning_with_a_count_and_a_metric(
     (warning,) = [each for each in caplog.records if "repeated" in each.message]
     assert warning.levelname == "WARNING"
     assert "left out 2 of 5 batches, sequences 3 to 4" in warning.message
-
-
-def test_progress_counts_the_quarantine_once_after_each_micro_batch(world: World) -> None:
-    driver = world.run(corruptBatches="quarantine", minPartitions="1")
-    position: SourceOffset | None = None
-    for _ in range(2):
-        world.produce(1)
-        position, _ = batch(driver, position)
-    (entry,) = world.manifest().entries(limit=1)
-    quarantine(world.store, "ingest", entry, "does not decode", runtime=world.runtime)
-    for _ in range(3):
-        position = driver.latest_offset(position)
-    assert report_of(driver)["quarantined"] == 1
-    assert world.store.lists.count("ingest/_quarantine/") == 3
-
-
-def test_a_quarantine_that_may_not_be_listed_is_not_counted_and_the_query_goes_on(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    error = PermanentStorageError("403: no right to list")
-    world.store.fail("list", 100, error, "ingest/_quarantine/")
-    driver = world.run(corruptBatches="quarantine", minPartitions="1")
-    position: SourceOffset | None = None
-    for number in range(3):
-        world.produce(1)
-        position, read = batch(driver, position)
-        assert read == [number]
-    (warning,) = [each for each in caplog.records if "quarantine" in each.message]
-    assert "the quarantine was not counted: 403: no right to list" in warning.message
 
 
 # A store that does not answer

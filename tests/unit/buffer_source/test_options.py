@@ -29,9 +29,9 @@ def test_keys_arrive_lower_cased_from_spark() -> None:
         minpartitions="3",
         failondataloss="False",
         gcenabled="false",
-        gcgraceperiodms="0",
+        gcgraceperiodms="1",
     )
-    queue = replace(parse().queue, data_path_prefix="a/b", manifest_path="")
+    queue = replace(parse().queue, data_path_prefix="a/b", manifest_path="", gc_grace_period_ms=1)
     store = StoreOptions(endpoint_url="http://127.0.0.1:5000", region="eu-west-1")
     assert options == SourceOptions(
         queue=replace(queue, store_options=store),
@@ -41,7 +41,7 @@ def test_keys_arrive_lower_cased_from_spark() -> None:
         max_records=50,
         min_partitions=3,
         fail_on_data_loss=False,
-        gc=GarbageCollectorConfig(enabled=False, interval_ms=50, grace_period_ms=0),
+        gc=GarbageCollectorConfig(enabled=False),
     )
     consumer = options.consumer
     assert (consumer.manifest_path, consumer.gc) == ("a/b/manifest", options.gc)
@@ -180,11 +180,10 @@ def test_without_a_value_format_records_stay_bytes() -> None:
 def test_options_have_sparks_names_and_any_case() -> None:
     found = read(
         VALUEFORMAT="csv", mode="failfast", sep="\t", quote="",
-        header="true", nullValue="-",
+        nullValue="-",
     )  # fmt: skip
     assert found == ValueOptions(
-        format="csv", mode="FAILFAST", sep="\t", quote="", header=True,
-        null_value="-",
+        format="csv", mode="FAILFAST", sep="\t", quote="", null_value="-",
     )  # fmt: skip
     assert read(valueFormat="json") == ValueOptions()
     assert read(valueFormat="csv") == ValueOptions(format="csv")

@@ -11,7 +11,7 @@ from buffer_source.options import SourceOptions
 from buffer_source.partition_stream import stable_end_of
 from buffer_source.queue_cursor import EVERYTHING, QueueCursor, first_since, oldest_ms
 from opendata_buffer import outcomes
-from opendata_buffer.broker.write_pause import BrokerPause
+from opendata_buffer.broker.discovery import BrokerPause
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata

@@ -157,13 +157,18 @@ def noted(url: str, store: MemoryStore, **fields: Any) -> None:
     with Consumer(ConsumerConfig(store=url)):
         pass
     note = json.loads(bytes_of(store, "ingest/_consumer.json"))
-    store.put("ingest/_consumer.json", json.dumps({**note, **fields}).encode())
+    store.put("ingest/_consumer.json", json.dumps({**note, "ended_epoch": None, **fields}).encode())
 
 
 @pytest.mark.parametrize(
     "fields",
-    [{"host": "elsewhere"}, {"process": os.getppid()}, {"process": 1}],
-    ids=["another host", "here, and alive", "here, and another user's"],
+    [
+        {"host": "elsewhere"},
+        {"host": "elsewhere", "ended_epoch": 0},
+        {"process": os.getppid()},
+        {"process": 1},
+    ],
+    ids=["another host", "the one before was closed", "here, and alive", "here, another user's"],
 )
 def test_taking_asks_while_another_consumer_seems_to_run(
     url: str, store: MemoryStore, fields: dict[str, Any]
@@ -184,9 +189,10 @@ def test_taking_asks_while_another_consumer_seems_to_run(
     [
         {"process": 2**22 + 1},
         {"host": "elsewhere", "epoch": 0},
+        {"host": "elsewhere", "ended_epoch": 1},
         {"program": TRIM},
     ],
-    ids=["ended", "fenced", "a trim"],
+    ids=["ended", "fenced", "closed", "a trim"],
 )
 def test_taking_does_not_ask_for_a_consumer_that_is_gone(
     url: str, store: MemoryStore, fields: dict[str, Any]

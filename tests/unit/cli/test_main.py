@@ -25,9 +25,9 @@ def test_every_command_and_every_option_has_a_help_text() -> None:
                 assert each.help, f"{words} {each.opts[0]}"
 
 
-def test_there_are_fifteen_commands_and_each_help_starts_with_an_example() -> None:
+def test_there_are_at_most_fifteen_commands_and_each_help_starts_with_an_example() -> None:
+    assert len(COMMANDS) <= 15
     leaves = [(words, each) for words, each in commands() if not isinstance(each, click.Group)]
-    assert len(leaves) == 15
     for words, command in leaves:
         shown = ok(*words.split(), "--help").stdout
         example = shown.splitlines()[0].partition(f"opendata-buffer {words} s3://bucket/orders")
@@ -80,8 +80,8 @@ def test_help_loads_no_command() -> None:
         ("dump", "x", "--limit", "-1"),
         ("consume", "memory://x", "--ack", "--from", "1"),
         ("consume", "memory://x", "--yes"),
-        ("consume", "memory://x", "--json", "--framing", "csv"),
-        ("produce", "memory://x", "--json", "--framing", "csv"),
+        ("consume", "memory://x", "--json", "--framing", "ndjson"),
+        ("produce", "memory://x", "--json", "--framing", "ndjson"),
         ("produce", "memory://x", "--json", "--metadata", "m"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a person sees: numbers, tables, progress and questions."""
+"""What a person sees: numbers, tables and questions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from opendata_buffer.cli import output
+from opendata_buffer.cli import command
+from opendata_buffer.cli.command import confirm, plural
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.output import confirm, plural
-from opendata_buffer.cli.terminal import count_progress, name_value_table, track
+from opendata_buffer.cli.terminal import name_value_table
 
 
 @pytest.mark.parametrize(
@@ -37,30 +37,10 @@ def test_a_table_shows_values_as_they_are_and_not_as_markup() -> None:
     assert "[b]queue[/b]" in out.getvalue()
 
 
-# ---- progress
-
-
-def test_progress_shows_on_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    with count_progress("reading") as counter:
-        counter(1024)
-        counter(1024)
-    with track("checking") as bar:
-        bar(1, 2)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "reading" in err
-    assert "2.0" in err
-    assert "checking" in err
-    assert "1/2" in err
-
-
 # ---- questions
 
 
 def test_without_a_terminal_it_takes_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "is_interactive", lambda: False)
+    monkeypatch.setattr(command, "is_interactive", lambda: False)
     with pytest.raises(Failure, match=r"It is done. .* no terminal to ask on: give --yes"):
         confirm("It is done", False)

@@ -84,7 +84,7 @@ def test_at_a_terminal_a_repair_is_confirmed(
 ) -> None:
     fill(url, [b"a"])
     store.delete_many([manifest_of(store).entries()[0].location])
-    monkeypatch.setattr("opendata_buffer.cli.output.is_interactive", lambda: True)
+    monkeypatch.setattr("opendata_buffer.cli.command.is_interactive", lambda: True)
     result = runner().invoke(cli, ["fsck", url, "--repair"], input=answer)
     assert result.exit_code == code
     assert "1 problem of 'ingest' will be repaired. Go on?" in result.stderr
@@ -297,6 +297,13 @@ def exported(store: MemoryStore, *records: bytes) -> None:
     store.put(MANIFEST[1], Manifest.empty().append(entries).raw)
 
 
+def hasten(store: MemoryStore, prefix: str = "ingest") -> None:
+    """Make the queue's grace period shorter than any command takes."""
+    marker = json.loads(bytes_of(store, owner_key(prefix)))
+    store.put(owner_key(prefix), json.dumps({**marker, "grace_period_ms": 1}).encode())
+    SystemRuntime().sleep(0.005)
+
+
 def claim_wrongly(url: str, prefix: str, manifest_path: str = "") -> None:
     """As a release that did not look at the locations."""
     config = QueueConfig(store=url, data_path_prefix=prefix, manifest_path=manifest_path)
@@ -313,7 +320,8 @@ def test_the_data_prefix_is_where_the_batches_lie(url: str, store: MemoryStore) 
     )
     assert not [each for each in store.list("").objects if each.key.endswith("_owner.json")]
     assert ok("consume", url, "--ack", *MANIFEST, "--max-batches", "2").stdout == "a\nb\n"
-    assert json_of("gc", url, *MANIFEST, "--grace-period-ms", "0")["deleted"] == 2
+    hasten(store, DATA)
+    assert json_of("gc", url, *MANIFEST)["deleted"] == 2
     store.put(MANIFEST[1], b"damaged")
     assert "problem: manifest" in run("fsck", url, *MANIFEST).stdout
 
@@ -334,7 +342,8 @@ def test_f7_a_marker_of_a_wrong_prefix_is_moved_and_keeps_the_id(
     before = json.loads(bytes_of(store, owner_key(wrong)))
     misplaced = (*MANIFEST, "--data-path-prefix", wrong)
     assert ok("consume", url, "--ack", *misplaced, "--max-batches", "1").stdout == "a\n"
-    held = ok("gc", url, *misplaced, "--grace-period-ms", "0").stdout
+    hasten(store, wrong)
+    held = ok("gc", url, *misplaced).stdout
     assert f"nothing was deleted: no batch of the queue with manifest '{MANIFEST[1]}' lies" in held
     found = run("fsck", url, *misplaced)
     assert found.exit_code == 1
@@ -346,7 +355,7 @@ def test_f7_a_marker_of_a_wrong_prefix_is_moved_and_keeps_the_id(
     assert [key for key in objects if key.startswith(f"{owner_key(wrong)}.wrong-")]
     assert json.loads(bytes_of(store, owner_key(DATA)))["id"] == before["id"]
     assert ok("consume", url, "--ack", *MANIFEST).stdout == "b\n"
-    assert json_of("gc", url, *MANIFEST, "--grace-period-ms", "0")["deleted"] > 0
+    assert json_of("gc", url, *MANIFEST)["deleted"] > 0
 
 
 def test_f7_a_marker_of_a_queue_without_batches_in_its_prefix_is_replaced(
@@ -394,26 +403,27 @@ def test_gc(url: str, store: MemoryStore) -> None:
         SystemRuntime().sleep(0.005)
     gone = manifest_of(store).entries()[0].location
     ok("consume", url, "--ack", "--max-batches", "1")
-    dry = ["gc", url, "--grace-period-ms", "0", "--dry-run"]
+    dry = ["gc", url, "--dry-run"]
+    assert json_of(*dry)["waiting"] == 1  # too young
+    hasten(store)
     before = store.list("").objects
     assert f"would delete {gone}\n" in ok(*dry).stdout
     found = json_of(*dry)
     assert found["delete"] == [{"key": gone, "size": 12}]
     assert (found["dry_run"], found["deleted"], found["referenced"]) == (True, 0, 1)
     assert store.list("").objects == before
-    assert json_of("gc", url)["deleted"] == 0  # too young
-    found = json_of("gc", url, "--grace-period-ms", "0")
+    found = json_of("gc", url)
     assert (found["deleted"], found["failed"], found["dry_run"]) == (1, [], False)
     assert ok("fsck", url).exit_code == 0
 
 
-@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+@pytest.mark.parametrize("more", [(), ("--dry-run",), ("--grace-period-ms", "700000")])
 def test_f4_gc_without_a_manifest_deletes_nothing_and_claims_nothing(
     url: str, store: MemoryStore, more: tuple[str, ...]
 ) -> None:
     location = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
     store.put(location, encode_batch([b"a"]))
-    line = fails("gc", url, "--manifest-path", "typo", "--grace-period-ms", "0", *more)
+    line = fails("gc", url, "--manifest-path", "typo", *more)
     assert "'typo'" in line
     assert [each.key for each in store.list("").objects] == [location]
 
@@ -421,6 +431,42 @@ def test_f4_gc_without_a_manifest_deletes_nothing_and_claims_nothing(
 def test_f7_gc_refuses_the_prefix_of_another_queue(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"])
     store.put("other/manifest", Manifest.empty().raw)
-    line = fails("gc", url, "--manifest-path", "other/manifest", "--grace-period-ms", "0")
+    line = fails("gc", url, "--manifest-path", "other/manifest", "--grace-period-ms", "700000")
     assert "belongs to the queue with manifest 'ingest/manifest'" in line
     assert records_of(store) == [b"a"]
+
+
+def grace_of(store: MemoryStore, prefix: str = "ingest") -> int:
+    found: int = json.loads(bytes_of(store, owner_key(prefix)))["grace_period_ms"]
+    return found
+
+
+def test_gc_changes_the_grace_period_and_asks_before_it_gets_shorter(
+    url: str, store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(url, [b"a"])
+    assert "0:10:00" in ok("status", url).stdout
+    ok("gc", url, "--grace-period-ms", "3600000")
+    assert json_of("status", url)["grace_period_ms"] == grace_of(store) == 3_600_000
+    line = fails("gc", url, "--grace-period-ms", "60000")
+    assert "60,000 ms and not 3,600,000" in line
+    assert "--yes" in line
+    assert grace_of(store) == 3_600_000
+    fill(url, [b"b"], gc_grace_period_ms=60_000)
+    (said,) = re.findall(r"'opendata-buffer (gc [^']*)'", caplog.text)
+    ok(*said.split(), "--yes")
+    assert grace_of(store) == 60_000
+    result = run("gc", url, "--grace-period-ms", "70000", "--dry-run")
+    assert (result.exit_code, grace_of(store)) == (2, 60_000)
+
+
+def test_gc_changes_the_grace_period_of_all_partitions(url: str, store: MemoryStore) -> None:
+    first, second, unused = topic_of(url, 3)
+    for each in (first, second):
+        fill(url, [b"a"], data_path_prefix=each)
+    ok("gc", url, "--grace-period-ms", "60000", "--yes")
+    assert [grace_of(store, each) for each in (first, second)] == [60_000, 60_000]
+    assert [each["grace_period_ms"] for each in json_of("status", url)["partitions"]] == [
+        60_000, 60_000, None,
+    ]  # fmt: skip
+    assert not store.list(unused).objects

@@ -15,7 +15,7 @@ from opendata_buffer.cli.main import cli
 from opendata_buffer.config import ConsumerConfig, QueueConfig, WorkerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.queue.consumer_info import add_query_id
+from opendata_buffer.queue.consumer_info import amend_consumer_info
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import RUNTIME, eventually, host
@@ -38,6 +38,8 @@ def test_status_for_a_person(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"])
     ok("consume", url, "--ack", "--max-batches", "1")
     out = ok("status", url).stdout
+    lines = [" ".join(each.split()) for each in out.splitlines()]
+    assert {"records 1", "grace period 0:10:00"} <= set(lines)
     for part in (url, "queue length", "1 batch, 12 bytes stored", "orphans", "1 object, 12 bytes"):
         assert part in out
     assert "missing" not in out
@@ -190,7 +192,9 @@ def test_status_names_host_process_program_query_and_time(url: str, store: Memor
     fill(url, [b"a"])
     assert "consumer none yet" in flat(url)
     with Consumer(ConsumerConfig(store=url), program="Spark") as consumer:
-        add_query_id(store, ConsumerConfig(store=url), SystemRuntime(), consumer.epoch, "q-1")
+        amend_consumer_info(
+            store, ConsumerConfig(store=url), SystemRuntime(), consumer.epoch, query="q-1"
+        )
     host_name = os.uname().nodename
     assert f"Spark, query q-1, process {os.getpid()} on {host_name}, since 20" in flat(url)
     found = json_of("status", url)["consumer"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.work import CommandPool, rest_ms
+from opendata_buffer.cli.work import CommandPool, rest_s
 from opendata_buffer.errors import ClaimLost, Fenced
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
@@ -37,8 +37,8 @@ class Given:
             raise ClaimLost(self.sequence)
         self.ended.append("done")
 
-    def release(self, rest_ms: int = 0) -> None:
-        self.ended.append(rest_ms)
+    def release(self, *, delay: float = 0.0) -> None:
+        self.ended.append(delay)
 
     def reject(self, reason: str) -> None:
         self.ended.append(reason)
@@ -85,21 +85,19 @@ def test_anything_else_is_a_release_with_a_pause_and_a_line(shell: str, how: str
     batch = Given(7, delivery_count=3)
     ran = PoolRun(shell, batch)
     run_until(ran, lambda: batch.ended)
-    assert batch.ended == [4_000]
+    assert batch.ended == [4]
     assert ran.printed == [f"batch 7 failed with {how} in delivery 3: delivered again after 4 s"]
 
 
 def test_the_pause_doubles_up_to_a_minute() -> None:
-    assert [rest_ms(count) for count in (1, 2, 3, 6, 7, 10_000)] == [
-        1_000, 2_000, 4_000, 32_000, 60_000, 60_000,
-    ]  # fmt: skip
+    assert [rest_s(count) for count in (1, 2, 3, 6, 7, 10_000)] == [1, 2, 4, 32, 60, 60]
 
 
 def test_the_last_delivery_that_fails_goes_to_the_quarantine_with_its_reason() -> None:
     batches = [Given(1, delivery_count=4), Given(2, delivery_count=5)]
     ran = PoolRun("exit 1", *batches, max_deliveries=5)
     run_until(ran, lambda: batches[1].ended)
-    assert batches[0].ended == [8_000]
+    assert batches[0].ended == [8]
     assert batches[1].ended == ["sh ended with exit code 1 in delivery 5"]
     assert ran.printed[1].endswith("it goes to the quarantine")
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.position import Position
-from opendata_buffer.consumer.progress import QueueProgress
+from opendata_buffer.consumer.position import Position, QueueProgress
 from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest

@@ -22,7 +22,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector, GcCursor
-from opendata_buffer.queue.ownership import claim_queue
+from opendata_buffer.queue.ownership import change_grace_period, claim_queue
 from opendata_buffer.stores.base import DeleteFailure, Listing
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -81,6 +81,18 @@ def test_a_whole_cycle_and_no_other_tells_how_many_bytes_are_stored(
     with pytest.raises(QueueReset):
         collector.run_once()
     assert len(told) == 1
+
+
+def test_f5_a_grace_period_that_gets_longer_holds_from_the_next_page_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_PAGE", 10)
+    queue = Fixture(orphans=20)
+
+    def lengthen(_: int) -> None:
+        change_grace_period(queue.store, queue.config, queue.runtime, 2 * 60 * MINUTE)
+
+    assert queue.collector().run_once(progress=lengthen).deleted == 10
 
 
 def test_a_dry_run_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

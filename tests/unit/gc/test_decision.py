@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.keys import Transaction, batch_key, name_time_ms
 from opendata_buffer.gc import (
     GcPlan,
     Queued,
     clock_fault,
-    name_time_ms,
     plan,
 )
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid

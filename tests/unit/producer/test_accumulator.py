@@ -37,8 +37,9 @@ def at(seconds: float, *, wall: float | None = None) -> Moment:
 
 
 def uploads_of(max_age: float = 300.0, append_limit: float = 120.0) -> OrderedUploads:
-    settings = config(manifest_path="q/manifest", gc_grace_period_ms=int(2_000 * max_age))
-    return OrderedUploads(settings, append_limit)
+    uploads = OrderedUploads(config(manifest_path="q/manifest"))
+    uploads.set_limits(int(2_000 * max_age), append_limit)
+    return uploads
 
 
 def enter(
@@ -264,7 +265,7 @@ class Fixture:
 
     def __init__(self, **settings: Any) -> None:
         self.runtime = ManualRuntime()
-        self.accumulator = Accumulator(config(flush_size_bytes=1, **settings), 60.0, self.runtime)
+        self.accumulator = Accumulator(config(flush_size_bytes=1, **settings), self.runtime)
         self.accumulator.add_workers()
 
     def accept(self) -> Completion:
@@ -296,7 +297,8 @@ def test_f33_room_is_counted_by_bytes_and_by_calls(limit: dict[str, int]) -> Non
 
 
 def test_f5_old_uploads_are_stored_again_before_new_ones_are_stored() -> None:
-    fixture = Fixture(upload_concurrency=1, gc_grace_period_ms=10_000)
+    fixture = Fixture(upload_concurrency=1)
+    fixture.accumulator.set_limits(10_000, 60.0)
     fresh, old, new = (fixture.accept() for _ in range(3))
     for age in (0.0, 6.0):
         batch = fixture.upload()

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from opendata_buffer import outcomes
-from opendata_buffer.concurrency import in_parallel
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
@@ -18,7 +17,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.producer.group_commit import GroupCommitter, shared_committer
-from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.runtime import SystemRuntime, in_parallel
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime

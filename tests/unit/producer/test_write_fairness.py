@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from opendata_buffer.formats.keys import batch_key, tagged_ulid, ulid_tag
-from opendata_buffer.producer.write_fairness import (
+from opendata_buffer.producer.group_commit import (
     ALONE_S,
     BESIDE_S,
     CYCLES_EACH,

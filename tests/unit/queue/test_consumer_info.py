@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import CorruptData, PermanentStorageError
+from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.consumer_info import (
-    add_query_id,
+    amend_consumer_info,
     read_consumer_info,
     write_consumer_info,
 )
@@ -35,8 +36,8 @@ def fields_of(store: MemoryStore) -> dict[str, Any]:
 def test_a_consumer_that_claims_a_queue_names_itself() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
     with Consumer(CONFIG, store=store, runtime=runtime, program="a test"):
-        pass
-    assert fields_of(store) == {
+        named = fields_of(store)
+    assert named == {
         "version": 1,
         "epoch": 1,
         "host": os.uname().nodename,
@@ -52,13 +53,49 @@ def test_a_consumer_that_claims_a_queue_names_itself() -> None:
     assert (found.epoch, found.program) == (2, "Python")
 
 
+def test_a_consumer_that_is_closed_notes_it_and_one_that_is_fenced_does_not() -> None:
+    store, runtime = MemoryStore(), ManualRuntime()
+    first = Consumer(CONFIG, store=store, runtime=runtime)
+    second = Consumer(CONFIG, store=store, runtime=runtime)
+    first.close()
+    found = read_consumer_info(store, CONFIG, runtime)
+    assert found is not None
+    assert not found.has_ended
+    second.close()
+    found = read_consumer_info(store, CONFIG, runtime)
+    assert found is not None
+    assert found.has_ended
+    assert not found.may_run()
+    # The next one, of any release, which keeps the field, has another epoch.
+    write_consumer_info(store, CONFIG, runtime, 3, program="next")
+    found = read_consumer_info(store, CONFIG, runtime)
+    assert found is not None
+    assert not found.has_ended
+
+
+def test_a_consumer_whose_last_acknowledgement_failed_has_not_ended() -> None:
+    store, runtime = MemoryStore(), ManualRuntime()
+    with Producer(ProducerConfig(store="memory://q"), store=store) as producer:
+        producer.produce([b"a"]).result(20)
+    consumer = Consumer(CONFIG, store=store, runtime=runtime)
+    batch = consumer.next_batch()
+    assert batch is not None
+    batch.ack()
+    store.put("ingest/manifest", b"damaged")
+    with pytest.raises(CorruptData):
+        consumer.close()
+    found = read_consumer_info(store, CONFIG, runtime)
+    assert found is not None
+    assert not found.has_ended
+
+
 def test_a_fenced_consumer_that_is_late_does_not_overwrite_its_successor() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
     write_consumer_info(store, CONFIG, runtime, 2, program="second")
     write_consumer_info(store, CONFIG, runtime, 1, program="first")
-    add_query_id(store, CONFIG, runtime, 1, "a query of the first")
+    amend_consumer_info(store, CONFIG, runtime, 1, query="a query of the first")
     assert (fields_of(store)["program"], fields_of(store)["query"]) == ("second", "")
-    add_query_id(store, CONFIG, runtime, 2, "q")
+    amend_consumer_info(store, CONFIG, runtime, 2, query="q")
     assert fields_of(store)["query"] == "q"
 
 

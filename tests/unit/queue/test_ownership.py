@@ -36,6 +36,7 @@ from opendata_buffer.queue.ownership import (
     TOPIC_KEY,
     PrefixOwner,
     Watermark,
+    change_grace_period,
     check_follows,
     check_owner,
     check_reached,
@@ -74,10 +75,12 @@ def test_each_queue_gets_a_marker_with_an_id_of_its_own() -> None:
     first = _claim(store, "ingest", "ingest/manifest")
     second = _claim(store, "other", "queues/b")
     assert read_bytes(store, owner_key("ingest")) == (
-        b'{"version": 1, "manifest": "manifest", "id": "%s"}\n' % first.encode()
+        b'{"version": 1, "manifest": "manifest", "id": "%s", "grace_period_ms": 600000}\n'
+        % first.encode()
     )
     assert read_bytes(store, "other/_owner.json") == (
-        b'{"version": 1, "manifest": "../queues/b", "id": "%s"}\n' % second.encode()
+        b'{"version": 1, "manifest": "../queues/b", "id": "%s", "grace_period_ms": 600000}\n'
+        % second.encode()
     )
     assert len({first, second, ""}) == 3
 
@@ -268,7 +271,6 @@ def test_opening_an_existing_queue_lists_no_others() -> None:
 OWNER_KEY, MANIFEST = "ingest/_owner.json", "ingest/manifest"
 PRODUCER = ProducerConfig(store="memory://q", flush_interval_ms=1)
 CONSUMER = ConsumerConfig(store="memory://q", gc=GarbageCollectorConfig(enabled=False))
-EAGER = replace(CONSUMER, gc=GarbageCollectorConfig(grace_period_ms=0))
 REBUILD = r"opendata-buffer fsck memory://.* --repair.* recreate=True"
 
 
@@ -330,7 +332,7 @@ def test_f4_a_lost_or_restored_manifest_stops_everybody_and_destroys_nothing(har
         consume(store)
     for dry_run in (True, False):
         with pytest.raises(QueueReset, match=REBUILD):
-            GarbageCollector(store, EAGER).run_once(dry_run=dry_run)
+            GarbageCollector(store, CONSUMER).run_once(dry_run=dry_run)
     assert store.list("").objects == before.objects
     assert batches(store) == 5
 
@@ -607,10 +609,83 @@ def test_damage_behind_the_first_entry_names_the_manifest_and_the_command(
     size = (SOUND.size - FOOTER_SIZE) // 3
     damaged = bytearray(SOUND.raw)
     damaged[size + 4] ^= 0xFF  # the second entry's sequence
-    manifest = parse_manifest(bytes(damaged), "s3://bucket", PARTITION)
+    hint = queue_hint("s3://bucket", PARTITION)
+    manifest = parse_manifest(bytes(damaged), "'p-1/manifest' in s3://bucket", hint)
     with pytest.raises(CorruptManifest) as caught:
         read(manifest)
     text = str(caught.value)
     assert text.startswith("'p-1/manifest' in s3://bucket: manifest entry at byte")
     assert COMMAND in text
     assert text.count("s3://bucket") == 3
+
+
+# ---- the grace period, which all programs of a queue go by
+
+
+@pytest.mark.parametrize(("own_ms", "written_ms"), [(None, 600_000), (7_000, 7_000)])
+def test_who_creates_a_queue_writes_its_grace_period(own_ms: int | None, written_ms: int) -> None:
+    store = MemoryStore()
+    produce(store, b"a", gc_grace_period_ms=own_ms)
+    assert marker(store)["grace_period_ms"] == written_ms
+
+
+def test_a_program_that_contradicts_says_so_once_and_goes_by_the_queue_s(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runtime = ManualRuntime()
+    store = MemoryStore(now_ms=runtime.now_ms)
+    config = replace(INGEST, gc_grace_period_ms=3_600_000, store="memory://contradicted")
+    claim_for_writing(store, config, runtime=runtime)
+    own = replace(config, gc_grace_period_ms=1_000)
+    for _ in range(2):
+        assert claim_for_writing(store, own, runtime=runtime).grace_ms == 3_600_000
+    (said,) = (each for each in caplog.messages if "grace period" in each)
+    for part in ("memory://", "3600000 ms", "1000 ms", "gc memory", "--grace-period-ms 1000"):
+        assert part in said
+    caplog.clear()
+    claim_for_writing(store, config, runtime=runtime)
+    claim_for_writing(store, INGEST, runtime=runtime)
+    assert not caplog.messages
+
+
+def test_f5_a_collector_goes_by_the_queue_s_grace_period() -> None:
+    runtime = ManualRuntime()
+    store = MemoryStore(now_ms=runtime.now_ms)
+    claim_queue(store, replace(INGEST, gc_grace_period_ms=3_600_000), runtime=runtime)
+    store.put(MANIFEST, Manifest.empty().raw)
+    store.put(f"ingest/{runtime.ulid()}.batch", b"")
+    hasty = replace(CONSUMER, gc_grace_period_ms=1_000)
+    runtime.advance(3_599)
+    assert GarbageCollector(store, hasty, runtime=runtime).run_once().plan.waiting == 1
+    runtime.advance(2)
+    assert GarbageCollector(store, hasty, runtime=runtime).run_once().deleted == 1
+
+
+def test_a_marker_of_an_older_release_gets_the_first_value_that_a_program_is_given() -> None:
+    store = MemoryStore()
+    old = {"version": 1, "manifest": "manifest", "id": "01J5T4R3KXBMZ7QV9N2WG8YDHP", "more": [1]}
+    store.put(OWNER_KEY, json.dumps(old).encode())
+    assert claim_for_writing(store, INGEST).grace_ms == 600_000
+    assert marker(store) == old
+    given = replace(INGEST, gc_grace_period_ms=9_000)
+    assert claim_for_writing(store, given).grace_ms == 9_000
+    assert marker(store) == {**old, "grace_period_ms": 9_000}
+    assert claim_for_writing(store, replace(INGEST, gc_grace_period_ms=8_000)).grace_ms == 9_000
+
+
+def test_a_queue_that_starts_over_keeps_its_grace_period() -> None:
+    store = MemoryStore()
+    produce(store, b"a", gc_grace_period_ms=7_000)
+    lose(store)
+    produce(store, b"b", recreate=True)
+    assert marker(store)["grace_period_ms"] == 7_000
+
+
+def test_f7_a_changed_grace_period_is_kept_by_notes_and_refused_to_another_queue() -> None:
+    store = MemoryStore()
+    produce(store, b"a")
+    change_grace_period(store, INGEST, ManualRuntime(), 5_000)
+    produce(store, b"b")
+    assert (marker(store)["grace_period_ms"], marker(store)["next_sequence"]) == (5_000, 2)
+    with pytest.raises(PrefixConflict):
+        change_grace_period(store, _config("ingest", "other"), ManualRuntime(), 1)

@@ -20,8 +20,12 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry, entry_bytes
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.readers import enable_readers
 from opendata_buffer.stores.base import ABSENT, Absent, IfVersion, PutOutcome
+from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.support.tuned import tuned
 from tests.unit.scripted import (
@@ -433,6 +437,16 @@ def test_f8_dequeue_of_a_fenced_consumer_changes_nothing() -> None:
     assert len(locations(store)) == 1
 
 
+def test_f8_a_lost_answer_before_a_takeover_is_fenced_although_it_was_applied() -> None:
+    """What the caller has to expect: it processed the batch, and its successor does not get it."""
+    taken_over = then(applied_answer_lost, as_other(lambda now: now.with_epoch(now.epoch + 1)))
+    store, queue = started(applied, taken_over)
+    epoch = queue.claim_epoch(None).epoch
+    with pytest.raises(Fenced):
+        queue.dequeue(0, epoch)
+    assert not locations(store)
+
+
 def test_f27_dequeue_beyond_the_tail_is_refused() -> None:
     store, queue = started()
     epoch = queue.claim_epoch(None).epoch
@@ -502,3 +516,21 @@ def test_an_entry_is_replaced_only_while_it_names_the_batch_that_was_read() -> N
     assert stored(store) == after
     # Again, because its answer was lost: nothing more is done.
     assert queue.replace(0, entry(0).location, entry(5)) == after
+
+
+def test_writers_that_append_once_and_end_keep_the_manifest_of_a_log_short(
+    runtime: ManualRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Log, "most_entries", 16)
+    monkeypatch.setattr(Log, "left_entries", 4)
+    store, config = MemoryStore(), QueueConfig(store="memory://x")
+    claim = claim_for_writing(store, config, runtime=runtime)
+    times = {"retention_ms": None, "reader_expiry_ms": 1}
+    enable_readers(store, config, claim, runtime, **times)  # type: ignore[arg-type]
+    longest = 0
+    for number in range(200):
+        queue = Queue(store, config, runtime=runtime, role="test", claim=claim)
+        queue.append([entry(number)], read_first=True)
+        longest = max(longest, (queue.read() or Manifest.empty()).entry_count)
+    assert longest <= 64
+    assert Log(store, config, runtime).need().end > 100

@@ -1,10 +1,13 @@
-"""The commit of a write to a single queue: one compare-and-swap makes all of it visible, once.
+"""The commits of writes: to a queue by one compare-and-swap, to all partitions of a topic or none.
 
 :class:`UploadAges` guards the uploads until then. No manifest names them before the driver appends
 them, so they are safe from a garbage collector only for a time (failure F5): it deletes an object
 once both the time in its name and the time of its upload are older than the grace period. Tasks
 therefore name their batches ahead of time, by the longest time that a write may take: by the name
 every collector knows how long to wait, also one of another version or client. See decision 0012.
+
+Of a topic, :mod:`opendata_buffer.transactions.coordinator` is the protocol; :class:`TopicCommitter`
+adds uploads that grow old, and partitions that leave the topic. The rest is about a single queue.
 
 A write with an identity (app, batch) has to enter the queue once, however often Spark commits
 it. A repeat is recognised, in this order:
@@ -35,17 +38,19 @@ from __future__ import annotations
 
 import logging
 import os.path
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
-from buffer_sink.messages import Group
+from buffer_sink.messages import Group, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer import metrics, outcomes
-from opendata_buffer.config import QueueConfig
+from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, QueueConfig
 from opendata_buffer.errors import (
     CommitStateUnknown,
+    Drained,
     OpenDataBufferError,
     QueueReset,
     TransientStorageError,
@@ -59,16 +64,18 @@ from opendata_buffer.formats.keys import (
 )
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.cas import CasObject
-from opendata_buffer.queue.ownership import claim_for_writing
+from opendata_buffer.queue.ownership import claim_for_writing, queue_hint
 from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
-from opendata_buffer.runtime import Moment, Runtime
+from opendata_buffer.runtime import Moment, Runtime, in_parallel
 from opendata_buffer.stores.base import List, Store
+from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.commit_record import (
     CommitRecord,
     claimed,
     record_key,
     record_object,
 )
+from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
 
 log = logging.getLogger(__name__)
 
@@ -79,13 +86,22 @@ T = TypeVar("T")
 
 
 class UploadAges:
-    """Checks how long uploads are safe, from the plan of their write or by a listing."""
+    """Checks how long uploads are safe, from the plan of their write or by a listing.
+
+    By the grace period of the queue; where partitions have several, an age is compared with the
+    shortest, and a wait is by the longest."""
 
     def __init__(self, store: List, options: SinkOptions, runtime: Runtime) -> None:
-        self.grace_ms = options.gc_grace_period_ms
+        self.grace_ms = options.queue.gc_grace_period_ms or DEFAULT_GRACE_PERIOD_MS
+        self._known_ms: set[int] = set()
         self._max_write_ms = options.max_write_duration_ms
         self._store = store
         self._runtime = runtime
+
+    def note_grace(self, grace_ms: int) -> None:
+        """Go by the grace period of a queue that was claimed."""
+        self._known_ms.add(grace_ms)
+        self.grace_ms = min(self._known_ms)
 
     def oldest(self, group: Group) -> Moment:
         """When the oldest upload of a group was made, as a collector may see it.
@@ -139,7 +155,7 @@ class UploadAges:
 
         A collector deletes by a manifest for a quarter of the grace period; this waits for that.
         """
-        wait_s = self.grace_ms / 4000 + 1
+        wait_s = max(self._known_ms) / 4000 + 1
         log.warning(
             "objects are older than the collector's grace period: waiting %.0f s to see that none "
             "of them is deleted",
@@ -196,12 +212,18 @@ class UploadCommitter:
         # prefix of another queue, whose collector would delete our batches (failure F7), and a
         # manifest that was lost or restored from an old copy (failure F4).
         if config.manifest_path not in self._queues:
+            claim = claim_for_writing(self._store, config, runtime=self._runtime)
+            self._ages.note_grace(claim.grace_ms)
+            # The append checks ages once and may then race until its deadline: both together have
+            # to stay below the grace period, or the collector wins (failure F5).
+            most_ms = max(1, min(config.cas_deadline_ms, claim.grace_ms // 2))
+            config = replace(config, cas_deadline_ms=most_ms)
             self._queues[config.manifest_path] = Queue(
                 self._store,
                 config,
                 runtime=self._runtime,
                 role="producer",
-                claim=claim_for_writing(self._store, config, runtime=self._runtime),
+                claim=claim,
                 open_pause=self._open_pause,
             )
         return self._queues[config.manifest_path]
@@ -488,3 +510,118 @@ class QueueCommitter(UploadCommitter):
         location = batch_key(self._config.data_path_prefix, self._runtime.ulid())
         self._store.put(location, encode_batch([]))
         return NewEntry(location)
+
+
+class TopicCommitter(UploadCommitter):
+    """Appends groups of uploads to the partitions of one topic."""
+
+    @cached_property
+    def _coordinator(self) -> TransactionCoordinator:
+        ahead_ms = self._ages.grace_ms
+        return TransactionCoordinator(
+            self._store, self._config, self._queue_of, self._runtime, ahead_ms=ahead_ms
+        )
+
+    def append(self, group: Group | None) -> bool:
+        """Append a group, unless it was committed before.
+
+        A group without uploads completes or rolls back what an earlier run of its app left
+        undecided, and does nothing else.
+
+        Returns:
+            False when there was nothing to append.
+
+        Raises:
+            InvalidInput: The group's app id belongs to another query; nothing is visible.
+            Superseded: Another run of the app has begun to write; nothing is visible.
+            Drained: A partition has left the topic since the write was planned; nothing is
+                visible, and a repeated write goes to the others.
+            TransientStorageError: Uploads are too old or gone, storage failed, or the outcome is
+                unknown; the text says which.
+            OpenDataBufferError: As :meth:`.Queue.append`; nothing is visible, unless the text
+                says that it is committed.
+        """
+        if group is None or group.topic is None:
+            return False
+        topic, txn = group.topic, group.topic.transaction(group.transaction)
+        if not group.uploads:
+            if group.transaction is not None:
+                self._coordinator.recover(txn.app, group.query, topic.names)
+            return False
+        try:
+            return self._append_once(group, topic, txn)
+        finally:
+            self._close_after(group)
+
+    def _append_once(self, group: Group, topic: TopicWrite, txn: Transaction) -> bool:
+        if not self._coordinator.begin(txn, group.query, topic.names):
+            return self._drop_repeat(group, txn)
+        uploads: defaultdict[str, list[UploadedBatch]] = defaultdict(list)
+        for upload in group.uploads:
+            assert upload.partition is not None
+            uploads[upload.partition].append(upload)
+        intents = {name: each[-1].clock + 1 for name, each in uploads.items()}
+        attempt = Attempt(txn, topic.producer, intents)
+        since = self._append_pending(group, attempt, uploads)
+        if not self._coordinator.decide(attempt):
+            return self._drop_repeat(group, txn)
+        self._complete(attempt, since, group)
+        log.info(
+            "%s: %d records in %d batches in %d partitions",
+            txn, group.records, len(group.uploads), len(uploads),
+        )  # fmt: skip
+        if group.transaction is None:
+            self._coordinator.forget(txn.app)  # this identity is never written again
+        return True
+
+    def _append_pending(
+        self, group: Group, attempt: Attempt, uploads: dict[str, list[UploadedBatch]]
+    ) -> dict[str, int]:
+        """Append to all partitions at once. Returns the first sequence of each partition's part."""
+        since: dict[str, int] = {}
+
+        def append(name: str) -> None:
+            part = replace(group, uploads=tuple(uploads[name]))
+            since[name] = self._append_unexpired(
+                self._queue_of(name),
+                part,
+                part.entries,
+                lambda before: None,
+                lambda sequence: self._ages.too_old(),
+            )
+
+        prepare = partial(self._coordinator.prepare, attempt)
+        steps = [partial(step, name) for step in (append, prepare) for name in uploads]
+        try:
+            in_parallel(self._runtime, lambda step: step(), steps)
+            return since
+        except OpenDataBufferError as error:
+            # No record names the attempt, and none will.
+            self._coordinator.abandon(attempt)
+            if isinstance(error, CommitStateUnknown):
+                raise TransientStorageError(
+                    f"{attempt.txn} was not committed: it could not be written to all partitions "
+                    f"({error.reason}, {error.key!r}). Nothing of it is visible; write it again."
+                ) from error
+            if isinstance(error, Drained):
+                error.add_note("Nothing is visible. Start the query again: it uses the others.")
+            raise
+
+    def _complete(self, attempt: Attempt, since: dict[str, int], group: Group) -> None:
+        try:
+            self._coordinator.complete(attempt, since)
+        except OpenDataBufferError as error:
+            words = f"{queue_hint(self._config.store, self._config)} {attempt.producer.hex()}"
+            again = (
+                "Start the query again"
+                if group.transaction is not None
+                else f"Run 'opendata-buffer abort {words}'"
+            )
+            error.add_note(
+                f"{attempt.txn} is committed, and not visible in all partitions yet. {again}: "
+                "that completes it. Do not write it again."
+            )
+            raise
+
+    def _queue_of(self, name: str) -> Queue:
+        return self._queue(Topic.config_of(name, self._config))

@@ -1,0 +1,223 @@
+"""Named readers of a log, for an operator: make a log of a queue, look at readers, set them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.consumer.read_only import ReadOnlyReader
+from opendata_buffer.errors import Drained, InvalidInput
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue.log import Log, LogView, parts_folder
+from opendata_buffer.queue.log_index import DEFAULT_READER_EXPIRY_MS, LogIndex
+from opendata_buffer.queue.ownership import check_owner, claim_for_writing
+from opendata_buffer.queue.readers import (
+    ReaderState,
+    describe_readers,
+    enable_readers,
+    unknown_reader,
+    unregister,
+)
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores.base import Store
+
+LEAST_EXPIRY_MS = 10 * 60 * 1000
+"""A reader that has nothing to read writes its position once a minute at most."""
+
+SOON = 0.25
+"""Share of the expiry below which an operator is warned."""
+
+
+def view_of(store: Store, config: QueueConfig, runtime: Runtime) -> LogView:
+    """All that a log keeps; ``InvalidInput`` where there is no queue, or one that is no log."""
+    claim = check_owner(store, config, runtime=runtime)
+    # Behind the marker, and before the index: what left the manifest in between is in the index.
+    manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
+    found = Log(store, config, runtime, "" if claim is None else claim.queue_id)
+    index = found.need(marked=claim is not None and claim.is_log)
+    return found.view(index, manifest)
+
+
+def queue_view(store: Store, config: QueueConfig, runtime: Runtime) -> Manifest | LogView:
+    """The queue as it is now, of a log all that it keeps; ``InvalidInput`` where there is none."""
+    reader = ReadOnlyReader(config, store=store, runtime=runtime)
+    reader.manifest()
+    return reader.view()
+
+
+def refuse_log(
+    store: Store, config: QueueConfig, runtime: Runtime, what: str, instead: str
+) -> None:
+    """Raise InvalidInput where the queue is a log: ``what`` says why, ``instead`` what to do."""
+    claim = check_owner(store, config, runtime=runtime)
+    if claim is not None and claim.is_log:
+        raise InvalidInput(
+            f"the queue with manifest {config.manifest_path!r} is a log with named readers: "
+            f"{what}. {instead}"
+        )
+
+
+def enable_log(
+    store: Store, config: QueueConfig, runtime: Runtime, **times: int | None
+) -> tuple[LogIndex, bool]:
+    """Make a log of a queue, or change the ``times`` of one: ``retention_ms``,
+    ``reader_expiry_ms``. What is not given stays, or is the default.
+
+    A consumer that runs is fenced, because it would take batches off the log. Returns the index,
+    and whether the queue was none before.
+
+    Raises:
+        Drained: A partition that was sealed; nothing was changed.
+    """
+    if times.get("retention_ms", 1) == 0:
+        raise InvalidInput(
+            "a retention of 0 is none: use 'none', which keeps a batch until all readers have "
+            "acknowledged it, or a time such as 7d"
+        )
+    if (times.get("reader_expiry_ms") or LEAST_EXPIRY_MS) < LEAST_EXPIRY_MS:
+        raise InvalidInput(
+            "the reader expiry is 10 minutes at least: a reader that has nothing to read writes "
+            "its position only now and then"
+        )
+    claim = claim_for_writing(store, config, runtime=runtime)
+    found = Log(store, config, runtime, claim.queue_id)
+    index = found.read()
+    folders = (parts_folder(config), f"{config.data_path_prefix}/_readers/")
+    if index is None and any(store.list(each, limit=1).objects for each in folders):
+        # Made anew, it would not name the segments that there are (failure F45).
+        index = found.need(marked=True)
+    manifest = ReadOnlyReader(config, store=store, runtime=runtime).find()
+    if manifest is not None and manifest.sealed:
+        raise Drained(config.manifest_path)
+    settings: dict[str, Any] = {
+        "retention_ms": None if index is None else index.retention_ms,
+        "reader_expiry_ms": DEFAULT_READER_EXPIRY_MS if index is None else index.reader_expiry_ms,
+    } | times
+    # It fences the consumer that runs (failure F42).
+    return enable_readers(store, config, claim, runtime, **settings), index is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderStatus:
+    """A reader at one moment. ``lag`` in batches; ages in seconds."""
+
+    partition: str
+    name: str
+    next_sequence: int  # everything before it is acknowledged
+    lag: int
+    lag_bytes: int | None = None  # None where the sizes are not known
+    oldest_unread_seconds: float | None  # None where nothing waits for it
+    runs: bool  # whether a consumer seems to run with this name
+    program: str
+    host: str
+    process: int
+    epoch: int
+    moved_ms: int  # when its position was written last, since the Unix epoch
+    expires_seconds: float  # from then on it holds nothing, unless it moves
+    expires_soon: bool
+
+    @classmethod
+    def of(cls, state: ReaderState, partition: str, expiry_ms: int, now_ms: int) -> ReaderStatus:
+        """What is known of a reader, in one place."""
+        position = state.position
+        left_ms = state.expires_ms - now_ms
+        return cls(
+            partition=partition,
+            name=state.name,
+            next_sequence=position.next,
+            lag=state.lag,
+            oldest_unread_seconds=(
+                None if state.oldest_ms is None else (now_ms - state.oldest_ms) / 1000
+            ),
+            runs=state.runs,
+            program=position.program,
+            host=position.host,
+            process=position.process,
+            epoch=position.epoch,
+            moved_ms=position.moved_ms,
+            expires_seconds=left_ms / 1000,
+            expires_soon=left_ms < expiry_ms * SOON,
+        )
+
+    @property
+    def who(self) -> str:
+        """The consumer with this name, in words."""
+        if not self.program:
+            return "unknown"
+        where = f"{self.program} on {self.host}"
+        return f"{where}, process {self.process}" if self.process else f"none, the last was {where}"
+
+
+def readers_of(
+    store: Store, config: QueueConfig, view: LogView, runtime: Runtime
+) -> list[ReaderStatus]:
+    """All readers of a log, by name; one small read for each."""
+    found, now_ms = describe_readers(store, config, view, runtime), runtime.now_ms()
+    prefix, expiry_ms = config.data_path_prefix, view.index.reader_expiry_ms
+    return [ReaderStatus.of(each, prefix, expiry_ms, now_ms) for each in found]
+
+
+def reader_of(
+    store: Store, config: QueueConfig, view: LogView, name: str, runtime: Runtime
+) -> ReaderStatus:
+    """One reader; ``InvalidInput`` with the known ones where there is none of this name."""
+    if name not in view.index.readers:
+        raise unknown_reader(name, view.index)
+    only = replace(view, index=replace(view.index, readers=(name,)))
+    return readers_of(store, config, only, runtime)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ResetPlan:
+    """What a reset would do. ``before`` is None for a new reader."""
+
+    partition: str
+    reader: str
+    before: int | None
+    after: int
+    again: int  # batches that are read again
+    passed: int  # batches that are passed by
+    runs: str  # the consumer that is fenced, in words; empty where none seems to run
+
+
+Where = Callable[[LogView, int, int], int]
+"""Of a log, the reader's position and the time now (milliseconds) the sequence to begin at."""
+
+
+def plan_reset(
+    store: Store,
+    config: QueueConfig,
+    name: str,
+    where: Where,
+    runtime: Runtime,
+    *,
+    relative: bool = False,
+) -> tuple[ResetPlan, LogView]:
+    """Where a reader would be set; changes nothing. A name without a reader is a new one, but for
+    a ``relative`` place, of which there is none then."""
+    view = view_of(store, config, runtime)
+    before, runs = None, ""
+    if name in view.index.readers or relative:
+        found = reader_of(store, config, view, name, runtime)
+        before = max(found.next_sequence, view.first_sequence)
+        runs = found.who if found.runs else ""
+    at = view.first_sequence if before is None else before
+    after = where(view, at, runtime.now_ms())
+    again, passed = (max(0, at - after), max(0, after - at)) if before is not None else (0, 0)
+    return ResetPlan(config.data_path_prefix, name, before, after, again, passed, runs), view
+
+
+def delete_reader(
+    store: Store, config: QueueConfig, name: str, runtime: Runtime, *, force: bool = False
+) -> None:
+    """Delete a reader, which then holds nothing; ``InvalidInput`` for one that runs."""
+    view = view_of(store, config, runtime)
+    found = reader_of(store, config, view, name, runtime)
+    if found.runs and not force:
+        raise InvalidInput(
+            f"reader {name!r} runs: {found.who}. Stop it first, or give --force: it ends with an "
+            "error"
+        )
+    unregister(store, config, name, runtime, view.index.queue_id)

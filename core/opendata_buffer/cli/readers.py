@@ -1,0 +1,308 @@
+"""``readers``: make a log of a queue; list, set and delete its named readers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from opendata_buffer.admin.readers import (
+    ReaderStatus,
+    Where,
+    delete_reader,
+    enable_log,
+    plan_reset,
+    reader_of,
+    readers_of,
+    view_of,
+)
+from opendata_buffer.admin.status import running_consumer
+from opendata_buffer.admin.trim import Start
+from opendata_buffer.cli import options
+from opendata_buffer.cli.command import Command, Exampled, confirm, format_span, plural
+from opendata_buffer.cli.errors import Failure
+from opendata_buffer.cli.target import Target, target_of
+from opendata_buffer.config import QueueConfig, check_reader_name
+from opendata_buffer.consumer.read_only import ReadOnlyReader
+from opendata_buffer.errors import Drained, InvalidInput
+from opendata_buffer.queue.ownership import check_owner
+from opendata_buffer.queue.readers import reset_reader, unknown_reader
+from opendata_buffer.runtime import Runtime
+
+MEANS = (
+    "Producers go on, also those of other languages. A consumer without a reader's name is refused "
+    "from now on; one of another library would take batches from all readers, and must be stopped: "
+    "let it go on as a named reader. It cannot be undone"
+)
+
+
+class _Group(Exampled, click.Group):
+    """A group whose help screen starts with an example."""
+
+
+@click.group(cls=_Group)
+def readers() -> None:
+    """List, set and delete the named readers of a log, or make a log of a queue.
+
+    Each reader of a log reads everything, with a position of its own. Of a topic, a command works
+    on all partitions, or on one with --partition.
+    """
+
+
+@readers.command(cls=Command)
+@options.queue
+@click.option(
+    "--retention",
+    metavar="DURATION",
+    help="Keep batches for so long although all readers have acknowledged them, such as 7d; 'none' "
+    "keeps none. Default: none, or as it is.",
+)
+@click.option(
+    "--reader-expiry",
+    metavar="DURATION",
+    help="A reader that did not move for so long holds nothing. Default: 7d, or as it is.",
+)
+@options.yes
+@options.as_json
+@click.pass_obj
+def enable(
+    runtime: Any,
+    /,
+    retention: str | None,
+    reader_expiry: str | None,
+    yes: bool,
+    as_json: bool,
+    **queue: Any,
+) -> None:
+    """Make a log of a queue, or change how long a log keeps batches.
+
+    Of a topic, of each partition. Nothing that is queued is lost: a reader that is new begins with
+    the oldest batch. Asks first, because no consumer without a reader's name can read it then.
+    """
+    times: dict[str, int | None] = {}
+    if retention is not None:
+        times["retention_ms"] = None if retention == "none" else options.duration_ms(retention)
+    if reader_expiry is not None:
+        times["reader_expiry_ms"] = options.duration_ms(reader_expiry)
+    target = target_of(runtime, queue)
+    plain = [each for each in target.configs() if not _is_log(target, each, runtime)]
+    for name in filter(None, (running_consumer(target.store, each, runtime) for each in plain)):
+        click.echo(f"warning: {name} seems to run: it is fenced, and ends with an error", err=True)
+    if plain:
+        which = "the queue" if target.topic is None else plural(len(plain), "partition")
+        confirm(f"{which} of {target.store.url} will be a log with named readers. {MEANS}", yes)
+    for config in target.configs():
+        try:
+            index, made = enable_log(target.store, config, runtime, **times)
+        except Drained:
+            continue  # A partition that leaves the topic has nothing to be read.
+        fields = {
+            "partition": config.data_path_prefix,
+            "made": made,
+            "first_sequence": index.floor,
+            "retention_ms": index.retention_ms,
+            "reader_expiry_ms": index.reader_expiry_ms,
+        }
+        if as_json:
+            click.echo(json.dumps(fields))
+            continue
+        kept = format_span(index.retention_ms)
+        click.echo(
+            f"{config.data_path_prefix}: {'is a log now' if made else 'is a log'}, from sequence "
+            f"{index.floor:,} on; retention {kept}, readers expire after "
+            f"{format_span(index.reader_expiry_ms)}"
+        )
+
+
+@readers.command("list", cls=Command)
+@options.queue
+@options.as_json
+@click.pass_obj
+def list_(runtime: Any, /, as_json: bool, **queue: Any) -> None:
+    """List the readers, and how far each is behind.
+
+    With --json an object for each reader and partition.
+    """
+    target = target_of(runtime, queue)
+    found = [
+        each
+        for config in _existing(target, runtime)
+        for each in readers_of(
+            target.store, config, view_of(target.store, config, runtime), runtime
+        )
+    ]
+    if as_json:
+        for each in found:
+            click.echo(json.dumps(asdict(each)))
+        return
+    from opendata_buffer.cli.terminal import print_table, readers_table
+
+    print_table(readers_table(found, target.topic is not None))
+    if not found:
+        click.echo("no readers yet: a consumer with a reader's name makes one", err=True)
+
+
+@readers.command(cls=Command)
+@options.queue
+@click.argument("name", required=False)
+@options.as_json
+@click.pass_obj
+def describe(runtime: Any, /, name: str | None, as_json: bool, **queue: Any) -> None:
+    """Show all that is known of one reader, or of each."""
+    target = target_of(runtime, queue)
+    found: list[ReaderStatus] = []
+    for config in _existing(target, runtime):
+        view = view_of(target.store, config, runtime)
+        if name is None:
+            found += readers_of(target.store, config, view, runtime)
+        elif name in view.index.readers or target.topic is None:
+            found.append(reader_of(target.store, config, view, name, runtime))
+    if name is not None and not found:
+        raise unknown_reader(name, view.index)
+    for each in found:
+        if as_json:
+            click.echo(json.dumps(asdict(each)))
+            continue
+        from opendata_buffer.cli.terminal import print_table, reader_table
+
+        print_table(reader_table(each))
+
+
+@readers.command(cls=Command)
+@options.queue
+@click.argument("name")
+@click.option("--to-earliest", is_flag=True, help="To the oldest batch that is kept.")
+@click.option("--to-latest", is_flag=True, help="To the end: only what is produced after this.")
+@click.option(
+    "--to-datetime",
+    metavar="TIME",
+    help="To a time such as 2026-01-31T03:00:00Z; UTC without zone.",
+)
+@click.option("--by-duration", metavar="DURATION", help="To so long before now, such as 6h.")
+@click.option("--shift-by", type=int, metavar="N", help="By N batches, backwards where negative.")
+@click.option("--to-sequence", type=options.NATURAL, metavar="N", help="To a sequence.")
+@click.option("--dry-run", is_flag=True, help="Only print the plan.")
+@click.option(
+    "--force", is_flag=True, help="Also where a consumer runs by this name: it is fenced."
+)
+@options.as_json
+@click.pass_obj
+def reset(
+    runtime: Any, /, name: str, dry_run: bool, force: bool, as_json: bool, **given: Any
+) -> None:
+    """Set one reader to another place; a new name is made.
+
+    Deletes nothing, and no other reader notices. What this reader passes by may be deleted as soon
+    as all others have acknowledged it, and the retention is over.
+    """
+    names = ("to_earliest", "to_latest", "to_datetime", "by_duration", "shift_by", "to_sequence")
+    to = {each: given.pop(each) for each in names}
+    chosen = {each: value for each, value in to.items() if value not in (None, False)}
+    if len(chosen) != 1:
+        flags = ", ".join(f"--{each.replace('_', '-')}" for each in names)
+        raise click.UsageError(f"give one of {flags}")
+    ((kind, value),) = chosen.items()
+    check_reader_name(name)
+    where = _where(kind, value)
+    target = target_of(runtime, given)
+    if target.topic is not None and kind in ("shift_by", "to_sequence"):
+        raise click.UsageError(
+            f"--{kind.replace('_', '-')} is about sequences, and partitions count separately: name "
+            "one with --partition"
+        )
+    configs, store = _existing(target, runtime), target.store
+    relative = kind == "shift_by"
+    plans = [
+        (each, *plan_reset(store, each, name, where, runtime, relative=relative))
+        for each in configs
+    ]
+    for _, plan, _ in plans:
+        if plan.runs and not (force or dry_run):
+            raise Failure(
+                f"reader {name!r} runs: {plan.runs}. Stop it, or give --force, which fences it: it "
+                "ends with an error"
+            )
+    for config, plan, view in plans:
+        if not dry_run:
+            reset_reader(store, config, name, plan.after, view, runtime, force=force)
+        if as_json:
+            click.echo(json.dumps({"dry_run": dry_run, **asdict(plan)}))
+            continue
+        moved = f"{plural(plan.again, 'batch')} will be read again"
+        if plan.passed:
+            moved = f"{plural(plan.passed, 'batch')} will be passed by"
+        if plan.before is None:
+            moved = f"{plural(view.next_sequence - plan.after, 'batch')} will be read"
+        before = "a new reader" if plan.before is None else f"from {plan.before:,}"
+        would = "would be set" if dry_run else "is set"
+        click.echo(
+            f"{config.data_path_prefix}: {name} {would}, {before}, to {plan.after:,}; {moved}"
+        )
+
+
+@readers.command(cls=Command)
+@options.queue
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Also where a consumer runs by this name.")
+@options.as_json
+@click.pass_obj
+def delete(runtime: Any, /, name: str, force: bool, as_json: bool, **queue: Any) -> None:
+    """Delete a reader: it holds nothing any more.
+
+    What only it had not read may be deleted then, once the retention is over. A consumer that
+    starts with the name again begins with the oldest batch that is kept.
+    """
+    target = target_of(runtime, queue)
+    done, missing = [], None
+    for config in _existing(target, runtime):
+        view = view_of(target.store, config, runtime)
+        if target.topic is not None and name not in view.index.readers:
+            missing = view.index
+            continue
+        delete_reader(target.store, config, name, runtime, force=force)
+        done.append(config.data_path_prefix)
+    if not done and missing is not None:
+        raise unknown_reader(name, missing)
+    for prefix in done:
+        fields = {"partition": prefix, "deleted": name}
+        click.echo(json.dumps(fields) if as_json else f"{prefix}: deleted reader {name}")
+
+
+def _where(kind: str, value: Any) -> Where:
+    """The place that an option names."""
+    if kind == "to_earliest":
+        return lambda view, at, now_ms: view.first_sequence
+    if kind == "to_latest":
+        return lambda view, at, now_ms: view.next_sequence
+    if kind == "to_sequence":
+        return lambda view, at, now_ms: int(value)
+    if kind == "shift_by":
+        return lambda view, at, now_ms: min(
+            max(at + value, view.first_sequence), view.next_sequence
+        )
+    if kind == "by_duration":
+        span_ms = options.duration_ms(value)
+        return lambda view, at, now_ms: view.since(now_ms - span_ms)
+    since_ms = Start.parse(value).since_ms
+    if since_ms is None:
+        raise InvalidInput(f"{value!r} is no time: use one such as 2026-01-31T03:00:00Z")
+    return lambda view, at, now_ms: view.since(since_ms)
+
+
+def _existing(target: Target, runtime: Runtime) -> list[Any]:
+    """Settings of the queue, or of each partition that was ever used."""
+    if target.topic is None:
+        return [target.config]
+    found = target.written(runtime)
+    if not found:
+        raise Failure(f"no partition of the topic at {target.store.url} was ever written")
+    return found
+
+
+def _is_log(target: Target, config: QueueConfig, runtime: Runtime) -> bool:
+    if target.topic is None:  # A partition need not have been written yet.
+        ReadOnlyReader(config, store=target.store, runtime=runtime).manifest()
+    claim = check_owner(target.store, config, runtime=runtime)
+    return claim is not None and claim.is_log

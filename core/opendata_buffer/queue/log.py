@@ -1,0 +1,448 @@
+"""A queue as a log: the oldest entries of its manifest in segments, and one view over both.
+
+Any process that finds more than :attr:`Log.most_entries` entries in the manifest of a log moves the
+oldest ones, and each may end anywhere:
+
+1. It stores them as a segment, ``<prefix>/_log/<first>-<end>-<ulid>.segment``: the bytes of a v1
+   manifest. The name is used once, and a segment that no index names is nothing.
+2. It adds the segment to the index by compare-and-swap. That alone decides. Who loses the race
+   begins anew, with another segment.
+3. Whoever writes the manifest next leaves out what the index has (:meth:`.Queue.append` in the
+   same write, or :meth:`.Queue.leave_to_log`).
+
+A reader reads the manifest before the index: what left the manifest in between is in the index.
+A producer of another language knows nothing of it: it appends to a manifest that stays short.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from opendata_buffer import outcomes
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import (
+    CorruptData,
+    CorruptManifest,
+    InvalidInput,
+    ObjectNotFound,
+    TransientStorageError,
+)
+from opendata_buffer.formats.manifest import Manifest, QueueEntry
+from opendata_buffer.formats.sidecar import LARGEST
+from opendata_buffer.messages import undecided
+from opendata_buffer.queue.cas import CasObject, CasStore
+from opendata_buffer.queue.log_index import (
+    INDEX,
+    PAGE,
+    LogIndex,
+    Part,
+    end_of_gap,
+    first_of,
+    page_from_json,
+    page_to_json,
+)
+from opendata_buffer.queue.ownership import queue_hint
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores.base import read_bytes
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+_MAX_SEGMENT_BYTES = 1 << 28
+_PAGES, _SEGMENTS = 64, 4  # that are kept in memory
+
+
+def index_key(config: QueueConfig) -> str:
+    """The key of the index of a log."""
+    return f"{config.data_path_prefix}/_log.json"
+
+
+def parts_folder(config: QueueConfig) -> str:
+    """Where the segments of a log and the pages of its index are."""
+    return f"{config.data_path_prefix}/_log/"
+
+
+class SegmentGone(CorruptData):
+    """A segment that the index named is not there."""
+
+
+def end_of_part(key: str) -> int:
+    """The sequence before which a segment or a page ends, by its name; LARGEST of another object.
+
+    It can be deleted where that is below the floor, whether an index ever named it or not.
+    """
+    _, end, *rest = (*key.rsplit("/", 1)[-1].split("-"), "", "")
+    return int(end) if end.isascii() and end.isdigit() and rest[0] else LARGEST
+
+
+class Log:
+    """The index and the segments of one log. Not thread-safe.
+
+    ``queue_id`` is that of the queue; an index of another one is refused. Empty: any.
+    """
+
+    most_entries = 1_024
+    """Entries in the manifest of a log from which on the oldest ones are moved."""
+    left_entries = 256
+    """The newest entries stay in the manifest, where writers look for an append of theirs."""
+    most_moved = 8_192
+    """Entries of one segment."""
+
+    def __init__(
+        self, store: CasStore, config: QueueConfig, runtime: Runtime, queue_id: str = ""
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._runtime = runtime
+        self._queue_id = queue_id
+        self._object = CasObject(
+            store,
+            index_key(config),
+            decode=LogIndex.from_json,
+            encode=LogIndex.to_json,
+            runtime=runtime,
+            settings=config,
+            sidecar=INDEX,
+        )
+        self._pages: OrderedDict[str, tuple[Part, ...]] = OrderedDict()
+        self._segments: OrderedDict[str, Manifest] = OrderedDict()
+
+    @property
+    def last_seen(self) -> LogIndex | None:
+        """The index as last read or written; None when none was seen."""
+        return self._object.last_seen
+
+    def read(self) -> LogIndex | None:
+        """The index as it is now; None where the queue is no log. One conditional GET.
+
+        Raises:
+            CorruptData: It is gone, cannot be read, or is another queue's.
+        """
+        found = self._object.read()
+        if isinstance(found, outcomes.Vanished):
+            raise CorruptData(f"{self._object.key!r} in {self._store.url} vanished. {INDEX.remedy}")
+        if found is not None and self._queue_id and found.queue_id != self._queue_id:
+            raise CorruptData(
+                f"{self._object.key!r} in {self._store.url} is of queue {found.queue_id}, and the "
+                f"queue is {self._queue_id}: it was started over. If the old log is given up, "
+                f"delete the object and everything below {parts_folder(self._config)!r}."
+            )
+        return found
+
+    def need(self, *, marked: bool = False) -> LogIndex:
+        """As :meth:`read`; ``InvalidInput`` with the command that makes a log of the queue.
+
+        ``marked`` is whether the owner marker says that it is one: then the index was lost (failure
+        F45).
+        """
+        found = self.read()
+        if found is None and marked:
+            words = queue_hint(self._store.url, self._config)
+            raise CorruptData(
+                f"{self._object.key!r} in {self._store.url} is gone. {INDEX.remedy} Where "
+                f"'opendata-buffer readers enable {words}' was interrupted, run it again."
+            )
+        if found is None:
+            raise InvalidInput(
+                f"the queue with manifest {self._config.manifest_path!r} in {self._store.url} is "
+                "no log, and has no named readers. 'opendata-buffer readers enable "
+                f"{queue_hint(self._store.url, self._config)}' makes it one, and says what "
+                "changes."
+            )
+        return found
+
+    def view(self, index: LogIndex, manifest: Manifest) -> LogView:
+        """All that the log keeps, by a manifest and the index that was read after it."""
+        path = self._config.manifest_path
+        return LogView(self, index, manifest, index.floor, manifest.epoch, path)
+
+    def change(self, decide: Callable[[LogIndex | None], LogIndex | None]) -> LogIndex:
+        """Change the index, and return what holds now.
+
+        A change may be applied twice, or be found to be made already: a lost answer is repeated.
+
+        Raises:
+            TransientStorageError: It is not known to be made within the deadline.
+        """
+        outcome = self._object.update(decide)
+        if isinstance(outcome, outcomes.Applied) and outcome.value is not None:
+            return outcome.value
+        raise TransientStorageError(
+            f"the index of the log {self._object.key!r} in {self._store.url} could not be "
+            f"written: {outcome}. Try again."
+        )
+
+    def move(self, manifest: Manifest) -> LogIndex | None:
+        """Move the oldest entries into segments while more than ``most_entries`` are not moved.
+
+        ``manifest`` is as it was just read or written. Returns the index, whose ``end`` says what
+        may leave the manifest; None where the queue is no log.
+        """
+        index = self.read()
+        while index is not None:
+            first = max(index.end, manifest.first_sequence)
+            if manifest.next_sequence - first <= self.most_entries:
+                return self._sealed(index)
+            end = min(manifest.next_sequence - self.left_entries, first + self.most_moved)
+            end = min(end, self._first_open(manifest, first))
+            if end == first:
+                return self._sealed(index)
+            entries = manifest.part(first, end)
+            part = Part.of(entries, self._name(first, end, "segment"))
+            # The object first: the index never names a segment that is not stored (failure F43).
+            self._store.put(parts_folder(self._config) + part.name, entries.raw)
+            if first > index.end:  # failure F42
+                log.error("%s", _stolen(self._config.manifest_path, index.end, first, manifest))
+            index = self._replace(index, index.with_segment(part))
+        return None
+
+    def _first_open(self, manifest: Manifest, first: int) -> int:
+        """The first sequence of an open transaction, or the end. From there on nothing is moved:
+        who ends a transaction looks for it in the manifest (transactions/markers.py)."""
+        if b"/message=" not in manifest.raw:
+            return manifest.next_sequence
+        names = enumerate(manifest.locations(), manifest.first_sequence)
+        found = undecided(names, self._config.data_path_prefix).values()
+        begins = (each.first_sequence for each in found if each.first_sequence >= first)
+        return min(begins, default=manifest.next_sequence)
+
+    def _sealed(self, index: LogIndex) -> LogIndex:
+        """The index with pages for levels that are full."""
+        while (full := index.full_level()) is not None:
+            number, parts = full
+            page = Part.page(parts, self._name(parts[0].first, parts[-1].end, "page"))
+            self._store.put(parts_folder(self._config) + page.name, page_to_json(parts))
+            index = self._replace(index, index.with_page(number, page))
+        return index
+
+    def _replace(self, known: LogIndex, new: LogIndex) -> LogIndex:
+        """Write the index if it is still the known one; what holds now, in any case."""
+        return self.change(lambda before: new if before == known else before)
+
+    def _name(self, first: int, end: int, kind: str) -> str:
+        # By their sequences in order, so that a listing finds what lies before the floor.
+        return f"{first:020d}-{end:020d}-{self._runtime.ulid()}.{kind}"
+
+    def entries(self, index: LogIndex, start: int, limit: int | None) -> list[QueueEntry]:
+        """Up to ``limit`` entries from ``start`` on that are in segments, without a gap."""
+        found: list[QueueEntry] = []
+        while limit is None or len(found) < limit:
+            segment = self._segment_at(index, start + len(found))
+            if segment is None:
+                break
+            wanted = None if limit is None else limit - len(found)
+            found += segment.entries(start + len(found), wanted)
+        return found
+
+    def find(self, index: LogIndex, location: str, since: int) -> int | None:
+        """The sequence of a location in the segments from ``since`` on; None if none has it."""
+        at = since
+        while (segment := self._segment_at(index, at)) is not None:
+            if (found := segment.find(location)) is not None:
+                return found
+            at = end_of_gap(segment.next_sequence, index.lost)
+        return None
+
+    def sequence_since(self, index: LogIndex, time_ms: int) -> int | None:
+        """The first sequence in the segments with a record of this time or later; None without."""
+        found = index.part_since(time_ms)
+        while found is not None:
+            part, level = found
+            if level == 0:
+                entries = self._segment(part).entries()
+                return next((e.sequence for e in entries if e.latest_ms >= time_ms), part.end)
+            parts = self._page(part)
+            found = next((p for p in parts if p.newest_ms >= time_ms), parts[-1]), level - 1
+        return None
+
+    def oldest_name_ms(self, index: LogIndex) -> int | None:
+        """The earliest time in the names of batches from the floor on; None where none is there.
+
+        Of the segment that the floor is in all names count. Reads the page that it is in, if any.
+        """
+        found = []
+        waiting = [(part, level) for level, parts in enumerate(index.levels) for part in parts]
+        while waiting:
+            part, level = waiting.pop()
+            if part.end <= index.floor:
+                continue
+            if level and part.first < index.floor:
+                waiting += [(each, level - 1) for each in self._page(part)]
+            else:
+                found.append(part.named_ms)
+        return min(found, default=None)
+
+    def segments(self, index: LogIndex) -> Iterator[tuple[Part, Manifest | CorruptData]]:
+        """Each segment from the floor on, or the error of one that cannot be read, or of a page."""
+        levels = range(len(index.levels) - 1, -1, -1)
+        waiting = deque((part, level) for level in levels for part in index.levels[level])
+        while waiting:
+            part, level = waiting.popleft()
+            if part.end <= index.floor:
+                continue
+            try:
+                if level:
+                    inner = [(each, level - 1) for each in self._page(part)]
+                    waiting.extendleft(reversed(inner))
+                else:
+                    yield part, self._segment(part)
+            except CorruptData as error:
+                yield part, error
+
+    def _segment_at(self, index: LogIndex, sequence: int) -> Manifest | None:
+        found = index.part_at(sequence)
+        if found is None:
+            return None
+        part, level = found
+        while level:
+            inner = first_of(self._page(part), sequence)
+            if inner is None:
+                return None
+            part, level = inner, level - 1
+        return self._segment(part)
+
+    def _page(self, part: Part) -> tuple[Part, ...]:
+        return self._cached(self._pages, _PAGES, part, self._read_page)
+
+    def _segment(self, part: Part) -> Manifest:
+        return self._cached(self._segments, _SEGMENTS, part, self._read_segment)
+
+    def _cached(
+        self, cache: OrderedDict[str, T], most: int, part: Part, read: Callable[[str, int], T]
+    ) -> T:
+        if part.name in cache:
+            cache.move_to_end(part.name)
+            return cache[part.name]
+        key = parts_folder(self._config) + part.name
+        try:
+            found = read(key, part.end)
+        except ObjectNotFound as error:
+            raise SegmentGone(self._damaged(key, part, "is gone")) from error
+        except (CorruptData, CorruptManifest) as error:
+            what = "cannot be read: " + str(error).split(". ")[0]
+            raise CorruptData(self._damaged(key, part, what)) from error
+        cache[part.name] = found
+        while len(cache) > most:
+            cache.popitem(last=False)
+        return found
+
+    def _damaged(self, key: str, part: Part, what: str) -> str:
+        words = queue_hint(self._store.url, self._config)
+        return (
+            f"{key!r} in {self._store.url} {what}. It names sequences {part.first} to "
+            f"{part.end - 1} of the log: readers that are before or behind them go on. Restore the "
+            "object (bucket versioning), or have a reader pass them by with 'opendata-buffer "
+            f"readers reset {words} NAME --to-sequence {part.end}'."
+        )
+
+    def _read_page(self, key: str, end: int) -> tuple[Part, ...]:
+        return page_from_json(read_bytes(self._store, key, PAGE.max_bytes))
+
+    def _read_segment(self, key: str, end: int) -> Manifest:
+        found = Manifest.parse(read_bytes(self._store, key, _MAX_SEGMENT_BYTES))
+        if found.next_sequence != end:
+            raise CorruptData(f"it ends at {found.next_sequence}, and the index has {end}")
+        return found
+
+
+def _stolen(manifest_path: str, first: int, end: int, manifest: Manifest) -> str:
+    return (
+        f"sequences {first} to {end - 1} were taken off manifest {manifest_path!r} by a consumer "
+        f"that knows no log (the manifest has epoch {manifest.epoch}): stop it, readers have lost "
+        "them. It may go on as a named reader."
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class LogView:
+    """A manifest, and the index that was read after it: the entries of both, as a manifest has
+    them. ``first_sequence`` is the first that counts, of a reader or of the whole log."""
+
+    log: Log
+    index: LogIndex
+    manifest: Manifest
+    first_sequence: int
+    epoch: int
+    key: str
+    check_current: Callable[[], None] = lambda: None
+    """Raises where the view is out of date: its reader was fenced, or was passed by the floor."""
+
+    @property
+    def next_sequence(self) -> int:
+        """What the next appended batch gets."""
+        return self.manifest.next_sequence
+
+    @property
+    def entry_count(self) -> int:
+        """Entries from ``first_sequence`` on, with those that were lost."""
+        return self.next_sequence - self.first_sequence
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the queue is closed for good."""
+        return self.manifest.sealed
+
+    @property
+    def gaps(self) -> Sequence[tuple[int, int]]:
+        """Ranges that a client took away which knows no log."""
+        first, end = self.manifest.first_sequence, self.index.end
+        return (*self.index.lost, *([(end, first)] if first > end else []))
+
+    def available_from(self, needed: int) -> int:
+        """The first sequence from ``needed`` on that is kept and was not taken away."""
+        return end_of_gap(max(needed, self.first_sequence), self.gaps)
+
+    def entries(self, start: int | None = None, limit: int | None = None) -> tuple[QueueEntry, ...]:
+        """Up to ``limit`` entries from ``start`` on, up to a gap at most; reads what it needs."""
+        at = max(self.first_sequence, start if start is not None else 0)
+        if limit is not None and limit <= 0:
+            return ()
+        found: list[QueueEntry] = []
+        if at < self.manifest.first_sequence:
+            try:
+                found = self.log.entries(self.index, at, limit)
+            except SegmentGone:
+                self.check_current()
+                raise
+            at += len(found)
+            if at < self.manifest.first_sequence:
+                return tuple(found)
+        rest = None if limit is None else limit - len(found)
+        return (*found, *self.manifest.entries(at, rest))
+
+    def age_s(self, now_ms: int, start: int | None = None) -> float | None:
+        """Seconds since the first entry from ``start`` on was written, without a request.
+
+        Of an entry in a segment it is the age of the oldest name there.
+        """
+        at = max(self.first_sequence, start if start is not None else 0)
+        if at >= self.manifest.first_sequence:
+            return self.manifest.age_s(now_ms, at)
+        found = self.index.part_at(at)
+        if found is None or not found[0].named_ms:
+            return None
+        return max(0, now_ms - found[0].named_ms) / 1000
+
+    def since(self, time_ms: int) -> int:
+        """The first sequence with a record of this time or later; the end if there is none."""
+        found = self.log.sequence_since(self.index, time_ms)
+        if found is not None and found < self.index.end:
+            return max(found, self.first_sequence)
+        at = max(self.first_sequence, self.index.end)
+        later = (e.sequence for e in self.manifest.entries(at) if e.latest_ms >= time_ms)
+        return next(later, self.next_sequence)
+
+    def find(self, location: str, since: int) -> int | None:
+        """The sequence of a location from ``since`` on; reads the segments from there."""
+        begin = end_of_gap(max(since, self.first_sequence), self.gaps)
+        found = self.log.find(self.index, location, begin)
+        return self.manifest.find(location) if found is None else found
+
+    def behind(self, sequence: int) -> LogView:
+        """The same entries from a later sequence on."""
+        return replace(self, first_sequence=max(sequence, self.first_sequence))

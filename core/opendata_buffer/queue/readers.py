@@ -1,0 +1,582 @@
+"""Named readers of a log: each has a position, an epoch and a fence of its own.
+
+The position of a reader is ``<prefix>/_readers/<name>.json``, and only its owner writes it::
+
+    {"version": 1, "queue": "01J5...", "next": 4711, "epoch": 3, "host": "worker-7",
+     "process": 4711, "program": "Spark", "since_ms": 1767225600000, "moved_ms": 1767225700000}
+
+Everything before ``next`` is acknowledged. A consumer that starts raises ``epoch``, and so fences
+the one before it with the same name; readers of other names never notice.
+
+A reader counts for the collector while the log's index has its name. In this order, which keeps a
+collector from deleting what a reader is about to need (``tests/specification/Log.tla``): a reader
+writes its position and then the index; the collector reads the index, then the positions, and then
+writes the index, if nobody else did meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
+
+from opendata_buffer import metrics, outcomes
+from opendata_buffer.config import QueueConfig, check_reader_name
+from opendata_buffer.errors import (
+    CorruptData,
+    DataLoss,
+    Fenced,
+    InvalidInput,
+    OpenDataBufferError,
+    QueueReset,
+    TransientStorageError,
+)
+from opendata_buffer.formats.manifest import Manifest, QueueEntry
+from opendata_buffer.formats.sidecar import Sidecar
+from opendata_buffer.queue.cas import CasObject, CasStore
+from opendata_buffer.queue.consumer_info import process_runs
+from opendata_buffer.queue.log import Log, LogView
+from opendata_buffer.queue.log_index import MOST_READERS, REMEMBERED, LogIndex
+from opendata_buffer.queue.ownership import (
+    IS_LOG,
+    PrefixOwner,
+    QueueClaim,
+    ends_before,
+    queue_hint,
+    vanished,
+    write_owner,
+)
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores.base import Delete
+
+log = logging.getLogger(__name__)
+
+_POSITION = Sidecar(
+    "the position of a reader",
+    "Restore its latest version (bucket versioning), or delete it and set the reader with "
+    "'opendata-buffer readers reset STORE NAME' to where it was.",
+)
+
+CHECK_S = 60.0
+"""Seconds after which a reader that finds nothing new reads position and index all the same."""
+
+_LIVE_MS = 5 * 60 * 1000
+"""A reader of another host is taken to run for so long after its position was written."""
+
+MOST_SILENT_MS = 60 * 60 * 1000
+"""A reader that has nothing to acknowledge writes its position this often, so as not to expire."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderPosition:
+    """Where a reader is, and whose it is. Times in milliseconds since the Unix epoch.
+
+    ``next`` is the first sequence that is not acknowledged; ``moved_ms`` when it was written last.
+    ``process`` is 0 once the consumer has ended.
+    """
+
+    queue_id: str
+    next: int
+    epoch: int
+    host: str = ""
+    process: int = 0
+    program: str = ""
+    since_ms: int = 0
+    moved_ms: int = 0
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        """The object's bytes."""
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        del own["others"], own["queue_id"]
+        return _POSITION.encode({"queue": self.queue_id, **own}, self.others)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> ReaderPosition:
+        """Read the object's bytes; ``CorruptData`` where they are no such object."""
+        found = _POSITION.decode(data)
+        return cls(
+            queue_id=found.text("queue"),
+            next=found.number("next"),
+            epoch=found.number("epoch"),
+            host=found.text("host", ""),
+            process=found.number("process", 0),
+            program=found.text("program", ""),
+            since_ms=found.number("since_ms", 0),
+            moved_ms=found.number("moved_ms", 0),
+            others=found.others(),
+        )
+
+    def may_run(self, now_ms: int) -> bool:
+        """Whether a consumer may have this position: on this host by its process, else by time."""
+        if not self.process:
+            return False
+        if self.host != os.uname().nodename:
+            return now_ms - self.moved_ms < _LIVE_MS
+        return process_runs(self.process)
+
+
+def position_object(
+    store: CasStore, config: QueueConfig, name: str, runtime: Runtime
+) -> CasObject[ReaderPosition]:
+    """The position of one reader."""
+    return CasObject(
+        store,
+        f"{config.data_path_prefix}/_readers/{name}.json",
+        decode=ReaderPosition.from_json,
+        encode=ReaderPosition.to_json,
+        runtime=runtime,
+        settings=config,
+        sidecar=_POSITION,
+    )
+
+
+def read_positions(
+    store: CasStore, config: QueueConfig, index: LogIndex, runtime: Runtime
+) -> dict[str, ReaderPosition]:
+    """The positions of all readers in the index, one read each.
+
+    One that is gone counts as at the floor and moved now: the reader did not expire, and holds
+    what it may not have read.
+    """
+    found = {}
+    for name in index.readers:
+        position = position_object(store, config, name, runtime).read()
+        if isinstance(position, ReaderPosition) and position.queue_id == index.queue_id:
+            found[name] = position
+        else:
+            found[name] = ReaderPosition(index.queue_id, index.floor, 0, moved_ms=runtime.now_ms())
+    return found
+
+
+def enable_readers(
+    store: CasStore,
+    config: QueueConfig,
+    claim: QueueClaim,
+    runtime: Runtime,
+    *,
+    retention_ms: int | None,
+    reader_expiry_ms: int,
+) -> LogIndex:
+    """Make a log of a queue, from its oldest entry on; or change the times of a log.
+
+    In this order: the marker, so that no consumer without a name starts any more; the epoch, which
+    fences the one that runs; the index. A call that was interrupted is repeated.
+    """
+
+    def marked(before: PrefixOwner | None) -> PrefixOwner:
+        if before is None:
+            raise vanished(config, store.url)
+        return replace(before, others={**before.others, IS_LOG: True})
+
+    log_ = Log(store, config, runtime)
+    index = log_.read()
+    if index is None or index.queue_id != claim.queue_id:
+        write_owner(store, config, runtime, marked)
+        queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
+        first = queue.claim_epoch(None).first_sequence
+        new = LogIndex(claim.queue_id, first, first)
+    else:
+        new = index
+
+    def decide(before: LogIndex | None) -> LogIndex:
+        if before is None or before.queue_id != claim.queue_id:
+            before = new
+        if (before.retention_ms, before.reader_expiry_ms) == (retention_ms, reader_expiry_ms):
+            return before
+        return before.with_settings(retention_ms, reader_expiry_ms)
+
+    return log_.change(decide)
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderState:
+    """A reader as ``status`` and ``readers`` show it. ``lag`` in batches, times in milliseconds.
+
+    ``oldest_ms`` is when the oldest batch was written that it has not acknowledged; ``expires_ms``
+    when it stops to hold anything, unless it moves.
+    """
+
+    name: str
+    position: ReaderPosition
+    lag: int
+    oldest_ms: int | None
+    expires_ms: int
+    runs: bool
+
+
+def describe_readers(
+    store: CasStore, config: QueueConfig, view: LogView, runtime: Runtime
+) -> list[ReaderState]:
+    """All readers of a log, by name; one read for each."""
+    found = []
+    now_ms = runtime.now_ms()
+    for name, each in read_positions(store, config, view.index, runtime).items():
+        age_s = view.behind(each.next).age_s(now_ms)
+        found.append(
+            ReaderState(
+                name,
+                each,
+                max(0, view.next_sequence - max(each.next, view.first_sequence)),
+                None if age_s is None else now_ms - round(age_s * 1000),
+                each.moved_ms + view.index.reader_expiry_ms,
+                each.may_run(now_ms),
+            )
+        )
+    return found
+
+
+def reset_reader(
+    store: CasStore,
+    config: QueueConfig,
+    name: str,
+    sequence: int,
+    view: LogView,
+    runtime: Runtime,
+    *,
+    force: bool = False,
+) -> ReaderPosition:
+    """Set a reader, which may be new, to a sequence; deletes nothing. Its consumer is fenced.
+
+    Raises:
+        InvalidInput: The sequence is beyond the end, or not kept any more; or a consumer runs
+            with this name, and ``force`` is off.
+    """
+    check_reader_name(name)
+    if not view.first_sequence <= sequence <= view.next_sequence:
+        raise InvalidInput(
+            f"sequence {sequence} is not kept: the log has {view.first_sequence} to "
+            f"{view.next_sequence - 1}, and ends at {view.next_sequence}"
+        )
+    before = position_object(store, config, name, runtime).read()
+    if isinstance(before, ReaderPosition) and before.may_run(runtime.now_ms()) and not force:
+        raise InvalidInput(
+            f"reader {name!r} runs: {before.program} on {before.host}, process {before.process}. "
+            "Stop it, or give --force, which fences it: it ends with an error"
+        )
+    reader = ReaderQueue(
+        store, config, name, runtime=runtime, claim=None, program="opendata-buffer readers reset"
+    )
+    return reader.reset(sequence)
+
+
+class ReaderStore(CasStore, Delete, Protocol):
+    """What deleting a reader needs of a store."""
+
+
+def unregister(
+    store: ReaderStore, config: QueueConfig, name: str, runtime: Runtime, queue_id: str
+) -> LogIndex:
+    """Delete a reader: off the index first, so that it holds nothing, and then its position."""
+    log_ = Log(store, config, runtime, queue_id)
+    index = log_.need()
+    if name not in index.readers:
+        raise unknown_reader(name, index)
+
+    def decide(before: LogIndex | None) -> LogIndex | None:
+        held = before is not None and name in before.readers
+        return before.without_readers([name]) if before is not None and held else before
+
+    left = log_.change(decide)
+    store.delete_many([f"{config.data_path_prefix}/_readers/{name}.json"])
+    return left
+
+
+def unknown_reader(name: str, index: LogIndex) -> InvalidInput:
+    """The error about a name that the index does not have, with those that it has."""
+    known = ", ".join(index.readers) or "none yet"
+    return InvalidInput(f"there is no reader {name!r}; readers of this log: {known}")
+
+
+class ReaderQueue:
+    """A log as one named reader has it: what :class:`.Queue` is for a queue's one consumer.
+
+    Not thread-safe: its owner serialises the calls.
+    """
+
+    def __init__(
+        self,
+        store: CasStore,
+        config: QueueConfig,
+        name: str,
+        *,
+        runtime: Runtime,
+        claim: QueueClaim | None,
+        program: str,
+    ) -> None:
+        check_reader_name(name)
+        self.name = name
+        self._store = store
+        self._config = config
+        self._runtime = runtime
+        self._program = program
+        self._is_log = claim is not None and claim.is_log
+        self._queue = Queue(store, config, runtime=runtime, role="reader", claim=claim)
+        self.queue_id = self._queue.queue_id
+        """The queue's id."""
+        self.key = f"{config.data_path_prefix}/_readers/{name}.json"
+        """The key of the position."""
+        self.labels = {**self._queue.labels, "reader": name}
+        """Attributes of gauges about this reader."""
+        self._log = Log(store, config, runtime, self.queue_id)
+        self._position = position_object(store, config, name, runtime)
+        self._manifest: Manifest | None = None
+        self._view: LogView | None = None
+        self._checked_at = runtime.monotonic()
+        self._epoch: int | None = None
+
+    @property
+    def last_seen(self) -> LogView | None:
+        """The view as last read; None when none was."""
+        return self._view
+
+    def read(self, *, check: bool = False) -> LogView:
+        """The log from the reader's position on.
+
+        Costs one conditional GET where nothing is new, and not more than once a minute three;
+        ``check`` reads position and index in any case. The view has the epoch of the position: of
+        another one, this reader was fenced.
+
+        Raises:
+            QueueReset: Manifest or position are gone, or went backwards.
+            DataLoss: The reader has expired, or was deleted, and what it needs is not kept.
+        """
+        manifest = self._queue.read()
+        if manifest is None:
+            manifest = Manifest.empty()
+        now = self._runtime.monotonic()
+        due = check or now - self._checked_at >= CHECK_S
+        if self._view is not None and manifest is self._manifest and not due:
+            return self._view
+        position = self._read_position()
+        index = self._log.last_seen
+        if due or index is None or manifest.first_sequence > index.end:
+            # Behind the manifest: what left it in between is in the index.
+            index = self._log.need()
+            self._checked_at = now
+            if self.name not in index.readers:
+                index = self._register(position.next, again=True)
+            if index.floor > position.next:
+                position = self._read_position()  # another run of this reader has gone on
+        if manifest.next_sequence - max(manifest.first_sequence, index.end) > 2 * Log.most_entries:
+            index = self._log.move(manifest) or index
+            self._queue.leave_to_log(index.end)
+        return self._seen(manifest, index, position)
+
+    def claim_epoch(
+        self, last_acked_sequence: int | None, *, allow_data_loss: bool = False
+    ) -> LogView:
+        """Become the reader of this name, behind a sequence or where the one before it was.
+
+        A reader that is new begins at the oldest batch that is kept. Raises as
+        :func:`.check_resume`.
+        """
+        manifest = self._queue.read() or Manifest.empty()
+        index = self._log.need(marked=self._is_log)
+        if self.name not in index.readers and len(index.readers) >= MOST_READERS:
+            raise InvalidInput(
+                f"the log has {MOST_READERS} readers: delete some with 'opendata-buffer readers "
+                f"delete {queue_hint(self._store.url, self._config)} NAME'"
+            )
+        if last_acked_sequence is not None and last_acked_sequence >= manifest.next_sequence:
+            raise QueueReset(
+                ends_before(
+                    last_acked_sequence,
+                    manifest.next_sequence,
+                    self._config.manifest_path,
+                    self._store.url,
+                )
+            )
+        given = None if last_acked_sequence is None else last_acked_sequence + 1
+        position = self._take(index, given, allow_data_loss)
+        is_new = position.epoch == 1 and given is None
+        self._epoch = position.epoch
+        while (index := self._register(position.next)).floor > position.next:
+            # The collector was faster than a reader that it did not know yet.
+            position = self._take(index, given, allow_data_loss or is_new)
+            self._epoch = position.epoch
+        self._checked_at = self._runtime.monotonic()
+        # Not read again: a manifest that is younger than the index may lack what was moved since.
+        return self._seen(manifest, index, position)
+
+    def reset(self, sequence: int) -> ReaderPosition:
+        """Set the position, of no consumer; the position first, then the index."""
+        index = self._log.need()
+        self.queue_id = index.queue_id
+        position = self._take(index, sequence, allow_data_loss=False, process=0)
+        if (index := self._register(sequence)).floor > sequence:
+            raise self._lost(sequence, index)
+        return position
+
+    def _take(
+        self,
+        index: LogIndex,
+        given: int | None,
+        allow_data_loss: bool,
+        process: int | None = None,
+    ) -> ReaderPosition:
+        """Write the position with the next epoch, of this process or of none (0)."""
+
+        def decide(before: ReaderPosition | None) -> ReaderPosition:
+            if before is not None and before.queue_id != index.queue_id:
+                before = None  # of a queue that was started over
+            start = given
+            if start is None and before is not None:
+                start = before.next
+                if self.name in index.readers:
+                    # Somebody has set it back, and was refused: all before the floor was read.
+                    start = max(start, index.floor)
+            if start is not None and start < index.floor and not allow_data_loss:
+                raise self._lost(start, index)
+            now_ms = self._runtime.now_ms()
+            return ReaderPosition(
+                index.queue_id,
+                max(index.floor, start or 0),
+                1 if before is None else before.epoch + 1,
+                os.uname().nodename,
+                os.getpid() if process is None else process,
+                self._program,
+                now_ms,
+                now_ms,
+                {} if before is None else before.others,
+            )
+
+        return self._write(decide)
+
+    def _register(self, position: int, *, again: bool = False) -> LogIndex:
+        """Have the index name this reader, behind its position.
+
+        The index changes also where it has the name already: a collector that has read an earlier
+        position of this reader then loses its race. ``again`` only where it has not.
+        """
+
+        def decide(before: LogIndex | None) -> LogIndex | None:
+            if before is None or before.floor > position or (again and self.name in before.readers):
+                return before
+            return before.with_reader(self.name)
+
+        index = self._log.change(decide)
+        if again and index.floor > position:
+            raise self._lost(position, index)
+        return index
+
+    def dequeue(self, through_sequence: int, epoch: int) -> LogView:
+        """Acknowledge everything up to and including a sequence; repeatable, one small write."""
+        view = self._view
+        assert view is not None, "claimed first"
+        if through_sequence >= view.next_sequence:
+            raise InvalidInput(
+                f"cannot acknowledge {through_sequence}: the log ends at {view.next_sequence - 1}. "
+                "Acknowledge only sequences that were handed out."
+            )
+        position = self._acknowledged(through_sequence + 1, epoch)
+        return self._seen(view.manifest, view.index, position)
+
+    def _acknowledged(
+        self, next_sequence: int, epoch: int, *, ends: bool = False
+    ) -> ReaderPosition:
+        def decide(before: ReaderPosition | None) -> ReaderPosition:
+            found = self._own(before)
+            self._check(found.epoch, epoch)
+            moved = replace(
+                found, next=max(found.next, next_sequence), moved_ms=self._runtime.now_ms()
+            )
+            return replace(moved, process=0) if ends else moved
+
+        return self._write(decide)
+
+    def check_epoch(self, view: LogView | Manifest, epoch: int) -> None:
+        """Raise ``Fenced`` unless ``epoch`` is that of the position."""
+        self._check(view.epoch, epoch)
+
+    def _check(self, current: int, epoch: int) -> None:
+        if current != epoch:
+            raise Fenced(self.key, epoch, current)
+
+    def recent(self) -> list[QueueEntry]:
+        """The last entries before the position that are kept, to compare later ones with."""
+        view = self._view
+        assert view is not None, "claimed first"
+        before = view.first_sequence
+        start = max(0, before - REMEMBERED)
+        parts = view.index.parts()
+        if view.manifest.first_sequence > start:
+            oldest = parts[0].first if parts else view.manifest.first_sequence
+            start = max(start, oldest)
+        known = replace(view, first_sequence=start)
+        try:
+            return [*known.entries(start, max(before - start, 0))]
+        except CorruptData as error:
+            known.check_current()
+            log.warning("what was queued twice is not recognised: %s", error)
+            return []
+
+    def close(self) -> None:
+        """Note that the consumer has ended, and let the queue go. Raises nothing."""
+        try:
+            if self._epoch is not None:
+                self._acknowledged(0, self._epoch, ends=True)
+        except OpenDataBufferError as error:
+            log.info("the end of reader %r was not noted: %s", self.name, error)
+        self._queue.close()
+
+    def _read_position(self) -> ReaderPosition:
+        found = self._position.read()
+        position = self._own(found if isinstance(found, ReaderPosition) else None)
+        own = position.host == os.uname().nodename and position.process == os.getpid()
+        silent_ms = self._runtime.now_ms() - position.moved_ms
+        index = self._log.last_seen
+        expiry_ms = MOST_SILENT_MS if index is None else index.reader_expiry_ms // 8
+        if own and silent_ms >= min(MOST_SILENT_MS, expiry_ms):
+            return self._acknowledged(0, position.epoch)
+        return position
+
+    def _own(self, found: ReaderPosition | None) -> ReaderPosition:
+        if found is None or found.queue_id != self.queue_id:
+            raise QueueReset(
+                f"the position {self.key!r} of reader {self.name!r} in {self._store.url} is gone "
+                "or is another queue's: the reader was deleted, or the queue was started over. "
+                "Start the reader anew."
+            )
+        return found
+
+    def _write(self, decide: Callable[[ReaderPosition | None], ReaderPosition]) -> ReaderPosition:
+        outcome = self._position.update(decide, from_memory=True)
+        if isinstance(outcome, outcomes.Applied) and outcome.value is not None:
+            return outcome.value
+        if isinstance(outcome, outcomes.Vanished):
+            self._own(None)
+        raise TransientStorageError(
+            f"the position {self.key!r} in {self._store.url} could not be written: {outcome}. It "
+            "may have been written; try again."
+        )
+
+    def _seen(self, manifest: Manifest, index: LogIndex, position: ReaderPosition) -> LogView:
+        self._manifest = manifest
+        first = max(position.next, index.floor)
+        self._view = LogView(
+            self._log, index, manifest, first, position.epoch, self.key, self._check_current
+        )
+        metrics.queue_length.set(manifest.next_sequence - first, self.labels)
+        return self._view
+
+    def _check_current(self) -> None:
+        """Raise where this reader was fenced, or does not count any more."""
+        epoch = self._epoch
+        view = self.read(check=True)
+        if epoch is not None:
+            self.check_epoch(view, epoch)
+
+    def _lost(self, needed: int, index: LogIndex) -> DataLoss:
+        return DataLoss(
+            self.key,
+            needed,
+            index.floor,
+            f"Reader {self.name!r} did not move for longer than {index.reader_expiry_ms / 1000:.0f}"
+            " s, or was deleted, and what lies before was collected. Accept the loss explicitly, "
+            f"or run 'opendata-buffer readers reset "
+            f"{queue_hint(self._store.url, self._config)} {self.name} --to-earliest'.",
+        )

@@ -1,0 +1,408 @@
+"""A log with named readers: moves, crashes, lost answers, resets, expiry, v1 producers beside."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import opendata_buffer.gc
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.isolation import TransactionFilter
+from opendata_buffer.errors import DataLoss, Fenced, InvalidInput, PoisonBatch, QueueReset
+from opendata_buffer.formats.keys import parse_location
+from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.queue import log_index, readers
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_index import LogIndex, Part, page_from_json
+from opendata_buffer.queue.ownership import claim_for_writing
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.readers import ReaderPosition, enable_readers, reset_reader
+from tests.simulation.actors import (
+    GoProducer,
+    PlainProducer,
+    Reader,
+    SinkDriver,
+    TransactionalProducer,
+    collect_garbage,
+    run_services,
+)
+from tests.simulation.scenario import run
+from tests.simulation.world import DRAIN_S, MAX_SKEW_MS, PASSING, PREFIX, Node, World
+from tests.support.logs import open_view
+from tests.support.model import DeliveryModel, Sink
+
+SHARE = 0.5
+INDEX = f"{PREFIX}/_log.json"
+READERS = f"{PREFIX}/_readers/"
+EXPIRY_MS = 7 * 24 * 60 * 60 * 1000
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of a few entries, pages of a few segments, and a short memory for repeats."""
+    monkeypatch.setattr(Log, "most_entries", 8)
+    monkeypatch.setattr(Log, "left_entries", 3)
+    monkeypatch.setattr(Log, "most_moved", 20)
+    monkeypatch.setattr(log_index, "FAN", 3)
+    monkeypatch.setattr(opendata_buffer.gc, "_PAGE", 5)
+    for module in (log_index, readers, opendata_buffer.gc):
+        monkeypatch.setattr(module, "REMEMBERED", 30)
+
+
+class LogModel(DeliveryModel):
+    """What a log promises: entries leave the manifest when the index has them, objects are deleted
+    when all readers have acknowledged them."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.index: LogIndex | None = None
+        self.objects: dict[str, bytes] = {}
+        self.positions: dict[str, int] = {}
+        self.unsure: dict[str, str] = {}
+        """Readers that are being set back, and by whom; nobody was told yet that they are."""
+        self.expired: set[str] = set()
+        self.stolen = 0
+        self.segments = 0
+        self.pages = 0
+
+    def object_written(self, key: str, data: bytes) -> None:
+        if key.startswith(f"{PREFIX}/_log/"):
+            self.objects[key] = data
+        else:
+            super().object_written(key, data)
+
+    def _check_dequeued(self, process: str, after: Manifest) -> None:
+        end = 0 if self.index is None else self.index.end
+        if after.first_sequence > end and "thief" not in process:
+            self._fail(f"{process} took {after.first_sequence - 1} out; the index ends at {end}")
+
+    def sidecar_written(self, process: str, key: str, data: bytes) -> None:
+        if key == INDEX:
+            self._index_written(process, LogIndex.from_json(data))
+        elif key.startswith(READERS):
+            name, now = key.removeprefix(READERS)[:-5], ReaderPosition.from_json(data).next
+            if now < self.positions.get(name, 0):
+                self.unsure[name] = process
+            self.positions[name] = now
+
+    def _index_written(self, process: str, after: LogIndex) -> None:
+        before, self.index = self.index, after
+        if before is None:
+            return
+        if after.end < before.end or after.floor < before.floor or after.changes <= before.changes:
+            self._fail(f"{process} took the index back: {before} -> {after}")
+        if not self.stolen and after.lost:
+            self._fail(f"{process} lost {after.lost}, and nobody took anything")
+        self.expired |= {*before.readers} - {*after.readers}
+        self.expired -= {*after.readers}
+        for name in after.readers:
+            if self.unsure.get(name) == process and after.floor <= self.positions[name]:
+                del self.unsure[name]
+            if self.positions[name] < after.floor and name not in self.unsure:
+                self._fail(
+                    f"{process} raised the floor to {after.floor}: {name} is at "
+                    f"{self.positions[name]}"
+                )
+        at = None
+        for level, parts in reversed([*enumerate(after.levels)]):
+            for part in parts:
+                if at is not None and part.first != at and not after.lost:
+                    self._fail(f"{process} left a gap before {part}")
+                at = part.end
+                if part.end > after.floor:
+                    self._check_part(part, level)
+        self.segments += after.end > before.end
+        self.pages += len(after.levels) > 1 and after.levels[1:] != before.levels[1:]
+
+    def _check_part(self, part: Part, level: int) -> None:
+        data = self.objects.get(f"{PREFIX}/_log/{part.name}")
+        if data is None:
+            self._fail(f"the index names {part}, which is not stored")
+        elif level:
+            for each in page_from_json(data):
+                self._check_part(each, level - 1)
+        else:
+            entries = Manifest.parse(data).entries()
+            found = {each.sequence: each.location for each in entries}
+            want = {n: self._locations[n] for n in range(part.first, part.end)}
+            if found != want:
+                self._fail(f"{part} holds {found}")
+
+    def object_deleted(self, process: str, key: str) -> None:
+        if key.startswith(f"{PREFIX}/_log/"):
+            self.objects.pop(key, None)
+            return
+        if parse_location(key, PREFIX) is None:
+            self._fail(f"{process} deleted {key}, which is no batch")
+        self.counts["collected"] += 1
+        sequence = self.sequences.get(key)
+        assert self.index is not None
+        if sequence is None:
+            self.lost.add(key)
+            return
+        if sequence < self.index.floor:
+            return
+        if key in self._durable_locations:
+            self._fail(f"{process} deleted {key} ({sequence}): {self.index}, {self.positions}")
+        self.lost.add(key)
+
+    def of_reader(self) -> LogModel:
+        """The same log as one reader's sink sees it."""
+        own = copy.copy(self)
+        own.sink, own._last, own._seen, own._passed, own._skipped = Sink(), {}, set(), set(), {}
+        return own
+
+    def is_drained_by(self, own: LogModel) -> bool:
+        """Whether a reader's sink holds everything but repeats at the end."""
+        last = self.manifest.next_sequence - 1
+        while last in self.repeats:
+            last -= 1
+        return last < 0 or own.sink.holds(last)
+
+
+class LogReader(Reader):
+    """One life of a named reader with a sink of its own."""
+
+    def __init__(self, world: LogWorld, node: Node, name: str) -> None:
+        super().__init__(world, node)
+        self._model = world.sinks[name]
+        self._position = self._model.sink.position
+        self._filter = TransactionFilter(PREFIX)
+        if self._model.sink.state is not None:
+            self._filter = TransactionFilter.from_json(self._model.sink.state, PREFIX)
+
+    def live(self, config: ConsumerConfig, *, hangs: bool = False) -> None:
+        try:
+            super().live(config, hangs=hangs)
+        except Fenced as error:  # while it started
+            self._world.log(f"{self._node.name}: {error}")
+
+
+class LogWorld(World):
+    """A deployment whose queue is a log."""
+
+    model: LogModel
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, LogModel)
+        self.names = [f"reader{n}" for n in range(1 + self.draw(3))]
+        self.sinks: dict[str, LogModel] = {}
+
+    def config_of(self, name: str) -> ConsumerConfig:
+        return replace(self.consumer_config(), reader=name)
+
+    def enable(self) -> None:
+        """Make a log of the queue, which may have entries by now."""
+        self.sinks = {name: self.model.of_reader() for name in self.names}
+        node = self.node("operator")
+        config = self.consumer_config()
+        claim = self.patiently(
+            node, lambda: claim_for_writing(node.store, config, runtime=node.runtime)
+        )
+
+        def enable() -> None:
+            enable_readers(
+                node.store,
+                config,
+                claim,
+                node.runtime,
+                retention_ms=None,
+                reader_expiry_ms=EXPIRY_MS,
+            )
+
+        self.patiently(node, enable)
+        for name in self.names:  # before the first is collected
+            self.patiently(node, lambda name=name: self.set_reader(node, name, 0, force=True))
+
+    def set_reader(self, node: Node, name: str, sequence: int, *, force: bool) -> ReaderPosition:
+        """What ``opendata-buffer readers reset --to-sequence`` does."""
+        config = self.config_of(name)
+        queue = Queue(node.store, config, runtime=node.runtime, role="test")
+        view = open_view(node.store, config, node.runtime, queue.read() or Manifest.empty())
+        assert view is not None
+        return reset_reader(node.store, config, name, sequence, view, node.runtime, force=force)
+
+    def run_readers(self) -> None:
+        for name in self.names:
+            self.supervise(
+                name,
+                lambda node, name=name: LogReader(self, node, name).live(self.config_of(name)),
+                lambda: False,
+                zombies=True,
+            )
+        if self.chance(0.5):
+            self.supervise("cron", lambda node: collect_garbage(self, node), lambda: False)
+
+    def finish(self) -> None:
+        self.heal()
+        until = self.simulation.now + DRAIN_S
+        while not all(self.model.is_drained_by(own) for own in self.sinks.values()):
+            if self.simulation.now > until:
+                ends = {name: own.sink.position for name, own in self.sinks.items()}
+                self.fail(f"not drained after {DRAIN_S} s: {self.model.manifest}, {ends}")
+            self.director.sleep(10)
+        for name, own in self.sinks.items():
+            missing = [each for each in self.model.durable if each not in own._seen]
+            missing = [each for each in missing if not own._is_torn(each)]
+            if missing:
+                self.fail(f"{name} never got {missing}")
+
+
+def simulate(seed: int, scenario: Any, where: str) -> LogWorld:
+    world = LogWorld(seed)
+    run(world.simulation, lambda: scenario(world), where)
+    return world
+
+
+def follow(world: LogWorld) -> None:
+    world.enable()
+    plain = [PlainProducer(world, f"plain{n}", 50) for n in range(world.draw(3))]
+    apps = [TransactionalProducer(world, f"app{n}", 25) for n in range(1 + world.draw(2))]
+    sinks = [SinkDriver(world, f"query{n}", 10) for n in range(world.draw(2))]
+    others = [GoProducer(world, f"go{n}", 20) for n in range(world.draw(2))]
+    world.run_readers()
+    run_services(world, [*plain, *apps, *sinks, *others])
+    world.finish()
+    for actor in (*apps, *sinks):
+        for own in world.sinks.values():
+            own.check_complete(actor.name, actor.records)
+    if not world.model.segments:
+        world.fail("nothing was moved: the scenario tests nothing")
+    world.director.sleep(4 * world.grace_s + 2 * MAX_SKEW_MS / 1000 + 600)
+    if not others and not world.model.counts["collected"]:
+        world.fail("nothing was collected: the scenario tests nothing")
+
+
+class Follower:
+    """A reader that trusts its own position: at least once, and from where it was set to."""
+
+    def __init__(self, world: LogWorld, name: str) -> None:
+        self._world = world
+        self.name = name
+        self.read: list[tuple[int, int]] = []
+        """Epoch and sequence of everything that was handed out."""
+        self.start = (0, 0)
+        """Epoch and sequence of the last reset."""
+        self.resets = 0
+
+    @property
+    def end(self) -> int:
+        """Everything from the last reset up to here was handed out, without a gap."""
+        epoch, end = self.start
+        for found, sequence in self.read:
+            if found <= epoch:
+                continue
+            while end in self._world.model.repeats:
+                end += 1
+            if sequence > end:
+                self._world.fail(f"{self.name} was given {sequence} and never {end}")
+            end = max(end, sequence + 1)
+        while end in self._world.model.repeats:
+            end += 1
+        return end
+
+    def live(self, node: Node) -> None:
+        config = self._world.config_of(self.name)
+        try:
+            consumer = self._world.patiently(
+                node, lambda: Consumer(config, store=node.store, runtime=node.runtime)
+            )
+            while True:
+                try:
+                    batch = consumer.next_batch()
+                    if batch is None:
+                        consumer.flush()
+                        node.runtime.sleep(self._world.uniform(0.1, 5))
+                        continue
+                    node.runtime.sleep(self._world.uniform(0, 0.05))
+                    self.read.append((consumer.epoch, batch.sequence))
+                    self._world.patiently(node, lambda batch=batch: consumer.ack(batch.sequence))
+                except PASSING:
+                    node.runtime.sleep(0.5)
+                except PoisonBatch as error:
+                    # Of a run that was fenced long ago the collector does not know.
+                    self._world.patiently(node, consumer.check_fence)
+                    self._world.model.poison(error.sequence, error.location)
+                    sequence = error.sequence
+                    self._world.patiently(node, lambda sequence=sequence: consumer.skip(sequence))
+                    self.read.append((consumer.epoch, sequence))
+                    self._world.patiently(node, lambda sequence=sequence: consumer.ack(sequence))
+        except (Fenced, QueueReset) as error:
+            self._world.log(f"{node.name}: {error}")
+        except DataLoss as error:
+            self._world.log(f"{node.name}: {error}")
+            if self.name not in self._world.model.expired and not self._world.model.stolen:
+                self._world.fail(f"{self.name} did not expire: {error}")
+            self._go_on_behind(error.oldest)
+
+    def _go_on_behind(self, oldest: int) -> None:
+        node = self._world.node("operator")
+        self.set_to(node, oldest)
+
+    def set_to(self, node: Node, sequence: int) -> None:
+        """Reset it; what it was handed out before does not count any more."""
+        while True:
+            try:
+                position = self._world.patiently(
+                    node,
+                    lambda to=sequence: self._world.set_reader(node, self.name, to, force=True),
+                )
+                break
+            except (InvalidInput, DataLoss) as error:
+                # An attempt before this one, whose answer was lost, may have set it.
+                self._world.log(f"not set to {sequence}: {error}")
+                assert self._world.model.index is not None
+                sequence = self._world.model.index.floor
+        self.resets += 1
+        self.start = max(self.start, (position.epoch, sequence))
+
+
+def replay(world: LogWorld) -> None:
+    """Readers are set back and forward while they read, others expire, a v1 consumer may steal."""
+    world.enable()
+    followers = [Follower(world, name) for name in world.names]
+    for each in followers:
+        world.supervise(each.name, each.live, lambda: False, zombies=True)
+    world.supervise("cron", lambda node: collect_garbage(world, node), lambda: False)
+
+    def operate() -> None:
+        while not world.calm:
+            world.director.sleep(world.uniform(0.5, 10))
+            view = world.model.manifest
+            floor = 0 if world.model.index is None else world.model.index.floor
+            each = followers[world.draw(len(followers))]
+            node = world.node("operator")
+            each.set_to(node, floor + world.draw(max(1, view.next_sequence - floor + 1)))
+
+    operator = world.director.spawn(operate, "operator")
+    actors = [PlainProducer(world, "plain", 60), TransactionalProducer(world, "app", 30)]
+    run_services(world, list(actors))
+    world.heal()
+    operator.join()
+    until = world.simulation.now + DRAIN_S
+    while any(each.end < world.model.manifest.next_sequence for each in followers):
+        if world.simulation.now > until:
+            world.fail(f"not read: {[(each.name, each.end) for each in followers]}")
+        world.director.sleep(10)
+    if not world.model.segments:
+        world.fail("nothing was moved: the scenario tests nothing")
+    if not any(each.resets for each in followers):
+        world.fail("no reader was reset: the scenario tests nothing")
+
+
+def test_a_reader_that_is_set_back_or_forward_misses_nothing_from_there_on(seed: int) -> None:
+    simulate(seed, replay, "test_log.py -k set_back")
+
+
+def test_each_reader_gets_everything_durable_once_and_in_order(seed: int) -> None:
+    simulate(seed, follow, "test_log.py -k each_reader")
+
+
+def test_the_seeds_make_pages_and_collect() -> None:
+    worlds = [simulate(seed, follow, "test_log.py -k pages") for seed in (1, 2, 3)]
+    assert any(world.model.pages for world in worlds)
+    assert any(world.model.counts["collected"] for world in worlds)

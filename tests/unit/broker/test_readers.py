@@ -1,0 +1,129 @@
+"""Workers of the readers of one log: those of one name share it, two names share nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from opendata_buffer.broker.worker import Worker
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.ownership import claim_for_writing
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.readers import (
+    enable_readers,
+    position_object,
+    reset_reader,
+)
+from opendata_buffer.stores.base import read_bytes
+from opendata_buffer.stores.memory import MemoryStore
+from tests.support.logs import open_view
+from tests.unit.broker.local import CONFIG, RUNTIME, eventually, hosting
+
+Make = Callable[[str], Worker]
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
+    """Of a log of 60 batches in small segments."""
+    monkeypatch.setattr(Log, "most_entries", 16)
+    monkeypatch.setattr(Log, "left_entries", 4)
+    store = MemoryStore()
+    claim = claim_for_writing(store, CONFIG, runtime=RUNTIME)
+    times: dict[str, Any] = {"retention_ms": None, "reader_expiry_ms": 86_400_000}
+    enable_readers(store, CONFIG, claim, RUNTIME, **times)
+    queue = Queue(store, CONFIG, runtime=RUNTIME, role="test", claim=claim)
+    for number in range(60):
+        location = f"ingest/{RUNTIME.ulid()}.batch"
+        store.put(location, encode_batch([b"%d" % number]))
+        queue.append([NewEntry(location)])
+    return store
+
+
+@pytest.fixture
+def make(store: MemoryStore) -> Iterator[Make]:
+    with ExitStack() as opened:
+
+        def made(reader: str) -> Worker:
+            worker = Worker("memory://unused", store=store, broker="auto", reader=reader)
+            return opened.enter_context(worker)
+
+        yield made
+
+
+def at(store: MemoryStore, reader: str) -> int:
+    found = position_object(store, CONFIG, reader, RUNTIME).read()
+    return found.next  # type: ignore[union-attr]
+
+
+def work(worker: Worker, count: int) -> list[int]:
+    """So many batches, each done."""
+    found: list[int] = []
+    while len(found) < count:
+        batches = worker.claim(min(8, count - len(found)), timeout=150)
+        assert batches
+        for each in batches:
+            found += [int(bytes(value)) for value in each.entries]
+            each.done()
+    return found
+
+
+def test_workers_of_two_readers_share_nothing(store: MemoryStore, make: Make) -> None:
+    before = Manifest.parse(read_bytes(store, "ingest/manifest"))
+    with hosting(store):
+        first, second, other = make("billing"), make("billing"), make("audit")
+        held = first.claim(5, timeout=60)
+        assert [each.sequence for each in held] == [0, 1, 2, 3, 4]
+        assert sorted(work(second, 55)) == list(range(5, 60))
+        assert sorted(work(other, 60)) == list(range(60)), (
+            "also those that a worker of the other one has"
+        )
+        eventually(lambda: at(store, "audit") == 60)
+        assert at(store, "billing") == 0, "it waits for its first batch"
+        for each in held:
+            each.done()
+        eventually(lambda: at(store, "billing") == 60)
+    manifest = Manifest.parse(read_bytes(store, "ingest/manifest"))
+    assert (manifest.epoch, manifest.next_sequence) == (before.epoch, 60), "nobody claimed it"
+
+
+def test_another_broker_goes_on_with_the_claims_of_each_reader(
+    store: MemoryStore, make: Make
+) -> None:
+    billing, audit = make("billing"), make("audit")
+    with hosting(store):
+        begun = {"billing": work(billing, 20), "audit": work(audit, 7)}
+    with hosting(store):
+        # Without order: a claim whose answer came too late is handed out again when it lapses.
+        assert sorted(begun["billing"] + work(billing, 40)) == list(range(60))
+        assert sorted(begun["audit"] + work(audit, 53)) == list(range(60))
+
+
+def test_a_reader_that_was_set_back_gives_its_workers_the_batches_again(
+    store: MemoryStore, make: Make
+) -> None:
+    with hosting(store):
+        assert len(work(make("billing"), 60)) == 60
+    manifest = Manifest.parse(read_bytes(store, "ingest/manifest"))
+    view = open_view(store, CONFIG, RUNTIME, manifest)
+    assert view is not None
+    reset_reader(store, CONFIG, "billing", 10, view, RUNTIME, force=True)
+    with hosting(store):
+        assert sorted(work(make("billing"), 50)) == list(range(10, 60))
+
+
+def test_workers_of_a_log_need_a_name_and_those_of_a_queue_have_none(make: Make) -> None:
+    with pytest.raises(InvalidInput, match="is a log with named readers: set reader"):
+        make("")
+    with pytest.raises(InvalidInput, match="reader is 'a/b': use 1 to 100 letters"):
+        make("a/b")
+    queue, config = MemoryStore(), QueueConfig(store="memory://unused")
+    Queue(queue, config, runtime=RUNTIME, role="test").append([NewEntry("ingest/a.batch")])
+    with pytest.raises(InvalidInput, match="is no log, and has no named readers"):
+        Worker("memory://unused", store=queue, broker="auto", reader="billing")

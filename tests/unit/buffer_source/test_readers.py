@@ -1,0 +1,383 @@
+"""Queries that read a log by name, or look at one: positions, starts, and how much is read."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from buffer_source import batch_reader, micro_batch_stream
+from buffer_source.batch_reader import select
+from buffer_source.micro_batch_stream import MicroBatchStream
+from buffer_source.offsets import SourceOffset
+from buffer_source.options import SourceOptions
+from buffer_source.queue_cursor import view_of
+from buffer_source.schema_inference import infer_schema
+from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN
+from opendata_buffer.queue import readers
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.ownership import claim_for_writing
+from opendata_buffer.queue.readers import enable_readers, reset_reader
+from opendata_buffer.queue.repeats import Repeats
+from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic.topic import Topic
+from tests.unit.buffer_source.log_world import CONFIG, LogWorld
+from tests.unit.buffer_source.world import (
+    TopicWorld,
+    batches_of,
+    committed_before,
+    report_of,
+    values_of,
+)
+
+
+@pytest.fixture
+def world(runtime: ManualRuntime, monkeypatch: pytest.MonkeyPatch) -> LogWorld:
+    return LogWorld(runtime, monkeypatch)
+
+
+def batch(
+    driver: MicroBatchStream, start: SourceOffset | None
+) -> tuple[SourceOffset | None, list[int]]:
+    """One micro-batch of a normal query: its end, and the sequences that it reads."""
+    end = committed_before(driver, start)
+    if end == start:
+        return end, []
+    return end, [each.sequence for each in batches_of(driver, start, end)]
+
+
+def everything(driver: MicroBatchStream, start: SourceOffset | None = None) -> list[int]:
+    """What a query reads until nothing waits; its last micro-batch is committed."""
+    found: list[int] = []
+    while True:
+        end, read = batch(driver, start)
+        if not read:
+            if start is not None:
+                driver.commit(start)
+            return found
+        found, start = found + read, end
+
+
+def test_two_queries_with_two_readers_read_everything_each(world: LogWorld) -> None:
+    world.each(50)
+    assert everything(world.run(reader="billing")) == list(range(50))
+    world.each(10)
+    assert everything(world.run(reader="audit", maxBatchesPerTrigger="7")) == list(range(60))
+    assert (world.at("billing"), world.at("audit")) == (50, 60)
+    assert world.moved() > 30
+
+
+def test_a_restarted_query_goes_on_where_its_checkpoint_is(world: LogWorld) -> None:
+    world.each(50)
+    first, _ = batch(world.run(reader="billing", maxBatchesPerTrigger="10"), None)
+    assert world.at("billing") == 0, "not acknowledged before Spark has committed it"
+    again = world.run(reader="billing", maxBatchesPerTrigger="10")
+    assert [each.sequence for each in batches_of(again, None, first)] == list(range(10))
+    restarted = world.run(reader="billing")
+    assert everything(restarted, first) == list(range(10, 50))
+    assert world.at("billing") == 50
+
+
+@pytest.mark.parametrize("elsewhere", [0, 45])
+def test_the_checkpoint_counts_and_not_the_readers_position(
+    world: LogWorld, elsewhere: int
+) -> None:
+    world.each(50)
+    end, _ = batch(world.run(reader="billing", maxBatchesPerTrigger="20"), None)
+    view = world.view()
+    reset_reader(world.store, CONFIG, "billing", elsewhere, view, world.runtime, force=True)
+    assert world.at("billing") == elsewhere
+    driver = world.run(reader="billing")
+    driver.latest_offset(end)
+    assert world.at("billing") == 20
+    assert everything(driver, end) == list(range(20, 50))
+
+
+def test_a_checkpoint_at_the_first_batch_takes_a_reader_back_to_it(world: LogWorld) -> None:
+    world.each(30)
+    end, _ = batch(world.run(reader="billing", maxBatchesPerTrigger="5"), None)
+    reset_reader(world.store, CONFIG, "billing", 20, world.view(), world.runtime, force=True)
+    replay = world.run(reader="billing")
+    assert end is not None
+    assert [each.sequence for each in batches_of(replay, None, end)] == [0, 1, 2, 3, 4]
+    assert world.at("billing") == 0, "it holds again what the query may ask for"
+
+
+def test_a_checkpoint_that_is_not_kept_any_more_is_a_loss_with_its_numbers(
+    world: LogWorld,
+) -> None:
+    world.each(50)
+    end, _ = batch(world.run(reader="billing", maxBatchesPerTrigger="10"), None)
+    world.lift_floor(30)
+    with pytest.raises(DataLoss, match=r"sequence 10 is needed .* starts at 30"):
+        world.run(reader="billing").latest_offset(end)
+    assert everything(world.run(reader="billing", failOnDataLoss="false"), end) == list(
+        range(30, 50)
+    )
+
+
+def test_a_second_query_with_the_name_of_a_reader_fences_the_first(world: LogWorld) -> None:
+    world.each(30)
+    first, other = world.run(reader="billing"), world.run(reader="audit")
+    end, _ = batch(first, None)
+    batch(other, None)
+    batch(world.run(reader="billing"), None)
+    with pytest.raises(Fenced, match=r"_readers/billing.json"):
+        first.commit(end)  # type: ignore[arg-type]
+    assert everything(other, None) == list(range(30))
+
+
+def test_a_log_is_not_read_without_a_name(world: LogWorld) -> None:
+    world.each(30)
+    before = world.manifest()
+    for given in ({}, {"startingOffsets": "latest"}):
+        with pytest.raises(InvalidInput, match=r"is a log with named readers: set reader"):
+            world.run(**given).latest_offset(None)
+    assert world.manifest() == before
+
+
+def test_looking_reads_all_that_is_kept_and_writes_nothing(world: LogWorld) -> None:
+    world.each(50)
+    world.lift_floor(7)
+    before = {each.key: each.size for each in world.store.list("").objects}
+    looking = world.run(acknowledge="false", maxBatchesPerTrigger="10")
+    assert everything(looking) == list(range(7, 50))
+    assert {each.key: each.size for each in world.store.list("").objects} == before
+
+
+@pytest.mark.parametrize("given", [{"reader": "billing"}, {"acknowledge": "false"}])
+@pytest.mark.parametrize(
+    ("start", "begin"), [("0", 0), ("9", 9), ("47", 47), ("latest", 50), ("50", 50)]
+)
+def test_a_reader_may_start_anywhere_and_deletes_nothing(
+    world: LogWorld, given: dict[str, str], start: str, begin: int
+) -> None:
+    world.each(50)
+    driver = world.run(startingOffsets=start, **given)
+    end, read = batch(driver, None)
+    assert read == list(range(begin, 50))
+    world.each(3)
+    assert everything(driver, end) == [50, 51, 52]
+    assert everything(world.run(reader="other")) == list(range(53))
+    if "reader" in given:
+        assert world.at("billing") == 53
+
+
+def test_a_reader_may_start_at_a_time(world: LogWorld) -> None:
+    world.each(25)
+    world.runtime.advance(60)
+    noon = world.runtime.now_ms()
+    world.each(25)
+    world.runtime.advance(60)
+    for name, since_ms, begin in (
+        ("before", noon - 30_000, 25),
+        ("at", noon, 25),
+        ("first", 0, 0),
+        ("late", noon + 60_001, 50),
+    ):
+        driver = world.run(reader=name, startingTimestamp=str(since_ms))
+        assert batch(driver, None)[1] == list(range(begin, 50))
+        assert world.at(name) == begin, "it holds what the query reads, and no more"
+
+
+def test_a_start_that_is_not_kept_is_refused_before_anything_is_claimed(world: LogWorld) -> None:
+    world.each(50)
+    world.lift_floor(30)
+    with pytest.raises(DataLoss, match=r"sequence 29 is needed .* starts at 30"):
+        world.run(reader="billing", startingOffsets="29").latest_offset(None)
+    with pytest.raises(InvalidInput, match=r"use a sequence up to 50"):
+        world.run(reader="billing", startingOffsets="51").latest_offset(None)
+    assert world.index().readers == ()
+
+
+def test_a_new_query_of_a_known_reader_begins_where_the_reader_was(world: LogWorld) -> None:
+    world.each(30)
+    end, _ = batch(world.run(reader="billing", maxBatchesPerTrigger="10"), None)
+    world.run(reader="billing").commit(end)  # type: ignore[arg-type]
+    assert everything(world.run(reader="billing")) == list(range(10, 30))
+    assert everything(world.run(reader="billing", startingOffsets="0")) == list(range(30))
+
+
+def test_a_replay_reads_its_own_batches_and_not_those_before_them(
+    world: LogWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "REMEMBERED", 8)  # that it compares later ones with
+    world.each(200)
+    end, read = batch(world.run(reader="billing", startingOffsets="190"), None)
+    assert read == list(range(190, 200))
+    assert end is not None
+    world.store.gets.clear()
+    again = batches_of(world.run(reader="billing", startingOffsets="190"), None, end)
+    assert [each.sequence for each in again] == read
+    segments = [key for key, _ in world.store.gets if key.endswith(".segment")]
+    assert len({*segments}) <= 4 < len(world.index().parts())
+
+
+def test_a_micro_batch_without_a_limit_reads_a_part_of_a_long_log(
+    world: LogWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(micro_batch_stream, "MOST_ENTRIES", 20)
+    world.each(90)
+    driver = world.run(reader="billing")
+    driver.prepare_available_now()
+    world.each(5)
+    world.store.gets.clear()
+    end, read = batch(driver, None)
+    assert read == list(range(20))
+    segments = {key for key, _ in world.store.gets if key.endswith(".segment")}
+    assert len(segments) < len(world.index().parts())
+    assert report_of(driver)["backlogBatches"] == 75
+    assert everything(driver, end) == list(range(20, 90)), "to the end that was there at its start"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"reader": "a/b"}, "reader is 'a/b': use 1 to 100 letters"),
+        ({"reader": "a", "acknowledge": "false"}, "keeps its position by acknowledging"),
+    ],
+)
+def test_a_reader_that_makes_no_sense_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        SourceOptions.from_spark({"path": "/world", **given}).check_stream()
+
+
+# Batch reads
+
+
+def selected(world: LogWorld, **given: str) -> list[int]:
+    """What a batch read of the log wants."""
+    options = SourceOptions.from_spark({"path": "/world", **given})
+    options.check_batch()
+    view = view_of(options, world.store, world.runtime)
+    assert view is not None
+    repeats = Repeats(world.store, CONFIG, world.runtime, "")
+    return [each.sequence for each in select(view, options, repeats)]
+
+
+def test_a_batch_read_has_all_that_is_kept_also_what_readers_have_acknowledged(
+    world: LogWorld,
+) -> None:
+    world.each(50)
+    assert len(everything(world.run(reader="billing"))) == 50
+    world.lift_floor(5)
+    assert selected(world) == list(range(5, 50))
+    assert selected(world, startingOffsets="20", endingOffsets="48") == list(range(20, 48))
+    with pytest.raises(DataLoss, match=r"sequence 4 is needed .* starts at 5"):
+        selected(world, startingOffsets="4")
+
+
+def test_batch_reads_of_times_in_a_row_have_each_batch_once(world: LogWorld) -> None:
+    times = []
+    for _ in range(4):
+        times.append(world.runtime.now_ms())
+        world.each(15)
+        world.runtime.advance(60)
+    bounds = [*times, times[-1] + 120_000]
+    found = [
+        selected(world, startingTimestamp=str(since), endingTimestamp=str(until))
+        for since, until in itertools.pairwise(bounds)
+    ]
+    assert found == [list(range(at, at + 15)) for at in (0, 15, 30, 45)]
+    assert selected(world, startingOffsets="3", endingTimestamp=str(times[1])) == list(range(3, 15))
+
+
+def test_a_time_range_of_a_log_does_not_read_all_of_it(
+    world: LogWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_reader, "MOST", 8)
+    world.each(100)
+    world.runtime.advance(60)
+    since = world.runtime.now_ms()
+    world.each(10)
+    world.runtime.advance(60)
+    until = world.runtime.now_ms()
+    world.each(100)
+    world.store.gets.clear()
+    found = selected(world, startingTimestamp=str(since), endingTimestamp=str(until))
+    assert found == list(range(100, 110))
+    segments = {key for key, _ in world.store.gets if key.endswith(".segment")}
+    assert len(segments) <= 4 < len(world.index().parts())
+
+
+def test_a_time_is_found_by_the_latest_record_of_a_batch(world: LogWorld) -> None:
+    began = world.runtime.now_ms()
+    world.each(3)
+    location = batch_key("ingest", world.runtime.ulid())
+    world.store.put(location, encode_batch([b"early", b"late"]))
+    ranges = (Metadata(0, began, b""), Metadata(1, began + 60_000, b""))
+    world.append_entry(NewEntry(location, ranges))
+    for _ in range(2):  # in the manifest, and then in a segment
+        assert selected(world, startingTimestamp=str(began + 60_000))[0] == 3
+        world.runtime.advance(120)
+        world.each(40)
+    assert world.moved() > 3
+
+
+def test_a_transaction_that_is_committed_behind_the_range_is_in_it(world: LogWorld) -> None:
+    world.each(20)
+    for clock in (2, 3):
+        world.message(clock, CONTINUE_TXN)
+    world.each(40)
+    assert selected(world, startingOffsets="20", endingOffsets="24") == [22, 23], "undecided"
+    world.message(4, ACK_TXN)
+    world.each(20)
+    assert selected(world, startingOffsets="20", endingOffsets="24") == [22, 23, 20, 21]
+    assert selected(world, startingOffsets="21", endingOffsets="22") == [21]
+
+
+def test_a_schema_is_inferred_from_both_ends_of_a_log_and_not_from_all_of_it(
+    world: LogWorld,
+) -> None:
+    world.each(20, [b'{"a":1}'])
+    world.each(150, [b'{"b":1}'])
+    world.each(20, [b'{"c":1}'])
+    world.store.gets.clear()
+    options = SourceOptions.from_spark({"path": "/world", "valueFormat": "json"})
+    assert options.values is not None
+    found = infer_schema(options, options.values, world.store, world.runtime)
+    assert found.names == ["a", "c", "_corrupt_record"]
+    assert len({key for key, _ in world.store.gets if key.endswith(".segment")}) <= 2
+
+
+def test_a_range_of_times_that_ends_before_it_starts_is_refused() -> None:
+    given = {"path": "/world", "startingTimestamp": "2", "endingTimestamp": "1"}
+    with pytest.raises(InvalidInput, match="startingTimestamp is 2 ms, later than endingTimest"):
+        SourceOptions.from_spark(given).check_batch()
+    with pytest.raises(InvalidInput, match="a stream has no end"):
+        SourceOptions.from_spark({"path": "/world", "endingTimestamp": "1"}).check_stream()
+
+
+# Topics
+
+
+def test_a_query_reads_a_topic_of_logs_by_name_that_grows_meanwhile(
+    runtime: ManualRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Log, "most_entries", 16)
+    monkeypatch.setattr(Log, "left_entries", 4)
+    topic = TopicWorld(runtime, 2)
+    for name in topic.topic.read().names:
+        config = Topic.config_of(name, CONFIG)
+        claim = claim_for_writing(topic.store, config, runtime=runtime)
+        enable_readers(
+            topic.store, config, claim, runtime, retention_ms=None, reader_expiry_ms=86_400_000
+        )
+        for number in range(30):
+            topic.append(name, b"%s %d" % (name.encode(), number))
+    driver, other = topic.run(reader="billing"), topic.run(reader="audit")
+    end = driver.latest_offset(None)
+    found = values_of(driver, None, end)
+    added = topic.topic.expand(3).names[2]
+    topic.append(added, b"added")
+    last = committed_before(driver, end)
+    found += values_of(driver, end, last)
+    assert len(found) == len({*found}) == 61
+    assert b"added" in found
+    looked = other.latest_offset(None)
+    assert sorted(values_of(other, None, looked)) == sorted(found)

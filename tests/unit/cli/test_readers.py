@@ -1,0 +1,655 @@
+"""``readers``, and the other commands on a log."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from opendata_buffer.config import ConsumerConfig
+from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.errors import Fenced
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log_index import LogIndex
+from opendata_buffer.queue.readers import ReaderPosition
+from opendata_buffer.stores.memory import MemoryStore
+from tests.unit.cli.shell import bytes_of, fails, fill, json_of, manifest_of, ok, run, topic_of
+
+DAY_MS = 86_400_000
+INDEX, POSITION = "ingest/_log.json", "ingest/_readers/{}.json"
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Log, "most_entries", 16)
+    monkeypatch.setattr(Log, "left_entries", 4)
+
+
+def index_of(store: MemoryStore) -> LogIndex:
+    return LogIndex.from_json(bytes_of(store, INDEX))
+
+
+def position_of(store: MemoryStore, name: str) -> ReaderPosition:
+    return ReaderPosition.from_json(bytes_of(store, POSITION.format(name)))
+
+
+def set_position(store: MemoryStore, name: str, **fields: object) -> None:
+    changed = replace(position_of(store, name), **fields)  # type: ignore[arg-type]
+    store.put(POSITION.format(name), changed.to_json())
+
+
+def log_of(url: str, batches: int, *more: str) -> None:
+    """A log of so many batches with one record each, most of them in segments."""
+    fill(url, [b"0"])
+    ok("readers", "enable", url, "--yes", *more)
+    fill(url, *([b"%d" % number] for number in range(1, batches)))
+
+
+def records(*arguments: str) -> list[bytes]:
+    return ok(*arguments).stdout_bytes.splitlines()
+
+
+def numbers(begin: int, end: int) -> list[bytes]:
+    return [b"%d" % number for number in range(begin, end)]
+
+
+def lines_of(*arguments: str) -> list[dict[str, object]]:
+    return [json.loads(each) for each in ok(*arguments, "--json").stdout.splitlines()]
+
+
+# ---- enable
+
+
+def test_a_queue_becomes_a_log_that_keeps_all_that_waited(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"])
+    before = manifest_of(store).locations()
+    made = json_of("readers", "enable", url, "--yes", "--retention", "1d12h")
+    assert (made["made"], made["first_sequence"]) == (True, 0)
+    assert (made["retention_ms"], made["reader_expiry_ms"]) == (DAY_MS * 3 // 2, 7 * DAY_MS)
+    assert manifest_of(store).locations() == before
+    assert records("consume", url, "--ack", "--reader", "x") == [b"a", b"b"]
+
+
+def test_enabling_asks_and_says_what_other_consumers_may_not_do(
+    url: str, store: MemoryStore
+) -> None:
+    fill(url, [b"a"])
+    line = fails("readers", "enable", url)
+    for part in ("Producers go on", "would take batches from all readers", "--yes"):
+        assert part in line
+    assert [each.key for each in store.list(INDEX).objects] == []
+
+
+def test_f42_a_consumer_that_runs_is_named_and_fenced(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(url, [b"a"], [b"b"])
+    consumer = Consumer(url)
+    batch = consumer.next_batch()
+    assert batch is not None
+    monkeypatch.setattr(
+        "opendata_buffer.cli.readers.running_consumer", lambda *_: "the consumer of 'ingest'"
+    )
+    result = ok("readers", "enable", url, "--yes")
+    assert "warning: the consumer of 'ingest' seems to run: it is fenced" in result.stderr
+    with pytest.raises(Fenced):
+        consumer.ack_through(batch.sequence)
+    assert records("consume", url) == [b"a", b"b"]
+
+
+def test_enabling_again_changes_the_times_that_are_given(url: str, store: MemoryStore) -> None:
+    log_of(url, 1, "--retention", "7d")
+    made = json_of("readers", "enable", url, "--reader-expiry", "P2DT12H")
+    assert made["made"] is False
+    index = index_of(store)
+    assert (index.retention_ms, index.reader_expiry_ms) == (7 * DAY_MS, DAY_MS * 5 // 2)
+    ok("readers", "enable", url, "--retention", "none")
+    assert index_of(store).retention_ms is None
+    assert index_of(store).reader_expiry_ms == DAY_MS * 5 // 2
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("--retention", "0s", "a retention of 0"),
+        ("--retention", "soon", "'soon' is no duration: use one such as 7d"),
+        ("--retention", "", "is no duration"),
+        ("--retention", "-1d", "is no duration"),
+        ("--reader-expiry", "none", "is no duration"),
+        ("--reader-expiry", "9m", "10 minutes at least"),
+    ],
+)
+def test_times_that_cannot_be_used_are_refused(
+    url: str, store: MemoryStore, option: str, value: str, why: str
+) -> None:
+    fill(url, [b"a"])
+    assert why in fails("readers", "enable", url, "--yes", option, value)
+    assert not store.list(INDEX).objects
+
+
+def test_f45_a_log_whose_index_is_gone_is_not_made_anew(url: str, store: MemoryStore) -> None:
+    log_of(url, 40)
+    store.delete_many([INDEX])
+    for words in (("readers", "list"), ("readers", "enable"), ("status",), ("gc",)):
+        assert "is gone. Restore its latest version" in run(*words, url).stderr
+    assert "is gone" in fails("consume", url, "--ack", "--reader", "x")
+    assert not store.list(INDEX).objects
+
+
+def test_enabling_that_was_interrupted_is_repeated(url: str, store: MemoryStore) -> None:
+    log_of(url, 3)
+    store.delete_many([INDEX])  # as after the marker, and before the index
+    assert "was interrupted, run it again" in fails("readers", "list", url)
+    made = json_of("readers", "enable", url, "--yes")
+    assert (made["made"], made["first_sequence"]) == (True, 0)
+    assert records("consume", url) == numbers(0, 3)
+
+
+def test_where_there_is_no_queue_none_is_made(url: str, store: MemoryStore) -> None:
+    assert "there is no queue" in fails("readers", "enable", url, "--yes")
+    assert not store.list("").objects
+
+
+def test_every_partition_of_a_topic_becomes_a_log(url: str, store: MemoryStore) -> None:
+    names = topic_of(url, 2)
+    made = lines_of("readers", "enable", url, "--yes")
+    assert [(each["partition"], each["made"]) for each in made] == [(name, True) for name in names]
+    lines_of("readers", "reset", url, "x", "--to-earliest")
+    listed = lines_of("readers", "list", url)
+    assert [(each["partition"], each["name"]) for each in listed] == [(name, "x") for name in names]
+    one = lines_of("readers", "describe", url, "x", "--partition", "1")
+    assert [each["partition"] for each in one] == [names[1]]
+    ok("readers", "delete", url, "x")
+    assert "there is no reader 'x'" in fails("readers", "describe", url, "x")
+    assert "there is no reader 'x'" in fails("readers", "delete", url, "x")
+
+
+# ---- list, describe, delete
+
+
+def test_readers_are_listed_with_what_waits_for_each(url: str) -> None:
+    log_of(url, 40)
+    ok("consume", url, "--ack", "--reader", "slow", "--max-batches", "1")
+    ok("consume", url, "--ack", "--reader", "quick")
+    quick, slow = lines_of("readers", "list", url)
+    assert (quick["name"], quick["lag"], quick["next_sequence"]) == ("quick", 0, 40)
+    assert (slow["name"], slow["lag"], slow["next_sequence"]) == ("slow", 39, 1)
+    assert quick["oldest_unread_seconds"] is None
+    assert isinstance(slow["oldest_unread_seconds"], float)
+    assert (slow["program"], slow["runs"]) == ("opendata-buffer consume", False)
+    assert "slow" in ok("readers", "list", url).stdout
+    shown = " ".join(ok("readers", "describe", url, "slow").stdout.split())
+    assert "ingest: reader slow" in shown
+    assert "behind 39 batches" in shown
+
+
+def test_an_unknown_reader_is_refused_with_those_that_are_known(url: str) -> None:
+    log_of(url, 1)
+    assert "readers of this log: none yet" in fails("readers", "describe", url, "x")
+    for name in ("b", "a"):
+        ok("readers", "reset", url, name, "--to-earliest")
+    for words in (
+        ("describe", url, "x"),
+        ("delete", url, "x"),
+        ("reset", url, "x", "--shift-by=1"),
+    ):
+        assert fails("readers", *words).endswith("no reader 'x'; readers of this log: a, b")
+    assert "there is no reader 'x'" in fails("consume", url, "--reader", "x")
+
+
+def test_a_queue_that_is_no_log_names_the_command_that_makes_one(url: str) -> None:
+    fill(url, [b"a"])
+    for words in (("readers", "list", url), ("readers", "reset", url, "x", "--to-latest")):
+        assert f"'opendata-buffer readers enable {url}' makes it one" in fails(*words)
+    assert "is no log" in fails("consume", url, "--reader", "x")
+    assert "is no log" in fails("consume", url, "--reader", "x", "--ack")
+
+
+def test_a_reader_that_is_deleted_begins_anew(url: str, store: MemoryStore) -> None:
+    log_of(url, 3, "--retention", "7d")
+    assert records("consume", url, "--ack", "--reader", "x") == numbers(0, 3)
+    ok("readers", "delete", url, "x")
+    assert index_of(store).readers == ()
+    assert not store.list("ingest/_readers/").objects
+    assert records("consume", url, "--ack", "--reader", "x") == numbers(0, 3)
+
+
+# ---- reset
+
+
+@pytest.mark.parametrize(
+    ("option", "after", "again", "passed"),
+    [
+        (("--to-earliest",), 0, 10, 0),
+        (("--to-latest",), 40, 0, 30),
+        (("--to-sequence", "12"), 12, 0, 2),
+        (("--shift-by", "-3"), 7, 3, 0),
+        (("--shift-by", "5"), 15, 0, 5),
+        (("--shift-by", "-99"), 0, 10, 0),
+        (("--shift-by", "99"), 40, 0, 30),
+        (("--to-datetime", "2020-01-31T03:00:00Z"), 0, 10, 0),
+        (("--to-datetime", "2999-01-31T03:00:00Z"), 40, 0, 30),
+        (("--by-duration", "1h"), 0, 10, 0),
+    ],
+)
+def test_a_reset_does_what_its_plan_said(
+    url: str, store: MemoryStore, option: tuple[str, ...], after: int, again: int, passed: int
+) -> None:
+    log_of(url, 40, "--retention", "7d")
+    ok("consume", url, "--ack", "--reader", "x", "--max-batches", "10")
+    objects = store.list("").objects
+    planned = json_of("readers", "reset", url, "x", *option, "--dry-run")
+    assert store.list("").objects == objects
+    assert planned == {
+        "dry_run": True,
+        "partition": "ingest",
+        "reader": "x",
+        "before": 10,
+        "after": after,
+        "again": again,
+        "passed": passed,
+        "runs": "",
+    }
+    done = json_of("readers", "reset", url, "x", *option)
+    assert done == {**planned, "dry_run": False}
+    assert position_of(store, "x").next == after
+    assert records("consume", url, "--ack", "--reader", "x") == numbers(after, 40)
+
+
+def test_a_reset_of_a_name_that_is_new_makes_the_reader(url: str) -> None:
+    log_of(url, 40)
+    assert (
+        "a new reader, to 40; 0 batches" in ok("readers", "reset", url, "x", "--to-latest").stdout
+    )
+    fill(url, [b"40"])
+    assert records("consume", url, "--reader", "x") == [b"40"]
+
+
+def test_a_reader_that_runs_is_set_only_with_force_and_fenced_then(url: str) -> None:
+    log_of(url, 40)
+    config = ConsumerConfig(store=url, reader="x")
+    consumer = Consumer(config, program="billing.py")
+    batch = consumer.next_batch()
+    assert batch is not None
+    for words in (("reset", url, "x", "--to-latest"), ("delete", url, "x")):
+        line = fails("readers", *words)
+        assert "reader 'x' runs: billing.py on " in line
+        assert "--force" in line
+    assert "from 0, to 40" in ok("readers", "reset", url, "x", "--to-latest", "--force").stdout
+    with pytest.raises(Fenced, match="another consumer or query reads by this name"):
+        consumer.ack_through(batch.sequence)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        (("x",), 2, "give one of --to-earliest, --to-latest"),
+        (("x", "--to-earliest", "--to-latest"), 2, "give one of"),
+        (("x", "--to-sequence", "99"), 1, "sequence 99 is not kept: the log has 0 to 39"),
+        (("x", "--to-datetime", "monday"), 1, "'monday' is no place"),
+        (("x", "--to-datetime", "latest"), 1, "'latest' is no time"),
+        (("a b", "--to-latest"), 1, "reader is 'a b': use 1 to 100 letters"),
+        (("../x", "--to-latest"), 1, "reader is '../x'"),
+    ],
+)
+def test_a_reset_that_cannot_be_done_changes_nothing(
+    url: str, store: MemoryStore, words: tuple[str, ...], code: int, why: str
+) -> None:
+    log_of(url, 40)
+    before = store.list("").objects
+    result = run("readers", "reset", url, *words)
+    assert result.exit_code == code
+    assert why in result.stderr
+    assert store.list("").objects == before
+
+
+def test_partitions_count_separately_so_a_sequence_takes_one_of_them(url: str) -> None:
+    topic_of(url, 2)
+    ok("readers", "enable", url, "--yes")
+    for option in ("--shift-by", "--to-sequence"):
+        result = run("readers", "reset", url, "x", option, "1")
+        assert result.exit_code == 2
+        assert "name one with --partition" in result.stderr
+
+
+# ---- consume
+
+
+def test_consume_writes_all_that_a_log_keeps_and_changes_nothing(
+    url: str, store: MemoryStore
+) -> None:
+    log_of(url, 40)
+    assert index_of(store).end >= 16
+    before = store.list("").objects
+    assert records("consume", url) == numbers(0, 40)
+    assert records("consume", url, "--from", "3", "--max-batches", "2") == numbers(3, 5)
+    assert records("consume", url, "--from", "latest") == []
+    assert store.list("").objects == before
+
+
+def test_consume_with_a_reader_looks_and_with_ack_reads_as_it(url: str) -> None:
+    log_of(url, 40, "--retention", "7d")
+    assert records("consume", url, "--ack", "--reader", "x", "--max-batches", "3") == numbers(0, 3)
+    assert records("consume", url, "--reader", "x", "--max-batches", "3") == numbers(3, 6)
+    assert records("consume", url, "--ack", "--reader", "x") == numbers(3, 40)
+    assert records("consume", url, "--ack", "--reader", "y") == numbers(0, 40)
+
+
+def test_consume_with_ack_and_without_a_reader_is_refused_on_a_log(url: str) -> None:
+    log_of(url, 3)
+    line = fails("consume", url, "--ack", "--yes")
+    assert "is a log with named readers" in line
+    assert f"'opendata-buffer readers list {url}'" in line
+    assert records("consume", url) == numbers(0, 3)
+
+
+def test_consume_asks_before_it_fences_a_reader(url: str, store: MemoryStore) -> None:
+    log_of(url, 3)
+    ok("consume", url, "--ack", "--reader", "x", "--max-batches", "1")
+    set_position(store, "x", host="elsewhere", process=7)
+    assert "reader 'x' (opendata-buffer consume on elsewhere, process 7) seems to run" in fails(
+        "consume", url, "--ack", "--reader", "x"
+    )
+    assert records("consume", url, "--ack", "--reader", "x", "--yes") == numbers(1, 3)
+
+
+# ---- status
+
+
+def flat(url: str) -> str:
+    """What status shows a person, however it is wrapped."""
+    return " ".join(ok("status", url).stdout.split())
+
+
+def test_status_shows_what_a_log_keeps_and_how_far_each_reader_is(
+    url: str, store: MemoryStore
+) -> None:
+    log_of(url, 40, "--retention", "36h")
+    ok("consume", url, "--ack", "--reader", "slow", "--max-batches", "2")
+    ok("consume", url, "--ack", "--reader", "quick", "--max-batches", "39")
+    before = store.list("").objects
+    found = json_of("status", url)
+    assert (found["queue_length"], found["oldest_sequence"], found["newest_sequence"]) == (
+        40,
+        0,
+        39,
+    )
+    assert (found["orphans"], found["missing"], found["refused"]) == (0, 0, "")
+    log = found["log"]
+    assert (log["floor"], log["end"], log["kept"]) == (0, 40, 40)
+    assert log["in_segments"] == manifest_of(store).first_sequence
+    assert log["in_segments"] >= 16
+    assert (log["retention_ms"], log["reader_expiry_ms"]) == (DAY_MS * 3 // 2, DAY_MS * 7)
+    quick, slow = log["readers"]
+    assert (quick["name"], quick["lag"]) == ("quick", 1)
+    assert quick["lag_bytes"] == 13
+    assert (slow["name"], slow["lag"], slow["lag_bytes"]) == ("slow", 38, None)
+    shown = flat(url)
+    assert "log 40 batches kept, 0 to 39;" in shown
+    assert "retention 1d12h at least; readers expire after 7d" in shown
+    assert "reader slow: 38 batches behind, the oldest 0:00:0" in shown
+    assert store.list("").objects == before
+
+
+def test_status_of_a_log_counts_as_consumed_what_lies_before_its_floor(
+    url: str, store: MemoryStore
+) -> None:
+    log_of(url, 40)
+    ok("consume", url, "--ack", "--reader", "x")
+    ok("gc", url)
+    found = json_of("status", url)
+    assert (found["log"]["floor"], found["log"]["kept"]) == (40, 0)
+    assert (found["queue_length"], found["oldest_sequence"]) == (0, None)
+    assert (found["orphans"], found["missing"]) == (40, 0)
+    assert "nothing kept, the next is 40" in flat(url)
+
+
+def test_status_warns_of_a_reader_that_expires_soon(url: str, store: MemoryStore) -> None:
+    log_of(url, 3, "--reader-expiry", "4d")
+    ok("consume", url, "--ack", "--reader", "x", "--max-batches", "1")
+    assert json_of("status", url)["notes"] == []
+    moved_ms = position_of(store, "x").moved_ms - 3 * DAY_MS - 60_000
+    set_position(store, "x", moved_ms=moved_ms)
+    (note,) = json_of("status", url)["notes"]
+    assert note.startswith("reader 'x' expires in 24.0 h")
+    assert "23:58:5" in flat(url)
+    assert "SOON" in flat(url)
+
+
+def test_f42_status_names_what_a_consumer_without_readers_took_off_the_log(
+    url: str, store: MemoryStore
+) -> None:
+    log_of(url, 3)
+    store.put("ingest/manifest", manifest_of(store).drop_through(1).raw)
+    (note,) = json_of("status", url)["notes"]
+    assert "sequences 0 to 1 were taken off the log by a consumer that knows no readers" in note
+
+
+@pytest.mark.parametrize("damage", ["gone", "damaged"])
+def test_status_exits_1_where_a_reader_cannot_go_on(
+    url: str, store: MemoryStore, damage: str
+) -> None:
+    log_of(url, 40)
+    ok("readers", "reset", url, "x", "--to-earliest")
+    first = store.list("ingest/_log/").objects[0].key
+    if damage == "gone":
+        store.delete_many([first])
+    else:
+        store.put(first, b"\xff" * 40)
+    result = run("status", url)
+    assert result.exit_code == 1
+    assert f"readers are refused at sequence 0: {first!r}" in result.stderr
+    assert "--to-sequence" in result.stderr
+
+
+def test_status_exits_1_where_the_index_is_damaged(url: str, store: MemoryStore) -> None:
+    log_of(url, 40)
+    store.put(INDEX, b"{}")
+    assert "readers are refused" in run("status", url).stderr
+    store.delete_many([INDEX])
+    result = run("status", url, "--max-lag", "600")
+    assert result.exit_code == 1
+    assert "is gone. Restore its latest version" in result.stderr
+
+
+def test_a_probe_of_a_log_looks_at_the_reader_that_is_furthest_behind(url: str) -> None:
+    log_of(url, 40)
+    assert json_of("status", url, "--max-backlog", "0")["batches"] == 0
+    ok("consume", url, "--ack", "--reader", "quick", "--max-batches", "39")
+    ok("readers", "reset", url, "slow", "--to-sequence", "10")
+    assert json_of("status", url, "--max-backlog", "30")["batches"] == 30
+    assert run("status", url, "--max-backlog", "29").exit_code == 3
+
+
+def test_a_status_reads_as_many_objects_of_a_long_log_as_of_a_short_one(
+    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_of(url, 40)
+    ok("readers", "reset", url, "x", "--to-earliest")
+    read: list[str] = []
+    really = MemoryStore.get
+
+    def get(self: MemoryStore, key: str, **options: object) -> object:
+        read.append(key)
+        return really(self, key, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MemoryStore, "get", get)
+    ok("status", url, "--json")
+    short = len(read)
+    fill(url, *([b"more"] for _ in range(200)))
+    assert len(index_of(store).parts()) > 5
+    read.clear()
+    ok("status", url, "--json")
+    assert len(read) <= short
+
+
+def test_the_status_of_a_topic_shows_the_readers_of_each_partition(url: str) -> None:
+    names = topic_of(url, 2)
+    ok("readers", "enable", url, "--yes")
+    ok("readers", "reset", url, "x", "--to-earliest")
+    found = json_of("status", url)
+    shown = [[each["name"] for each in part["log"]["readers"]] for part in found["partitions"]]
+    assert shown == [["x"], ["x"]]
+    assert f"{names[1]}: reader x: 0 batches behind" in " ".join(ok("status", url).stdout.split())
+
+
+# ---- repair
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (("trim", "--to", "latest", "--yes"), "'opendata-buffer readers reset {url} NAME"),
+        (("skip", "3", "--force"), "'opendata-buffer readers reset {url} NAME --to-sequence 4'"),
+    ],
+)
+def test_what_a_log_does_not_do_names_the_command_that_does(
+    url: str, store: MemoryStore, words: tuple[str, ...], instead: str
+) -> None:
+    log_of(url, 40)
+    before = store.list("").objects
+    line = fails(words[0], url, *words[1:])
+    assert "is a log with named readers: " in line
+    assert instead.format(url=url) in line
+    assert store.list("").objects == before
+
+
+def test_a_batch_that_was_skipped_before_is_restored_into_a_log(
+    url: str, store: MemoryStore
+) -> None:
+    fill(url, [b"0"], [b"1"])
+    ok("skip", url, "0", "--force")
+    ok("readers", "enable", url, "--yes", "--retention", "7d")
+    (report,) = json_of("status", url)["quarantine"]
+    ok("restore", url, report["id"])
+    fill(url, *([b"more"] for _ in range(30)))
+    assert index_of(store).end > 3
+    again = ok("restore", url, report["id"]).stdout
+    assert "as sequence 2" in again
+    assert records("consume", url)[:2] == [b"1", b"0"]
+
+
+def test_a_restore_that_lost_its_report_finds_the_batch_in_a_segment(
+    url: str, store: MemoryStore
+) -> None:
+    fill(url, [b"0"], [b"1"])
+    ok("skip", url, "0", "--force")
+    ok("readers", "enable", url, "--yes")
+    (report,) = json_of("status", url)["quarantine"]
+    ok("restore", url, report["id"])
+    key = f"ingest/_quarantine/{report['id']}.json"
+    fields = json.loads(bytes_of(store, key))
+    store.put(key, json.dumps({**fields, "restored_sequence": None}).encode())
+    fill(url, *([b"more"] for _ in range(30)))
+    assert manifest_of(store).first_sequence > 2
+    assert "as sequence 2" in ok("restore", url, report["id"]).stdout
+    assert records("consume", url).count(b"0") == 1
+
+
+def test_a_batch_that_a_segment_names_is_not_enqueued_again(url: str, store: MemoryStore) -> None:
+    log_of(url, 40)
+    entry = json.loads(ok("dump", url, store.list("ingest/_log/").objects[0].key).stdout)
+    location = entry["entries"][0]["location"]
+    assert "is queued as sequence 0" in fails("restore", url, location, "--yes")
+
+
+def test_fsck_checks_a_log_from_its_floor_on(url: str, store: MemoryStore) -> None:
+    log_of(url, 40)
+    found = json_of("fsck", url)
+    assert (found["ok"], found["batches"], found["records"]) == (True, 40, 40)
+    locations = [each["location"] for each in lines_of("consume", url)]
+    ok("consume", url, "--ack", "--reader", "x", "--max-batches", "10")
+    ok("gc", url)
+    store.delete_many([str(each) for each in locations[:10]])
+    found = json_of("fsck", url)
+    assert (found["ok"], found["batches"]) == (True, 30)
+
+
+def test_fsck_names_a_batch_of_a_log_and_how_readers_pass_it_by(
+    url: str, store: MemoryStore
+) -> None:
+    log_of(url, 40)
+    location = str(lines_of("consume", url)[3]["location"])
+    store.delete_many([location])
+    result = run("fsck", url, "--repair", "--yes")
+    assert result.exit_code == 1
+    assert f"problem: sequence 3 {location!r}" in result.stdout
+    assert f"'opendata-buffer readers reset {url} NAME --to-sequence 4'" in result.stderr
+    assert records("consume", url, "--from", "4") == numbers(4, 40)
+
+
+@pytest.mark.parametrize("damage", ["gone", "damaged"])
+def test_fsck_names_a_segment_and_checks_all_others(
+    url: str, store: MemoryStore, damage: str
+) -> None:
+    log_of(url, 60)
+    parts = index_of(store).parts()
+    key = f"ingest/_log/{parts[0].name}"
+    if damage == "gone":
+        store.delete_many([key])
+    else:
+        store.put(key, b"\xff" * 40)
+    result = run("fsck", url, "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    (problem,) = found["problems"]
+    assert (problem["location"], problem["kind"], problem["what"]) == (key, "segment", "segment")
+    assert f"--to-sequence {parts[0].end}" in problem["problem"]
+    assert found["batches"] == 60 - parts[0].end
+    assert "restore the object (bucket versioning)" in run("fsck", url).stderr
+
+
+def test_fsck_names_an_index_that_is_gone_or_damaged(url: str, store: MemoryStore) -> None:
+    log_of(url, 40)
+    store.put(INDEX, b"no json")
+    for _ in range(2):
+        result = run("fsck", url, "--repair", "--yes")
+        assert result.exit_code == 1
+        assert f"problem: index of the log {INDEX!r}: " in result.stdout
+        assert "restore its latest version (bucket versioning)" in result.stderr
+        store.delete_many([INDEX])
+
+
+def test_a_rebuilt_manifest_repeats_nothing_that_segments_have(
+    url: str, store: MemoryStore
+) -> None:
+    log_of(url, 40)
+    ok("readers", "reset", url, "x", "--to-sequence", "2")
+    end = index_of(store).end
+    waits = manifest_of(store).entries(end)
+    assert waits
+    store.delete_many(["ingest/manifest"])
+    assert run("status", url).exit_code == 1
+    shown = ok("fsck", url, "--repair", "--yes").stdout
+    assert "'opendata-buffer readers reset STORE NAME --to-sequence N'" in shown
+    rebuilt = manifest_of(store)
+    assert rebuilt.first_sequence > 1_000_000
+    assert sorted(rebuilt.locations()) == sorted(each.location for each in waits)
+    result = run("consume", url, "--ack", "--reader", "x")
+    assert result.stdout_bytes.splitlines() == numbers(2, end)
+    assert result.exit_code == 1
+    ok("readers", "reset", url, "x", "--to-sequence", str(rebuilt.first_sequence))
+    assert sorted(records("consume", url, "--ack", "--reader", "x")) == numbers(end, 40)
+
+
+def test_a_log_whose_segment_is_gone_gets_no_manifest_that_repeats_it(
+    url: str, store: MemoryStore
+) -> None:
+    log_of(url, 40)
+    store.delete_many(["ingest/manifest", store.list("ingest/_log/").objects[0].key])
+    assert "is gone. It names sequences 0 to" in run("fsck", url, "--repair", "--yes").stderr
+    assert not store.list("ingest/manifest").objects
+
+
+def test_gc_with_dry_run_names_what_all_readers_have_acknowledged(
+    url: str, store: MemoryStore
+) -> None:
+    log_of(url, 40)
+    assert json_of("gc", url, "--dry-run")["delete"] == []
+    ok("readers", "reset", url, "x", "--to-sequence", "30")
+    before = store.list("").objects
+    found = json_of("gc", url, "--dry-run")
+    assert (found["delete"], found["held"]) == ([], None)
+    assert found["referenced"] == 40 - max(30, manifest_of(store).first_sequence)
+    assert store.list("").objects == before

@@ -1,0 +1,467 @@
+"""A queue as a log: what is moved, found again, kept, and told when somebody breaks it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from opendata_buffer import (
+    Consumer,
+    ConsumerConfig,
+    CorruptData,
+    DataLoss,
+    Fenced,
+    InvalidInput,
+    QueueReset,
+    outcomes,
+)
+from opendata_buffer.config import GarbageCollectorConfig, QueueConfig
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.gc import GarbageCollector
+from opendata_buffer.queue import log_index
+from opendata_buffer.queue.log import Log, LogView
+from opendata_buffer.queue.log_index import LogIndex
+from opendata_buffer.queue.ownership import claim_for_writing
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.readers import enable_readers, reset_reader, unregister
+from opendata_buffer.stores.base import IfVersion
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from tests.support.logs import open_view
+
+URL = "memory://log"
+KEY = "ingest/manifest"
+DAY_S = 86_400
+WEEK_MS = 7 * DAY_S * 1000
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Log, "most_entries", 16)
+    monkeypatch.setattr(Log, "left_entries", 4)
+    monkeypatch.setattr(log_index, "FAN", 3)
+
+
+class Counting(MemoryStore):
+    """Counts requests, by kind and key."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        super().__init__("log", now_ms=now_ms)
+        self.requests: Counter[tuple[str, str]] = Counter()
+
+    def get(self, key: str, **options: Any) -> Any:
+        self.requests["get", key] += 1
+        return super().get(key, **options)
+
+    def put_if(self, key: str, data: bytes, condition: Any) -> Any:
+        self.requests["put_if", key] += 1
+        return super().put_if(key, data, condition)
+
+
+class House:
+    """A log in memory, with a clock that the test moves."""
+
+    def __init__(self, *, retention_ms: int | None = None) -> None:
+        self.runtime = ManualRuntime()
+        self.store = Counting(self.runtime.now_ms)
+        self.config = QueueConfig(store=URL)
+        self.claim = claim_for_writing(self.store, self.config, runtime=self.runtime)
+        enable_readers(
+            self.store,
+            self.config,
+            self.claim,
+            self.runtime,
+            retention_ms=retention_ms,
+            reader_expiry_ms=WEEK_MS,
+        )
+        self.queue = self.writer()
+        self.locations: list[str] = []
+
+    def writer(self) -> Queue:
+        claim = claim_for_writing(self.store, self.config, runtime=self.runtime)
+        return Queue(self.store, self.config, runtime=self.runtime, role="test", claim=claim)
+
+    def entry(self) -> NewEntry:
+        location = f"ingest/{self.runtime.ulid()}.batch"
+        self.store.put(location, encode_batch([b"%d" % len(self.locations)]))
+        self.locations.append(location)
+        return NewEntry(location)
+
+    def append(self, count: int) -> None:
+        for _ in range(count):
+            self.runtime.advance(0.01)
+            self.queue.append([self.entry()])
+
+    def reader(self, name: str, position: int | None = None, **settings: Any) -> Consumer:
+        gc = GarbageCollectorConfig(enabled=False)
+        config = ConsumerConfig(store=URL, reader=name, gc=gc)
+        return Consumer(config, position, store=self.store, runtime=self.runtime, **settings)
+
+    def collect(self) -> int:
+        self.runtime.advance(3_600)  # longer than the grace period
+        config = ConsumerConfig(store=URL)
+        report = GarbageCollector(self.store, config, runtime=self.runtime).run_once()
+        assert report.plan.held is None
+        return report.deleted
+
+    def view(self) -> LogView:
+        view = open_view(
+            self.store, self.config, self.runtime, self.writer().read() or Manifest.empty()
+        )
+        assert view is not None
+        return view
+
+    def index(self) -> LogIndex:
+        return Log(self.store, self.config, self.runtime).need()
+
+    def manifest(self) -> Manifest:
+        found = self.writer().read()
+        assert found is not None
+        return found
+
+
+def read(consumer: Consumer, most: int = 10_000) -> list[int]:
+    """Read and acknowledge; the sequences."""
+    found: list[int] = []
+    while len(found) < most and (batch := consumer.next_batch()) is not None:
+        found.append(batch.sequence)
+        batch.ack()
+    consumer.flush()
+    return found
+
+
+def test_the_manifest_stays_short_and_every_reader_reads_everything() -> None:
+    house = House()
+    house.append(500)
+    assert house.manifest().entry_count <= 24 + 1
+    assert len(house.index().levels) >= 3, "no page of pages was made"
+    assert [e.location for e in house.view().entries()] == house.locations
+    first, second = house.reader("first"), house.reader("second")
+    assert read(first) == [*range(500)]
+    assert read(second) == [*range(500)]
+    first.close()
+    house.append(1)
+    assert read(house.reader("first")) == [500]
+
+
+@pytest.mark.parametrize("sequence", [0, 1, 17, 150, 299])
+def test_any_sequence_and_any_time_is_found(sequence: int) -> None:
+    house = House()
+    times = []
+    for _ in range(300):
+        house.runtime.advance(1)
+        house.append(1)
+        times.append(house.runtime.now_ms())
+    view = house.view()
+    (entry,) = view.entries(sequence, 1)
+    assert (entry.sequence, entry.location) == (sequence, house.locations[sequence])
+    assert view.since(times[sequence]) == sequence
+    assert view.since(times[sequence] - 999) == sequence
+    assert view.since(times[-1] + 1) == 300
+
+
+def test_a_v1_producer_goes_on_while_segments_are_cut() -> None:
+    """The requests of OpenData's Rust producer: get, put with If-Match, and again after a 412."""
+    house = House()
+    lost_races = 0
+    for number in range(200):
+        entry = house.entry()
+        while True:
+            found = house.store.get(KEY) if number else None
+            manifest = Manifest.parse(found.data) if found else Manifest.empty()
+            if number % 3 == 0 and number:
+                house.append(1)  # another producer, which moves, between its two requests
+            after = manifest.append([entry]).raw
+            if found is None:
+                house.queue.append([entry])
+                break
+            outcome = house.store.put_if(KEY, after, IfVersion(found.version))
+            if type(outcome).__name__ == "Applied":
+                break
+            lost_races += 1
+            number = 1
+    assert lost_races
+    assert house.index().end > 100
+    found_locations = [e.location for e in house.view().entries()]
+    assert sorted(found_locations) == sorted(house.locations)
+    assert read(house.reader("all")) == [*range(len(house.locations))]
+
+
+def test_an_append_whose_answer_was_lost_is_found_in_a_segment() -> None:
+    """Others moved it before its producer looked: in the manifest it is found no more."""
+    house = House()
+    house.append(2)
+    entry = house.entry()
+    other = house.writer()
+
+    write, lost = house.store.put_if, []
+
+    def put_if(key: str, data: bytes, condition: Any) -> Any:
+        outcome = write(key, data, condition)
+        if key != KEY or lost:
+            return outcome
+        lost.append(key)
+        for _ in range(40):
+            other.append([house.entry()])
+        return outcomes.Unknown("the connection was reset")
+
+    house.store.put_if = put_if  # type: ignore[method-assign]
+    assert house.queue.append([entry]) == 2
+    assert lost
+    assert house.manifest().first_sequence > 2, "it was not moved: the test shows nothing"
+    assert [e.location for e in house.view().entries()].count(entry.location) == 1
+
+
+def test_the_collector_waits_for_the_slowest_reader() -> None:
+    house = House()
+    slow, fast = house.reader("slow"), house.reader("fast")
+    house.append(100)
+    read(fast)
+    assert house.collect() == 0
+    assert read(slow, 40) == [*range(40)]
+    house.runtime.advance(10)
+    assert house.collect() > 0
+    assert house.index().floor == 40
+    there = {each.key for each in house.store.list("ingest/").objects}
+    assert {*house.locations[40:]} <= there
+    assert not {*house.locations[:10]} & there
+    assert read(slow) == [*range(40, 100)]
+
+
+def test_what_is_within_the_retention_stays_though_all_have_read_it() -> None:
+    house = House(retention_ms=DAY_S * 1000)
+    reader = house.reader("reader")
+    house.append(40)
+    house.runtime.advance(DAY_S / 2)
+    house.append(40)
+    assert len(read(reader)) == 80
+    assert house.collect() == 0
+    house.runtime.advance(DAY_S * 0.75)
+    house.collect()
+    assert 0 < house.index().floor <= 40
+    replay = house.reader("late")
+    assert read(replay)[-40:] == [*range(40, 80)]
+
+
+def test_a_reader_that_expires_holds_nothing_and_is_told_what_it_lost() -> None:
+    house = House()
+    away, here = house.reader("away"), house.reader("here")
+    house.append(50)
+    assert read(away, 10) == [*range(10)]
+    away.close()
+    for _ in range(15):
+        house.runtime.advance(DAY_S / 2)
+        house.append(2)
+        read(here)
+    assert house.collect() > 0
+    assert house.index().readers == ("here",)
+    with pytest.raises(DataLoss, match=r"sequence 10 is needed.*'away' did not move"):
+        house.reader("away")
+    again = house.reader("away", allow_data_loss=True)
+    assert again.first_sequence == house.index().floor
+
+
+def test_a_reader_that_has_nothing_to_read_does_not_expire() -> None:
+    house = House()
+    house.append(3)
+    idle = house.reader("idle")
+    read(idle)
+    for _ in range(40):
+        house.runtime.advance(DAY_S / 2)
+        assert idle.next_batch() is None
+        house.collect()
+    assert house.index().readers == ("idle",)
+
+
+def test_two_of_one_name_fence_each_other_and_two_names_never_notice() -> None:
+    house = House()
+    house.append(5)
+    other = house.reader("other")
+    first = house.reader("name")
+    second = house.reader("name")
+    with pytest.raises(Fenced, match=r"_readers/name.json"):
+        read(first)
+    assert read(second) == read(other) == [*range(5)]
+
+
+def test_a_look_that_finds_nothing_is_one_request_and_an_acknowledgement_one_more() -> None:
+    house = House()
+    reader = house.reader("reader")
+    house.append(1)
+    batch = reader.next_batch()
+    assert batch is not None
+    house.store.requests.clear()
+    reader.ack_through(batch.sequence)
+    assert house.store.requests == {("put_if", "ingest/_readers/reader.json"): 1}
+    house.store.requests.clear()
+    assert reader.next_batch() is None
+    assert house.store.requests == {("get", KEY): 1}
+
+
+def test_a_consumer_without_a_name_is_refused_on_a_log() -> None:
+    house = House()
+    with pytest.raises(InvalidInput, match="is a log with named readers: set reader"):
+        Consumer(ConsumerConfig(store=URL), store=house.store, runtime=house.runtime)
+
+
+def test_a_name_on_a_queue_that_is_no_log_is_refused_with_the_command() -> None:
+    runtime = ManualRuntime()
+    store = MemoryStore("log", now_ms=runtime.now_ms)
+    Queue(store, QueueConfig(store=URL), runtime=runtime, role="test").append(
+        [NewEntry("ingest/x")]
+    )
+    config = ConsumerConfig(store=URL, reader="billing")
+    with pytest.raises(InvalidInput, match="'opendata-buffer readers enable memory://log'"):
+        Consumer(config, store=store, runtime=runtime)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../x", "a b", "\n", "-", "a" * 101])
+def test_odd_names_are_refused(name: str) -> None:
+    if not name:
+        assert ConsumerConfig(store=URL, reader=name).reader == ""
+        return
+    with pytest.raises(InvalidInput, match="use 1 to 100 letters"):
+        ConsumerConfig(store=URL, reader=name)
+
+
+def test_what_a_foreign_consumer_takes_is_named_and_segments_are_not_touched(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    house = House()
+    reader = house.reader("reader")
+    house.append(60)
+    end = house.index().end
+    thief = house.writer()
+    epoch = thief.claim_epoch(None).epoch
+    taken = end + 2
+    thief.dequeue(taken, epoch)
+    assert read(reader, end) == [*range(end)]
+    with pytest.raises(DataLoss, match="without knowing that it is a log"):
+        read(reader)
+    house.append(60)
+    assert house.index().lost == ((end, taken + 1),)
+    assert f"sequences {end} to {taken} were taken off" in caplog.text
+    again = house.reader("reader", allow_data_loss=True)
+    assert read(again) == [*range(taken + 1, 120)]
+
+
+def test_a_damaged_segment_is_named_and_readers_go_on_before_and_behind_it() -> None:
+    house = House()
+    house.append(200)
+    part = next(p for p in house.index().parts() if p.name.endswith(".segment"))
+    house.store.put(f"ingest/_log/{part.name}", b"rubbish")
+    reader = house.reader("reader")
+    with pytest.raises(CorruptData, match=rf"{part.name}.*sequences {part.first} to"):
+        read(reader)
+    assert reader.last_acked_sequence == part.first - 1
+    reset_reader(house.store, house.config, "other", part.end, house.view(), house.runtime)
+    assert read(house.reader("other")) == [*range(part.end, 200)]
+
+
+def test_a_reset_moves_one_reader_and_deletes_nothing() -> None:
+    house = House(retention_ms=WEEK_MS)
+    house.append(50)
+    running = house.reader("running")
+    assert len(read(running)) == 50
+    other = house.reader("other")
+    read(other)
+    with pytest.raises(InvalidInput, match="give --force"):
+        reset_reader(house.store, house.config, "running", 0, house.view(), house.runtime)
+    found = reset_reader(
+        house.store, house.config, "running", 20, house.view(), house.runtime, force=True
+    )
+    assert found.next == 20
+    with pytest.raises(Fenced):
+        running.check_fence()
+    assert read(house.reader("running")) == [*range(20, 50)]
+    assert read(other) == []
+    with pytest.raises(InvalidInput, match="sequence 51 is not kept: the log has 0 to 49"):
+        reset_reader(house.store, house.config, "x", 51, house.view(), house.runtime)
+
+
+def test_a_deleted_reader_holds_nothing_and_its_consumer_is_refused() -> None:
+    house = House()
+    house.append(30)
+    reader, other = house.reader("reader"), house.reader("other")
+    read(other)
+    assert house.collect() == 0
+    unregister(house.store, house.config, "reader", house.runtime, house.claim.queue_id)
+    house.runtime.advance(10)
+    assert house.collect() == 30
+    with pytest.raises(QueueReset, match="the reader was deleted"):
+        reader.check_fence()
+    with pytest.raises(InvalidInput, match="readers of this log: other"):
+        unregister(house.store, house.config, "reader", house.runtime, house.claim.queue_id)
+
+
+def test_a_batch_that_was_queued_twice_is_delivered_once_across_restarts() -> None:
+    house = House()
+    house.append(40)
+    read(house.reader("reader"))
+    house.queue.append([NewEntry(house.locations[3])])
+    house.append(1)
+    assert read(house.reader("reader")) == [41]
+
+
+def test_a_position_of_the_target_system_is_the_truth_forward_and_back() -> None:
+    house = House(retention_ms=WEEK_MS)
+    house.append(60)
+    assert read(house.reader("reader", 29)) == [*range(30, 60)]
+    assert read(house.reader("reader", 9)) == [*range(10, 60)]
+    with pytest.raises(QueueReset, match="ends at"):
+        house.reader("reader", 60)
+
+
+def test_the_consumer_of_a_queue_that_becomes_a_log_is_fenced_and_takes_nothing_more() -> None:
+    runtime = ManualRuntime()
+    store = MemoryStore("log", now_ms=runtime.now_ms)
+    config = ConsumerConfig(store=URL, gc=GarbageCollectorConfig(enabled=False))
+    claim = claim_for_writing(store, config, runtime=runtime)
+    queue = Queue(store, config, runtime=runtime, role="test", claim=claim)
+    for number in range(10):
+        location = f"ingest/{runtime.ulid()}.batch"
+        store.put(location, encode_batch([b"%d" % number]))
+        queue.append([NewEntry(location)])
+    consumer = Consumer(config, store=store, runtime=runtime)
+    assert read(consumer, 4) == [0, 1, 2, 3]
+    batch = consumer.next_batch()
+    assert batch is not None
+    index = enable_readers(
+        store, config, claim, runtime, retention_ms=None, reader_expiry_ms=WEEK_MS
+    )
+    with pytest.raises(Fenced):
+        consumer.ack_through(batch.sequence)
+    assert (index.end, index.floor) == (4, 4)
+    named = ConsumerConfig(store=URL, gc=config.gc, reader="reader")
+    assert read(Consumer(named, store=store, runtime=runtime)) == [*range(4, 10)]
+
+
+def test_a_reader_whose_position_is_gone_holds_what_it_may_not_have_read() -> None:
+    house = House()
+    house.append(40)
+    away, other = house.reader("away"), house.reader("other")
+    assert len(read(away, 10)) == 10
+    away.close()
+    house.collect()
+    read(other)
+    house.store.delete_many(["ingest/_readers/away.json"])
+    house.collect()
+    assert house.index().readers == ("away", "other")
+    assert read(house.reader("away")) == [*range(house.index().floor, 40)]
+    assert house.index().floor <= 10
+
+
+def test_the_collector_deletes_up_to_the_segment_of_the_floor_within_a_page() -> None:
+    """A page names many segments: the floor in one of them must not keep those before it."""
+    house = House()
+    reader = house.reader("reader")
+    house.append(500)
+    page = next(part for part in house.index().parts() if part.name.endswith(".page"))
+    assert read(reader, page.end - 30)[-1] < page.end
+    assert house.collect() >= page.end - 30 - 24
+    there = {each.key for each in house.store.list("ingest/").objects}
+    assert {*house.locations[page.end - 30 :]} <= there

@@ -1,0 +1,48 @@
+"""The index of a log, and the floor: functions of values."""
+
+from __future__ import annotations
+
+import pytest
+
+from opendata_buffer.queue.log_index import LogIndex, Part, floor_of
+
+INDEX = LogIndex("q", end=80, floor=10)
+
+
+@pytest.mark.parametrize(
+    ("positions", "retained_from", "floor", "why"),
+    [
+        ({}, None, 10, "without readers and retention nothing goes"),
+        ({"a": 30}, None, 30, "all readers have acknowledged"),
+        ({"a": 30, "b": 20}, None, 20, "the slowest reader holds"),
+        ({"a": 30, "b": 20}, 15, 15, "the retention holds, too"),
+        ({"a": 30}, 50, 30, "a retention that is over lets nothing go that is not read"),
+        ({}, 50, 50, "without readers the retention decides alone"),
+        ({"a": 100}, None, 100, "all is read"),
+        ({"a": 120}, 130, 100, "never beyond the end"),
+        ({"a": 5}, None, 10, "a floor never falls"),
+        ({}, 5, 10, "nor for a longer retention"),
+    ],
+)
+def test_the_floor_is_the_lowest_of_what_readers_and_retention_need(
+    positions: dict[str, int], retained_from: int | None, floor: int, why: str
+) -> None:
+    assert floor_of(INDEX, positions, 100, retained_from) == floor, why
+
+
+def test_a_reader_that_expired_is_no_longer_among_those_that_hold() -> None:
+    index = INDEX.with_reader("gone").with_reader("here")
+    assert index.without_readers(["gone"]).readers == ("here",)
+    assert index.without_readers(["gone"]).changes > index.changes
+
+
+def test_other_times_change_nothing_else() -> None:
+    changed = INDEX.with_settings(1_000, 2_000)
+    assert (changed.retention_ms, changed.reader_expiry_ms) == (1_000, 2_000)
+    assert (changed.end, changed.floor, changed.levels) == (INDEX.end, INDEX.floor, INDEX.levels)
+
+
+def test_what_is_missing_before_a_segment_is_noted_as_lost() -> None:
+    index = INDEX.with_segment(Part(95, 99, 1, 1, "95-99-x.segment"))
+    assert index.lost == ((80, 95),)
+    assert LogIndex.from_json(index.to_json()) == index

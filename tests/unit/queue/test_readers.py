@@ -1,0 +1,148 @@
+"""Readers of a log as an operator has them: described, set, expired; and movers that die."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from opendata_buffer import CorruptData, DataLoss, InvalidInput
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.readers import describe_readers, reset_reader
+from tests.unit.queue.test_log import DAY_S, WEEK_MS, Counting, House, read, small
+
+__all__ = ["small"]
+
+
+class Killed(Exception):
+    """The process is gone."""
+
+
+class Dying(Counting):
+    """Dies at a numbered write of the log's own objects: before it, or after it was applied."""
+
+    left: int | None = None
+    applied = False
+
+    def _counted(self, key: str, write: Any) -> Any:
+        is_due = False
+        if self.left is not None and ("_log" in key or key.endswith("manifest")):
+            self.left -= 1
+            is_due = self.left == 0
+        if is_due and not self.applied:
+            raise Killed
+        outcome = write()
+        if is_due:
+            raise Killed
+        return outcome
+
+    def put(self, key: str, data: Any) -> None:
+        self._counted(key, lambda: super(Dying, self).put(key, data))
+
+    def put_if(self, key: str, data: bytes, condition: Any) -> Any:
+        return self._counted(key, lambda: super(Dying, self).put_if(key, data, condition))
+
+
+def append_until_killed(house: House) -> set[str]:
+    """The names that the index had before the last append."""
+    while True:
+        named = {f"ingest/_log/{each.name}" for each in house.index().parts()}
+        try:
+            house.append(1)
+        except Killed:
+            return named
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_f43_a_mover_that_dies_between_any_two_writes_loses_and_repeats_nothing(
+    applied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.unit.queue.test_log.Counting", Dying)
+    killed_in_segment = killed_in_index = 0
+    for number in range(15, 40):  # the first moves are among these writes
+        house = House()
+        store = house.store
+        assert isinstance(store, Dying)
+        store.left, store.applied = number, applied
+        before = append_until_killed(house)
+        store.left = None
+        segments = [each.key for each in store.list("ingest/_log/").objects]
+        named = {f"ingest/_log/{each.name}" for each in house.index().parts()}
+        killed_in_segment += len(set(segments) - named)
+        killed_in_index += bool(named - before)
+        durable = [each.location for each in house.view().entries()]
+        house.queue = house.writer()
+        house.append(30)
+        got = house.reader("x")
+        assert read(got) == list(range(house.manifest().next_sequence))
+        locations = [each.location for each in house.view().entries()]
+        assert len(set(locations)) == len(locations)
+        assert locations[: len(durable)] == durable
+    assert killed_in_segment
+    assert killed_in_index or not applied
+
+
+def test_f44_a_reader_that_expires_is_left_out_of_the_floor_and_told_so() -> None:
+    house = House()
+    house.append(40)
+    slow, quick = house.reader("slow"), house.reader("quick")
+    assert len(read(slow, 10)) == 10
+    slow.close()
+    house.runtime.advance(6 * DAY_S)
+    assert len(read(quick)) == 40
+    house.collect()
+    assert house.index().floor == 10
+    house.runtime.advance(2 * DAY_S)
+    house.append(1)
+    read(quick)
+    house.collect()
+    assert (house.index().floor, house.index().readers) == (41, ("quick",))
+    with pytest.raises(DataLoss) as lost:
+        house.reader("slow")
+    for part in ("'slow'", "604800 s", "10", "41"):
+        assert part in str(lost.value)
+
+
+def test_readers_are_described_by_what_waits_and_for_how_long() -> None:
+    house = House()
+    house.append(40)
+    behind, idle = house.reader("behind"), house.reader("idle")
+    read(behind, 5)
+    read(idle)
+    house.runtime.advance(3_600)
+    first, second = describe_readers(house.store, house.config, house.view(), house.runtime)
+    assert (first.name, first.lag, first.position.next, first.runs) == ("behind", 35, 5, True)
+    assert first.oldest_ms is not None
+    assert 3_600 <= (house.runtime.now_ms() - first.oldest_ms) / 1000 < 3_601
+    assert first.expires_ms == first.position.moved_ms + WEEK_MS
+    assert (second.name, second.lag, second.oldest_ms) == ("idle", 0, None)
+    behind.close()
+    states = describe_readers(house.store, house.config, house.view(), house.runtime)
+    assert [each.runs for each in states] == [False, True]
+
+
+def test_a_reader_is_set_to_any_sequence_that_is_kept_and_to_no_other() -> None:
+    house = House()
+    house.append(40)
+    for sequence in (0, 17, 40):
+        reset_reader(house.store, house.config, "x", sequence, house.view(), house.runtime)
+        consumer = house.reader("x")
+        assert read(consumer) == list(range(sequence, 40))
+        consumer.close()
+    with pytest.raises(InvalidInput, match="sequence 41 is not kept: the log has 0 to 39"):
+        reset_reader(house.store, house.config, "x", 41, house.view(), house.runtime)
+    house.collect()
+    with pytest.raises(InvalidInput, match="sequence 0 is not kept"):
+        reset_reader(house.store, house.config, "x", 0, house.view(), house.runtime)
+
+
+def test_an_index_that_is_gone_is_told_from_a_queue_that_never_was_a_log() -> None:
+    house = House()
+    house.store.delete_many(["ingest/_log.json"])
+    log = Log(house.store, house.config, house.runtime)
+    with pytest.raises(InvalidInput, match="is no log"):
+        log.need()
+    with pytest.raises(CorruptData, match=r"is gone\. Restore its latest version"):
+        log.need(marked=True)
+    with pytest.raises(CorruptData, match="is gone"):
+        house.reader("x")

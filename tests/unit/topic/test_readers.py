@@ -1,0 +1,242 @@
+"""A topic whose partitions are logs: readers by name, partitions that are added and that leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from opendata_buffer.admin.transactions import TransactionScope, abort, list_open
+from opendata_buffer.config import QueueConfig
+from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
+from opendata_buffer.formats.batch import encode_batch
+from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.ownership import claim_for_writing
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.readers import enable_readers, position_object
+from opendata_buffer.stores.memory import MemoryStore
+from opendata_buffer.testing.runtime import ManualRuntime
+from opendata_buffer.topic.consumer import REFRESH_S, TopicConsumer
+from opendata_buffer.topic.description import DRAIN_S
+from opendata_buffer.topic.topic import Topic
+from tests.unit.topic.world import NAMES, URL, consuming, manifest_of
+
+RETENTION_MS, EXPIRY_MS = 3_600_000, 86_400_000
+
+
+class LogTopic:
+    """A topic of two logs with small segments."""
+
+    def __init__(self, monkeypatch: Any) -> None:
+        monkeypatch.setattr(Log, "most_entries", 16)
+        monkeypatch.setattr(Log, "left_entries", 4)
+        self.runtime = ManualRuntime()
+        self.store = MemoryStore(now_ms=self.runtime.now_ms)
+        self.queues: dict[int, Queue] = {}
+        self.topic = Topic.create(URL, 2, store=self.store, runtime=self.runtime)
+        for number in range(2):
+            config = self.config(number)
+            enable_readers(
+                self.store,
+                config,
+                claim_for_writing(self.store, config, runtime=self.runtime),
+                self.runtime,
+                retention_ms=RETENTION_MS,
+                reader_expiry_ms=EXPIRY_MS,
+            )
+
+    def config(self, number: int) -> QueueConfig:
+        return Topic.config_of(NAMES[number], QueueConfig(store=URL))
+
+    def append(self, partition: int, *values: int, message: Any = None) -> None:
+        """A batch for each value, appended alone; of a message without values an empty one."""
+        identity = None if message is None else build_uuid(*message)
+        if partition not in self.queues:
+            config = self.config(partition)
+            self.queues[partition] = Queue(self.store, config, runtime=self.runtime, role="test")
+        for records in [[b"%d" % value] for value in values] or [[]]:
+            location = batch_key(NAMES[partition], self.runtime.ulid(), message=identity)
+            self.store.put(location, encode_batch(records))
+            self.queues[partition].append([NewEntry(location)])
+
+    def consumer(self, reader: str, positions: Any = None, **options: Any) -> TopicConsumer:
+        return TopicConsumer(
+            consuming(ack_interval=1, reader=reader),
+            positions,
+            store=self.store,
+            runtime=self.runtime,
+            refresh_s=0.0,
+            **options,
+        )
+
+    def at(self, reader: str, partition: int) -> int:
+        """The position of a reader in a partition."""
+        config = self.config(partition)
+        found = position_object(self.store, config, reader, self.runtime).read()
+        return found.next  # type: ignore[union-attr]
+
+    def moved(self, partition: int) -> int:
+        return manifest_of(self.store, NAMES[partition]).first_sequence
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> LogTopic:
+    return LogTopic(monkeypatch)
+
+
+def drained(consumer: TopicConsumer) -> list[int]:
+    """All values that there are, acknowledged."""
+    found: list[int] = []
+    while (batch := consumer.next_batch()) is not None:
+        found += [int(bytes(each)) for each in batch.entries]
+        batch.ack()
+    return found
+
+
+def test_two_readers_of_a_topic_read_everything_each(world: LogTopic) -> None:
+    world.append(0, *range(0, 60, 2))
+    world.append(1, *range(1, 60, 2))
+    billing, audit = world.consumer("billing"), world.consumer("audit")
+    assert sorted(drained(billing)) == list(range(60))
+    assert world.moved(0) > 0
+    assert (world.at("billing", 0), world.at("audit", 0)) == (30, 0)
+    world.append(0, 60)
+    assert drained(billing) == [60]
+    assert sorted(drained(audit)) == list(range(61))
+    again = world.consumer("billing")
+    assert drained(again) == []
+    world.append(0, 61)
+    with pytest.raises(Fenced, match=r"_readers/billing.json"):
+        billing.next_batch()
+
+
+def test_a_topic_of_logs_is_not_read_without_a_name(world: LogTopic) -> None:
+    with pytest.raises(InvalidInput, match="is a log with named readers: set reader"):
+        world.consumer("")
+
+
+def test_positions_that_the_caller_saved_take_a_reader_back(world: LogTopic) -> None:
+    world.append(0, *range(40))
+    consumer = world.consumer("billing")
+    positions: dict[str, str] = {}
+    for _ in range(10):
+        batch = consumer.next_batch()
+        positions[batch.partition] = str(batch.position)
+        batch.ack()
+    assert len(drained(consumer)) == 30
+    again = world.consumer("billing", positions)
+    assert world.at("billing", 0) == 10
+    assert drained(again) == list(range(10, 40))
+
+
+def test_a_partition_that_is_added_to_a_topic_of_logs_is_a_log(world: LogTopic) -> None:
+    billing = world.consumer("billing")
+    world.topic.expand(3)
+    index = Log(world.store, world.config(2), world.runtime).need()
+    assert (index.retention_ms, index.reader_expiry_ms) == (RETENTION_MS, EXPIRY_MS)
+    world.append(2, *range(40))
+    assert world.moved(2) > 0
+    world.runtime.advance(1)
+    assert drained(billing) + drained(billing) == list(range(40))
+    assert drained(world.consumer("audit")) == list(range(40))
+    world.topic.expand(3)  # again: nothing is added
+    with pytest.raises(InvalidInput, match="has 3 already"):
+        world.topic.expand(1)
+
+
+def test_a_partition_that_is_added_to_a_topic_of_queues_is_a_queue(runtime: ManualRuntime) -> None:
+    store = MemoryStore(now_ms=runtime.now_ms)
+    topic = Topic.create(URL, 2, store=store, runtime=runtime)
+    topic.expand(3)
+    assert [each.key for each in store.list("").objects] == ["_topic.json"]
+
+
+def test_a_partition_leaves_when_all_readers_have_read_it(world: LogTopic) -> None:
+    world.append(0, *range(40))
+    billing, audit = world.consumer("billing"), world.consumer("audit")
+    assert len(drained(billing)) == 40
+    world.topic.drain("0")
+    world.runtime.advance(2 * DRAIN_S)
+    assert drained(billing) == []
+    assert NAMES[0] in world.topic.read().names, "the other reader has not read it"
+    assert len(drained(audit)) == 40
+    world.runtime.advance(2 * REFRESH_S)
+    drained(audit)
+    assert world.topic.read().names == [NAMES[1]]
+    assert manifest_of(world.store, NAMES[0]).sealed
+    world.append(1, 40)
+    for consumer in (billing, audit):
+        assert drained(consumer) + drained(consumer) == [40]
+        assert consumer.partitions == [NAMES[1]]
+
+
+def test_a_partition_without_a_reader_is_not_closed_while_it_keeps_batches(
+    world: LogTopic,
+) -> None:
+    world.append(0, 1)
+    assert not world.topic.seal(NAMES[0])
+    assert world.topic.seal(NAMES[1])
+    assert not manifest_of(world.store, NAMES[0]).sealed
+
+
+def transaction(world: LogTopic, clock: int, *values: int) -> None:
+    """Batches of one writer's transaction; without values its acknowledgement."""
+    for number, value in enumerate(values):
+        world.append(0, value, message=(b"writer", clock + number, CONTINUE_TXN))
+    if not values:
+        world.append(0, message=(b"writer", clock, ACK_TXN))
+
+
+def test_a_transaction_over_segments_is_read_when_it_is_committed_also_after_a_restart(
+    world: LogTopic,
+) -> None:
+    world.append(0, *range(30))
+    transaction(world, 1, 100, 101)
+    world.append(0, *range(30, 60))
+    transaction(world, 3, 102)
+    first = world.consumer("billing")
+    assert drained(first) == list(range(60))
+    saved = first.positions
+    first.close()
+    assert world.at("billing", 0) == 30, "where the open transaction begins"
+    world.append(0, *range(60, 90))
+    assert world.moved(0) <= 30, "it stays where its writer looks for it"
+    transaction(world, 4)
+    world.append(0, *range(90, 120))
+    assert world.moved(0) > 100, "once it is over it is moved as well"
+    again = world.consumer("billing", saved)
+    assert drained(again)[:33] == [*range(60, 90), 100, 101, 102]
+    assert world.at("billing", 0) == 124
+
+
+def test_an_open_transaction_of_a_log_is_found_and_aborted(world: LogTopic) -> None:
+    world.append(0, *range(30))
+    transaction(world, 2, 100, 101)
+    world.append(0, *range(30, 90))
+    scope = TransactionScope(QueueConfig(store=URL), world.store, world.runtime, world.topic)
+    (found,) = list_open(scope)
+    assert (found.first_sequence, found.batches) == (30, 2)
+    abort(scope, found.producer, force=True)
+    assert list_open(scope) == []
+    world.append(0, *range(90, 120))
+    assert world.moved(0) > 32
+    assert drained(world.consumer("billing")) == list(range(120))
+
+
+def test_a_reader_that_comes_too_late_is_told_what_it_lost(world: LogTopic) -> None:
+    world.append(0, *range(40))
+    consumer = world.consumer("billing")
+    for _ in range(10):
+        consumer.next_batch().ack()
+    consumer.close()
+    Log(world.store, world.config(0), world.runtime).change(
+        lambda before: (
+            None if before is None else before.without_readers(["billing"]).with_floor(25)
+        )
+    )
+    with pytest.raises(DataLoss, match=r"sequence 10 is needed .* starts at 25"):
+        world.consumer("billing")
+    assert drained(world.consumer("billing", allow_data_loss=True)) == list(range(25, 40))
