@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import logging
 import posixpath
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -32,7 +33,7 @@ from opendata_buffer.formats.keys import MAX_KEY_BYTES, name_time_ms, parse_loca
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.queue.cas import CasObject, CasStore
-from opendata_buffer.queue.log import Log, end_of_part, parts_folder
+from opendata_buffer.queue.log import Log, LogView, end_of_part, parts_folder
 from opendata_buffer.queue.log_index import REMEMBERED, LogIndex, floor_of, name_ms
 from opendata_buffer.queue.ownership import (
     OWNER_NAME,
@@ -211,8 +212,7 @@ def plan(
         else:
             # The later of both times makes for the smaller age (failure F6).
             written_ms = max(parsed.timestamp_ms, info.last_modified_ms)
-            named_ms = name_time_ms(info.key)
-            compared_ms = info.last_modified_ms if named_ms is None else named_ms
+            compared_ms = _written_ms(info)
             if written_ms >= newest_ms or (
                 queued.oldest_ms is not None and compared_ms >= queued.oldest_ms
             ):
@@ -226,6 +226,12 @@ def plan(
         if info.key.endswith(f"/{OWNER_NAME}") and info.key != owner_key(data_path_prefix)
     ]
     return without_nested(GcPlan(orphans, referenced, waiting, ignored), nested)
+
+
+def _written_ms(info: ObjectInfo) -> int:
+    """When a batch was written, by its name, or else by the store."""
+    named_ms = name_time_ms(info.key)
+    return info.last_modified_ms if named_ms is None else named_ms
 
 
 def clock_fault(store_ms: int, own_ms: int, grace_ms: int) -> str | None:
@@ -242,6 +248,21 @@ def clock_fault(store_ms: int, own_ms: int, grace_ms: int) -> str | None:
         f"a quarter of the grace period of {grace_ms / 1000:.0f} s. One of them is wrong, and the "
         "age of an object is not known. Set this machine's clock (NTP), or mend the store's."
     )
+
+
+def full_since(sizes: Mapping[int, int], wanted: int) -> int | None:
+    """The latest time since which batches have at least so many bytes; None where all have fewer.
+
+    Args:
+        sizes: Bytes of the batches that were written in each minute since the Unix epoch.
+        wanted: Bytes to keep.
+    """
+    for minute in sorted(sizes, reverse=True):
+        wanted -= sizes[minute]
+        if wanted <= 0:
+            # A minute more: the records of a batch are somewhat older than its name.
+            return (minute - 1) * 60_000
+    return None
 
 
 def without_nested(made: GcPlan, nested: Collection[str]) -> GcPlan:
@@ -339,7 +360,8 @@ class GarbageCollector:
         self._manifest = manifest_object(store, config, self._runtime)
         self._queued: tuple[Manifest, Queued] | None = None
         self._log = Log(store, config, self._runtime)
-        self._floor_raised = False  # in this cycle
+        self._view: LogView | None = None  # by which this cycle has raised the floor
+        self._full_since_ms: int | None = None  # since when the batches suffice for the retention
 
     def run_once(
         self, *, dry_run: bool = False, progress: Callable[[int], None] = lambda objects: None
@@ -389,7 +411,8 @@ class GarbageCollector:
         claim_now = check_owner if dry_run else claim_queue
         start = "" if dry_run else self._cursor.load()
         size = 0
-        self._floor_raised = False
+        minutes = Counter[int]()  # bytes by the minute in which a batch was written
+        self._view = None
         for begin, end in ((start, ""), ("", start)) if start else (("", ""),):
             after = begin
             while not self._stopping:
@@ -402,6 +425,10 @@ class GarbageCollector:
                 page = _until(found, end) if end else found
                 report = self._page(page, own_ms, after, claim, dry_run)
                 size += sum(each.size for each in page.objects)
+                if self._view is not None and self._view.index.retention_bytes is not None:
+                    for each in page.objects:
+                        if parse_location(each.key, self._prefix) is not None:
+                            minutes[_written_ms(each) // 60_000] += each.size
                 size -= report.plan.delete_bytes if report.deleted else 0
                 yield report
                 if report.plan.held or report.abandoned:
@@ -414,6 +441,9 @@ class GarbageCollector:
                     break
         if not self._stopping:  # All pages were listed: nothing was held and nothing too slow.
             metrics.stored_bytes.set(size, self._labels)
+            if self._view is not None and self._view.index.retention_bytes is not None:
+                self._full_since_ms = full_since(minutes, self._view.index.retention_bytes)
+                self._raise_floor(self._view, self._runtime.now_ms(), dry_run)
 
     def _page(
         self, page: Listing, own_ms: int, start_after: str, claim: QueueClaim | None, dry_run: bool
@@ -438,10 +468,11 @@ class GarbageCollector:
             return GcReport(GcPlan(held=held))
         if claim is not None and not dry_run:
             claim.note(manifest, now=True)
-        if index is not None and not self._floor_raised:
+        if index is not None and self._view is None:
             now_ms = min(page.now_ms, own_ms)
-            index = self._raise_floor(index, manifest, claim, now_ms, dry_run)
-            self._floor_raised = True
+            index = self._moved(index, manifest, claim, dry_run)
+            self._view = self._log.view(index, manifest)
+            index = self._raise_floor(self._view, now_ms, dry_run)
         if index is None:
             queued = self._queued_in(manifest)
         else:
@@ -485,27 +516,27 @@ class GarbageCollector:
             )
         return None
 
-    def _raise_floor(
-        self,
-        index: LogIndex,
-        manifest: Manifest,
-        claim: QueueClaim | None,
-        now_ms: int,
-        dry_run: bool,
+    def _moved(
+        self, index: LogIndex, manifest: Manifest, claim: QueueClaim | None, dry_run: bool
     ) -> LogIndex:
-        """The index after this cycle has raised its floor: below it everything may be deleted.
+        """The index after the oldest entries of a long manifest have moved into segments."""
+        length = manifest.next_sequence - max(index.end, manifest.first_sequence)
+        if length <= self._log.most_entries or dry_run:
+            return index
+        index = self._log.move(manifest) or index
+        queue = Queue(
+            self._store, self._config, runtime=self._runtime, role="collector", claim=claim
+        )
+        queue.leave_to_log(index.end)
+        return index
+
+    def _raise_floor(self, view: LogView, now_ms: int, dry_run: bool) -> LogIndex:
+        """The index after the collector has raised its floor: below it everything may be deleted.
 
         The index first, then the positions; and then the index is written only if it is still the
         one that was read: a reader that has registered or was set back since is not passed over.
         """
-        log_ = self._log
-        is_long = manifest.next_sequence - max(index.end, manifest.first_sequence)
-        if is_long > log_.most_entries and not dry_run:
-            index = log_.move(manifest) or index
-            queue = Queue(
-                self._store, self._config, runtime=self._runtime, role="collector", claim=claim
-            )
-            queue.leave_to_log(index.end)
+        index = view.index
         positions = read_positions(self._store, self._config, index, self._runtime)
         expired = [  # failure F44
             name
@@ -513,7 +544,6 @@ class GarbageCollector:
             if now_ms - each.moved_ms > index.reader_expiry_ms
         ]
         held = {name: each.next for name, each in positions.items() if name not in expired}
-        view = log_.view(index, manifest)
         for name, each in positions.items():
             left_ms = index.reader_expiry_ms - (now_ms - each.moved_ms)
             labels = {**self._labels, "reader": name}
@@ -521,10 +551,7 @@ class GarbageCollector:
             metrics.reader_lag.set(behind.entry_count, labels)
             metrics.reader_lag_seconds.set(behind.age_s(now_ms) or 0.0, labels)
             metrics.reader_expires_seconds.set(max(0, left_ms) / 1000, labels)
-        retained_from = None
-        if index.retention_ms is not None:
-            retained_from = view.since(now_ms - index.retention_ms)
-        floor = floor_of(index, held, manifest.next_sequence, retained_from)
+        floor = floor_of(index, held, view.next_sequence, self._retained_from(view, now_ms))
         new = index.without_readers(expired).with_floor(floor)
         if (floor == index.floor and not expired) or dry_run:
             return new if dry_run else index
@@ -536,9 +563,20 @@ class GarbageCollector:
                 (now_ms - positions[name].moved_ms) / 86_400_000,
                 positions[name].next,
             )
-        now = log_.change(lambda before: new if before == index else before)
+        now = self._log.change(lambda before: new if before == index else before)
         self._delete_parts(now.floor - REMEMBERED)
         return now
+
+    def _retained_from(self, view: LogView, now_ms: int) -> int | None:
+        """The first sequence within the retention, None without one. Of a time and a size the one
+        counts that keeps less, as with Kafka's ``retention.ms`` and ``retention.bytes``."""
+        bounds = []
+        if view.index.retention_ms is not None:
+            bounds.append(view.since(now_ms - view.index.retention_ms))
+        if view.index.retention_bytes is not None:
+            known_ms = self._full_since_ms
+            bounds.append(view.index.floor if known_ms is None else view.since(known_ms))
+        return max(bounds, default=None)
 
     def _delete_parts(self, before: int) -> None:
         """Delete segments and pages that end before a sequence: no index names them any more.

@@ -60,9 +60,9 @@ def refuse_log(
 
 
 def enable_log(
-    store: Store, config: QueueConfig, runtime: Runtime, **times: int | None
+    store: Store, config: QueueConfig, runtime: Runtime, **given: int | None
 ) -> tuple[LogIndex, bool]:
-    """Make a log of a queue, or change the ``times`` of one: ``retention_ms``,
+    """Make a log of a queue, or change what one keeps: ``retention_ms``, ``retention_bytes``,
     ``reader_expiry_ms``. What is not given stays, or is the default.
 
     A consumer that runs is fenced, because it would take batches off the log. Returns the index,
@@ -71,12 +71,12 @@ def enable_log(
     Raises:
         Drained: A partition that was sealed; nothing was changed.
     """
-    if times.get("retention_ms", 1) == 0:
+    if 0 in (given.get("retention_ms"), given.get("retention_bytes")):
         raise InvalidInput(
             "a retention of 0 is none: use 'none', which keeps a batch until all readers have "
-            "acknowledged it, or a time such as 7d"
+            "acknowledged it, or a time such as 7d, or a size such as 500GB"
         )
-    if (times.get("reader_expiry_ms") or LEAST_EXPIRY_MS) < LEAST_EXPIRY_MS:
+    if (given.get("reader_expiry_ms") or LEAST_EXPIRY_MS) < LEAST_EXPIRY_MS:
         raise InvalidInput(
             "the reader expiry is 10 minutes at least: a reader that has nothing to read writes "
             "its position only now and then"
@@ -93,8 +93,9 @@ def enable_log(
         raise Drained(config.manifest_path)
     settings: dict[str, Any] = {
         "retention_ms": None if index is None else index.retention_ms,
+        "retention_bytes": None if index is None else index.retention_bytes,
         "reader_expiry_ms": DEFAULT_READER_EXPIRY_MS if index is None else index.reader_expiry_ms,
-    } | times
+    } | given
     # It fences the consumer that runs (failure F42).
     return enable_readers(store, config, claim, runtime, **settings), index is None
 

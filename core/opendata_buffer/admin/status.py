@@ -166,6 +166,7 @@ class LogStatus:
     kept: int
     in_segments: int  # of these
     retention_ms: int | None
+    retention_bytes: int | None
     reader_expiry_ms: int
     readers: tuple[ReaderStatus, ...] = ()
 
@@ -433,6 +434,7 @@ def _log_status(view: LogView, readers: Sequence[ReaderStatus]) -> LogStatus:
         kept=view.entry_count,
         in_segments=max(0, min(index.end, view.manifest.first_sequence) - floor),
         retention_ms=index.retention_ms,
+        retention_bytes=index.retention_bytes,
         reader_expiry_ms=index.reader_expiry_ms,
         readers=tuple(readers),
     )

@@ -193,6 +193,13 @@ def format_span(milliseconds: int | None) -> str:
     return found or "0s"
 
 
+def format_retention(milliseconds: int | None, size: int | None) -> str:
+    """How long a log keeps what all readers have acknowledged."""
+    kept = [] if milliseconds is None else [format_span(milliseconds)]
+    kept += [] if size is None else [f"{size:,} bytes"]
+    return f"{' or '.join(kept)} at least" if kept else "until all readers have acknowledged"
+
+
 def confirm(what: str, yes: bool) -> None:
     """Ask before the command does ``what``, a sentence; fail if standard input is no terminal."""
     if yes:

@@ -21,7 +21,14 @@ from opendata_buffer.admin.readers import (
 from opendata_buffer.admin.status import running_consumer
 from opendata_buffer.admin.trim import Start
 from opendata_buffer.cli import options
-from opendata_buffer.cli.command import Command, Exampled, confirm, format_span, plural
+from opendata_buffer.cli.command import (
+    Command,
+    Exampled,
+    confirm,
+    format_retention,
+    format_span,
+    plural,
+)
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.target import Target, target_of
 from opendata_buffer.config import QueueConfig, check_reader_name
@@ -60,6 +67,13 @@ def readers() -> None:
     "keeps none. Default: none, or as it is.",
 )
 @click.option(
+    "--retention-bytes",
+    metavar="SIZE",
+    help="Keep so many bytes of batches although all readers have acknowledged them, such as "
+    "500GB; 'none' keeps none. With --retention, too, the one counts that keeps less. Default: "
+    "none, or as it is.",
+)
+@click.option(
     "--reader-expiry",
     metavar="DURATION",
     help="A reader that did not move for so long holds nothing. Default: 7d, or as it is.",
@@ -71,6 +85,7 @@ def enable(
     runtime: Any,
     /,
     retention: str | None,
+    retention_bytes: str | None,
     reader_expiry: str | None,
     yes: bool,
     as_json: bool,
@@ -81,11 +96,14 @@ def enable(
     Of a topic, of each partition. Nothing that is queued is lost: a reader that is new begins with
     the oldest batch. Asks first, because no consumer without a reader's name can read it then.
     """
-    times: dict[str, int | None] = {}
+    given: dict[str, int | None] = {}
     if retention is not None:
-        times["retention_ms"] = None if retention == "none" else options.duration_ms(retention)
+        given["retention_ms"] = None if retention == "none" else options.duration_ms(retention)
+    if retention_bytes is not None:
+        size = None if retention_bytes == "none" else options.size_bytes(retention_bytes)
+        given["retention_bytes"] = size
     if reader_expiry is not None:
-        times["reader_expiry_ms"] = options.duration_ms(reader_expiry)
+        given["reader_expiry_ms"] = options.duration_ms(reader_expiry)
     target = target_of(runtime, queue)
     plain = [each for each in target.configs() if not _is_log(target, each, runtime)]
     for name in filter(None, (running_consumer(target.store, each, runtime) for each in plain)):
@@ -95,7 +113,7 @@ def enable(
         confirm(f"{which} of {target.store.url} will be a log with named readers. {MEANS}", yes)
     for config in target.configs():
         try:
-            index, made = enable_log(target.store, config, runtime, **times)
+            index, made = enable_log(target.store, config, runtime, **given)
         except Drained:
             continue  # A partition that leaves the topic has nothing to be read.
         fields = {
@@ -103,15 +121,16 @@ def enable(
             "made": made,
             "first_sequence": index.floor,
             "retention_ms": index.retention_ms,
+            "retention_bytes": index.retention_bytes,
             "reader_expiry_ms": index.reader_expiry_ms,
         }
         if as_json:
             click.echo(json.dumps(fields))
             continue
-        kept = format_span(index.retention_ms)
+        kept = format_retention(index.retention_ms, index.retention_bytes)
         click.echo(
             f"{config.data_path_prefix}: {'is a log now' if made else 'is a log'}, from sequence "
-            f"{index.floor:,} on; retention {kept}, readers expire after "
+            f"{index.floor:,} on; retention: {kept}; readers expire after "
             f"{format_span(index.reader_expiry_ms)}"
         )
 

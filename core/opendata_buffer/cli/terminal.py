@@ -14,7 +14,7 @@ from rich.text import Text
 from opendata_buffer.admin.readers import ReaderStatus
 from opendata_buffer.admin.status import BrokerStatus, ClaimsStatus, LogStatus, Status, TopicStatus
 from opendata_buffer.admin.transactions import OpenTransaction
-from opendata_buffer.cli.command import format_age, format_span, plural, waiting
+from opendata_buffer.cli.command import format_age, format_retention, format_span, plural, waiting
 from opendata_buffer.queue.consumer_info import ConsumerInfo
 
 
@@ -160,11 +160,7 @@ def _log_rows(log: LogStatus) -> list[tuple[str, str]]:
         if log.kept
         else (f"nothing kept, the next is {log.end:,}")
     )
-    retention = (
-        "until all readers have acknowledged"
-        if log.retention_ms is None
-        else f"{format_span(log.retention_ms)} at least"
-    )
+    retention = format_retention(log.retention_ms, log.retention_bytes)
     rows = [
         ("log", f"{kept}; {log.in_segments:,} of them in segments"),
         ("retention", f"{retention}; readers expire after {format_span(log.reader_expiry_ms)}"),

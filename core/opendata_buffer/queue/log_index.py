@@ -6,7 +6,8 @@ manifest, and this index names them::
 
     {"version": 1, "queue": "01J5...", "end": 2816, "floor": 512, "readers": ["billing"],
      "levels": [[[1792, 2816, 1767225600000, 1767225700000, "0...-01J6....segment"]], ...],
-     "lost": [], "retention_ms": null, "reader_expiry_ms": 604800000, "changes": 7}
+     "lost": [], "retention_ms": null, "retention_bytes": null,
+     "reader_expiry_ms": 604800000, "changes": 7}
 
 * Entries from ``floor`` up to, not including, ``end`` are in segments, but for the ranges in
   ``lost``, which a client that knows no log took off the manifest before they were moved.
@@ -92,9 +93,10 @@ def name_ms(location: str) -> int:
 class LogIndex:
     """One version of the index; see the module. Times in milliseconds.
 
-    ``retention_ms`` keeps batches that all readers have acknowledged; None keeps none. A reader
-    that did not move for ``reader_expiry_ms`` holds nothing. ``changes`` makes the bytes differ
-    where nothing else does, because a store may compare versions by content.
+    ``retention_ms`` and ``retention_bytes`` keep batches that all readers have acknowledged; with
+    both, what one of them does not keep goes, and None of both keeps none. A reader that did not
+    move for ``reader_expiry_ms`` holds nothing. ``changes`` makes the bytes differ where nothing
+    else does, because a store may compare versions by content.
     """
 
     queue_id: str
@@ -104,6 +106,7 @@ class LogIndex:
     readers: tuple[str, ...] = ()
     lost: tuple[tuple[int, int], ...] = ()
     retention_ms: int | None = None
+    retention_bytes: int | None = None
     reader_expiry_ms: int = DEFAULT_READER_EXPIRY_MS
     changes: int = 0
     others: Mapping[str, Any] = field(default_factory=dict)
@@ -134,6 +137,7 @@ class LogIndex:
             readers=tuple(readers),
             lost=tuple((first, end) for first, end in lost),
             retention_ms=found.number("retention_ms", None),
+            retention_bytes=found.number("retention_bytes", None),
             reader_expiry_ms=found.number("reader_expiry_ms", DEFAULT_READER_EXPIRY_MS),
             changes=found.number("changes", 0),
             others=found.others(),
@@ -201,9 +205,9 @@ class LogIndex:
         lost = tuple(each for each in self.lost if each[1] > forgotten)
         return self._changed(floor=max(self.floor, floor), levels=levels, lost=lost)
 
-    def with_settings(self, retention_ms: int | None, reader_expiry_ms: int) -> LogIndex:
-        """The index with other times."""
-        return self._changed(retention_ms=retention_ms, reader_expiry_ms=reader_expiry_ms)
+    def with_settings(self, **settings: int | None) -> LogIndex:
+        """The index with another ``retention_ms``, ``retention_bytes`` or ``reader_expiry_ms``."""
+        return self._changed(**settings)
 
     def _changed(self, **values: Any) -> LogIndex:
         return replace(self, changes=self.changes + 1, **values)

@@ -160,8 +160,9 @@ def enable_readers(
     *,
     retention_ms: int | None,
     reader_expiry_ms: int,
+    retention_bytes: int | None = None,
 ) -> LogIndex:
-    """Make a log of a queue, from its oldest entry on; or change the times of a log.
+    """Make a log of a queue, from its oldest entry on; or change what a log keeps.
 
     In this order: the marker, so that no consumer without a name starts any more; the epoch, which
     fences the one that runs; the index. A call that was interrupted is repeated.
@@ -185,9 +186,12 @@ def enable_readers(
     def decide(before: LogIndex | None) -> LogIndex:
         if before is None or before.queue_id != claim.queue_id:
             before = new
-        if (before.retention_ms, before.reader_expiry_ms) == (retention_ms, reader_expiry_ms):
-            return before
-        return before.with_settings(retention_ms, reader_expiry_ms)
+        after = before.with_settings(
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
+            reader_expiry_ms=reader_expiry_ms,
+        )
+        return before if replace(after, changes=before.changes) == before else after
 
     return log_.change(decide)
 

@@ -228,6 +228,7 @@ class Topic:
                 claim_for_writing(self.store, config, runtime=self._runtime),
                 self._runtime,
                 retention_ms=index.retention_ms,
+                retention_bytes=index.retention_bytes,
                 reader_expiry_ms=index.reader_expiry_ms,
             )
 

@@ -107,6 +107,11 @@ def test_enabling_again_changes_the_times_that_are_given(url: str, store: Memory
     ok("readers", "enable", url, "--retention", "none")
     assert index_of(store).retention_ms is None
     assert index_of(store).reader_expiry_ms == DAY_MS * 5 // 2
+    result = ok("readers", "enable", url, "--retention-bytes", "2GiB")
+    assert "retention: 2,147,483,648 bytes at least" in result.stdout
+    assert index_of(store).retention_bytes == 2 << 30
+    ok("readers", "enable", url, "--retention-bytes", "none", "--retention", "1d")
+    assert (index_of(store).retention_bytes, index_of(store).retention_ms) == (None, DAY_MS)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +121,9 @@ def test_enabling_again_changes_the_times_that_are_given(url: str, store: Memory
         ("--retention", "soon", "'soon' is no duration: use one such as 7d"),
         ("--retention", "", "is no duration"),
         ("--retention", "-1d", "is no duration"),
+        ("--retention-bytes", "0", "a retention of 0"),
+        ("--retention-bytes", "many", "'many' is no size: use one such as 500GB"),
+        ("--retention-bytes", "-1", "is no size"),
         ("--reader-expiry", "none", "is no duration"),
         ("--reader-expiry", "9m", "10 minutes at least"),
     ],

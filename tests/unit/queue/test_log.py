@@ -65,7 +65,9 @@ class Counting(MemoryStore):
 class House:
     """A log in memory, with a clock that the test moves."""
 
-    def __init__(self, *, retention_ms: int | None = None) -> None:
+    def __init__(
+        self, *, retention_ms: int | None = None, retention_bytes: int | None = None
+    ) -> None:
         self.runtime = ManualRuntime()
         self.store = Counting(self.runtime.now_ms)
         self.config = QueueConfig(store=URL)
@@ -76,10 +78,16 @@ class House:
             self.claim,
             self.runtime,
             retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
             reader_expiry_ms=WEEK_MS,
         )
         self.queue = self.writer()
         self.locations: list[str] = []
+
+    def kept_bytes(self) -> int:
+        """Bytes of the batches from the floor on."""
+        kept = {*self.locations[self.index().floor :]}
+        return sum(each.size for each in self.store.list("ingest/").objects if each.key in kept)
 
     def writer(self) -> Queue:
         claim = claim_for_writing(self.store, self.config, runtime=self.runtime)
@@ -245,6 +253,56 @@ def test_what_is_within_the_retention_stays_though_all_have_read_it() -> None:
     assert 0 < house.index().floor <= 40
     replay = house.reader("late")
     assert read(replay)[-40:] == [*range(40, 80)]
+
+
+@pytest.mark.parametrize("retention_ms", [None, 2 * WEEK_MS])
+def test_so_many_bytes_stay_though_all_have_read_them(retention_ms: int | None) -> None:
+    """Also where a time would keep more: of both the one counts that keeps less."""
+    house = House(retention_ms=retention_ms, retention_bytes=200)
+    reader = house.reader("reader")
+    for _ in range(60):
+        house.append(1)
+        house.runtime.advance(600)
+    assert len(read(reader)) == 60
+    house.collect()  # sees how much there is, and raises the floor
+    assert house.collect() > 0
+    first = house.index().floor
+    size = house.kept_bytes() // (60 - first)
+    assert 0 < first < 60
+    assert 200 <= house.kept_bytes() <= 200 + 3 * size
+    assert read(house.reader("late")) == [*range(first, 60)]
+
+
+def test_a_time_counts_where_it_keeps_less_than_the_bytes() -> None:
+    house = House(retention_ms=DAY_S * 1000, retention_bytes=10**9)
+    house.append(40)
+    assert len(read(house.reader("reader"))) == 40
+    house.runtime.advance(2 * DAY_S)
+    house.collect()
+    assert house.index().floor == 40
+
+
+def test_bytes_that_a_reader_has_not_read_stay_however_many_they_are() -> None:
+    house = House(retention_bytes=1)
+    fast, slow = house.reader("fast"), house.reader("slow")
+    for _ in range(40):
+        house.append(1)
+        house.runtime.advance(600)
+    assert len(read(fast)) == 40
+    assert read(slow, 10) == [*range(10)]
+    for _ in range(3):
+        house.collect()
+    assert house.index().floor == 10
+    assert read(slow) == [*range(10, 40)]
+
+
+def test_nothing_goes_while_there_are_fewer_bytes_than_the_retention() -> None:
+    house = House(retention_bytes=10**9)
+    house.append(40)
+    assert len(read(house.reader("reader"))) == 40
+    house.runtime.advance(2 * DAY_S)
+    assert house.collect() + house.collect() == 0
+    assert house.index().floor == 0
 
 
 def test_a_reader_that_expires_holds_nothing_and_is_told_what_it_lost() -> None:

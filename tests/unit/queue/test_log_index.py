@@ -37,7 +37,7 @@ def test_a_reader_that_expired_is_no_longer_among_those_that_hold() -> None:
 
 
 def test_other_times_change_nothing_else() -> None:
-    changed = INDEX.with_settings(1_000, 2_000)
+    changed = INDEX.with_settings(retention_ms=1_000, reader_expiry_ms=2_000)
     assert (changed.retention_ms, changed.reader_expiry_ms) == (1_000, 2_000)
     assert (changed.end, changed.floor, changed.levels) == (INDEX.end, INDEX.floor, INDEX.levels)
 
