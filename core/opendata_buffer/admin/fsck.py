@@ -13,7 +13,14 @@ from enum import StrEnum
 
 import pyarrow.compute as pc
 
-from opendata_buffer.admin.rebuild import RebuildPlan, plan_rebuild, read_moved, read_raw, rebuild
+from opendata_buffer.admin.rebuild import (
+    RebuildPlan,
+    plan_rebuild,
+    read_moved,
+    read_raw,
+    rebuild,
+    rebuild_index,
+)
 from opendata_buffer.admin.status import read_claims
 from opendata_buffer.admin.trim import skip_batch
 from opendata_buffer.broker.claims import claims_key
@@ -67,7 +74,8 @@ class Kind(StrEnum):
     UNREAD = "unread"  # an object that no entry names
     PREFIX = "prefix"  # no batch of the queue lies in the data prefix
     OWNER = "owner"  # an owner marker that keeps this queue out for no reason
-    INDEX = "index"  # of a log: gone, damaged, or another queue's
+    INDEX = "index"  # of a log: gone or damaged
+    OTHER_INDEX = "other index"  # of a log: another queue's
     SEGMENT = "segment"  # of a log, or a page of its index: gone or damaged
     CLAIMS = "claims"  # the record of workers' claims cannot be read
 
@@ -78,12 +86,14 @@ REPAIRED_BY = {
     Kind.UNREADABLE: "is copied to the quarantine and skipped",
     Kind.OWNER: "is saved next to it, and the data prefix is given to this queue",
     Kind.REPEATED: "is copied to the quarantine and skipped: the first entry delivers the object",
+    Kind.INDEX: "is made anew of the segments that are there, and keeps everything for 100 years",
     Kind.CLAIMS: "is saved next to it and removed: every batch in the queue is handed out again",
 }
 """What repair does about a kind of problem."""
 
 NOT_REPAIRED = {
-    Kind.INDEX: "restore its latest version (bucket versioning): it alone names the segments",
+    Kind.OTHER_INDEX: "it and the segments are of a queue that was started over: delete them when "
+    "the old log is given up",
     Kind.SEGMENT: "restore the object (bucket versioning), or move readers behind what it names",
     Kind.TOO_LARGE: "it may be sound: check again with a larger --max-batch-bytes",
     Kind.PREFIX: "check again with the data prefix that is named there",
@@ -194,14 +204,14 @@ def check_queue(store: Store, config: ConsumerConfig, runtime: Runtime) -> Repor
         report.problems.append(Finding(None, path, fault, Kind.PREFIX, "manifest"))
     handle = FetchHandle.of(config, store=store, runtime=runtime)
     groups: Iterable[Sequence[QueueEntry]] = [manifest.entries()]
-    log, index = Log(store, config, runtime), None
+    log, index = Log(store, config, runtime, claim.queue_id if claim else ""), None
     if report.is_log:
         try:
             index = log.need(marked=True)
         except CorruptData as error:
-            report.problems.append(
-                Finding(None, index_key(config), str(error), Kind.INDEX, "index of the log")
-            )
+            key = index_key(config)
+            kind = Kind.OTHER_INDEX if _is_index(read_raw(store, key)) else Kind.INDEX
+            report.problems.append(Finding(None, key, str(error), kind, "index of the log"))
             return report
         groups = _entries_of(report, config, log, index, manifest)
     for entries in groups:
@@ -231,6 +241,13 @@ def check_queue(store: Store, config: ConsumerConfig, runtime: Runtime) -> Repor
         key = claims_key(config.data_path_prefix)
         report.problems.append(Finding(None, key, str(error), Kind.CLAIMS, "record of claims"))
     return report
+
+
+def _is_index(raw: bytes | None) -> bool:
+    try:
+        return raw is not None and bool(LogIndex.from_json(raw))
+    except CorruptData:
+        return False
 
 
 def _list(store: Store, config: ConsumerConfig) -> Listing:
@@ -401,6 +418,8 @@ def repair(
             copy = f"{finding.location}.broken-{runtime.ulid()}"
             store.put(copy, read_raw(store, finding.location) or b"")
             store.delete_many([finding.location])
+        elif finding.kind is Kind.INDEX:
+            copy = rebuild_index(store, config, runtime)
         elif finding.kind is Kind.OWNER:
             folder = finding.location.rpartition("/")[0]
             copy = _replace_marker(store, config, runtime, folder)

@@ -17,6 +17,7 @@ from opendata_buffer.queue.readers import (
     ReaderState,
     describe_readers,
     enable_readers,
+    readers_folder,
     unknown_reader,
     unregister,
 )
@@ -84,7 +85,7 @@ def enable_log(
     claim = claim_for_writing(store, config, runtime=runtime)
     found = Log(store, config, runtime, claim.queue_id)
     index = found.read()
-    folders = (parts_folder(config), f"{config.data_path_prefix}/_readers/")
+    folders = (parts_folder(config), readers_folder(config))
     if index is None and any(store.list(each, limit=1).objects for each in folders):
         # Made anew, it would not name the segments that there are (failure F45).
         index = found.need(marked=True)

@@ -36,20 +36,31 @@ from opendata_buffer.formats.manifest import (
 )
 from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid
 from opendata_buffer.queue.cas import CasObject
-from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.log import (
+    MAX_SEGMENT_BYTES,
+    Log,
+    index_key,
+    parts_folder,
+    span_of_segment,
+)
+from opendata_buffer.queue.log_index import LogIndex, Part, chain_of
 from opendata_buffer.queue.ownership import (
     OWNER_NAME,
     QueueClaim,
     Watermark,
     check_owner,
     claim_for_writing,
+    exists,
 )
 from opendata_buffer.queue.queue import Queue, no_such_queue
+from opendata_buffer.queue.readers import ReaderPosition, position_object, readers_folder
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Listing, Store, read_bytes
 
 SEQUENCES_AHEAD = 1_000_000
 EPOCHS_AHEAD = 1_000
+KEEP_ALL_MS = 100 * 365 * 24 * 60 * 60 * 1000
+"""The retention of a log whose index was lost: 100 years."""
 
 
 @dataclass(frozen=True)
@@ -308,6 +319,60 @@ def read_moved(
             raise segment
         locations.update(segment.locations())
     return Moved(index.end, frozenset(locations))
+
+
+def rebuild_index(store: Store, config: QueueConfig, runtime: Runtime) -> str | None:
+    """Make the index of a log anew, of its segments and of the positions of its readers.
+
+    Reads all segments. The floor is at the first batch that is still there. What the log was to
+    keep is not known any more: it keeps everything until ``readers enable --retention`` says so.
+    The manifest's consumer is fenced, as by the command that made the log.
+
+    Returns:
+        Where the damaged index was saved; None when there was none.
+
+    Raises:
+        CorruptManifest: A segment that is needed cannot be read; no index was written.
+    """
+    queue = open_for_repair(store, config, runtime)
+    manifest = queue.claim_epoch(None)
+    folder, positions = parts_folder(config), readers_folder(config)
+    spans = {}
+    for each in store.list(folder).objects:
+        if (span := span_of_segment(each.key)) is not None:
+            spans[span] = each.key
+    log = Log(store, config, runtime, queue.queue_id)
+    new, floor = None, manifest.first_sequence
+    for span in chain_of(spans, manifest.first_sequence):
+        segment = Manifest.parse(read_bytes(store, spans[span], MAX_SEGMENT_BYTES))
+        if new is None or floor == new.end:
+            there = (e.sequence for e in segment.entries() if exists(store, e.location))
+            floor = next(there, segment.next_sequence)
+        new = new or LogIndex(queue.queue_id, span[0], 0)
+        new = new.with_segment(Part.of(segment, spans[span].removeprefix(folder)))
+        while (paged := log.with_page(new)) is not None:
+            new = paged
+    new = new or LogIndex(queue.queue_id, manifest.first_sequence, 0)
+    keys = (each.key for each in store.list(positions).objects)
+    names = (key[len(positions) :].removesuffix(".json") for key in keys)
+    readers = (name for name in names if _reads(store, config, name, queue.queue_id, runtime))
+    new = replace(new, floor=floor, readers=tuple(sorted(readers)), retention_ms=KEEP_ALL_MS)
+    saved = None
+    if (raw := read_raw(store, index_key(config))) is not None:
+        saved = f"{index_key(config)}.broken-{runtime.ulid()}"
+        store.put(saved, raw)
+        store.delete_many([index_key(config)])
+    log.change(lambda before: new if before is None else before)
+    return saved
+
+
+def _reads(store: Store, config: QueueConfig, name: str, queue_id: str, runtime: Runtime) -> bool:
+    """Whether a position is of a reader of this queue; one that cannot be read holds the floor."""
+    try:
+        found = position_object(store, config, name, runtime).read()
+    except CorruptData:
+        return True
+    return isinstance(found, ReaderPosition) and found.queue_id == queue_id
 
 
 def read_raw(store: Store, key: str) -> bytes | None:

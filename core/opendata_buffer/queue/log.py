@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_MAX_SEGMENT_BYTES = 1 << 28
+MAX_SEGMENT_BYTES = 1 << 28
 _PAGES, _SEGMENTS = 64, 4  # that are kept in memory
 
 
@@ -69,6 +69,15 @@ def parts_folder(config: QueueConfig) -> str:
 
 class SegmentGone(CorruptData):
     """A segment that the index named is not there."""
+
+
+def span_of_segment(key: str) -> tuple[int, int] | None:
+    """The first sequence of a segment and the one before which it ends, by its name; None of
+    another object."""
+    first, _, _ = key.rsplit("/", 1)[-1].partition("-")
+    end = end_of_part(key)
+    known = key.endswith(".segment") and first.isascii() and first.isdigit() and end != LARGEST
+    return (int(first), end) if known and int(first) < end else None
 
 
 def end_of_part(key: str) -> int:
@@ -144,7 +153,8 @@ class Log:
         if found is None and marked:
             words = queue_hint(self._store.url, self._config)
             raise CorruptData(
-                f"{self._object.key!r} in {self._store.url} is gone. {INDEX.remedy} Where "
+                f"{self._object.key!r} in {self._store.url} is gone. {INDEX.remedy} "
+                f"'opendata-buffer fsck {words} --repair' makes it anew. Where "
                 f"'opendata-buffer readers enable {words}' was interrupted, run it again."
             )
         if found is None:
@@ -213,12 +223,19 @@ class Log:
 
     def _sealed(self, index: LogIndex) -> LogIndex:
         """The index with pages for levels that are full."""
-        while (full := index.full_level()) is not None:
-            number, parts = full
-            page = Part.page(parts, self._name(parts[0].first, parts[-1].end, "page"))
-            self._store.put(parts_folder(self._config) + page.name, page_to_json(parts))
-            index = self._replace(index, index.with_page(number, page))
+        while (new := self.with_page(index)) is not None:
+            index = self._replace(index, new)
         return index
+
+    def with_page(self, index: LogIndex) -> LogIndex | None:
+        """The index, which is not written, with a page, which is stored, for a level that is full;
+        None where none is."""
+        if (full := index.full_level()) is None:
+            return None
+        number, parts = full
+        page = Part.page(parts, self._name(parts[0].first, parts[-1].end, "page"))
+        self._store.put(parts_folder(self._config) + page.name, page_to_json(parts))
+        return index.with_page(number, page)
 
     def _replace(self, known: LogIndex, new: LogIndex) -> LogIndex:
         """Write the index if it is still the known one; what holds now, in any case."""
@@ -344,7 +361,7 @@ class Log:
         return page_from_json(read_bytes(self._store, key, PAGE.max_bytes))
 
     def _read_segment(self, key: str, end: int) -> Manifest:
-        found = Manifest.parse(read_bytes(self._store, key, _MAX_SEGMENT_BYTES))
+        found = Manifest.parse(read_bytes(self._store, key, MAX_SEGMENT_BYTES))
         if found.next_sequence != end:
             raise CorruptData(f"it ends at {found.next_sequence}, and the index has {end}")
         return found

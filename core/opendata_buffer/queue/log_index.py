@@ -21,7 +21,7 @@ beside it decides what is in the log (``tests/specification/Log.tla``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any
@@ -44,7 +44,7 @@ DEFAULT_READER_EXPIRY_MS = 7 * 24 * 60 * 60 * 1000
 
 INDEX = Sidecar(
     "the index of the log",
-    "Restore its latest version (bucket versioning): it alone names what is in the segments.",
+    "Restore its latest version (bucket versioning), which has what the log is to keep.",
     max_bytes=1024 * 1024,
 )
 PAGE = Sidecar(
@@ -229,6 +229,30 @@ def floor_of(
     """
     bounds = [*positions.values(), *([] if retained_from is None else [retained_from])]
     return max(index.floor, min([*bounds, next_sequence])) if bounds else index.floor
+
+
+def chain_of(spans: Iterable[tuple[int, int]], end: int) -> list[tuple[int, int]]:
+    """The spans that follow one another and together reach furthest, oldest first.
+
+    Segments that lost a race overlap those that the index named, with the same entries. Nothing
+    that begins at ``end`` or later is needed: the manifest has it. Where nothing follows, the chain
+    goes on with the next span: what lies between is lost.
+    """
+    known = sorted(set(spans), reverse=True)
+    reach: dict[int, tuple[int, int]] = {}  # from a first: how far a chain gets, by which end
+    for first, last in known:
+        if last in reach:
+            reach[first] = max(reach.get(first, (0, 0)), (reach[last][0], last))
+        elif last >= end or not any(begin < last < ends for begin, ends in known):
+            reach[first] = max(reach.get(first, (0, 0)), (last, last))
+    chain: list[tuple[int, int]] = []
+    at = -1
+    while at < end and (begins := [first for first in reach if at <= first < end]):
+        at = min(begins)
+        while at in reach and at < end:
+            chain.append((at, reach[at][1]))
+            at = reach[at][1]
+    return chain
 
 
 def page_to_json(parts: Sequence[Part]) -> bytes:

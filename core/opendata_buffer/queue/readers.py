@@ -119,13 +119,18 @@ class ReaderPosition:
         return process_runs(self.process)
 
 
+def readers_folder(config: QueueConfig) -> str:
+    """Where the positions of readers are."""
+    return f"{config.data_path_prefix}/_readers/"
+
+
 def position_object(
     store: CasStore, config: QueueConfig, name: str, runtime: Runtime
 ) -> CasObject[ReaderPosition]:
     """The position of one reader."""
     return CasObject(
         store,
-        f"{config.data_path_prefix}/_readers/{name}.json",
+        f"{readers_folder(config)}{name}.json",
         decode=ReaderPosition.from_json,
         encode=ReaderPosition.to_json,
         runtime=runtime,
@@ -285,7 +290,7 @@ def unregister(
         return before.without_readers([name]) if before is not None and held else before
 
     left = log_.change(decide)
-    store.delete_many([f"{config.data_path_prefix}/_readers/{name}.json"])
+    store.delete_many([f"{readers_folder(config)}{name}.json"])
     return left
 
 
@@ -321,7 +326,7 @@ class ReaderQueue:
         self._queue = Queue(store, config, runtime=runtime, role="reader", claim=claim)
         self.queue_id = self._queue.queue_id
         """The queue's id."""
-        self.key = f"{config.data_path_prefix}/_readers/{name}.json"
+        self.key = f"{readers_folder(config)}{name}.json"
         """The key of the position."""
         self.labels = {**self._queue.labels, "reader": name}
         """Attributes of gauges about this reader."""

@@ -10,9 +10,11 @@ import pytest
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Fenced
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.readers import ReaderPosition
+from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import bytes_of, fails, fill, json_of, manifest_of, ok, run, topic_of
 
@@ -608,15 +610,54 @@ def test_fsck_names_a_segment_and_checks_all_others(
     assert "restore the object (bucket versioning)" in run("fsck", url).stderr
 
 
-def test_fsck_names_an_index_that_is_gone_or_damaged(url: str, store: MemoryStore) -> None:
+@pytest.mark.parametrize("damaged", [False, True])
+def test_f45_fsck_makes_an_index_anew_that_is_gone_or_damaged(
+    url: str, store: MemoryStore, damaged: bool
+) -> None:
+    log_of(url, 300, "--retention", "7d")
+    ok("readers", "reset", url, "x", "--to-sequence", "3")
+    ok("readers", "reset", url, "other", "--to-sequence", "290")
+    before = index_of(store)
+    # What a mover left that lost its race: most of the entries of the first segment.
+    part, segment = next(Log(store, ConsumerConfig(store=url), SystemRuntime()).segments(before))
+    assert isinstance(segment, Manifest)
+    orphan = f"ingest/_log/{0:020d}-{part.end - 1:020d}-x.segment"
+    store.put(orphan, segment.part(0, part.end - 1).raw)
+    store.delete_many([INDEX])
+    if damaged:
+        store.put(INDEX, b"no json")
+    result = run("fsck", url)
+    assert result.exit_code == 1
+    assert f"problem: index of the log {INDEX!r}: " in result.stdout
+    assert "keeps everything for 100 years" in ok("fsck", url, "--repair", "--yes").stdout
+    found = index_of(store)
+    assert (found.floor, found.end, found.readers) == (0, before.end, before.readers)
+    assert [(p.first, p.end) for p in found.parts()] == [(p.first, p.end) for p in before.parts()]
+    assert len(store.list(f"{INDEX}.broken").objects) == damaged
+    for name, first in (("x", 3), ("other", 290), ("new", 0)):
+        assert records("consume", url, "--ack", "--reader", name) == numbers(first, 300)
+    assert json_of("gc", url)["deleted"] == 0
+
+
+def test_an_index_made_anew_begins_at_the_first_batch_that_is_there(
+    url: str, store: MemoryStore
+) -> None:
     log_of(url, 40)
-    store.put(INDEX, b"no json")
-    for _ in range(2):
-        result = run("fsck", url, "--repair", "--yes")
-        assert result.exit_code == 1
-        assert f"problem: index of the log {INDEX!r}: " in result.stdout
-        assert "restore its latest version (bucket versioning)" in result.stderr
-        store.delete_many([INDEX])
+    log = Log(store, ConsumerConfig(store=url), SystemRuntime())
+    gone = [each.location for each in log.entries(log.need(), 0, 5)]
+    store.delete_many([INDEX, *gone])
+    ok("fsck", url, "--repair", "--yes")
+    assert index_of(store).floor == 5
+    assert records("consume", url, "--ack", "--reader", "new") == numbers(5, 40)
+
+
+def test_an_index_of_a_queue_that_was_started_over_is_left(url: str, store: MemoryStore) -> None:
+    log_of(url, 40)
+    store.put(INDEX, replace(index_of(store), queue_id="another").to_json())
+    result = run("fsck", url, "--repair", "--yes")
+    assert result.exit_code == 1
+    assert "of a queue that was started over: delete them" in result.stderr
+    assert index_of(store).queue_id == "another"
 
 
 def test_a_rebuilt_manifest_repeats_nothing_that_segments_have(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.queue.log_index import LogIndex, Part, floor_of
+from opendata_buffer.queue.log_index import LogIndex, Part, chain_of, floor_of
 
 INDEX = LogIndex("q", end=80, floor=10)
 
@@ -34,6 +34,33 @@ def test_a_reader_that_expired_is_no_longer_among_those_that_hold() -> None:
     index = INDEX.with_reader("gone").with_reader("here")
     assert index.without_readers(["gone"]).readers == ("here",)
     assert index.without_readers(["gone"]).changes > index.changes
+
+
+@pytest.mark.parametrize(
+    ("spans", "end", "chain"),
+    [
+        ([], 0, []),
+        ([(0, 10), (10, 20)], 20, [(0, 10), (10, 20)]),
+        ([(0, 10), (0, 15), (10, 20)], 20, [(0, 10), (10, 20)]),
+        ([(0, 10), (5, 12), (10, 20), (20, 25)], 25, [(0, 10), (10, 20), (20, 25)]),
+        ([(5, 30), (14, 28), (28, 42)], 42, [(14, 28), (28, 42)]),
+        ([(0, 10), (14, 20), (15, 18)], 20, [(0, 10), (14, 20)]),
+        ([(0, 10), (10, 20), (20, 30)], 15, [(0, 10), (10, 20)]),
+    ],
+    ids=[
+        "none",
+        "in order",
+        "a lost race",
+        "overlapping",
+        "older",
+        "a gap",
+        "in the manifest, too",
+    ],
+)
+def test_segments_of_a_lost_index_are_put_in_a_row(
+    spans: list[tuple[int, int]], end: int, chain: list[tuple[int, int]]
+) -> None:
+    assert chain_of(spans, end) == chain
 
 
 def test_other_times_change_nothing_else() -> None:
