@@ -34,7 +34,10 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.formats.manifest import Manifest, Metadata
+from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.ownership import claim_for_writing
+from opendata_buffer.queue.readers import enable_readers, reset_reader
 from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
@@ -70,7 +73,8 @@ class Scene:
         skew_ms: How far its wall clock is ahead.
         plan, seed: Faults of the store.
         saves: Whether consumers save positions in a database of their own.
-        person: Identity that it shares with its earlier instances.
+        person: Identity that it shares with its earlier instances; of a consumer the reader's name.
+        log: Whether the queue is a log, with small segments.
     """
 
     role: str
@@ -84,6 +88,7 @@ class Scene:
     saves: bool = True
     person: str = ""
     broker: str = "off"
+    log: bool = False
 
     def begin(self, store: Store | None = None) -> None:
         self.runtime = SkewedRuntime(self.skew_ms)
@@ -92,6 +97,8 @@ class Scene:
         # Opening a client of S3 takes seconds on a busy machine.
         self.grace_ms = 10_000 if store is not None else 40_000
         self.over = threading.Event()
+        if self.log:
+            Log.most_entries, Log.left_entries = 6, 2
         self.values = (f"{self.name.rpartition('-')[2]}:{each}" for each in itertools.count())
         self.options = odb.StoreOptions()
         if self.endpoint is not None:
@@ -123,7 +130,8 @@ class Scene:
 
     def consuming(self) -> odb.ConsumerConfig:
         gc = odb.GarbageCollectorConfig(interval_ms=GC_MS)
-        return self.config(odb.ConsumerConfig, gc=gc, create_if_missing=True)
+        reader = self.person if self.log else ""
+        return self.config(odb.ConsumerConfig, gc=gc, create_if_missing=True, reader=reader)
 
     def rest(self, most_s: float) -> None:
         self.over.wait(self.dice.uniform(0, most_s))
@@ -134,6 +142,18 @@ class Scene:
             with suppress(OpenDataBufferError):
                 ROLES[self.role](self)
             self.rest(0.3)
+
+
+def make_log(scene: Scene, readers: list[str]) -> None:
+    """A log whose readers begin with its first entry."""
+    config = scene.config(odb.QueueConfig)
+    claim = claim_for_writing(scene.store, config, runtime=scene.runtime)
+    times = {"retention_ms": None, "reader_expiry_ms": 10**9}
+    enable_readers(scene.store, config, claim, scene.runtime, **times)
+    log = Log(scene.store, config, scene.runtime)
+    view = log.view(log.need(), Manifest.empty())
+    for name in readers:
+        reset_reader(scene.store, config, name, 0, view, scene.runtime)
 
 
 def produce(scene: Scene) -> None:
@@ -188,26 +208,27 @@ def commit_batches(scene: Scene) -> None:
 
 
 def consume(scene: Scene, *, to_the_end: bool = False) -> None:
-    saved = scene.saved("position")
+    saved, name = scene.saved(f"position{scene.person}"), scene.person
     value: Any = (None, odb.TransactionFilter("ingest").to_json())
     generation, value = saved.begin(value) if scene.saves else (0, value)
     position, seen = value[0], odb.TransactionFilter.from_json(value[1], "ingest")
     config, since = scene.consuming(), time.monotonic_ns()
     try:
-        with scene.recorder.call("open", "ingest", position=position) as answer:
+        with scene.recorder.call("open", "ingest", position=position, reader=name) as answer:
             opened = odb.Consumer(config, position, store=scene.store, runtime=scene.runtime)
             answer.update(epoch=opened.epoch, first=opened.first_sequence)
     except DataLoss:
         # Right if a later instance has begun and acknowledged more. Otherwise it is an answer that
         # no order allows: an open without an epoch.
         if not scene.saves or saved.put(generation, value):
-            scene.recorder.past(since, "open", "ingest", position=position)
+            scene.recorder.past(since, "open", "ingest", position=position, reader=name)
         raise
     with opened:
         epoch, handle = opened.epoch, opened.fetch_handle()
         while to_the_end or not scene.over.is_set():
             most = scene.dice.randint(1, 9)
-            with scene.recorder.call("read", "ingest", epoch=epoch, max=most) as answer:
+            call = scene.recorder.call("read", "ingest", epoch=epoch, max=most, reader=name)
+            with call as answer:
                 found = opened.next_descriptors(most)
                 answer["entries"] = entries = []
                 for each in found:
@@ -220,13 +241,13 @@ def consume(scene: Scene, *, to_the_end: bool = False) -> None:
             if not found:
                 if to_the_end:
                     return
-                scene.rest(0.01)
+                scene.rest(0.1 if scene.log else 0.01)
                 continue
             last = found[-1].sequence
             if scene.saves and not saved.put(generation, (last, seen.to_json())):
                 return
             if to_the_end or scene.dice.random() < 0.6:
-                with scene.recorder.call("ack", "ingest", epoch=epoch, through=last):
+                with scene.recorder.call("ack", "ingest", epoch=epoch, through=last, reader=name):
                     opened.ack_through(last)
 
 
@@ -364,11 +385,15 @@ ROLES = {
 
 def finish(scene: Scene, kind: str, people: list[str]) -> None:
     """Read what is left, once nobody else is at work and nothing fails."""
-    if kind == "topic":
+    if kind in ("topic", "serial"):
         for each in people:
             scene.person = each
             publish(scene, to_the_end=True)
         read_topic(scene, to_the_end=True)
+    elif kind == "log":
+        for each in people:
+            scene.person = each
+            consume(scene, to_the_end=True)
     elif kind == "work":
         work(scene, to_the_end=True)
         with scene.recorder.call("left", "ingest") as answer:

@@ -45,6 +45,21 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         [("self._cursors.hand_out(entries[-1].sequence, repeats)",
           "self._cursors.hand_out(entries[-1].sequence + (len(entries) > 4), repeats)")],
     ),
+    "a fenced reader of a log acknowledges": (
+        "log", CORE + "queue/readers.py",
+        [("            self._check(found.epoch, epoch)\n            moved", "            moved")],
+    ),
+    "the floor of a log is that of its fastest reader": (
+        "log", CORE + "queue/log_index.py", [("min([*bounds, next_sequence])", "max(bounds)")],
+    ),
+    "the collector writes an index of a log that has changed": (
+        "log", CORE + "gc.py",
+        [("lambda before: new if before == index else before", "lambda before: new")],
+    ),
+    "a reader of a log does not raise its epoch": (
+        "log", CORE + "queue/readers.py",
+        [("1 if before is None else before.epoch + 1", "1 if before is None else before.epoch")],
+    ),
     "an append is not searched for before it is repeated": (
         "queue", CORE + "queue/cas.py",
         [("found = self._proof is not None and", "found = False and self._proof is not None and")],

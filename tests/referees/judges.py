@@ -56,7 +56,7 @@ def judged(kind: str, seed: int, where: str, calls: int) -> tuple[str, str, int,
         except Exception as error:  # of the last reader, or of a process that does not end
             failed.append(f"it could not be played to its end: {error!r}")
         history = paired(merged(folder))
-        judge = by_adya if kind in TOPICS else by_porcupine
+        judge = by_adya if kind in TOPICS else by_reader if kind == "log" else by_porcupine
         wrong = judge(history, folder, kind) + failed
         if wrong:
             shutil.copytree(folder, REFUSED / f"{kind}-{seed}", dirs_exist_ok=True)
@@ -83,12 +83,21 @@ def paired(events: list[dict[str, Any]]) -> list[Call]:
     return list(calls.values())
 
 
+def by_reader(history: list[Call], folder: Path, kind: str) -> list[str]:
+    """To each reader a log is a queue of its own, with the same appends."""
+    wrong = []
+    for name in sorted({each["reader"] for each in history if "reader" in each}):
+        own = [dict(each) for each in history if each.get("reader", name) == name]
+        wrong += [f"{each}, of reader {name}" for each in by_porcupine(own, folder, kind)]
+    return wrong
+
+
 def by_porcupine(history: list[Call], folder: Path, kind: str) -> list[str]:
     calls = [each for each in history if each["how"] != "fail" or each.get("fenced")]
     calls = at_end(calls) if kind == "work" else resolved(calls)
     for number, each in enumerate(calls):
         each["id"] = number
-    model = "work" if kind == "work" else "queue"
+    model = {"work": "work", "log": "reader"}.get(kind, "queue")
     (verdict,) = asked([LOG, model], folder / "calls", calls)
     if verdict["result"] == "Ok":
         return []

@@ -34,6 +34,7 @@ HOUR_MS = 3_600_000
 KINDS: dict[str, list[tuple[str, str]]] = {
     # Roles of the processes, and whom two instances may stand for at the same time.
     "queue": [("producer", "")] * 3 + [("consumer", "")] * 2,
+    "log": [("producer", "")] * 3 + [("consumer", "a")] * 2 + [("consumer", "b")] * 2,
     "sink": [("producer", ""), ("sink", ""), ("sink", ""), ("consumer", ""), ("consumer", "")],
     "broker": [("host", ""), ("host", ""), *[("producer", "")] * 3, *[("consumer", "")] * 2],
     "work": [("producer", "")] * 2 + [("worker", "")] * 3,
@@ -184,7 +185,8 @@ def play(
                 role, f"{role}-{person}-{instance}", url, str(folder), skew_ms=skew_ms,
                 endpoint=None if server is None else server.endpoint,
                 plan=plan if server is None else {}, seed=dice.randrange(2**31), saves=saves,
-                person=person, broker="auto" if kind in ("broker", "work") else "off",
+                person=person, log=kind == "log",
+                broker="auto" if kind in ("broker", "work") else "off",
             )  # fmt: skip
 
         def started(role: str, person: str, instance: int) -> Thread | Process:
@@ -194,6 +196,9 @@ def play(
         quiet = scene("finish", "", 0)
         quiet.skew_ms, quiet.plan = 0, {}
         quiet.begin(faulty.inner if store is not None else None)
+        people = sorted({person for _, person in KINDS[kind] if person})
+        if kind == "log":
+            actors.make_log(quiet, people)
         if kind in TOPICS:
             Topic.create(quiet.config(QueueConfig), len(PARTITIONS), store=quiet.store)
         members = [started(*each, number) for number, each in enumerate(KINDS[kind])]
@@ -226,8 +231,7 @@ def play(
         faulty.land_late_puts()
         if server is not None:
             server._faults.clear()
-        people = sorted({person for role, person in KINDS[kind] if role == "publisher"})
-        actors.finish(quiet, "topic" if people else kind, people)
+        actors.finish(quiet, kind, people)
 
 
 def disturb(server: S3Server, dice: random.Random) -> None:

@@ -21,7 +21,13 @@ def built():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "where"),
-    [("queue", "processes"), ("sink", "threads"), ("work", "s3"), ("serial", "threads")],
+    [
+        ("queue", "processes"),
+        ("log", "threads"),
+        ("sink", "threads"),
+        ("work", "s3"),
+        ("serial", "threads"),
+    ],
 )
 def test_a_history_is_one_that_the_referees_accept(kind, where):
     name, _, calls, wrong = judges.judged(kind, 1, where, 150)

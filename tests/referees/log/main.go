@@ -1,6 +1,6 @@
 // Judges a history of a queue: whether one log with one owner at a time could have answered so.
 //
-//	log queue|work CALLS.jsonl
+//	log queue|reader|work CALLS.jsonl
 //
 // Porcupine searches the order of the calls; here is only what each may answer. One line of JSON says
 // whether there is an order, and if not, which of the calls found no place in the longest one.
@@ -57,6 +57,7 @@ type queue struct {
 	cursor int // of the owner: what it reads next
 	low    int // the first entry is here or later,
 	high   int // and not later than here: the answer to an acknowledgement may have been lost
+	reader bool
 }
 
 func (q queue) has(txn string) bool {
@@ -88,6 +89,16 @@ func (q queue) shows(c call) bool {
 	return true
 }
 
+// A named reader that was fenced hears of it when it acknowledges, or within a minute: until then it
+// is shown the log, which is the same for everybody.
+func (q queue) showsFenced(c call) bool {
+	if !q.reader || c.Epoch >= q.epoch || len(c.Entries) == 0 {
+		return q.reader && c.Epoch < q.epoch
+	}
+	q.cursor, c.Max = c.Entries[0].Sequence, len(c.Entries)
+	return q.cursor >= 0 && q.shows(c)
+}
+
 func queueStep(state, input, _ any) (bool, any) {
 	q, c := state.(queue), input.(call)
 	owns := q.epoch == c.Epoch
@@ -105,8 +116,10 @@ func queueStep(state, input, _ any) (bool, any) {
 		may := c.Epoch > q.epoch && c.First >= q.low && c.First <= q.high
 		q.epoch, q.cursor, q.low, q.high = c.Epoch, c.First, c.First, c.First
 		return may, q
+	case c.F == "read" && !owns:
+		return q.showsFenced(c), q
 	case c.F == "read":
-		may := owns && q.shows(c)
+		may := q.shows(c)
 		q.cursor += len(c.Entries)
 		return may, q
 	case c.F == "ack" && c.How == "ok":
@@ -174,14 +187,19 @@ func byRecord(calls []porcupine.Operation) [][]porcupine.Operation {
 	return parts
 }
 
-var models = map[string]porcupine.Model{
-	"queue": {
-		Init:  func() any { return queue{} },
+func model(begin queue) porcupine.Model {
+	return porcupine.Model{
+		Init:  func() any { return begin },
 		Step:  queueStep,
 		Equal: func(a, b any) bool { return a.(queue).withoutLog() == b.(queue).withoutLog() },
 		Hash:  func(state any) uint64 { return state.(queue).hash },
-	},
-	"work": {Init: func() any { return "absent" }, Step: workStep, Partition: byRecord},
+	}
+}
+
+var models = map[string]porcupine.Model{
+	"queue":  model(queue{}),
+	"reader": model(queue{reader: true}),
+	"work":   {Init: func() any { return "absent" }, Step: workStep, Partition: byRecord},
 }
 
 func main() {
