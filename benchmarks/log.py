@@ -9,6 +9,7 @@ a queue without segments. Of 16 readers each follows with a collector of its own
 from __future__ import annotations
 
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from typing import Any
 
 from benchmarks.producers import CAS_MS, GET_MS, PUT_MS
 from benchmarks.table import Row
+from buffer_source.micro_batch_stream import MicroBatchStream
+from buffer_source.options import SourceOptions
 from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 from opendata_buffer.config import GarbageCollectorConfig, QueueConfig
 from opendata_buffer.formats.batch import encode_batch
@@ -165,6 +168,30 @@ def find_times(url: str) -> Callable[[], object]:
     return find
 
 
+def plan_triggers(url: str) -> None:
+    """As Spark's driver: plan micro-batches of a reader that was away, and print the median of
+    their seconds and the process's memory in MB."""
+    settings = {
+        "path": url,
+        "reader": "spark",
+        "gcEnabled": "false",
+        "startingOffsets": str(WAITING - AWAY),
+    }
+    store = FaultyStore(open_store(url), SystemRuntime(), PLAN)
+    stream = MicroBatchStream(SourceOptions.from_spark(settings), store, SystemRuntime())
+    took, start = [], None
+    for _ in range(5):
+        started = time.perf_counter()
+        end = stream.latest_offset(start)
+        assert stream.plan_input_partitions(start, end)
+        took.append(time.perf_counter() - started)
+        stream.commit(end)
+        start = end
+    stream.stop()
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(statistics.median(took), memory)
+
+
 def followed(readers: int) -> float:
     """The producers' p99 while so many readers follow them."""
     with tempfile.TemporaryDirectory() as url, ExitStack() as stack:
@@ -252,6 +279,16 @@ def run() -> Iterator[Row]:
         command = [sys.executable, "-m", "opendata_buffer", "status", full]
         took_s = seconds(lambda: subprocess.run(command, stdout=subprocess.DEVNULL))
         yield Row("status, as a process", f"{took_s:.2f} s", "<= 1 s", took_s <= 1)
+        code = f"from benchmarks.log import plan_triggers; plan_triggers({full!r})"
+        said = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+        took_s, memory = map(float, said.stdout.split())
+        yield Row(
+            f"a trigger of Spark is planned, {AWAY:,} batches behind",
+            f"{took_s:.2f} s",
+            "<= 3 s",
+            took_s <= 3,
+        )
+        yield Row("memory of that driver", f"{memory:.0f} MB", "<= 300 MB", memory <= 300)
         size = len((Path(full) / "ingest" / "_log.json").read_bytes()) / 1024
         index = LogIndex.from_json((Path(full) / "ingest" / "_log.json").read_bytes())
         yield Row(
