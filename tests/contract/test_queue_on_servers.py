@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
-from opendata_buffer.admin.readers import view_of
+from opendata_buffer.admin.readers import enable_log, view_of
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.queue.log import Log
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.readers import reset_reader
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
-from tests.support.logs import make_log
+from tests.support.logs import DAY_MS
 
 QUEUES = [
     ("versitygw", "", "s3://bucket/{}"),
@@ -59,7 +60,8 @@ def test_each_named_reader_of_a_log_reads_everything_and_again(
     config = ConsumerConfig(store=url.format(f"log-{tmp_path.name}"), store_options=options)
     runtime = SystemRuntime()
     opened = open_store(config.store, options)
-    make_log(config)
+    claim_for_writing(opened, config, runtime=runtime)
+    enable_log(opened, config, runtime, retention_ms=DAY_MS)
     records = [b"%d" % number for number in range(30)]
     settings = {"store": config.store, "store_options": options, "flush_interval_ms": 1}
     with Producer(ProducerConfig(**settings)) as out:
