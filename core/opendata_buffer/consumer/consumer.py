@@ -286,8 +286,11 @@ class Consumer(BatchLoop):
         self._progress = progress
         self.ready: deque[BatchDescriptor] = deque()
         """With ``isolation``: batches to be delivered, in order."""
-        self._saves = position is not None
-        """Whether the caller saves positions, as far as is known."""
+        # Without a position this may be one of two first starts that overlap, and the other one has
+        # saved a position since. It may need markers that this one has passed: nothing leaves the
+        # queue before the first acknowledgement, which shows whether the caller saves.
+        self._saves: bool | None = None if position is None else True
+        """Whether the caller saves positions; None while that is not known."""
         self._pruned_at = self._runtime.monotonic()
         log.info("epoch %d owns %s, reads from %d", self._epoch, config.manifest_path, first)
 
@@ -378,6 +381,8 @@ class Consumer(BatchLoop):
             self._check_open()
             if self._progress is not None:
                 self._progress.ack(_sequence(batch), self._replay)
+                if self._saves is None:
+                    self._saves = False
                 self._ack_processed(self._config.ack_interval)
                 return
             moved = self._cursors.ack(_sequence(batch))
@@ -642,8 +647,8 @@ class Consumer(BatchLoop):
         ``all_of_them``: also what positions need, of a partition that is about to be sealed.
         """
         assert self._progress is not None
-        saves = self._saves and not all_of_them
-        before = self._progress.kept_from if saves else self._progress.first_needed
+        keeps = self._saves is not False and not all_of_them
+        before = self._progress.kept_from if keeps else self._progress.first_needed
         if before - self._cursors.next_ack >= least:
             self._acknowledge(self._cursors.ack_through(before - 1), write=True)
 

@@ -410,6 +410,30 @@ def test_what_delivers_nothing_behind_a_saved_position_is_no_loss_after_a_restar
     assert world.queued(0) == 0
 
 
+@pytest.mark.parametrize("behind", [FINAL_MESSAGE, ROLLED_BACK])
+@pytest.mark.parametrize("next_records", [[], [b"next"]], ids=["nothing", "one batch"])
+def test_a_first_start_takes_nothing_that_a_position_needs_that_was_saved_meanwhile(
+    behind: list[tuple[bytes, int, int]], next_records: list[bytes]
+) -> None:
+    world = World(1)
+    loaded = dict(world.saved)  # by a program that is suspended before it opens its consumer
+    first = read_and_saved(world, behind)
+    for record in next_records:
+        world.append(0, record)
+    with world.consumer(loaded) as late:
+        delivered = late.next_batch()
+        assert ([] if delivered is None else delivered.entries) == next_records
+        late.flush()
+        # It acknowledges nothing: its database has seen that another instance began later.
+    with pytest.raises(Fenced):
+        first.next_batch()
+    again = world.consumer(world.saved)
+    assert drained(again) == next_records
+    world.append(0, b"last")
+    assert drained(again) == [b"last"]
+    assert world.queued(0) == 0
+
+
 def test_a_drained_partition_leaves_also_with_what_delivers_nothing_at_its_end() -> None:
     world = World(2)
     consumer = read_and_saved(world, ROLLED_BACK)

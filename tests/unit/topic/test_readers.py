@@ -12,6 +12,7 @@ from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.ownership import claim_for_writing
@@ -210,6 +211,27 @@ def test_a_transaction_over_segments_is_read_when_it_is_committed_also_after_a_r
     again = world.consumer("billing", saved)
     assert drained(again)[:33] == [*range(60, 90), 100, 101, 102]
     assert world.at("billing", 0) == 124
+
+
+def test_a_first_start_of_a_reader_moves_it_past_nothing_that_a_saved_position_needs(
+    world: LogTopic,
+) -> None:
+    world.append(0, 1)
+    with world.consumer("billing") as first:
+        batch = first.next_batch()
+        saved = {batch.partition: str(batch.position)}
+        batch.ack()
+    transaction(world, 2, 100)
+    transaction(world, 1)  # which rolls it back
+    with world.consumer("billing") as late:  # it loaded its positions before the first was saved
+        assert late.next_batch() is None
+        late.flush()
+    assert world.at("billing", 0) == 1
+    world.runtime.advance(RETENTION_MS / 1000 + 1)
+    GarbageCollector(world.store, world.config(0), runtime=world.runtime).run_once()
+    again = world.consumer("billing", saved)
+    world.append(0, 2)
+    assert drained(again) == [2]
 
 
 def test_an_open_transaction_of_a_log_is_found_and_aborted(world: LogTopic) -> None:
