@@ -434,6 +434,22 @@ def test_a_first_start_takes_nothing_that_a_position_needs_that_was_saved_meanwh
     assert world.queued(0) == 0
 
 
+@pytest.mark.parametrize("behind", [FINAL_MESSAGE, ROLLED_BACK])
+def test_a_caller_that_saves_no_positions_empties_the_queue(
+    behind: list[tuple[bytes, int, int]],
+) -> None:
+    world = World(1)
+    world.append(0, b"first", message=(b"writer", 1, OUTSIDE_TXN))
+    consumer = world.consumer()
+    assert drained(consumer) == [b"first"]
+    for message in behind:
+        world.append(0, message=message)
+    assert consumer.next_batch() is None
+    assert world.queued(0) == len(behind)
+    consumer.flush()
+    assert world.queued(0) == 0
+
+
 def test_a_drained_partition_leaves_also_with_what_delivers_nothing_at_its_end() -> None:
     world = World(2)
     consumer = read_and_saved(world, ROLLED_BACK)
