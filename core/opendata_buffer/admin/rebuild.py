@@ -324,9 +324,9 @@ def read_moved(
 def rebuild_index(store: Store, config: QueueConfig, runtime: Runtime) -> str | None:
     """Make the index of a log anew, of its segments and of the positions of its readers.
 
-    Reads all segments. The floor is at the first batch that is still there. What the log was to
-    keep is not known any more: it keeps everything until ``readers enable --retention`` says so.
-    The manifest's consumer is fenced, as by the command that made the log.
+    Reads all segments (failure F45). The floor is at the first batch that is there. What the log
+    was to keep is not known any more: it keeps everything until ``readers enable --retention`` says
+    so. The manifest's consumer is fenced, as by the command that made the log.
 
     Returns:
         Where the damaged index was saved; None when there was none.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -26,7 +26,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.formats.sidecar import LARGEST, Sidecar, is_number
-from opendata_buffer.queue.cas import CasObject, CasStore
+from opendata_buffer.queue.cas import CasObject, CasStore, OutcomeUnknown
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker, undecided_of_app
 
@@ -156,6 +156,27 @@ def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitR
     return record
 
 
+@dataclass(frozen=True, slots=True)
+class _BatchProof:
+    """How the record shows that an attempt at a batch was committed."""
+
+    batch: int
+    producer: str
+    key: str
+
+    def mark(self) -> int:
+        """A record has one place."""
+        return 0
+
+    def find(self, now: CommitRecord | None, marks: Sequence[int]) -> bool:
+        """Whether the record names the attempt."""
+        if marks and now is not None and now.batch > self.batch:
+            # The answer was lost, and the next owner has committed a later batch since: it may have
+            # found this one committed, or committed another attempt at it.
+            raise OutcomeUnknown(f"{self.key!r} names batch {now.batch} by now")
+        return now is not None and (now.batch, now.producer) == (self.batch, self.producer)
+
+
 class OwnedRecord:
     """A topic's commit record as one run of an app, which has a unique name, owns it.
 
@@ -234,7 +255,8 @@ class OwnedRecord:
                 positions={**record.positions, **positions},
             )
 
-        return self._object.update(change, from_memory=True)
+        proof = _BatchProof(batch, producer, self.key)
+        return self._object.update(change, proof=proof, from_memory=True)
 
     def verdict(self, batch: int, producer: str) -> Verdict:
         """The meaning of the record, as last read or written, for an attempt."""

@@ -324,6 +324,41 @@ def test_of_two_live_instances_the_older_one_is_fenced_and_commits_nothing(
     assert (seen(store), still_open(store)) == (ENTRIES, [])
 
 
+class LosesOneAnswer(Faulty):
+    """Applies one write of a commit record and does not answer before something else was done."""
+
+    meanwhile: Any = None
+
+    def put_if(self, key: str, data: bytes, condition: Any) -> Any:
+        answer = super().put_if(key, data, condition)
+        if self.meanwhile is None or not key.endswith("_commit.json"):
+            return answer
+        meanwhile, self.meanwhile = self.meanwhile, None
+        meanwhile()
+        return outcomes.Unknown("the answer was lost")
+
+
+def test_f2_a_commit_whose_answer_was_lost_is_not_taken_for_one_that_was_superseded() -> None:
+    """Its owner would publish the transaction again, which counts already."""
+    store = LosesOneAnswer()
+    topic_in(store, 3)
+    older = opened(store, "billing")
+    all_published(older)
+
+    def take_over() -> None:
+        with opened(store, "billing") as newer:
+            newer.publish_uncommitted([b"99"])
+            newer.commit(WAIT_S)
+
+    store.meanwhile = take_over
+    with pytest.raises(TransientStorageError, match="was committed is not known"):
+        older.commit(WAIT_S)
+    older.close()
+    assert store.meanwhile is None
+    assert seen(store) == [*ENTRIES, b"99"]
+    assert still_open(store) == []
+
+
 class Deaf(Faulty):
     """Carries the writes of commit records out, and answers nothing about them."""
 
