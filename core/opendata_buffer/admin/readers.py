@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from opendata_buffer.broker.claims import claims_key
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import Drained, InvalidInput
@@ -223,3 +224,4 @@ def delete_reader(
             "error"
         )
     unregister(store, config, name, runtime, view.index.queue_id)
+    store.delete_many([claims_key(config.data_path_prefix, name)])  # of its workers

@@ -353,8 +353,8 @@ def rebuild_index(store: Store, config: QueueConfig, runtime: Runtime) -> str | 
         while (paged := log.with_page(new)) is not None:
             new = paged
     new = new or LogIndex(queue.queue_id, manifest.first_sequence, 0)
-    keys = (each.key for each in store.list(positions).objects)
-    names = (key[len(positions) :].removesuffix(".json") for key in keys)
+    files = (each.key[len(positions) :] for each in store.list(positions).objects)
+    names = (each.removesuffix(".json") for each in files if "/" not in each)
     readers = (name for name in names if _reads(store, config, name, queue.queue_id, runtime))
     new = replace(new, floor=floor, readers=tuple(sorted(readers)), retention_ms=KEEP_ALL_MS)
     saved = None

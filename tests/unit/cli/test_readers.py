@@ -219,6 +219,7 @@ def test_a_queue_that_is_no_log_names_the_command_that_makes_one(url: str) -> No
 def test_a_reader_that_is_deleted_begins_anew(url: str, store: MemoryStore) -> None:
     log_of(url, 3, "--retention", "7d")
     assert records("consume", url, "--ack", "--reader", "x") == numbers(0, 3)
+    store.put("ingest/_readers/x/claims.json", b"{}")  # of its workers
     ok("readers", "delete", url, "x")
     assert index_of(store).readers == ()
     assert not store.list("ingest/_readers/").objects
@@ -617,6 +618,7 @@ def test_f45_fsck_makes_an_index_anew_that_is_gone_or_damaged(
     log_of(url, 300, "--retention", "7d")
     ok("readers", "reset", url, "x", "--to-sequence", "3")
     ok("readers", "reset", url, "other", "--to-sequence", "290")
+    store.put("ingest/_readers/x/claims.json", b"{}")
     before = index_of(store)
     # What a mover left that lost its race: most of the entries of the first segment.
     part, segment = next(Log(store, ConsumerConfig(store=url), SystemRuntime()).segments(before))
