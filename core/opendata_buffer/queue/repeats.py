@@ -17,11 +17,12 @@ messages are left out: :mod:`opendata_buffer.consumer.isolation` knows their rep
 from __future__ import annotations
 
 import logging
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections import deque
 from collections.abc import Iterable
 from hashlib import blake2b
 from itertools import islice, takewhile
+from operator import itemgetter
 
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
@@ -44,23 +45,19 @@ _NOTE = Sidecar(
     max_bytes=256 * 1024,
 )
 
-_Noted = tuple[str, dict[bytes, int]]
+_Noted = tuple[str, dict[str, int]]
 """The queue's id; and of each batch its sequence, by the hash of its location."""
 
 
 def _encode(noted: _Noted) -> bytes:
-    batches = {b64encode(name).decode(): sequence for name, sequence in noted[1].items()}
-    return _NOTE.encode({"queue": noted[0], "batches": batches})
+    return _NOTE.encode({"queue": noted[0], "batches": noted[1]})
 
 
 def _decode(data: bytes) -> _Noted:
     fields = _NOTE.decode(data)
     batches = fields.mapping("batches")
-    try:
-        if all(map(is_number, batches.values())):
-            return fields.text("queue"), {b64decode(name): at for name, at in batches.items()}
-    except ValueError:
-        pass
+    if all(map(is_number, batches.values())):
+        return fields.text("queue"), batches
     raise fields.wrong("batches", "a sequence for each hash")
 
 
@@ -69,9 +66,11 @@ def _nothing_known(error: CorruptData, version: str) -> _Noted:
     return "", {}
 
 
-def _hash(location: str) -> bytes:
-    # 96 bits: among MOST others a new location is taken for one of them once in 2^85 times.
-    return blake2b(location.encode(errors="surrogatepass"), digest_size=12).digest()
+def _hash(location: str) -> str:
+    # 96 bits: among MOST others a new location is taken for one of them once in 2^85 times. As the
+    # note has it: made of bytes anew, 2,048 of them would be most of what an acknowledgement takes.
+    digest = blake2b(location.encode(errors="surrogatepass"), digest_size=12).digest()
+    return b64encode(digest).decode()
 
 
 class Repeats:
@@ -93,8 +92,8 @@ class Repeats:
             sidecar=_NOTE,
             if_unreadable=_nothing_known,
         )
-        self._first: dict[bytes, int] = {}
-        self._unnoted: deque[bytes] = deque()
+        self._first: dict[str, int] = {}
+        self._unnoted: deque[str] = deque()
 
     def load(self) -> None:
         """Read what the consumers before this one have noted; raises what reading raises."""
@@ -141,7 +140,7 @@ class Repeats:
             known = found[1] if found is not None and found[0] == self._queue_id else {}
             if found is not None and new.items() <= known.items():
                 return found
-            latest = sorted((known | new).items(), key=lambda each: each[1])[-MOST:]
+            latest = sorted((known | new).items(), key=itemgetter(1))[-MOST:]
             return self._queue_id, dict(latest)
 
         try:
