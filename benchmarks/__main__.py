@@ -20,9 +20,12 @@ SUITES = (
     "codec", "producers", "pace", "topics", "broker", "consumer", "log", "oncall", "s3", "cost",
     "spark",
 )  # fmt: skip
-ALONE = ("peers", "spark/source", "spark/typed", "spark/once", "spark/drain", "spark/sink")
-"""Those that run only when they are named: peers get what others make, and take half an hour; the
-others are parts of a suite."""
+ALONE = (
+    "peers", "workloads", "growth",
+    "spark/source", "spark/typed", "spark/once", "spark/start", "spark/drain", "spark/sink",
+)  # fmt: skip
+"""Those that run only when they are named: peers and workloads get what others make, and take half
+an hour, as growth does; the others are parts of a suite."""
 
 
 def measure(suite: str, progress: Console) -> Iterator[Row]:

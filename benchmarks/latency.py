@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.kafka import client, fill
 from benchmarks.table import Row
@@ -56,6 +56,7 @@ DURABLE = "Kafka, linger 10 ms, waits for its disk"
 """The one that promises what we promise."""
 
 Feed = Callable[[bytes], object]
+T = TypeVar("T")
 
 
 def stamped() -> bytes:
@@ -239,11 +240,11 @@ def _await(query: StreamingQuery, done: Callable[[], bool]) -> None:
             raise RuntimeError(f"not all records came: {query.exception()}")
 
 
-def in_turns(measures: dict[str, Callable[[], list[float]]]) -> dict[str, list[list[float]]]:
-    """Some rounds; each begins with another one."""
-    found: dict[str, list[list[float]]] = {name: [] for name in measures}
+def in_turns(measures: dict[str, Callable[[], T]], rounds: int = ROUNDS) -> dict[str, list[T]]:
+    """So many rounds; each begins with another one."""
+    found: dict[str, list[T]] = {name: [] for name in measures}
     names = list(measures)
-    for turn in range(ROUNDS):
+    for turn in range(rounds):
         begin = turn % len(names)
         for name in names[begin:] + names[:begin]:
             found[name].append(measures[name]())

@@ -15,6 +15,7 @@ from benchmarks.spark_drain import drain_row
 from benchmarks.spark_once import once_rows
 from benchmarks.spark_sink import sink_rows
 from benchmarks.spark_source import source_rows
+from benchmarks.start import start_rows
 from benchmarks.table import Row
 from benchmarks.typed_source import typed_rows
 
@@ -24,6 +25,7 @@ PARTS: dict[str, Callable[[SparkSession, Path], Iterable[Row]]] = {
     "source": source_rows,
     "typed": typed_rows,
     "once": once_rows,
+    "start": start_rows,
     "drain": lambda spark, home: [drain_row(spark, home)],
     "sink": lambda spark, home: sink_rows(spark),
 }

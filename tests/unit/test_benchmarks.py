@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from types import ModuleType
 
 import pytest
 from rich.console import Console
 
+from benchmarks import growth, start, workloads
 from benchmarks.__main__ import measure
 from benchmarks.cost import Requests
 from benchmarks.peers import Turns
 from benchmarks.table import Row
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.stores.base import ABSENT
+from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.s3 import S3Store
 from tests.support.s3_server import S3Server
 
@@ -72,3 +75,58 @@ def test_every_request_that_leaves_a_process_is_counted(s3_server: S3Server) -> 
     assert counted.sent == {"PutObject": 2, "GetObject": 3}
     assert counted.bytes_out == 7
     assert s3_server.count("GET") == 3
+
+
+def test_what_grows_faster_than_its_work_misses_the_line() -> None:
+    costs = {1_000: 1.0, 10_000: 9.0, 100_000: 180.0}
+    row = growth.line("a trigger", costs, "ms", 1e3)
+    assert (row.measured, row.ok) == ("2.00 x the cost of a unit", False)
+    assert row.detail == "1,000: 1e+03, 10,000: 9e+03, 100,000: 1.8e+05 ms"
+    assert growth.line("a trigger", {10: 5.0, 100: 6.0, 1_000: 70.0}, "ms").ok
+    assert not growth.flat("memory", {10: 5.0, 100: 6.0, 1_000: 7.0}, "MiB").ok
+    assert growth.flat("memory", {10: 5.0, 100: 7.0, 1_000: 7.0}, "MiB").ok
+
+
+def test_pages_of_the_store_for_growth_are_those_of_the_one_in_memory() -> None:
+    stores = MemoryStore(now_ms=lambda: 7), growth.ListingStore(now_ms=lambda: 7)
+    for store in stores:
+        for key in ("b", "a/2", "a/1", "a", "a0", "c"):
+            store.put(key, b"x")
+        assert store.list("").objects
+        store.delete_many(["a/2"])
+        store.put("a/3", b"x")
+    for prefix, after in (("", ""), ("a/", ""), ("a/", "a/1"), ("a", "a/9"), ("b", "a"), ("d", "")):
+        for limit in (None, 1, 2, 6):
+            one, other = (s.list(prefix, start_after=after, limit=limit) for s in stores)
+            assert one == other
+
+
+def test_each_row_about_growth_does_the_work_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WAITING", "PARTITIONS", "YEARS"):
+        monkeypatch.setattr(growth, name, (2, 4))
+    rows = [*growth.batches_waiting(), growth.partitions(), *growth.sidecars(2)]
+    assert all("2: " in row.detail and ", 4: " in row.detail for row in rows)
+    named = {row.name for row in rows}
+    assert named > {
+        "_topic.json, by years",
+        "log/_log.json, by years",
+        "ingest/_owner.json, by years",
+    }
+    assert growth.cycle(growth.ListingStore(), 10)[1] >= 5
+    found: SimpleQueue[dict[int, tuple[float, float]]] = SimpleQueue()
+    growth.lives((3, 6), found)
+    assert [*found.get()] == [3, 6]
+
+
+def test_imports_and_commands_are_timed_in_turns() -> None:
+    rows = [*start.process_rows(1)]
+    assert [row.ok is None for row in rows] == [False, False, True, True]
+
+
+def test_requests_are_priced_by_what_they_are_on_s3() -> None:
+    nothing = workloads.dollars_a_month({})
+    assert nothing == pytest.approx(0.03 * 900 * 0.023)
+    for name, dollars in (("put", 5e-6), ("put_if", 5e-6), ("list", 5e-6), ("get", 4e-7)):
+        of_one = workloads.dollars_a_month({name: 1.0}) - nothing
+        assert of_one == pytest.approx(365.25 * 24 * 3600 / 12 * dollars)
+    assert workloads.dollars_a_month({"delete_many": 1.0}) == nothing
