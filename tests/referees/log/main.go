@@ -110,7 +110,9 @@ func queueStep(state, input, _ any) (bool, any) {
 		q.epoch = max(q.epoch, c.Fenced)
 		return c.Fenced != c.Epoch, q
 	case c.F == "open":
-		if c.Position != nil {
+		if c.Position != nil && q.reader { // which goes back, too: what it acknowledged is kept for a while
+			q.low, q.high = *c.Position+1, *c.Position+1
+		} else if c.Position != nil {
 			q.low, q.high = max(q.low, *c.Position+1), max(q.high, *c.Position+1)
 		}
 		may := c.Epoch > q.epoch && c.First >= q.low && c.First <= q.high
