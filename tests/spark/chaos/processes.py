@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -12,10 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from opendata_buffer.stores.local import RESERVED
 from tests.spark.chaos.worker_produce import GRACE_MS
 from tests.spark.jvm import SMALL_JVM
 
@@ -117,12 +119,20 @@ class Stream:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """No driver is within a transaction of the database meanwhile: one that is frozen there
-        would keep its lock, and its successor out."""
-        with closing(sqlite3.connect(self.out, timeout=120, isolation_level=None)) as database:
-            database.execute("begin immediate")
+        """Meanwhile no driver holds a lock of the queue's store or is within a transaction of the
+        database: one that is suspended there would keep its lock, and its successor out."""
+        with ExitStack() as held:
+            for path in Path(self.store).rglob(f"{RESERVED}/*"):
+                if path.is_file():
+                    lock = held.enter_context(path.open("rb"))
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+            if self.kind == "sqlite":
+                database = held.enter_context(
+                    closing(sqlite3.connect(self.out, timeout=120, isolation_level=None))
+                )
+                database.execute("begin immediate")
+                held.callback(database.execute, "rollback")
             yield
-            database.execute("rollback")
 
 
 def _last(directory: Path) -> int:

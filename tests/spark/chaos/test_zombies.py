@@ -42,7 +42,7 @@ def test_drivers_that_were_suspended_and_replaced_end_when_they_wake_up(
             await_first_commits(zombie, streams)
             for moment in rng.sample(MOMENTS[1:7], FREEZES):
                 moment.await_in(zombie, rng.choice(streams), rng)
-                with sqlite.locked():
+                with parquet.locked(), sqlite.locked():
                     zombie.stop()
                 seen = {stream: stream.planned() for stream in streams}
                 successor = fleet.go()
