@@ -455,6 +455,7 @@ class GarbageCollector:
         # Behind the manifest, for each page: what left the manifest is in the index. Without it,
         # what the segments name would pass for garbage (failure F45).
         is_log = claim is not None and claim.is_log
+        self._log.queue_id = "" if claim is None else claim.queue_id
         index = self._log.need(marked=True) if is_log else self._log.read()
         if claim is not None:
             claim.check(manifest)

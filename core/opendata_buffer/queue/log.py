@@ -92,7 +92,7 @@ def end_of_part(key: str) -> int:
 class Log:
     """The index and the segments of one log. Not thread-safe.
 
-    ``queue_id`` is that of the queue; an index of another one is refused. Empty: any.
+    An index that is not of the queue of ``queue_id`` is refused; empty, any is taken.
     """
 
     most_entries = 1_024
@@ -108,7 +108,7 @@ class Log:
         self._store = store
         self._config = config
         self._runtime = runtime
-        self._queue_id = queue_id
+        self.queue_id = queue_id
         self._object = CasObject(
             store,
             index_key(config),
@@ -135,10 +135,10 @@ class Log:
         found = self._object.read()
         if isinstance(found, outcomes.Vanished):
             raise CorruptData(f"{self._object.key!r} in {self._store.url} vanished. {INDEX.remedy}")
-        if found is not None and self._queue_id and found.queue_id != self._queue_id:
+        if found is not None and self.queue_id and found.queue_id != self.queue_id:
             raise CorruptData(
                 f"{self._object.key!r} in {self._store.url} is of queue {found.queue_id}, and the "
-                f"queue is {self._queue_id}: it was started over. If the old log is given up, "
+                f"queue is {self.queue_id}: it was started over. If the old log is given up, "
                 f"delete the object and everything below {parts_folder(self._config)!r}."
             )
         return found
@@ -266,14 +266,15 @@ class Log:
         return None
 
     def sequence_since(self, index: LogIndex, time_ms: int) -> int | None:
-        """The first sequence in the segments with a record of this time or later; None without."""
+        """The first sequence in the segments from the floor on with a record of this time or later;
+        None without."""
         found = index.part_since(time_ms)
         while found is not None:
             part, level = found
             if level == 0:
                 entries = self._segment(part).entries()
                 return next((e.sequence for e in entries if e.latest_ms >= time_ms), part.end)
-            parts = self._page(part)
+            parts = [each for each in self._page(part) if each.end > index.floor]
             found = next((p for p in parts if p.newest_ms >= time_ms), parts[-1]), level - 1
         return None
 
@@ -417,7 +418,10 @@ class LogView:
     def entries(self, start: int | None = None, limit: int | None = None) -> tuple[QueueEntry, ...]:
         """Up to ``limit`` entries from ``start`` on, up to a gap at most; reads what it needs."""
         at = max(self.first_sequence, start if start is not None else 0)
-        if limit is not None and limit <= 0:
+        # The index may have been read later, and have more by then.
+        left = self.next_sequence - at
+        limit = left if limit is None else min(limit, left)
+        if limit <= 0:
             return ()
         found: list[QueueEntry] = []
         if at < self.manifest.first_sequence:
@@ -429,8 +433,7 @@ class LogView:
             at += len(found)
             if at < self.manifest.first_sequence:
                 return tuple(found)
-        rest = None if limit is None else limit - len(found)
-        return (*found, *self.manifest.entries(at, rest))
+        return (*found, *self.manifest.entries(at, limit - len(found)))
 
     def age_s(self, now_ms: int, start: int | None = None) -> float | None:
         """Seconds since the first entry from ``start`` on was written, without a request.

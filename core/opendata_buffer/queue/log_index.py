@@ -165,8 +165,9 @@ class LogIndex:
         return found if found is not None and found[0].first <= sequence else None
 
     def part_since(self, time_ms: int) -> tuple[Part, int] | None:
-        """The first part with a record of this time or later, and its level."""
-        return _find(self, lambda part: part.newest_ms >= time_ms)
+        """The first part with a record of this time or later, and its level. What ends before the
+        floor may be deleted."""
+        return _find(self, lambda part: part.end > self.floor and part.newest_ms >= time_ms)
 
     def with_segment(self, part: Part) -> LogIndex:
         """The index with one more segment; what is missing before it was taken by somebody."""

@@ -347,7 +347,8 @@ class Queue:
         """Look for a group that was appended at ``since`` or later in the segments of a log.
 
         Whether that answers it, and the first sequence of the group, None where it is in none. No
-        answer: the queue is no log, entries were taken away, or only a part of the group is there.
+        answer: the queue is no log, entries were taken away, the index has forgotten those
+        sequences, or only a part of the group is there.
         """
         manifest = self._object.last_seen
         wanted = [each.location for each in entries]
@@ -362,7 +363,8 @@ class Queue:
                 found = [each.location for each in moved.entries(index, first, len(wanted))]
                 return found == wanted, first if found == wanted else None
             gap = any(end > since for _, end in index.lost) or manifest.first_sequence > index.end
-            return not gap, None
+            oldest = min([part.first for part in index.parts()], default=index.end)
+            return not gap and oldest <= since, None
         except OpenDataBufferError as error:
             log.warning("%s was not looked for in the log: %s", wanted[-1], error)
             return False, None
@@ -383,15 +385,10 @@ class Queue:
             self._long = self._move_at = int(Log.most_entries * (1 + self._runtime.random() / 2))
         if unmoved < self._move_at:
             return
-        try:
-            found = self._found_log()
-            index = None if found is None else found.move(manifest)
-            if index is not None and manifest.entry_count >= 2 * self._long:
-                # Writers that end before their next append leave nothing out.
-                self.leave_to_log(index.end)
-        except OpenDataBufferError as error:
-            log.warning("the oldest entries of %s were not moved: %s", self.key, error)
-            return
+        # Writers that end before their next append leave nothing out.
+        index = self.shorten(
+            self._found_log, manifest, leave=manifest.entry_count >= 2 * self._long
+        )
         if index is not None:
             self._moved = index.end
             left = manifest.next_sequence - max(manifest.first_sequence, index.end)
@@ -400,6 +397,24 @@ class Queue:
             self._move_at = left + Log.left_entries if long else self._long
 
     def leave_to_log(self, end: int) -> Manifest:
+    def shorten(
+        self, find_log: Callable[[], Log | None], manifest: Manifest, *, leave: bool = True
+    ) -> LogIndex | None:
+        """Move the oldest entries into segments, and have them ``leave`` the manifest.
+
+        Returns the index, where it was read and written. What fails is only logged: the manifest
+        stays longer, and the next process tries again.
+        """
+        try:
+            found = find_log()
+            index = None if found is None else found.move(manifest)
+            if index is not None and leave:
+                self.leave_to_log(index.end)
+        except OpenDataBufferError as error:
+            log.warning("the oldest entries of %s were not moved: %s", self.key, error)
+            return None
+        return index
+
         """Take the entries before ``end`` out of the manifest: the index of the log has them."""
         return self._change(lambda before: left_to_log(before, end))
 

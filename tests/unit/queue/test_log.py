@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import opendata_buffer.gc
 from opendata_buffer import (
+    CommitStateUnknown,
     Consumer,
     ConsumerConfig,
     CorruptData,
@@ -19,10 +22,11 @@ from opendata_buffer import (
     outcomes,
 )
 from opendata_buffer.config import GarbageCollectorConfig, QueueConfig
+from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.queue import log_index
+from opendata_buffer.queue import log_index, readers
 from opendata_buffer.queue.log import Log, LogView
 from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.ownership import claim_for_writing
@@ -44,6 +48,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Log, "most_entries", 16)
     monkeypatch.setattr(Log, "left_entries", 4)
     monkeypatch.setattr(log_index, "FAN", 3)
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments are deleted that end a few entries before the floor."""
+    for module in (log_index, readers, opendata_buffer.gc):
+        monkeypatch.setattr(module, "REMEMBERED", 4)
 
 
 class Counting(MemoryStore):
@@ -109,10 +120,12 @@ class House:
         config = ConsumerConfig(store=URL, reader=name, gc=gc)
         return Consumer(config, position, store=self.store, runtime=self.runtime, **settings)
 
+    def collector(self) -> GarbageCollector:
+        return GarbageCollector(self.store, ConsumerConfig(store=URL), runtime=self.runtime)
+
     def collect(self) -> int:
         self.runtime.advance(3_600)  # longer than the grace period
-        config = ConsumerConfig(store=URL)
-        report = GarbageCollector(self.store, config, runtime=self.runtime).run_once()
+        report = self.collector().run_once()
         assert report.plan.held is None
         return report.deleted
 
@@ -199,13 +212,9 @@ def test_a_v1_producer_goes_on_while_segments_are_cut() -> None:
     assert read(house.reader("all")) == [*range(len(house.locations))]
 
 
-def test_an_append_whose_answer_was_lost_is_found_in_a_segment() -> None:
-    """Others moved it before its producer looked: in the manifest it is found no more."""
-    house = House()
-    house.append(2)
-    entry = house.entry()
-    other = house.writer()
-
+def append_without_answer(house: House, meanwhile: Callable[[], None]) -> tuple[NewEntry, int]:
+    """Append an entry whose answer is lost while others append 40 more; the entry, and where."""
+    entry, other = house.entry(), house.writer()
     write, lost = house.store.put_if, []
 
     def put_if(key: str, data: bytes, condition: Any) -> Any:
@@ -215,13 +224,100 @@ def test_an_append_whose_answer_was_lost_is_found_in_a_segment() -> None:
         lost.append(key)
         for _ in range(40):
             other.append([house.entry()])
+        meanwhile()
         return outcomes.Unknown("the connection was reset")
 
     house.store.put_if = put_if  # type: ignore[method-assign]
-    assert house.queue.append([entry]) == 2
+    sequence = house.queue.append([entry])
     assert lost
+    return entry, sequence
+
+
+def test_an_append_whose_answer_was_lost_is_found_in_a_segment() -> None:
+    """Others moved it before its producer looked: in the manifest it is found no more."""
+    house = House()
+    house.append(2)
+    entry, sequence = append_without_answer(house, lambda: None)
+    assert sequence == 2
     assert house.manifest().first_sequence > 2, "it was not moved: the test shows nothing"
     assert [e.location for e in house.view().entries()].count(entry.location) == 1
+
+
+def test_an_append_that_the_index_may_have_forgotten_is_not_repeated(forgetful: None) -> None:
+    house = House()
+    house.append(2)
+    reader = house.reader("reader")
+
+    def collect() -> None:
+        read(reader)
+        house.collector().run_once()
+
+    with pytest.raises(CommitStateUnknown):
+        append_without_answer(house, collect)
+    assert house.index().floor == 43
+    assert not any(each.first <= 2 for each in house.index().parts())
+
+
+def test_a_queue_that_was_started_over_is_not_collected_by_the_index_of_the_one_before() -> None:
+    house = House()
+    house.append(60)
+    read(house.reader("reader"))
+    house.collect()
+    house.store.delete_many([KEY])
+    house.config = replace(house.config, recreate=True)
+    house.queue = house.writer()
+    house.append(5)
+    with pytest.raises(CorruptData, match="it was started over"):
+        house.collect()
+    assert {*house.locations[-5:]} <= {each.key for each in house.store.list("ingest/").objects}
+    found = ReadOnlyReader(house.config, store=house.store, runtime=house.runtime)
+    with pytest.raises(CorruptData, match="it was started over"):
+        found.seek(None)
+
+
+def test_a_retention_that_becomes_longer_needs_nothing_that_was_deleted(forgetful: None) -> None:
+    house = House()
+    house.append(300)
+    reader = house.reader("reader")
+    page = next(part for part in house.index().parts() if part.name.endswith(".page"))
+    read(reader, page.end - 20)
+    house.collect()
+    floor = house.index().floor
+    assert floor == page.end - 20
+    enable_readers(
+        house.store,
+        house.config,
+        house.claim,
+        house.runtime,
+        retention_ms=30 * DAY_S * 1000,
+        reader_expiry_ms=WEEK_MS,
+    )
+    assert house.view().since(0) == floor
+    assert read(reader) == [*range(floor, 300)]
+    house.collect()
+    assert house.index().floor == floor
+
+
+def test_nothing_is_handed_out_beyond_the_end_of_the_manifest_that_was_read() -> None:
+    """The index that was read behind it may have more."""
+    house = House()
+    house.append(60)
+    reader, other = house.reader("reader"), house.writer()
+    more = [house.entry() for _ in range(100)]
+    get, appended = house.store.get, []
+
+    def late(key: str, **options: Any) -> Any:
+        if key.endswith("_log.json") and not appended:
+            appended.append(key)
+            other.append(more)
+        return get(key, **options)
+
+    house.store.get = late  # type: ignore[method-assign]
+    house.runtime.advance(61)
+    found = reader.next_descriptors(1_000)
+    assert appended
+    reader.ack_through(found[-1].sequence)
+    assert read(reader)[-1] == 159
 
 
 def test_the_collector_waits_for_the_slowest_reader() -> None:
