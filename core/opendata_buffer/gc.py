@@ -524,12 +524,10 @@ class GarbageCollector:
         length = manifest.next_sequence - max(index.end, manifest.first_sequence)
         if length <= self._log.most_entries or dry_run:
             return index
-        index = self._log.move(manifest) or index
         queue = Queue(
             self._store, self._config, runtime=self._runtime, role="collector", claim=claim
         )
-        queue.leave_to_log(index.end)
-        return index
+        return queue.shorten(lambda: self._log, manifest) or index
 
     def _raise_floor(self, view: LogView, now_ms: int, dry_run: bool) -> LogIndex:
         """The index after the collector has raised its floor: below it everything may be deleted.

@@ -36,6 +36,7 @@ from opendata_buffer.formats.manifest import (
 )
 from opendata_buffer.queue.cas import CasStore, OutcomeUnknown
 from opendata_buffer.queue.log import Log, LogView
+from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.ownership import (
     PARTITION_NAME,
     TOPIC_KEY,
@@ -362,8 +363,8 @@ class Queue:
                 first = last - len(wanted) + 1
                 found = [each.location for each in moved.entries(index, first, len(wanted))]
                 return found == wanted, first if found == wanted else None
-            gap = any(end > since for _, end in index.lost) or manifest.first_sequence > index.end
             oldest = min([part.first for part in index.parts()], default=index.end)
+            gap = any(end > since for _, end in index.lost) or manifest.first_sequence > index.end
             return not gap and oldest <= since, None
         except OpenDataBufferError as error:
             log.warning("%s was not looked for in the log: %s", wanted[-1], error)
@@ -396,7 +397,6 @@ class Queue:
             long = left > Log.most_entries
             self._move_at = left + Log.left_entries if long else self._long
 
-    def leave_to_log(self, end: int) -> Manifest:
     def shorten(
         self, find_log: Callable[[], Log | None], manifest: Manifest, *, leave: bool = True
     ) -> LogIndex | None:
@@ -415,6 +415,7 @@ class Queue:
             return None
         return index
 
+    def leave_to_log(self, end: int) -> Manifest:
         """Take the entries before ``end`` out of the manifest: the index of the log has them."""
         return self._change(lambda before: left_to_log(before, end))
 

@@ -279,7 +279,7 @@ class ReaderStore(CasStore, Delete, Protocol):
 def unregister(
     store: ReaderStore, config: QueueConfig, name: str, runtime: Runtime, queue_id: str
 ) -> LogIndex:
-    """Delete a reader: off the index first, so that it holds nothing, and then its position."""
+    """Delete a reader: its position first, so that its consumer does not register it again."""
     log_ = Log(store, config, runtime, queue_id)
     index = log_.need()
     if name not in index.readers:
@@ -289,9 +289,8 @@ def unregister(
         held = before is not None and name in before.readers
         return before.without_readers([name]) if before is not None and held else before
 
-    left = log_.change(decide)
     store.delete_many([f"{readers_folder(config)}{name}.json"])
-    return left
+    return log_.change(decide)
 
 
 def unknown_reader(name: str, index: LogIndex) -> InvalidInput:
@@ -335,7 +334,7 @@ class ReaderQueue:
         self._manifest: Manifest | None = None
         self._view: LogView | None = None
         self._checked_at = runtime.monotonic()
-        self._epoch: int | None = None
+        self._claimed: ReaderPosition | None = None
 
     @property
     def last_seen(self) -> LogView | None:
@@ -360,19 +359,17 @@ class ReaderQueue:
         due = check or now - self._checked_at >= CHECK_S
         if self._view is not None and manifest is self._manifest and not due:
             return self._view
-        position = self._read_position()
         index = self._log.last_seen
         if due or index is None or manifest.first_sequence > index.end:
             # Behind the manifest: what left it in between is in the index.
             index = self._log.need()
             self._checked_at = now
-            if self.name not in index.readers:
-                index = self._register(position.next, again=True)
-            if index.floor > position.next:
-                position = self._read_position()  # another run of this reader has gone on
+        # Behind the index: of a reader that was deleted the position went first.
+        position = self._read_position()
+        if self.name not in index.readers:
+            index = self._register(position.next, again=True)
         if manifest.next_sequence - max(manifest.first_sequence, index.end) > 2 * Log.most_entries:
-            index = self._log.move(manifest) or index
-            self._queue.leave_to_log(index.end)
+            index = self._queue.shorten(lambda: self._log, manifest) or index
         return self._seen(manifest, index, position)
 
     def claim_epoch(
@@ -400,13 +397,12 @@ class ReaderQueue:
                 )
             )
         given = None if last_acked_sequence is None else last_acked_sequence + 1
-        position = self._take(index, given, allow_data_loss)
+        self._claimed = position = self._take(index, given, allow_data_loss)
         is_new = position.epoch == 1 and given is None
-        self._epoch = position.epoch
         while (index := self._register(position.next)).floor > position.next:
             # The collector was faster than a reader that it did not know yet.
             position = self._take(index, given, allow_data_loss or is_new)
-            self._epoch = position.epoch
+            self._claimed = position
         self._checked_at = self._runtime.monotonic()
         # Not read again: a manifest that is younger than the index may lack what was moved since.
         return self._seen(manifest, index, position)
@@ -526,8 +522,8 @@ class ReaderQueue:
     def close(self) -> None:
         """Note that the consumer has ended, and let the queue go. Raises nothing."""
         try:
-            if self._epoch is not None:
-                self._acknowledged(0, self._epoch, ends=True)
+            if self._claimed is not None:
+                self._acknowledged(0, self._claimed.epoch, ends=True)
         except OpenDataBufferError as error:
             log.info("the end of reader %r was not noted: %s", self.name, error)
         self._queue.close()
@@ -544,10 +540,16 @@ class ReaderQueue:
         return position
 
     def _own(self, found: ReaderPosition | None) -> ReaderPosition:
-        if found is None or found.queue_id != self.queue_id:
+        own = self._claimed
+        if (
+            found is None
+            or found.queue_id != self.queue_id
+            # Epochs of a reader that was deleted begin at 1 again.
+            or (own and found.epoch == own.epoch and found.since_ms != own.since_ms)
+        ):
             raise QueueReset(
                 f"the position {self.key!r} of reader {self.name!r} in {self._store.url} is gone "
-                "or is another queue's: the reader was deleted, or the queue was started over. "
+                "or is another's: the reader was deleted, or the queue was started over. "
                 "Start the reader anew."
             )
         return found
@@ -574,10 +576,9 @@ class ReaderQueue:
 
     def _check_current(self) -> None:
         """Raise where this reader was fenced, or does not count any more."""
-        epoch = self._epoch
         view = self.read(check=True)
-        if epoch is not None:
-            self.check_epoch(view, epoch)
+        if self._claimed is not None:
+            self.check_epoch(view, self._claimed.epoch)
 
     def _lost(self, needed: int, index: LogIndex) -> DataLoss:
         return DataLoss(

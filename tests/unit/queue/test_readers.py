@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from opendata_buffer import CorruptData, DataLoss, InvalidInput
+from opendata_buffer import CorruptData, DataLoss, InvalidInput, QueueReset, outcomes
 from opendata_buffer.queue.log import Log
-from opendata_buffer.queue.readers import describe_readers, reset_reader
-from tests.unit.queue.test_log import DAY_S, WEEK_MS, Counting, House, read, small
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.queue.readers import describe_readers, reset_reader, unregister
+from tests.unit.queue.test_log import DAY_S, KEY, WEEK_MS, Counting, House, read, small
 
 __all__ = ["small"]
 
@@ -134,6 +136,59 @@ def test_a_reader_is_set_to_any_sequence_that_is_kept_and_to_no_other() -> None:
     house.collect()
     with pytest.raises(InvalidInput, match="sequence 0 is not kept"):
         reset_reader(house.store, house.config, "x", 0, house.view(), house.runtime)
+
+
+@pytest.mark.parametrize("method", ["delete_many", "put_if"])
+def test_a_reader_that_looks_while_it_is_deleted_does_not_register_again(method: str) -> None:
+    """Its name would hold everything for ever: without a position it never expires."""
+    house = House()
+    house.append(30)
+    reader, write = house.reader("reader"), getattr(house.store, method)
+
+    def after_a_look(*arguments: Any) -> Any:
+        setattr(house.store, method, write)
+        house.runtime.advance(61)
+        with suppress(QueueReset):
+            reader.check_fence()
+        return write(*arguments)
+
+    setattr(house.store, method, after_a_look)
+    unregister(house.store, house.config, "reader", house.runtime, house.claim.queue_id)
+    with pytest.raises(QueueReset, match="the reader was deleted"):
+        reader.check_fence()
+    assert house.index().readers == ()
+
+
+def test_the_consumer_of_a_deleted_reader_does_not_move_the_next_of_that_name() -> None:
+    house = House()
+    house.append(30)
+    old = house.reader("reader")
+    read(old, 10)
+    batch = old.next_batch()
+    assert batch is not None
+    unregister(house.store, house.config, "reader", house.runtime, house.claim.queue_id)
+    house.runtime.advance(1)
+    new = house.reader("reader")
+    assert new.epoch == old.epoch
+    with pytest.raises(QueueReset, match="the reader was deleted"):
+        old.ack_through(batch.sequence)
+    assert read(house.reader("reader")) == [*range(30)]
+
+
+def test_a_reader_reads_a_manifest_that_it_cannot_make_shorter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    house = House()
+    monkeypatch.setattr(Queue, "_move", lambda self, manifest: None)  # as a v1 producer
+    house.append(60)
+    reader, write = house.reader("reader"), house.store.put_if
+    house.append(1)
+
+    def put_if(key: str, *rest: Any) -> Any:
+        return outcomes.Conflict() if key == KEY else write(key, *rest)
+
+    house.store.put_if = put_if  # type: ignore[method-assign]
+    assert read(reader) == [*range(61)]
 
 
 def test_an_index_that_is_gone_is_told_from_a_queue_that_never_was_a_log() -> None:
