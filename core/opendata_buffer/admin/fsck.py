@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 import pyarrow.compute as pc
 
 from opendata_buffer.admin.rebuild import (
     RebuildPlan,
-    plan_rebuild,
-    read_moved,
+    compare,
     read_raw,
     rebuild,
     rebuild_index,
@@ -24,7 +24,7 @@ from opendata_buffer.admin.rebuild import (
 from opendata_buffer.admin.status import read_claims
 from opendata_buffer.admin.trim import skip_batch
 from opendata_buffer.broker.claims import claims_key
-from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig
+from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
@@ -56,7 +56,7 @@ from opendata_buffer.queue.ownership import (
     write_owner,
 )
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Listing, Store, WrongChecksum, read_bytes
+from opendata_buffer.stores.base import Store, WrongChecksum, read_bytes
 
 CONCURRENCY = 8
 """Batches that are decoded in memory at once."""
@@ -147,11 +147,9 @@ class Report:
         return not self.problems
 
 
-@dataclass(frozen=True)
-class _Outcome:
+class _Checked(NamedTuple):
     """The outcome for one batch; it is readable where ``problem`` is None."""
 
-    descriptor: BatchDescriptor
     records: int = 0
     size: int = 0
     stored: int = 0
@@ -164,25 +162,15 @@ def check_queue(store: Store, config: ConsumerConfig, runtime: Runtime) -> Repor
     A manifest that is damaged, gone, or behind what the owner marker remembers is the only problem
     reported then. Each batch that no entry names and that was not surely read is a note.
     """
-    report = Report()
     reader = ReadOnlyReader(config, store=store, runtime=runtime)
     claim, conflict = None, None
     try:
         claim = check_owner(store, config, runtime=runtime)
     except PrefixConflict as error:
         conflict = error
-    seen, grace_ms = (claim.watermark, claim.grace_ms) if claim else (None, DEFAULT_GRACE_PERIOD_MS)
-    report.is_log = claim is not None and claim.is_log
-    # Before the manifest: a batch enqueued between the two is named by it. A log may keep millions,
-    # and they are listed only for what the manifest lacks.
-    listing = _list(store, config) if not report.is_log else Listing((), 0, False)
-    raw = read_raw(store, config.manifest_path)
-    plan = plan_rebuild(raw, listing, seen, config=config, grace_ms=grace_ms)
-    if plan.fault is not None and report.is_log:
-        moved = read_moved(store, config, runtime, claim)
-        plan = plan_rebuild(
-            raw, _list(store, config), seen, config=config, grace_ms=grace_ms, moved=moved
-        )
+    seen = None if claim is None else claim.watermark
+    report = Report(is_log=claim is not None and claim.is_log)
+    raw, plan = compare(store, config, runtime, claim)
     if plan.fault is not None and conflict is not None:
         raise conflict
     # Without manifest, marker and batches there never was a queue: reader.manifest() raises that.
@@ -190,19 +178,16 @@ def check_queue(store: Store, config: ConsumerConfig, runtime: Runtime) -> Repor
         _add_manifest_fault(report, plan, config, store.url)
         return report
     manifest = reader.manifest()
-    if claim is None:
-        wrong = _wrong_marker(store, config, runtime, manifest)
-        if wrong is not None:
-            text = "it keeps this queue out, and the queue that it names has no batch in its folder"
-            problem = Finding(None, owner_key(wrong), text, Kind.OWNER, "owner marker")
-            report.problems.append(problem)
-        elif conflict is not None:
-            raise conflict
+    if claim is None and (wrong := _wrong_marker(store, config, runtime, manifest)) is not None:
+        text = "it keeps this queue out, and the queue that it names has no batch in its folder"
+        problem = Finding(None, owner_key(wrong), text, Kind.OWNER, "owner marker")
+        report.problems.append(problem)
+    elif conflict is not None:
+        raise conflict
     acked = "" if seen is None else seen.acked_location
     if fault := misplaced(manifest, config, store.url, acked):
         path = config.manifest_path
         report.problems.append(Finding(None, path, fault, Kind.PREFIX, "manifest"))
-    handle = FetchHandle.of(config, store=store, runtime=runtime)
     groups: Iterable[Sequence[QueueEntry]] = [manifest.entries()]
     log, index = Log(store, config, runtime, claim.queue_id if claim else ""), None
     if report.is_log:
@@ -214,19 +199,9 @@ def check_queue(store: Store, config: ConsumerConfig, runtime: Runtime) -> Repor
             report.problems.append(Finding(None, key, str(error), kind, "index of the log"))
             return report
         groups = _entries_of(report, config, log, index, manifest)
+    handle = FetchHandle.of(config, store=store, runtime=runtime)
     for entries in groups:
-        descriptors = [BatchDescriptor.of(entry) for entry in entries]
-        times_queued = Counter(each.location for each in descriptors)
-        checked = fetch_many(
-            lambda each: _check_batch(handle, each),
-            descriptors,
-            concurrency=CONCURRENCY,
-            runtime=runtime,
-            size_of=lambda outcome: outcome.stored,
-        )
-        for outcome in checked:
-            times = 1 if report.is_log else times_queued[outcome.descriptor.location]
-            _add(report, outcome, times)
+        _check_batches(report, handle, entries, runtime)
     if report.problems:
         # Consumers may have taken entries meanwhile, and a collector their objects.
         first = reader.manifest().first_sequence
@@ -243,15 +218,38 @@ def check_queue(store: Store, config: ConsumerConfig, runtime: Runtime) -> Repor
     return report
 
 
+def _check_batches(
+    report: Report, handle: FetchHandle, entries: Sequence[QueueEntry], runtime: Runtime
+) -> None:
+    descriptors = [BatchDescriptor.of(entry) for entry in entries]
+    times_queued = Counter(each.location for each in descriptors)
+    checked = fetch_many(
+        lambda each: _check_batch(handle, each),
+        descriptors,
+        concurrency=CONCURRENCY,
+        runtime=runtime,
+        size_of=lambda each: each.stored,
+    )
+    for entry, found in zip(descriptors, checked, strict=True):
+        report.batches += 1
+        report.records += found.records
+        report.bytes += found.size
+        report.stored_bytes += found.stored
+        if found.problem is not None:
+            report.problems.append(found.problem)
+        elif not report.is_log and (times := times_queued[entry.location]) > 1:
+            text = (
+                f"its object is queued {times} times, as a writer does that got no answer: this "
+                "library delivers it once, other readers each time"
+            )
+            report.problems.append(Finding(entry.sequence, entry.location, text, Kind.REPEATED))
+
+
 def _is_index(raw: bytes | None) -> bool:
     try:
         return raw is not None and bool(LogIndex.from_json(raw))
     except CorruptData:
         return False
-
-
-def _list(store: Store, config: ConsumerConfig) -> Listing:
-    return store.list(f"{config.data_path_prefix}/")
 
 
 def _entries_of(
@@ -268,20 +266,18 @@ def _entries_of(
     yield manifest.entries(max(manifest.first_sequence, index.end, index.floor))
 
 
-def _check_batch(handle: FetchHandle, descriptor: BatchDescriptor) -> _Outcome:
+def _check_batch(handle: FetchHandle, descriptor: BatchDescriptor) -> _Checked:
     # Returns faults, because fetch_many ends at the first error.
     stored: int | None = None
     try:
         raw = handle.fetch_pooled(descriptor)
         stored = raw.nbytes
         values = handle.decode_arrow(raw).values
-        size = pc.sum(pc.binary_length(values)).as_py() or 0
-        return _Outcome(descriptor, len(values), size, stored)
+        return _Checked(len(values), pc.sum(pc.binary_length(values)).as_py() or 0, stored)
     except PoisonBatch as error:
-        found = Finding(
-            descriptor.sequence, descriptor.location, error.reason, _kind(error, stored)
-        )
-        return _Outcome(descriptor, problem=found)
+        sequence, location = descriptor.sequence, descriptor.location
+        problem = Finding(sequence, location, error.reason, _kind(error, stored))
+        return _Checked(problem=problem)
 
 
 def _kind(error: PoisonBatch, stored: int | None) -> Kind:
@@ -311,23 +307,6 @@ def _add_manifest_fault(
     for location in plan.missing:
         text = "it was queued, and its object is gone"
         report.notes.append(Finding(None, location, text, Kind.MISSING, "batch"))
-
-
-def _add(report: Report, outcome: _Outcome, times_queued: int) -> None:
-    entry = outcome.descriptor
-    report.batches += 1
-    report.records += outcome.records
-    report.bytes += outcome.size
-    report.stored_bytes += outcome.stored
-    if outcome.problem is not None:
-        report.problems.append(outcome.problem)
-        return
-    if times_queued > 1:
-        text = (
-            f"its object is queued {times_queued} times, as a writer does that got no answer: this "
-            "library delivers it once, other readers each time"
-        )
-        report.problems.append(Finding(entry.sequence, entry.location, text, Kind.REPEATED))
 
 
 def _wrong_marker(
@@ -413,7 +392,7 @@ def repair(
     done: list[tuple[Finding, str | None]] = []
     for finding in plan:
         if finding.kind is Kind.MANIFEST:
-            _, copy = rebuild(store, config, runtime)
+            copy = rebuild(store, config, runtime)
         elif finding.kind is Kind.CLAIMS:
             copy = f"{finding.location}.broken-{runtime.ulid()}"
             store.put(copy, read_raw(store, finding.location) or b"")

@@ -10,14 +10,12 @@ from opendata_buffer.broker.claims import claims_key
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import Drained, InvalidInput
-from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.log import Log, LogView, parts_folder
 from opendata_buffer.queue.log_index import DEFAULT_READER_EXPIRY_MS, LogIndex
 from opendata_buffer.queue.ownership import check_owner, claim_for_writing
 from opendata_buffer.queue.readers import (
-    ReaderState,
-    describe_readers,
     enable_readers,
+    read_positions,
     readers_folder,
     unknown_reader,
     unregister,
@@ -40,25 +38,6 @@ def view_of(store: Store, config: QueueConfig, runtime: Runtime) -> LogView:
     found = Log(store, config, runtime, "" if claim is None else claim.queue_id)
     index = found.need(marked=claim is not None and claim.is_log)
     return found.view(index, manifest)
-
-
-def queue_view(store: Store, config: QueueConfig, runtime: Runtime) -> Manifest | LogView:
-    """The queue as it is now, of a log all that it keeps; ``InvalidInput`` where there is none."""
-    reader = ReadOnlyReader(config, store=store, runtime=runtime)
-    reader.manifest()
-    return reader.view()
-
-
-def refuse_log(
-    store: Store, config: QueueConfig, runtime: Runtime, what: str, instead: str
-) -> None:
-    """Raise InvalidInput where the queue is a log: ``what`` says why, ``instead`` what to do."""
-    claim = check_owner(store, config, runtime=runtime)
-    if claim is not None and claim.is_log:
-        raise InvalidInput(
-            f"the queue with manifest {config.manifest_path!r} is a log with named readers: "
-            f"{what}. {instead}"
-        )
 
 
 def enable_log(
@@ -121,29 +100,6 @@ class ReaderStatus:
     expires_seconds: float  # from then on it holds nothing, unless it moves
     expires_soon: bool
 
-    @classmethod
-    def of(cls, state: ReaderState, partition: str, expiry_ms: int, now_ms: int) -> ReaderStatus:
-        """What is known of a reader, in one place."""
-        position = state.position
-        left_ms = state.expires_ms - now_ms
-        return cls(
-            partition=partition,
-            name=state.name,
-            next_sequence=position.next,
-            lag=state.lag,
-            oldest_unread_seconds=(
-                None if state.oldest_ms is None else (now_ms - state.oldest_ms) / 1000
-            ),
-            runs=state.runs,
-            program=position.program,
-            host=position.host,
-            process=position.process,
-            epoch=position.epoch,
-            moved_ms=position.moved_ms,
-            expires_seconds=left_ms / 1000,
-            expires_soon=left_ms < expiry_ms * SOON,
-        )
-
     @property
     def who(self) -> str:
         """The consumer with this name, in words."""
@@ -154,22 +110,41 @@ class ReaderStatus:
 
 
 def readers_of(
-    store: Store, config: QueueConfig, view: LogView, runtime: Runtime
+    store: Store, config: QueueConfig, view: LogView, runtime: Runtime, name: str | None = None
 ) -> list[ReaderStatus]:
-    """All readers of a log, by name; one small read for each."""
-    found, now_ms = describe_readers(store, config, view, runtime), runtime.now_ms()
-    prefix, expiry_ms = config.data_path_prefix, view.index.reader_expiry_ms
-    return [ReaderStatus.of(each, prefix, expiry_ms, now_ms) for each in found]
+    """All readers of a log, by name, or only the one of a ``name``; one small read for each."""
+    index, now_ms = view.index, runtime.now_ms()
+    if name is not None:
+        index = replace(index, readers=tuple(each for each in index.readers if each == name))
+    found = []
+    for each, position in read_positions(store, config, index, runtime).items():
+        left_ms = position.moved_ms + index.reader_expiry_ms - now_ms
+        status = ReaderStatus(
+            partition=config.data_path_prefix,
+            name=each,
+            next_sequence=position.next,
+            lag=max(0, view.next_sequence - max(position.next, view.first_sequence)),
+            oldest_unread_seconds=view.behind(position.next).age_s(now_ms),
+            runs=position.may_run(now_ms),
+            program=position.program,
+            host=position.host,
+            process=position.process,
+            epoch=position.epoch,
+            moved_ms=position.moved_ms,
+            expires_seconds=left_ms / 1000,
+            expires_soon=left_ms < index.reader_expiry_ms * SOON,
+        )
+        found.append(status)
+    return found
 
 
 def reader_of(
     store: Store, config: QueueConfig, view: LogView, name: str, runtime: Runtime
 ) -> ReaderStatus:
     """One reader; ``InvalidInput`` with the known ones where there is none of this name."""
-    if name not in view.index.readers:
-        raise unknown_reader(name, view.index)
-    only = replace(view, index=replace(view.index, readers=(name,)))
-    return readers_of(store, config, only, runtime)[0]
+    for each in readers_of(store, config, view, runtime, name):
+        return each
+    raise unknown_reader(name, view.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +160,8 @@ class ResetPlan:
     runs: str  # the consumer that is fenced, in words; empty where none seems to run
 
 
-Where = Callable[[LogView, int, int], int]
-"""Of a log, the reader's position and the time now (milliseconds) the sequence to begin at."""
+Where = Callable[[LogView, int], int]
+"""The sequence to begin at, by a log and where the reader is now."""
 
 
 def plan_reset(
@@ -207,16 +182,21 @@ def plan_reset(
         before = max(found.next_sequence, view.first_sequence)
         runs = found.who if found.runs else ""
     at = view.first_sequence if before is None else before
-    after = where(view, at, runtime.now_ms())
+    after = where(view, at)
     again, passed = (max(0, at - after), max(0, after - at)) if before is not None else (0, 0)
     return ResetPlan(config.data_path_prefix, name, before, after, again, passed, runs), view
 
 
 def delete_reader(
-    store: Store, config: QueueConfig, name: str, runtime: Runtime, *, force: bool = False
+    store: Store,
+    config: QueueConfig,
+    name: str,
+    view: LogView,
+    runtime: Runtime,
+    *,
+    force: bool = False,
 ) -> None:
     """Delete a reader, which then holds nothing; ``InvalidInput`` for one that runs."""
-    view = view_of(store, config, runtime)
     found = reader_of(store, config, view, name, runtime)
     if found.runs and not force:
         raise InvalidInput(

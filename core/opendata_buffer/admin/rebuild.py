@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -34,7 +34,7 @@ from opendata_buffer.formats.manifest import (
     QueueEntry,
     salvage_entries,
 )
-from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid
+from opendata_buffer.messages import ACK_TXN, FINAL, MessageId, parse_uuid
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.log import (
     MAX_SEGMENT_BYTES,
@@ -69,10 +69,8 @@ class RebuildPlan:
 
     fault: str | None  # None when the manifest is sound
     manifest: Manifest  # to be written
-    kept: int = 0  # entries taken from the old manifest, with their metadata
     found: tuple[str, ...] = ()  # batches that no entry named, in the order they are enqueued
     missing: tuple[str, ...] = ()  # locations of old entries whose object is gone
-    read: int = 0  # batch objects left out because a consumer has surely read them
 
 
 class Moved(NamedTuple):
@@ -82,6 +80,9 @@ class Moved(NamedTuple):
     locations: frozenset[str] = frozenset()
 
 
+NOTHING_MOVED = Moved()
+
+
 def plan_rebuild(
     raw: bytes | None,
     listing: Listing,
@@ -89,7 +90,7 @@ def plan_rebuild(
     *,
     config: QueueConfig,
     grace_ms: int = DEFAULT_GRACE_PERIOD_MS,
-    moved: Moved | None = None,
+    moved: Moved = NOTHING_MOVED,
 ) -> RebuildPlan:
     """Compare a manifest's bytes with the objects below the data prefix; pure.
 
@@ -97,36 +98,30 @@ def plan_rebuild(
     ``grace_ms`` the queue's grace period.
     """
     fault, entries, reached = _examine(raw, seen)
-    moved = Moved() if moved is None else moved
-    entries = [each for each in entries if each.sequence >= moved.end]
-    reached = reached.joined(Watermark(moved.end, 0))
     if fault is None:
         assert raw is not None
         return RebuildPlan(None, Manifest.parse(raw))
+    entries = [each for each in entries if each.sequence >= moved.end]
+    reached = reached.joined(Watermark(moved.end, 0))
     prefix = config.data_path_prefix
     objects = {info.key for info in listing.objects}
     kept: list[NewEntry] = []
     missing: list[str] = []
     read_ms = read_before_ms(listing, seen, prefix, grace_ms)
-    unread = _unread(entries, seen, read_ms, prefix)
-    for entry in unread:
+    for entry in _unread(entries, seen, read_ms, prefix):
         if entry.location not in objects and is_confined(entry.location, prefix):
             missing.append(entry.location)
         else:
             kept.append(NewEntry(entry.location, entry.metadata))
-    found, read = _unnamed(
-        listing, moved.locations.union(e.location for e in entries), read_ms, prefix
-    )
-    left_out = {each.location for each in entries} - {each.location for each in unread}
-    read += len(left_out & objects)
+    named = moved.locations.union(each.location for each in entries)
+    found = _ordered(_unnamed(listing, named, read_ms, prefix))
     finished = _finished_producers(kept, prefix)
-    before = [NewEntry(name) for name, parsed in found if _producer(parsed) in finished]
-    behind = [NewEntry(name) for name, parsed in found if _producer(parsed) not in finished]
+    before = [NewEntry(each.location) for each in found if each.producer in finished]
+    behind = [NewEntry(each.location) for each in found if each.producer not in finished]
     manifest = Manifest.starting_at(
         reached.next_sequence + SEQUENCES_AHEAD, reached.epoch + EPOCHS_AHEAD
     ).append([*before, *kept, *behind])
-    locations = tuple(location for location, _ in found)
-    return RebuildPlan(fault, manifest, len(kept), locations, tuple(missing), read)
+    return RebuildPlan(fault, manifest, tuple(each.location for each in found), tuple(missing))
 
 
 def read_before_ms(
@@ -202,57 +197,59 @@ def _finished_producers(kept: Sequence[NewEntry], prefix: str) -> set[bytes]:
     Their earlier messages must not be enqueued behind it: a reader forgets the producer there, and
     would wait for another acknowledgement for ever.
     """
-    finished: set[bytes] = set()
-    for each in kept:
-        parsed = parse_location(each.location, prefix)
-        if parsed is not None and parsed.message is not None:
-            message = parse_uuid(parsed.message)
-            if message.flags == ACK_TXN | FINAL:
-                finished.add(message.producer)
-    return finished
+    messages = (_message(parse_location(each.location, prefix)) for each in kept)
+    return {each.producer for each in messages if each and each.flags == ACK_TXN | FINAL}
 
 
-def _producer(parsed: BatchLocation) -> bytes | None:
-    return None if parsed.message is None else parse_uuid(parsed.message).producer
+def _message(parsed: BatchLocation | None) -> MessageId | None:
+    return None if parsed is None or parsed.message is None else parse_uuid(parsed.message)
+
+
+class _Found(NamedTuple):
+    """A batch that no entry names, by the parts of its name."""
+
+    ulid: str
+    location: str
+    txn: Transaction | None  # that keeps batches together; None of a message, ordered alone
+    message: MessageId | None
+
+    @property
+    def producer(self) -> bytes | None:
+        return None if self.message is None else self.message.producer
 
 
 def _unnamed(
     listing: Listing, named: frozenset[str], read_ms: int, prefix: str
-) -> tuple[list[tuple[str, BatchLocation]], int]:
-    """Batches that no entry names, in the order to enqueue them, and how many others were read."""
+) -> Iterator[_Found]:
+    """Batches that no entry names, without those that were surely read."""
     nested = tuple(
         info.key.removesuffix(OWNER_NAME)
         for info in listing.objects
         if info.key.endswith(f"/{OWNER_NAME}") and info.key != f"{prefix}/{OWNER_NAME}"
     )
-    read = 0
-    unread: list[tuple[str, BatchLocation]] = []
     for info in listing.objects:
         parsed = parse_location(info.key, prefix)
         if parsed is None or info.key in named or info.key.startswith(nested):
             continue
-        if parsed.timestamp_ms < read_ms:
-            read += 1
-        else:
-            unread.append((info.key, parsed))
-    return _ordered(unread), read
+        if parsed.timestamp_ms >= read_ms:
+            txn = parsed.txn if parsed.message is None else None
+            yield _Found(parsed.ulid, info.key, txn, _message(parsed))
 
 
-_Found = tuple[str, BatchLocation]
 T = TypeVar("T")
 
 
-def _ordered(found: Sequence[_Found]) -> list[_Found]:
+def _ordered(found: Iterable[_Found]) -> list[_Found]:
     """Order by ULID, with each transaction in one piece and an app's transactions by number."""
-    by_name = sorted(found, key=lambda each: (each[1].ulid, each[0]))
+    by_name = sorted(found, key=lambda each: (each.ulid, each.location))
     groups: dict[object, list[_Found]] = {}
-    for each in _within_positions(by_name, lambda each: _producer(each[1]), _by_clock):
-        groups.setdefault(_group_of(each) or each[0], []).append(each)
+    for each in _within_positions(by_name, lambda each: each.producer, _by_clock):
+        groups.setdefault(each.txn or each.location, []).append(each)
     # In insertion order, which is by each group's first ULID.
     ordered = _within_positions(
         list(groups.values()),
-        lambda group: None if (txn := _group_of(group[0])) is None else txn.app,
-        lambda own: sorted(own, key=_number),
+        lambda group: group[0].txn and group[0].txn.app,
+        lambda own: sorted(own, key=lambda group: group[0].txn.batch if group[0].txn else 0),
     )
     return [each for group in ordered for each in group]
 
@@ -272,17 +269,6 @@ def _within_positions(
     return ordered
 
 
-def _group_of(found: _Found) -> Transaction | None:
-    """The transaction that keeps batches together; None for a message, which is ordered alone."""
-    return found[1].txn if found[1].message is None else None
-
-
-def _number(group: Sequence[_Found]) -> int:
-    txn = group[0][1].txn
-    assert txn is not None
-    return txn.batch
-
-
 def _by_clock(own: Sequence[_Found]) -> list[_Found]:
     """Sort one producer's messages.
 
@@ -291,7 +277,7 @@ def _by_clock(own: Sequence[_Found]) -> list[_Found]:
     are, because a roll-back has an earlier clock; the final one goes last, so that no message
     behind it stays undecided.
     """
-    messages = [(parse_uuid(each[1].message), each) for each in own if each[1].message is not None]
+    messages = [(each.message, each) for each in own if each.message is not None]
     final = [each for message, each in messages if message.flags & FINAL]
     others = [(message, each) for message, each in messages if not message.flags & FINAL]
     written = [(message.clock, each) for message, each in others if message.flags != ACK_TXN]
@@ -301,15 +287,11 @@ def _by_clock(own: Sequence[_Found]) -> list[_Found]:
     ] + final
 
 
-def read_moved(
-    store: Store, config: QueueConfig, runtime: Runtime, claim: QueueClaim | None
-) -> Moved | None:
-    """What the segments of a log have; None of a queue that is none.
+def _read_moved(store: Store, config: QueueConfig, runtime: Runtime) -> Moved:
+    """What the segments of a log have.
 
     Raises CorruptData where index or a segment cannot be read: batches would be queued again.
     """
-    if claim is None or not claim.is_log:
-        return None
     log = Log(store, config, runtime)
     index = log.need(marked=True)
     locations: set[str] = set()
@@ -389,30 +371,46 @@ def open_for_repair(store: Store, config: QueueConfig, runtime: Runtime) -> Queu
     return Queue(store, config, runtime=runtime, role="operator", claim=claim)
 
 
-def rebuild(store: Store, config: QueueConfig, runtime: Runtime) -> tuple[RebuildPlan, str | None]:
+def compare(
+    store: Store, config: QueueConfig, runtime: Runtime, claim: QueueClaim | None
+) -> tuple[bytes | None, RebuildPlan]:
+    """The manifest's bytes, None where it is gone, and the plan by what is in the store.
+
+    A log may keep millions of objects: they are listed only where its manifest has a fault.
+    """
+    is_log = claim is not None and claim.is_log
+    seen, grace_ms = (claim.watermark, claim.grace_ms) if claim else (None, DEFAULT_GRACE_PERIOD_MS)
+    prefix = f"{config.data_path_prefix}/"
+    # Before the manifest: a batch that is enqueued between the two is named by it.
+    listing = Listing((), 0, False) if is_log else store.list(prefix)
+    raw = read_raw(store, config.manifest_path)
+    plan = plan_rebuild(raw, listing, seen, config=config, grace_ms=grace_ms)
+    if is_log and plan.fault is not None:
+        moved = _read_moved(store, config, runtime)
+        listing = store.list(prefix)
+        plan = plan_rebuild(raw, listing, seen, config=config, grace_ms=grace_ms, moved=moved)
+    return raw, plan
+
+
+def rebuild(store: Store, config: QueueConfig, runtime: Runtime) -> str | None:
     """Replace a manifest that is gone, damaged or restored by a sound one.
 
     Stop producers, consumers and collectors first: a batch that a producer uploads right now would
     be enqueued twice.
 
     Returns:
-        The plan, and where the old manifest's bytes were saved; None when nothing was.
+        Where the old manifest's bytes were saved; None when nothing was.
 
     Raises:
         InvalidInput: There is neither a manifest, nor a marker, nor a batch: no queue.
         Conflict: The manifest was written meanwhile; nothing was changed.
     """
     claim = check_owner(store, config, runtime=runtime)
-    seen, grace_ms = (claim.watermark, claim.grace_ms) if claim else (None, DEFAULT_GRACE_PERIOD_MS)
-    # The listing first: a batch enqueued between the two is in the manifest.
-    listing = store.list(f"{config.data_path_prefix}/")
-    raw = read_raw(store, config.manifest_path)
-    moved = read_moved(store, config, runtime, claim)
-    plan = plan_rebuild(raw, listing, seen, config=config, grace_ms=grace_ms, moved=moved)
-    if raw is None and seen is None and not plan.found:
+    raw, plan = compare(store, config, runtime, claim)
+    if raw is None and (claim is None or claim.watermark is None) and not plan.found:
         raise no_such_queue(store, config)
     if plan.fault is None:
-        return plan, None
+        return None
     store.check_conditional_writes(config.manifest_path)
     saved = None
     if raw is not None:
@@ -445,4 +443,4 @@ def rebuild(store: Store, config: QueueConfig, runtime: Runtime) -> tuple[Rebuil
             f"{outcome}. Run it again."
         )
     claim_for_writing(store, config, runtime=runtime).note(plan.manifest, now=True)
-    return plan, saved
+    return saved

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from opendata_buffer.admin.readers import queue_view, refuse_log
 from opendata_buffer.admin.rebuild import open_for_repair
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.fetch import FetchHandle
@@ -63,11 +62,11 @@ def skip_batch(
         The batch's report in the quarantine, and the epoch that the queue was claimed with.
     """
     hint = queue_hint(store.url, config)
-    refuse_log(
+    _refuse_log(
         store,
         config,
         runtime,
-        "an entry of a log never changes, and each reader passes a batch by for itself",
+        "an entry of a log never changes, and each reader passes a batch by for itself. "
         f"'opendata-buffer readers reset {hint} NAME --to-sequence {sequence + 1}' has one do so",
     )
     manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
@@ -103,6 +102,22 @@ def skip_batch(
     return report, after.epoch
 
 
+def _refuse_log(store: Store, config: QueueConfig, runtime: Runtime, why: str) -> None:
+    """Raise InvalidInput where the queue is a log; ``why`` also says what to do."""
+    claim = check_owner(store, config, runtime=runtime)
+    if claim is not None and claim.is_log:
+        raise InvalidInput(
+            f"the queue with manifest {config.manifest_path!r} is a log with named readers: {why}"
+        )
+
+
+def _queue_view(store: Store, config: QueueConfig, runtime: Runtime) -> Manifest | LogView:
+    """The queue as it is now, of a log all that it keeps; ``InvalidInput`` where there is none."""
+    reader = ReadOnlyReader(config, store=store, runtime=runtime)
+    reader.manifest()
+    return reader.view()
+
+
 def _copy(
     store: Store, config: ConsumerConfig, entry: QueueEntry, why: str, runtime: Runtime
 ) -> QuarantineReport:
@@ -131,7 +146,7 @@ def restore_batch(
         CommitStateUnknown: An earlier call may have restored it, and a consumer has read since.
     """
     prefix = config.data_path_prefix
-    manifest = queue_view(store, config, runtime)
+    manifest = _queue_view(store, config, runtime)
     try:
         report = read_report(store, prefix, name)
     except ObjectNotFound:
@@ -179,7 +194,7 @@ def check_unqueued(store: Store, config: ConsumerConfig, location: str, runtime:
     """
     prefix = config.data_path_prefix
     parsed = parse_location(location, prefix)
-    manifest = queue_view(store, config, runtime)
+    manifest = _queue_view(store, config, runtime)
     if parsed is None:
         raise InvalidInput(f"{location!r} is no name of a batch in {prefix!r}: give the whole key")
     if (sequence := _find(manifest, location, manifest.first_sequence)) is not None:
@@ -198,12 +213,13 @@ def check_unqueued(store: Store, config: ConsumerConfig, location: str, runtime:
         )
     acked = "" if claim is None or claim.watermark is None else claim.watermark.acked_location
     last_read = parse_location(acked, prefix)
-    later = last_read is not None and parsed.timestamp_ms <= last_read.timestamp_ms
-    return (
+    question = (
         f"batch {location!r} (records: {len(batch.values):,}), which no entry names, will be "
         "enqueued behind all that waits"
-        + (". Later ones were read: if it was read, too, its records come twice" if later else "")
     )
+    if last_read is not None and parsed.timestamp_ms <= last_read.timestamp_ms:
+        question += ". Later ones were read: if it was read, too, its records come twice"
+    return question
 
 
 def restore_object(
@@ -302,21 +318,21 @@ class Start:
             if isinstance(manifest, LogView):
                 return manifest.since(self.since_ms)
             return _first_since(manifest, self.since_ms)
-        if self.sequence is None:
-            return manifest.first_sequence if self.text == EARLIEST else manifest.next_sequence
         first, end = manifest.first_sequence, manifest.next_sequence
-        key = config.manifest_path
+        if self.sequence is None:
+            return first if self.text == EARLIEST else end
         if first <= self.sequence <= end:
             return self.sequence
+        where = f"the queue with manifest {config.manifest_path!r}: {_range_of(manifest)}"
         if self.sequence < first:
             raise InvalidInput(
-                f"sequence {self.sequence} has left the queue with manifest {key!r}: "
-                f"{_range_of(manifest)}. Begin at {EARLIEST}; batches that were skipped or trimmed "
-                f"are in 'opendata-buffer status {queue_hint(url, config)}'"
+                f"sequence {self.sequence} has left {where}. Begin at {EARLIEST}; batches that "
+                "were skipped or trimmed are in 'opendata-buffer status "
+                f"{queue_hint(url, config)}'"
             )
         raise InvalidInput(
-            f"sequence {self.sequence} is beyond the end of the queue with manifest {key!r}: "
-            f"{_range_of(manifest)}, and the next batch gets {end}. Use {LATEST} for the end"
+            f"sequence {self.sequence} is beyond the end of {where}, and the next batch gets "
+            f"{end}. Use {LATEST} for the end"
         )
 
 
@@ -360,11 +376,11 @@ def plan_trim(store: Store, config: ConsumerConfig, start: Start, runtime: Runti
             transaction begins before it, which the trim would cut.
     """
     hint = queue_hint(store.url, config)
-    refuse_log(
+    _refuse_log(
         store,
         config,
         runtime,
-        "what its readers have acknowledged is deleted when the retention is over",
+        "what its readers have acknowledged is deleted when the retention is over. "
         f"'opendata-buffer readers reset {hint} NAME --to-datetime TIME' moves a reader on, and "
         f"'opendata-buffer readers enable {hint} --retention DURATION' how long batches stay",
     )

@@ -12,7 +12,7 @@ import click
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork, listen_for
 from opendata_buffer.cli import options
-from opendata_buffer.cli.command import LONG_MS, command
+from opendata_buffer.cli.options import LONG_MS, command
 from opendata_buffer.cli.target import Target, target_of
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader

@@ -22,9 +22,10 @@ from opendata_buffer.admin.readers import reader_of, view_of
 from opendata_buffer.admin.status import running_consumer
 from opendata_buffer.admin.trim import EARLIEST, Start
 from opendata_buffer.cli import options
-from opendata_buffer.cli.command import LONG_MS, SOON_MS, command, confirm
+from opendata_buffer.cli.options import LONG_MS, SOON_MS, command
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import Target, target_of
+from opendata_buffer.cli.text import confirm
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.consumer.consumer import Consumer
@@ -33,9 +34,8 @@ from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import InvalidInput, PoisonBatch
-from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
+from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.framing import FRAMINGS, Framing
-from opendata_buffer.queue.log import LogView
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.consumer import TopicConsumer
@@ -138,10 +138,9 @@ def consume(
         others = in_parallel(runtime, running, target.configs())
         if names := [each for each in others if each]:
             confirm(f"{names[0]} seems to run. It will be fenced and deliver nothing more", yes)
-    stdout = sys.stdout.buffer
     render = json_lines(config.data_path_prefix) if as_json else as_framing(FRAMINGS[framing])
+    writer = RecordWriter(sys.stdout.buffer, render, topic=is_topic)
     with ExitStack() as stack:
-        writer = RecordWriter(stdout, render, topic=is_topic)
         stack.enter_context(print_summary(writer.summary))
         if is_topic and not ack:
             source = BatchSource(ReadOnlyTopic(target, runtime, start).read)
@@ -149,9 +148,9 @@ def consume(
             consumer = TopicConsumer(config, store=store, runtime=runtime, program=PROGRAM)
             source = _topic_source(stack.enter_context(consumer))
         elif not ack:
-            reader = _read_only(config, store, runtime)
+            reader = ReadOnlyReader(config, store=store, runtime=runtime, advice=_LOSS_ADVICE)
             reader.manifest()
-            reader.seek(begin_of(reader, start, reader.view()))
+            reader.seek(_begin_of(config, reader, start))
             source = _queue_source(reader, FetchHandle.of(config, store=store), runtime)
         else:
             owner = Consumer(config, store=store, runtime=runtime, program=PROGRAM)
@@ -304,8 +303,7 @@ def _write_group(source: BatchSource, writer: RecordWriter, limit: int) -> int:
     try:
         for batch in source.read(limit):
             writer.write(batch)
-            partition = batch.partition
-            written.append(Written(partition, batch.sequence))
+            written.append(Written(batch.partition, batch.sequence))
     except BrokenPipeError:
         written.clear()
         raise
@@ -346,19 +344,14 @@ def _running(store: Store, runtime: Runtime, config: ConsumerConfig) -> str:
     return ""
 
 
-def begin_of(reader: ReadOnlyReader, start: Start, view: Manifest | LogView) -> int:
+def _begin_of(config: ConsumerConfig, reader: ReadOnlyReader, start: Start) -> int:
     """Where to begin to look: at a place in the queue, or where a named reader is."""
-    config = reader.config
-    assert isinstance(config, ConsumerConfig)
-    if config.reader:
-        log = view_of(reader.store, config, reader.runtime)
-        at = reader_of(reader.store, config, log, config.reader, reader.runtime).next_sequence
-        return max(at, view.first_sequence)
-    return start.sequence_in(view, config, reader.store.url)
-
-
-def _read_only(config: ConsumerConfig, store: Store, runtime: Runtime) -> ReadOnlyReader:
-    return ReadOnlyReader(config, store=store, runtime=runtime, advice=_LOSS_ADVICE)
+    view = reader.view()
+    if not config.reader:
+        return start.sequence_in(view, config, reader.store.url)
+    log = view_of(reader.store, config, reader.runtime)
+    found = reader_of(reader.store, config, log, config.reader, reader.runtime)
+    return max(found.next_sequence, view.first_sequence)
 
 
 def _topic_source(consumer: TopicConsumer) -> BatchSource:
@@ -380,13 +373,16 @@ def _topic_source(consumer: TopicConsumer) -> BatchSource:
 class ReadOnlyPartition:
     """The committed batches of one partition, without consuming it."""
 
-    def __init__(self, reader: ReadOnlyReader, handle: FetchHandle, start: Start) -> None:
+    def __init__(
+        self, config: ConsumerConfig, store: Store, runtime: Runtime, start: Start
+    ) -> None:
         self.ready: deque[BatchDescriptor] = deque()  # committed, and not fetched yet
-        self._name = reader.config.data_path_prefix
-        self._reader = reader
-        self._handle = handle
+        self._config = config
+        self._runtime = runtime
+        self._reader = ReadOnlyReader(config, store=store, runtime=runtime, advice=_LOSS_ADVICE)
+        self._handle = FetchHandle.of(config, store=store)
         self._start = start
-        self._filter = ReadCommitted(self._name)
+        self._filter = ReadCommitted(config.data_path_prefix)
         self._begin: int | None = None
 
     def read(self) -> bool:
@@ -399,7 +395,7 @@ class ReadOnlyPartition:
                 return False
             # Entries before the start pass the filter, too: they may belong to a transaction that
             # an acknowledgement behind the start commits.
-            self._begin = begin_of(self._reader, self._start, self._reader.view())
+            self._begin = _begin_of(self._config, self._reader, self._start)
         found = self._reader.next_entries(PARTITION_ENTRIES)
         for each in found:
             if each.repeats is not None:
@@ -414,12 +410,13 @@ class ReadOnlyPartition:
 
     def take(self, limit: int) -> Iterator[ArrowBatch]:
         """Fetch at most ``limit`` of the batches that are ready."""
+        name = self._config.data_path_prefix
         wanted = [self.ready.popleft() for _ in range(min(limit, len(self.ready)))]
         try:
-            for each in _fetched(self._handle, wanted, self._reader.runtime):
-                yield replace(each, partition=self._name)
+            for each in _fetched(self._handle, wanted, self._runtime):
+                yield replace(each, partition=name)
         except PoisonBatch as error:
-            raise error.of(self._name) from error
+            raise error.of(name) from error
 
 
 class ReadOnlyTopic:
@@ -428,25 +425,22 @@ class ReadOnlyTopic:
     def __init__(self, target: Target, runtime: Runtime, start: Start) -> None:
         assert target.topic is not None
         self._topic = CachedTopic(target.topic, runtime, REFRESH_S)
-        self._config = target.config
-        self._store = target.store
+        self._target = target
         self._runtime = runtime
         self._start = start
         self._partitions: dict[str, ReadOnlyPartition] = {}
 
     def read(self, limit: int) -> Iterator[ArrowBatch]:
         """The next batches; raises as :meth:`ReadOnlyPartition.read`."""
-        partitions = self._partitions
+        partitions, store, runtime = self._partitions, self._target.store, self._runtime
         # What a partition has that is added later was produced after the start.
         start = Start(EARLIEST) if partitions else self._start
         for name in self._topic.get().names:
             if name not in partitions:
-                config = Topic.config_of(name, self._config)
-                reader = _read_only(config, self._store, self._runtime)
-                handle = FetchHandle.of(config, store=self._store)
-                partitions[name] = ReadOnlyPartition(reader, handle, start)
+                config = Topic.config_of(name, self._target.config)
+                partitions[name] = ReadOnlyPartition(config, store, runtime, start)
         # Entries of undecided transactions are read and give no batch: then read on.
-        while any(in_parallel(self._runtime, ReadOnlyPartition.read, partitions.values())):
+        while any(in_parallel(runtime, ReadOnlyPartition.read, partitions.values())):
             if any(each.ready for each in partitions.values()):
                 break
         for name, partition in list(partitions.items()):

@@ -23,9 +23,7 @@ from typing import IO, Any, NoReturn
 
 import click
 
-from opendata_buffer.cli.options import with_flags
 from opendata_buffer.cli.signals import INTERRUPTED, handle_signals, ignore_signals, signalled
-from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.redaction import redacted
 
 READER_GONE = 141
@@ -83,9 +81,6 @@ class FailureGroup(click.Group):
         except BrokenPipeError:
             _discard_stdout()
             ctx.exit(READER_GONE)
-        except OpenDataBufferError as error:
-            log.debug("failed", exc_info=True)
-            raise Failure(with_flags(ctx, str(error))) from error
         except OSError as error:
             log.debug("failed", exc_info=True)
             _flush_stdout()

@@ -10,8 +10,8 @@ from importlib import import_module
 
 import click
 
-from opendata_buffer.cli.command import Exampled, refuse_moved, verbose, write_storage
 from opendata_buffer.cli.errors import FailureGroup
+from opendata_buffer.cli.options import Exampled, refuse_moved, verbose, write_storage
 from opendata_buffer.runtime import SystemRuntime
 
 COMMANDS = {
@@ -31,7 +31,7 @@ COMMANDS = {
     "restore": ("repair", "Produce batches again that were skipped, trimmed or are not queued."),
     "topic": ("topic", "Create and change topics."),
     "abort": ("topic", "End the transaction of a producer that will not be started again."),
-    "dump": ("dump", "Print the manifest or a batch as JSON."),
+    "dump": ("status", "Print the manifest or a batch as JSON."),
 }
 """Module and summary of each command. ``--help`` prints the summaries and loads no module: loading
 all of them, and Arrow with them, takes half a second."""

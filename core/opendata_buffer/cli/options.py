@@ -1,8 +1,6 @@
-"""Options that commands share, and the library's errors in terms of options.
+"""Options that commands share, and the classes of commands: help, store options, former names.
 
-An option with the name of a setting is handed to the configuration as it is. The library's errors
-name settings and calls, such as ``max_batch_bytes`` and ``skip(3)``; :func:`with_flags` shows the
-option and the command instead.
+An option with the name of a setting is handed to the configuration as it is.
 """
 
 from __future__ import annotations
@@ -10,17 +8,238 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import fields
 from operator import mul
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
+from opendata_buffer.cli.errors import Failure, log, log_to_stderr
 from opendata_buffer.config import StoreOptions
-from opendata_buffer.errors import InvalidInput
+from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.formats import MIB
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+SOON_MS = 5_000
+"""Deadline of commands that a person waits for."""
+LONG_MS = 120_000
+"""Deadline of commands that move records, which wait for a store that is down for a while."""
+
+EXAMPLES = {
+    "cli": "seq 1000 | opendata-buffer produce /tmp/queue; opendata-buffer consume /tmp/queue",
+    "produce": "seq 1000 | opendata-buffer produce s3://bucket/orders --compression zstd",
+    "consume": "opendata-buffer consume s3://bucket/orders --max-batches 1",
+    "broker": "opendata-buffer broker s3://bucket/orders --listen 0.0.0.0:7420",
+    "work": "opendata-buffer work s3://bucket/orders --parallel 4 -- ./load.sh",
+    "status": "opendata-buffer status s3://bucket/orders --watch",
+    "readers": "opendata-buffer readers list s3://bucket/orders",
+    "enable": "opendata-buffer readers enable s3://bucket/orders --retention 7d",
+    "list": "opendata-buffer readers list s3://bucket/orders",
+    "describe": "opendata-buffer readers describe s3://bucket/orders billing",
+    "reset": "opendata-buffer readers reset s3://bucket/orders billing --by-duration 6h --dry-run",
+    "delete": "opendata-buffer readers delete s3://bucket/orders billing",
+    "trim": "opendata-buffer trim s3://bucket/orders --to 2026-01-31T03:00:00Z --dry-run",
+    "fsck": "opendata-buffer fsck s3://bucket/orders --repair --dry-run",
+    "gc": "opendata-buffer gc s3://bucket/orders --dry-run",
+    "skip": "opendata-buffer skip s3://bucket/orders 41",
+    "restore": "opendata-buffer restore s3://bucket/orders 41-0f343b0931126",
+    "topic": "opendata-buffer topic create s3://bucket/orders --partitions 4",
+    "create": "opendata-buffer topic create s3://bucket/orders --partitions 4",
+    "expand": "opendata-buffer topic expand s3://bucket/orders --partitions 8",
+    "drain": "opendata-buffer topic drain s3://bucket/orders 3",
+    "abort": "opendata-buffer abort s3://bucket/orders 01a2b3c4d5e6",
+    "dump": "opendata-buffer dump s3://bucket/orders ingest/01K9T4R3KXBMZ7QV9N2WG8YDHP.batch",
+}
+"""The first line of each help screen."""
+
+MOVED = {
+    "seek": "use 'trim', with the same --to",
+    "quarantine": "'status' lists what was skipped, 'restore' brings it back",
+    "manifest": "'dump' prints it, 'fsck --repair' rebuilds it",
+    "batch": "use 'dump', with the key of the batch",
+    "transactions": "'status' lists the open ones, 'abort' ends one",
+    "consume --no-ack": "consume takes nothing unless it is given --ack",
+    "consume --recreate": "'produce --recreate' starts a queue over",
+}
+"""Former commands and options, and what took their place."""
+
+
+def refuse_moved(context: click.Context, name: str) -> None:
+    """Raise UsageError for a command or an option that has another name now."""
+    if (now := MOVED.get(name)) is not None:
+        raise click.UsageError(f"{name!r} is no longer there: {now}", context)
+
+
+# ---- options of every command
+
+
+def _option(name: str, metavar: str | None, help_text: str, *, env: bool = False) -> click.Option:
+    variable = f"OPENDATA_BUFFER_{name[2:].replace('-', '_').upper()}" if env else None
+    return click.Option(
+        [name],
+        metavar=metavar,
+        is_flag=metavar is None,
+        envvar=variable,
+        show_envvar=env,
+        help=help_text,
+    )
+
+
+_STORAGE = [
+    _option("--endpoint-url", "URL", "Another endpoint than the cloud's own."),
+    _option("--region", "NAME", "AWS region. Default: the AWS chain's."),
+    _option("--profile", "NAME", "AWS profile: region, keys or role of the files in ~/.aws."),
+    _option("--role-arn", "ARN", "AWS role to assume. Its credentials are renewed.", env=True),
+    _option("--external-id", "TEXT", "External id, where that role requires one.", env=True),
+    _option("--session-name", "TEXT", "Session name in that role's log.", env=True),
+    _option("--anonymous", None, "Send no credentials: for a public bucket.", env=True),
+]
+
+REACH_STORE = {each.name for each in fields(StoreOptions)} | {"timeout_ms"}
+"""Names of the options that say how to reach a store."""
+
+
+def _timeout(default_ms: int) -> click.Option:
+    help_text = "Timeout of one storage operation, retries included."
+    kind = click.IntRange(min=1)
+    return click.Option(["--timeout-ms"], type=kind, default=default_ms, help=help_text)
+
+
+def verbose() -> click.Option:
+    """``-v``, before or after the command."""
+
+    def log_more(context: click.Context, option: click.Parameter, count: int) -> None:
+        if count:
+            log_to_stderr(count)
+
+    return click.Option(
+        ["-v", "--verbose"],
+        count=True,
+        expose_value=False,
+        show_default=False,
+        callback=log_more,
+        help="Log more; twice for everything.",
+    )
+
+
+def write_storage(context: click.Context, formatter: click.HelpFormatter) -> None:
+    """The table of storage options, for the help of the whole."""
+    title = "Storage options of every command"
+    _write_options(context, formatter, title, [*_STORAGE, _timeout(SOON_MS)])
+
+
+def _write_options(
+    context: click.Context, formatter: click.HelpFormatter, title: str, options: list[click.Option]
+) -> None:
+    records = [each.get_help_record(context) for each in options]
+    with formatter.section(title):
+        formatter.write_dl([each for each in records if each is not None])
+
+
+# ---- commands
+
+
+class Exampled(click.Command):
+    """A command or a group whose help screen starts with an example."""
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The help screen."""
+        formatter.write(f"Example: {EXAMPLES[self.name or '']}\n\n")
+        super().format_help(ctx, formatter)
+
+
+class Group(Exampled, click.Group):
+    """A group of commands."""
+
+
+class Command(Exampled):
+    """A command that opens a store."""
+
+    def __init__(self, *arguments: Any, timeout_ms: int = SOON_MS, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.params += [*_STORAGE, _timeout(timeout_ms), verbose()]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line; an option that is gone says what took its place."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            refuse_moved(ctx, f"{self.name} {error.option_name}")
+            raise
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error of the library is shown in terms of the command line."""
+        try:
+            return super().invoke(ctx)
+        except OpenDataBufferError as error:
+            log.debug("failed", exc_info=True)
+            raise Failure(_with_flags(ctx, str(error))) from error
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options, with one line for those of the store."""
+        params = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        own = [each for each in params if each.name not in REACH_STORE]
+        _write_options(ctx, formatter, "Options", own)
+        names = [each.opts[0] for each in params if each.name in REACH_STORE]
+        formatter.write_paragraph()
+        formatter.write_text(f"Storage: {', '.join(names)}. See the help without a command.")
+
+
+def command(timeout_ms: int = SOON_MS) -> Callable[[Callable[..., Any]], Command]:
+    """As ``click.command``; ``timeout_ms`` is the default of ``--timeout-ms``."""
+    return click.command(cls=Command, timeout_ms=timeout_ms)
+
+
+_QUEUE = f"{__name__}.queue"
+
+
+def remember_queue(options: dict[str, Any], reach_store: StoreOptions) -> None:
+    """Keep the running command's queue, for an error or a hint."""
+    words = [str(options["store"])]
+    for name in NAMES_ONE_QUEUE:
+        if options[name] is not None:
+            words += ["--" + name.replace("_", "-"), str(options[name])]
+    context = click.get_current_context()
+    context.meta[_QUEUE] = shlex.join([*words, *reach_store.command_words()])
+
+
+def queue_words() -> str:
+    """The running command's queue, as the words that name it in another command."""
+    words = click.get_current_context().meta[_QUEUE]
+    assert isinstance(words, str)
+    return words
+
+
+def _with_flags(context: click.Context, message: str) -> str:
+    """An error of the library, which names settings and calls, in terms of the command line.
+
+    ``max_batch_bytes`` becomes ``--max-batch-bytes`` where the command has that option, and
+    ``skip(3)`` becomes the command ``opendata-buffer skip``.
+    """
+    flags = {"cas_deadline_ms": "--timeout-ms", "delivery_timeout_ms": "--timeout-ms"}
+    for each in context.command.params:
+        if isinstance(each, click.Option) and each.name:
+            flags[each.name] = each.opts[0]
+    if (queue := context.meta.get(_QUEUE)) is not None:
+        message = re.sub(
+            r"skip\((?:'([^']*)', )?(\d+)\); its records are then lost",
+            lambda found: (
+                f"'opendata-buffer skip {queue} {found[2]}"
+                f"{'' if found[1] is None else f' --partition {found[1]}'}', which copies it to "
+                "the quarantine first"
+            ),
+            message,
+        )
+    message = re.sub(
+        r"(?<!in Python )\b(\w+)=True\b", lambda name: flags.get(name[1], name[0]), message
+    )
+    # A setting of one word may be an ordinary word of the message.
+    return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda name: flags.get(name[0], name[0]), message)
+
+
+# ---- options of several commands
 
 POSITIVE = click.IntRange(min=1)
 NATURAL = click.IntRange(min=0)
@@ -118,62 +337,3 @@ def size_bytes(text: str) -> int:
     count, unit, binary = found.groups()
     power = " kMGTP".index(unit) if unit else 0
     return int(count) * int((1024 if binary else 1000) ** power)
-
-
-_FLAGS, _QUEUE = f"{__name__}.flags", f"{__name__}.queue"
-
-
-def remember_flags() -> None:
-    """Keep the running command's options, for an error that is shown after its context ended."""
-    context = click.get_current_context()
-    flags = {
-        parameter.name: parameter.opts[0]
-        for parameter in context.command.params
-        if isinstance(parameter, click.Option) and parameter.name
-    }
-    for setting in ("cas_deadline_ms", "delivery_timeout_ms"):
-        flags[setting] = "--timeout-ms"
-    context.meta[_FLAGS] = flags
-
-
-def remember_queue(options: dict[str, Any], reach_store: StoreOptions) -> None:
-    """Keep the running command's queue, for an error or a hint."""
-    words = [str(options["store"])]
-    for name in NAMES_ONE_QUEUE:
-        if options[name] is not None:
-            words += ["--" + name.replace("_", "-"), str(options[name])]
-    context = click.get_current_context()
-    context.meta[_QUEUE] = shlex.join([*words, *reach_store.command_words()])
-
-
-def queue_words() -> str:
-    """The running command's queue, as the words that name it in another command."""
-    words = click.get_current_context().meta[_QUEUE]
-    assert isinstance(words, str)
-    return words
-
-
-def with_flags(context: click.Context, message: str) -> str:
-    """An error of the library in terms of the command line.
-
-    ``max_batch_bytes`` becomes ``--max-batch-bytes`` where the command has that option, and
-    ``skip(3)`` becomes the command ``opendata-buffer skip``.
-    """
-    flags, queue = context.meta.get(_FLAGS), context.meta.get(_QUEUE)
-    if flags is None:
-        return message
-    if queue is not None:
-        message = re.sub(
-            r"skip\((?:'([^']*)', )?(\d+)\); its records are then lost",
-            lambda found: (
-                f"'opendata-buffer skip {queue} {found[2]}"
-                f"{'' if found[1] is None else f' --partition {found[1]}'}', which copies it to "
-                "the quarantine first"
-            ),
-            message,
-        )
-    message = re.sub(
-        r"(?<!in Python )\b(\w+)=True\b", lambda name: flags.get(name[1], name[0]), message
-    )
-    # A setting of one word may be an ordinary word of the message.
-    return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda name: flags.get(name[0], name[0]), message)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import click
 
 from opendata_buffer.cli import options
-from opendata_buffer.cli.command import LONG_MS, command
 from opendata_buffer.cli.errors import Failure
+from opendata_buffer.cli.options import LONG_MS, command
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import target_of
 from opendata_buffer.config import ProducerConfig

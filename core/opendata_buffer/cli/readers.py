@@ -14,23 +14,17 @@ from opendata_buffer.admin.readers import (
     delete_reader,
     enable_log,
     plan_reset,
-    reader_of,
     readers_of,
     view_of,
 )
 from opendata_buffer.admin.status import running_consumer
 from opendata_buffer.admin.trim import Start
 from opendata_buffer.cli import options
-from opendata_buffer.cli.command import (
-    Command,
-    Exampled,
-    confirm,
-    format_retention,
-    format_span,
-    plural,
-)
 from opendata_buffer.cli.errors import Failure
+from opendata_buffer.cli.options import Command, Group
 from opendata_buffer.cli.target import Target, target_of
+from opendata_buffer.cli.terminal import print_table, reader_table, readers_table
+from opendata_buffer.cli.text import confirm, format_retention, format_span, plural
 from opendata_buffer.config import QueueConfig, check_reader_name
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import Drained, InvalidInput
@@ -45,11 +39,7 @@ MEANS = (
 )
 
 
-class _Group(Exampled, click.Group):
-    """A group whose help screen starts with an example."""
-
-
-@click.group(cls=_Group)
+@click.group(cls=Group)
 def readers() -> None:
     """List, set and delete the named readers of a log, or make a log of a queue.
 
@@ -124,15 +114,13 @@ def enable(
             "retention_bytes": index.retention_bytes,
             "reader_expiry_ms": index.reader_expiry_ms,
         }
-        if as_json:
-            click.echo(json.dumps(fields))
-            continue
         kept = format_retention(index.retention_ms, index.retention_bytes)
-        click.echo(
+        line = (
             f"{config.data_path_prefix}: {'is a log now' if made else 'is a log'}, from sequence "
             f"{index.floor:,} on; retention: {kept}; readers expire after "
             f"{format_span(index.reader_expiry_ms)}"
         )
+        click.echo(json.dumps(fields) if as_json else line)
 
 
 @readers.command("list", cls=Command)
@@ -145,19 +133,11 @@ def list_(runtime: Any, /, as_json: bool, **queue: Any) -> None:
     With --json an object for each reader and partition.
     """
     target = target_of(runtime, queue)
-    found = [
-        each
-        for config in _existing(target, runtime)
-        for each in readers_of(
-            target.store, config, view_of(target.store, config, runtime), runtime
-        )
-    ]
+    found = _readers_in(target, runtime)
     if as_json:
         for each in found:
             click.echo(json.dumps(asdict(each)))
         return
-    from opendata_buffer.cli.terminal import print_table, readers_table
-
     print_table(readers_table(found, target.topic is not None))
     if not found:
         click.echo("no readers yet: a consumer with a reader's name makes one", err=True)
@@ -170,23 +150,11 @@ def list_(runtime: Any, /, as_json: bool, **queue: Any) -> None:
 @click.pass_obj
 def describe(runtime: Any, /, name: str | None, as_json: bool, **queue: Any) -> None:
     """Show all that is known of one reader, or of each."""
-    target = target_of(runtime, queue)
-    found: list[ReaderStatus] = []
-    for config in _existing(target, runtime):
-        view = view_of(target.store, config, runtime)
-        if name is None:
-            found += readers_of(target.store, config, view, runtime)
-        elif name in view.index.readers or target.topic is None:
-            found.append(reader_of(target.store, config, view, name, runtime))
-    if name is not None and not found:
-        raise unknown_reader(name, view.index)
-    for each in found:
+    for each in _readers_in(target_of(runtime, queue), runtime, name):
         if as_json:
             click.echo(json.dumps(asdict(each)))
-            continue
-        from opendata_buffer.cli.terminal import print_table, reader_table
-
-        print_table(reader_table(each))
+        else:
+            print_table(reader_table(each))
 
 
 @readers.command(cls=Command)
@@ -217,25 +185,23 @@ def reset(
     as all others have acknowledged it, and the retention is over.
     """
     names = ("to_earliest", "to_latest", "to_datetime", "by_duration", "shift_by", "to_sequence")
-    to = {each: given.pop(each) for each in names}
-    chosen = {each: value for each, value in to.items() if value not in (None, False)}
+    flags = {each: f"--{each.replace('_', '-')}" for each in names}
+    chosen = {each: value for each in names if (value := given.pop(each)) not in (None, False)}
     if len(chosen) != 1:
-        flags = ", ".join(f"--{each.replace('_', '-')}" for each in names)
-        raise click.UsageError(f"give one of {flags}")
+        raise click.UsageError(f"give one of {', '.join(flags.values())}")
     ((kind, value),) = chosen.items()
     check_reader_name(name)
-    where = _where(kind, value)
+    where = _where(kind, value, runtime)
     target = target_of(runtime, given)
     if target.topic is not None and kind in ("shift_by", "to_sequence"):
         raise click.UsageError(
-            f"--{kind.replace('_', '-')} is about sequences, and partitions count separately: name "
-            "one with --partition"
+            f"{flags[kind]} is about sequences, and partitions count separately: name one with "
+            "--partition"
         )
-    configs, store = _existing(target, runtime), target.store
     relative = kind == "shift_by"
     plans = [
-        (each, *plan_reset(store, each, name, where, runtime, relative=relative))
-        for each in configs
+        (each, *plan_reset(target.store, each, name, where, runtime, relative=relative))
+        for each in _existing(target, runtime)
     ]
     for _, plan, _ in plans:
         if plan.runs and not (force or dry_run):
@@ -245,20 +211,20 @@ def reset(
             )
     for config, plan, view in plans:
         if not dry_run:
-            reset_reader(store, config, name, plan.after, view, runtime, force=force)
+            reset_reader(target.store, config, name, plan.after, view, runtime, force=force)
         if as_json:
             click.echo(json.dumps({"dry_run": dry_run, **asdict(plan)}))
             continue
-        moved = f"{plural(plan.again, 'batch')} will be read again"
-        if plan.passed:
-            moved = f"{plural(plan.passed, 'batch')} will be passed by"
         if plan.before is None:
-            moved = f"{plural(view.next_sequence - plan.after, 'batch')} will be read"
-        before = "a new reader" if plan.before is None else f"from {plan.before:,}"
+            before, count = "a new reader", view.next_sequence - plan.after
+            moved = f"{plural(count, 'batch')} will be read"
+        else:
+            before = f"from {plan.before:,}"
+            moved = f"{plural(plan.again, 'batch')} will be read again"
+            if plan.passed:
+                moved = f"{plural(plan.passed, 'batch')} will be passed by"
         would = "would be set" if dry_run else "is set"
-        click.echo(
-            f"{config.data_path_prefix}: {name} {would}, {before}, to {plan.after:,}; {moved}"
-        )
+        click.echo(f"{plan.partition}: {name} {would}, {before}, to {plan.after:,}; {moved}")
 
 
 @readers.command(cls=Command)
@@ -274,40 +240,37 @@ def delete(runtime: Any, /, name: str, force: bool, as_json: bool, **queue: Any)
     starts with the name again begins with the oldest batch that is kept.
     """
     target = target_of(runtime, queue)
-    done, missing = [], None
+    deleted = False
     for config in _existing(target, runtime):
         view = view_of(target.store, config, runtime)
-        if target.topic is not None and name not in view.index.readers:
-            missing = view.index
+        if name not in view.index.readers:
             continue
-        delete_reader(target.store, config, name, runtime, force=force)
-        done.append(config.data_path_prefix)
-    if not done and missing is not None:
-        raise unknown_reader(name, missing)
-    for prefix in done:
-        fields = {"partition": prefix, "deleted": name}
-        click.echo(json.dumps(fields) if as_json else f"{prefix}: deleted reader {name}")
+        delete_reader(target.store, config, name, view, runtime, force=force)
+        deleted = True
+        fields = {"partition": config.data_path_prefix, "deleted": name}
+        line = f"{config.data_path_prefix}: deleted reader {name}"
+        click.echo(json.dumps(fields) if as_json else line)
+    if not deleted:
+        raise unknown_reader(name, view.index)
 
 
-def _where(kind: str, value: Any) -> Where:
-    """The place that an option names."""
+def _where(kind: str, value: Any, runtime: Runtime) -> Where:
+    """The place that an option of ``reset`` names."""
     if kind == "to_earliest":
-        return lambda view, at, now_ms: view.first_sequence
+        return lambda view, at: view.first_sequence
     if kind == "to_latest":
-        return lambda view, at, now_ms: view.next_sequence
+        return lambda view, at: view.next_sequence
     if kind == "to_sequence":
-        return lambda view, at, now_ms: int(value)
+        return lambda view, at: int(value)
     if kind == "shift_by":
-        return lambda view, at, now_ms: min(
-            max(at + value, view.first_sequence), view.next_sequence
-        )
+        return lambda view, at: min(max(at + value, view.first_sequence), view.next_sequence)
     if kind == "by_duration":
-        span_ms = options.duration_ms(value)
-        return lambda view, at, now_ms: view.since(now_ms - span_ms)
-    since_ms = Start.parse(value).since_ms
+        since_ms: int | None = runtime.now_ms() - options.duration_ms(value)
+    else:
+        since_ms = Start.parse(value).since_ms
     if since_ms is None:
         raise InvalidInput(f"{value!r} is no time: use one such as 2026-01-31T03:00:00Z")
-    return lambda view, at, now_ms: view.since(since_ms)
+    return lambda view, at: view.since(since_ms)
 
 
 def _existing(target: Target, runtime: Runtime) -> list[Any]:
@@ -317,6 +280,17 @@ def _existing(target: Target, runtime: Runtime) -> list[Any]:
     found = target.written(runtime)
     if not found:
         raise Failure(f"no partition of the topic at {target.store.url} was ever written")
+    return found
+
+
+def _readers_in(target: Target, runtime: Runtime, name: str | None = None) -> list[ReaderStatus]:
+    """All readers of a log, or of all partitions, or those of a ``name``, which has to be there."""
+    found: list[ReaderStatus] = []
+    for config in _existing(target, runtime):
+        view = view_of(target.store, config, runtime)
+        found += readers_of(target.store, config, view, runtime, name)
+    if name is not None and not found:
+        raise unknown_reader(name, view.index)
     return found
 
 

@@ -30,10 +30,11 @@ from opendata_buffer.admin.trim import (
     trim_queue,
 )
 from opendata_buffer.cli import options
-from opendata_buffer.cli.command import LONG_MS, command, confirm, plural
 from opendata_buffer.cli.errors import Failure
+from opendata_buffer.cli.options import LONG_MS, command
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import Target, one_queue, target_of
+from opendata_buffer.cli.text import confirm, plural
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.queue.ownership import change_grace_period, check_owner, queue_hint
@@ -90,17 +91,16 @@ def fsck(
         hint = queue_hint(target.store.url, config)
         report = check_queue(target.store, config, runtime)
         plan, left = plan_repair(report, hint)
-        repaired: list[tuple[Finding, str | None]] | None = None
-        if repair_found and not report.ok:
+        repaired: list[tuple[Finding, str | None]] = []
+        tries = repair_found and not report.ok
+        if tries:
             if not as_json:
                 _print_report(report, where, every=True)
             for finding in plan:
                 click.echo(f"repair: {finding.name} {REPAIRED_BY[finding.kind]}", err=as_json)
             for finding, reason in left:
                 click.echo(f"not repaired: {finding.name}: {reason}", err=as_json)
-            if dry_run or not plan:
-                repaired = []
-            else:
+            if plan and not dry_run:
                 what = plural(len(plan), "problem")
                 confirm(f"{what} of {config.data_path_prefix!r} will be repaired", yes)
                 repaired = repair(target.store, config, plan, runtime)
@@ -109,31 +109,32 @@ def fsck(
         if as_json:
             fields = {"ok": report.ok, **asdict(report), "partition": config.data_path_prefix}
             del fields["is_log"]
-            if repaired is not None:
+            if tries:
                 fields["repaired"] = [{**asdict(each), "copy": copy} for each, copy in repaired]
             click.echo(json.dumps(fields))
-        elif repaired != []:
-            for each, copy in repaired or ():
+        else:
+            for each, copy in repaired:
                 copied = "there was nothing to copy" if copy is None else f"copied as {copy}"
                 click.echo(f"repaired {each.name} ({each.kind}); {copied}")
                 if each.kind is Kind.MANIFEST:
                     click.echo(READERS_GO_ON if report.is_log else GO_ON)
-            _print_report(report, where)
+            if repaired or not tries:
+                _print_report(report, where)
         if not report.ok:
             problems[config.manifest_path] = len(left) if dry_run else len(report.problems)
             repairable += len(plan)
             reasons += [reason for _, reason in left]
     if reasons or (problems and not dry_run):
-        noun = "queue" if len(problems) == 1 else "queues"
-        advice = reasons[:1]
-        if repairable and not dry_run:
-            advice = [
-                "restore the objects if there are copies, or repair with 'opendata-buffer fsck "
-                f"{options.queue_words()} --repair', which copies what it skips"
-            ]
+        advice = (
+            "restore the objects if there are copies, or repair with 'opendata-buffer fsck "
+            f"{options.queue_words()} --repair', which copies what it skips"
+        )
+        if dry_run or not repairable:
+            advice = reasons[0]
         raise Failure(
             f"{plural(sum(problems.values()), 'problem')} {'would be left ' if dry_run else ''}in "
-            f"the {noun} with manifest {', '.join(map(repr, problems))}: {advice[0]}"
+            f"the {'queue' if len(problems) == 1 else 'queues'} with manifest "
+            f"{', '.join(map(repr, problems))}: {advice}"
         )
 
 
@@ -245,8 +246,7 @@ def trim(
     ]
     for config, plan in plans:
         if plan.dropped and not (as_json or yes):
-            last = plan.target - 1
-            which = f"sequences {plan.dropped[0].sequence:,} to {last:,}"
+            which = f"sequences {plan.dropped[0].sequence:,} to {plan.target - 1:,}"
             count = plural(len(plan.dropped), "batch")
             click.echo(f"{config.data_path_prefix}: {count}, {which}", err=not dry_run)
     trimmed = sum(len(plan.dropped) for _, plan in plans)
@@ -259,31 +259,31 @@ def trim(
         "waits. Copies alone delete nothing: run it again, and no batch is copied twice"
     )
     for config, plan in plans:
-        done = TrimResult(plan.target, None, [])
+        first, epoch, copies = TrimResult(plan.target, None, [])
         if plan.dropped and not dry_run:
             with print_summary(lambda: summary):
-                done = trim_queue(target.store, config, plan, runtime, copy=copy)
+                first, epoch, copies = trim_queue(target.store, config, plan, runtime, copy=copy)
         prefix = config.data_path_prefix
         if as_json:
             fields = {
                 "partition": prefix,
                 "dry_run": dry_run,
                 "trimmed": len(plan.dropped),
-                "first_sequence": done.first,
-                "epoch": done.epoch,
-                "copies": done.copies,
+                "first_sequence": first,
+                "epoch": epoch,
+                "copies": copies,
             }
             click.echo(json.dumps(fields))
             continue
         would = "would delete" if dry_run else "deleted"
         count = plural(len(plan.dropped), "batch")
-        click.echo(f"{prefix}: {would} {count}; the queue begins at sequence {done.first}")
-        if done.copies:
+        click.echo(f"{prefix}: {would} {count}; the queue begins at sequence {first}")
+        if copies:
             partition = "" if target.topic is None else f" --partition {prefix}"
             click.echo(
-                f"{prefix}: copies are {done.copies[0]} to {done.copies[-1]} below "
-                f"{prefix}/_quarantine/; bring one back with 'opendata-buffer restore "
-                f"{options.queue_words()}{partition} {done.copies[0]}'"
+                f"{prefix}: copies are {copies[0]} to {copies[-1]} below {prefix}/_quarantine/; "
+                f"bring one back with 'opendata-buffer restore {options.queue_words()}{partition} "
+                f"{copies[0]}'"
             )
     if trimmed and not dry_run and not as_json:
         click.echo(GO_ON)

@@ -1,8 +1,9 @@
-"""``status``: what is in a queue or a topic, and which consumer reads it."""
+"""``status`` and ``dump``: what is in a queue or a topic, and which consumer reads it."""
 
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from dataclasses import asdict
 from typing import Any
 
@@ -12,12 +13,21 @@ from opendata_buffer.admin.status import read_backlog, read_status, read_topic
 from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.cli import options
-from opendata_buffer.cli.command import command, waiting
 from opendata_buffer.cli.errors import Exceeded, Failure
-from opendata_buffer.cli.target import Target, target_of
+from opendata_buffer.cli.options import command
+from opendata_buffer.cli.target import Target, one_queue, target_of
+from opendata_buffer.cli.text import waiting
+from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.queue.queue import fullness
+from opendata_buffer.errors import CorruptData, ObjectNotFound
+from opendata_buffer.formats import batch as batch_format
+from opendata_buffer.formats import manifest as manifest_format
+from opendata_buffer.formats.batch import largest_object, open_batch, split_records
+from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest
+from opendata_buffer.quarantine import metadata_json
+from opendata_buffer.queue.queue import fullness, no_such_queue
 from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores.base import read_bytes
 
 WATCH_S = 2.0
 """Seconds between two reads with ``--watch``."""
@@ -72,7 +82,6 @@ def status(
 
     console = Console()
     reader = ReadOnlyReader(target.config, store=target.store, runtime=runtime)
-
     refused = ""
 
     def show() -> Any:
@@ -86,18 +95,18 @@ def status(
         refused = found.refused
         return json.dumps(asdict(found)) if as_json else status_table(found)
 
-    if not watch or as_json or not console.is_terminal:
-        while True:
-            click.echo(show()) if as_json else console.print(show())
-            if not watch and refused:
-                raise Failure(refused)
-            if not watch:
-                return
-            runtime.sleep(WATCH_S)
-    with Live(show(), console=console, auto_refresh=False) as live:
-        while True:
-            runtime.sleep(WATCH_S)
-            live.update(show(), refresh=True)
+    if watch and not as_json and console.is_terminal:
+        with Live(show(), console=console, auto_refresh=False) as live:
+            while True:
+                runtime.sleep(WATCH_S)
+                live.update(show(), refresh=True)
+    while True:
+        click.echo(show()) if as_json else console.print(show())
+        if not watch:
+            break
+        runtime.sleep(WATCH_S)
+    if refused:
+        raise Failure(refused)
 
 
 def _connect(announced: DiscoveryRecord, runtime: Runtime) -> Connection:
@@ -126,8 +135,8 @@ def _probe(
         excess.append(f"the oldest waits {lag_s:.1f} s, more than {max_lag:g}")
     if max_backlog is not None and batches > max_backlog:
         excess.append(f"{batches:,} wait, more than {max_backlog:,}")
-    known = {"ok": not excess, "batches": batches, "lag_seconds": lag_s}
     if as_json:
+        known = {"ok": not excess, "batches": batches, "lag_seconds": lag_s}
         click.echo(json.dumps({**known, "manifest_bytes": found.largest}))
     if excess:
         raise Exceeded(
@@ -136,3 +145,59 @@ def _probe(
         )
     if not as_json:
         click.echo(f"ok: {waiting(batches)}, the oldest for {lag_s:.1f} s")
+
+
+@command()
+@options.queue
+@click.argument("key", required=False)
+@options.max_batch_bytes
+def dump(key: str | None, **queue: Any) -> None:
+    """Print the manifest or a batch as JSON.
+
+    KEY is the whole key of a batch object, as the manifest, errors and 'consume --json' show it.
+    Without KEY it is the manifest; so is a KEY that begins with the manifest's, such as the copy
+    that a repair leaves, and a segment of a log. What need not be text is in base64.
+    """
+    target = one_queue(queue, ConsumerConfig)
+    key = target.config.manifest_path if key is None else key
+    is_manifest = key.startswith(target.config.manifest_path) or key.endswith(".segment")
+    largest = largest_object(target.config.max_batch_bytes)
+    try:
+        raw = read_bytes(target.store, key, MAX_MANIFEST_BYTES if is_manifest else largest)
+        fields = _manifest(raw) if is_manifest else _batch(raw, target.config.max_batch_bytes)
+    except ObjectNotFound:
+        if key == target.config.manifest_path:
+            raise no_such_queue(target.store, target.config) from None
+        raise
+    except CorruptData as error:
+        kind = "manifest" if is_manifest else "batch"
+        raise Failure(f"{key!r} is not a valid {kind}: {error}") from error
+    click.echo(json.dumps(fields, indent=2))
+
+
+def _manifest(raw: bytes) -> dict[str, Any]:
+    parsed = Manifest.parse(raw)
+    return {
+        "version": manifest_format.VERSION,
+        "epoch": parsed.epoch,
+        "next_sequence": parsed.next_sequence,
+        "entries": [
+            {
+                "sequence": entry.sequence,
+                "location": entry.location,
+                "metadata": metadata_json(entry.metadata),
+            }
+            for entry in parsed.entries()
+        ],
+    }
+
+
+def _batch(raw: bytes, max_batch_bytes: int) -> dict[str, Any]:
+    footer, block = open_batch(raw, max_batch_bytes)
+    records = split_records(block, footer.record_count)
+    return {
+        "version": batch_format.VERSION,
+        "compression": footer.compression.name.lower(),
+        "record_count": footer.record_count,
+        "records_base64": [b64encode(each).decode() for each in records],
+    }

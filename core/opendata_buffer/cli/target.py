@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from opendata_buffer.admin.rebuild import read_raw
-from opendata_buffer.cli.command import REACH_STORE
-from opendata_buffer.cli.options import NAMES_ONE_QUEUE, remember_flags, remember_queue
+from opendata_buffer.cli.options import NAMES_ONE_QUEUE, REACH_STORE, remember_queue
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.errors import CorruptData, PermanentStorageError
 from opendata_buffer.formats.keys import is_confined, prefix_of
@@ -102,9 +101,8 @@ def one_queue(
         settings: Other settings.
     """
     given = dict(options)
-    store_options = store_options_of(
-        {name: given.pop(name) for name in REACH_STORE if name in given}
-    )
+    reach_store = {name: given.pop(name) for name in REACH_STORE if name in given}
+    store_options = _store_options(**reach_store)
     remember_queue(options, store_options)
     prefix, partition = given.pop("data_path_prefix"), given.pop("partition")
     if partition is not None and (prefix is not None or given["manifest_path"] is not None):
@@ -158,14 +156,9 @@ def partition_named(given: str, topic: Topic) -> str:
     return known.left_name(given) if known.has_left(given) else known.resolved(given)
 
 
-def store_options_of(options: dict[str, Any]) -> StoreOptions:
-    """StoreOptions from the values of the storage options; takes ``timeout_ms`` out of them.
-
-    The attempts of one request share the deadline, so a store that accepts connections and never
-    answers is given up at the deadline, and not after five times 30 seconds.
-    """
-    remember_flags()
-    timeout_ms = options.pop("timeout_ms")
+def _store_options(*, timeout_ms: int, **options: Any) -> StoreOptions:
+    # The attempts of one request share the deadline: a store that accepts connections and never
+    # answers is given up at the deadline, and not after five times 30 seconds.
     attempts = 2 if timeout_ms < 30_000 else 3
     share_ms = max(1, timeout_ms // attempts)
     return StoreOptions(

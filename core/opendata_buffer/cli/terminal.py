@@ -14,7 +14,7 @@ from rich.text import Text
 from opendata_buffer.admin.readers import ReaderStatus
 from opendata_buffer.admin.status import BrokerStatus, ClaimsStatus, LogStatus, Status, TopicStatus
 from opendata_buffer.admin.transactions import OpenTransaction
-from opendata_buffer.cli.command import format_age, format_retention, format_span, plural, waiting
+from opendata_buffer.cli.text import format_age, format_retention, format_span, plural, waiting
 from opendata_buffer.queue.consumer_info import ConsumerInfo
 
 

@@ -11,19 +11,13 @@ import click
 from opendata_buffer.admin.transactions import TransactionScope
 from opendata_buffer.admin.transactions import abort as end_transactions
 from opendata_buffer.cli import options
-from opendata_buffer.cli.command import Command, Exampled, command, plural
-from opendata_buffer.cli.target import one_queue, partition_named
-from opendata_buffer.config import QueueConfig
-from opendata_buffer.runtime import Runtime
-from opendata_buffer.topic.description import is_topic
+from opendata_buffer.cli.options import NAMES_ONE_QUEUE, Command, Group, command
+from opendata_buffer.cli.target import one_queue, partition_named, target_of
+from opendata_buffer.cli.text import plural
 from opendata_buffer.topic.topic import Topic
 
 
-class _Group(Exampled, click.Group):
-    """A group whose help screen starts with an example."""
-
-
-@click.group(cls=_Group)
+@click.group(cls=Group)
 def topic() -> None:
     """Create and change topics.
 
@@ -83,11 +77,9 @@ def drain(runtime: Any, /, partition: str, **store: Any) -> None:
         click.echo(f"{name} has left the topic")
 
 
-def _config(store: dict[str, Any]) -> QueueConfig:
+def _config(store: dict[str, Any]) -> Any:
     """Settings of the topic's root."""
-    config = one_queue(dict.fromkeys(options.NAMES_ONE_QUEUE) | store).config
-    assert isinstance(config, QueueConfig)
-    return config
+    return one_queue(dict.fromkeys(NAMES_ONE_QUEUE) | store).config
 
 
 @command()
@@ -109,7 +101,9 @@ def abort(runtime: Any, /, producer: str, force: bool, as_json: bool, **queue: A
     still runs fails. A publisher without a name has its intents to itself: intents that are applied
     after the abort commit the transaction in some partitions only. So that takes --force.
     """
-    ended = end_transactions(_scope(runtime, queue), producer, force=force)
+    target = target_of(runtime, queue)
+    scope = TransactionScope(target.config, target.store, runtime, target.topic)
+    ended = end_transactions(scope, producer, force=force)
     if as_json:
         committed = [asdict(each) for each in ended if each.committed]
         aborted = [asdict(each) for each in ended if not each.committed]
@@ -120,11 +114,3 @@ def abort(runtime: Any, /, producer: str, force: bool, as_json: bool, **queue: A
         click.echo(
             f"{outcome} {plural(each.batches, 'batch')} of {each.producer} in {each.partition}"
         )
-
-
-def _scope(runtime: Runtime, queue: dict[str, Any]) -> TransactionScope:
-    target = one_queue(queue)
-    topic = None
-    if all(queue[name] is None for name in options.NAMES_ONE_QUEUE) and is_topic(target.store):
-        topic = Topic.open(target.config, store=target.store, runtime=runtime)
-    return TransactionScope(target.config, target.store, runtime, topic)

@@ -16,10 +16,11 @@ import pyarrow as pa
 
 from opendata_buffer.broker.worker import ClaimedBatch, Worker
 from opendata_buffer.cli import options
-from opendata_buffer.cli.command import LONG_MS, command, plural
 from opendata_buffer.cli.errors import Failure, one_line
+from opendata_buffer.cli.options import LONG_MS, command
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import one_queue
+from opendata_buffer.cli.text import plural
 from opendata_buffer.config import WorkerConfig
 from opendata_buffer.errors import ClaimLost, Closed, InvalidInput, OpenDataBufferError
 from opendata_buffer.framing import FRAMINGS

@@ -70,7 +70,7 @@ def test_a_truncated_manifest_keeps_order_and_metadata() -> None:
     plan = plan_of(cut, listing(later, earlier, lost), Watermark(8, 2))
     assert plan.manifest.locations() == [later, earlier, lost]
     assert [each.metadata for each in plan.manifest.entries()] == [METADATA, METADATA, ()]
-    assert (plan.kept, plan.found) == (2, (lost,))
+    assert plan.found == (lost,)
     assert plan.manifest.first_sequence > 9
 
 
@@ -80,7 +80,7 @@ def test_of_a_restored_manifest_what_was_read_and_what_is_gone_is_dropped() -> N
     seen = Watermark(4, 1, acked=0, acked_location=read)
     plan = plan_of(old.raw, listing(read, waits, newer), seen)
     assert plan.manifest.locations() == [waits, newer]
-    assert (plan.missing, plan.read) == ((gone,), 1)
+    assert plan.missing == (gone,)
     assert plan.fault is not None
     assert "went backwards" in plan.fault
 
@@ -91,8 +91,7 @@ def test_f4_what_was_appended_to_a_manifest_made_anew_is_not_taken_for_read() ->
     anew = Manifest.empty().append([NewEntry(each, METADATA) for each in (first, second)])
     seen = Watermark(42, 3, acked=39, acked_location=acked)
     plan = plan_of(anew.raw, listing(old, acked, first, second), seen)
-    assert plan.manifest.locations()[:2] == [first, second]
-    assert (plan.kept, plan.read) == (2, 1)
+    assert plan.manifest.locations() == [first, second, acked]
 
 
 def test_of_an_old_copy_what_was_read_long_before_is_dropped() -> None:
@@ -100,7 +99,7 @@ def test_of_an_old_copy_what_was_read_long_before_is_dropped() -> None:
     old = Manifest.empty().append([NewEntry(long_ago)])
     seen = Watermark(42, 3, acked=39, acked_location=acked)
     plan = plan_of(old.raw, listing(long_ago, acked), seen)
-    assert (plan.manifest.locations(), plan.read) == ([acked], 1)
+    assert plan.manifest.locations() == [acked]
 
 
 def test_a_batch_that_surely_left_the_queue_before_another_is_left_out() -> None:
@@ -108,7 +107,7 @@ def test_a_batch_that_surely_left_the_queue_before_another_is_left_out() -> None
     seen = Watermark(9, 1, acked=3, acked_location=acked)
     plan = plan_of(None, listing(old, border, acked, new), seen)
     # The one at the border may have been uploaded for half of the grace period.
-    assert (plan.found, plan.read) == ((border, acked, new), 1)
+    assert plan.found == (border, acked, new)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +121,7 @@ def test_a_name_made_ahead_of_time_counts_as_the_time_its_object_was_stored(
     ahead, waits, old = location(10 * GRACE_MS, txn, message), location(0), location(-GRACE_MS)
     seen = Watermark(9, 1, acked=3, acked_location=ahead)
     plan = plan_of(None, listing(old, waits, ahead), seen)
-    assert (plan.found[0], plan.read) == (waits, 1)
+    assert plan.found == (waits, ahead)
     # Without its object nobody knows when that was.
     assert plan_of(None, listing(old, waits), seen).found == (old, waits)
 
@@ -176,7 +175,7 @@ def test_what_an_acknowledgement_in_the_manifest_has_decided_comes_before_it() -
     manifest = Manifest.starting_at(1, 1).append([NewEntry(other), NewEntry(decided)])
     cut = manifest.raw[:-FOOTER_SIZE]
     plan = plan_of(cut, listing(begun, other, decided), Watermark(3, 1))
-    assert (plan.manifest.locations(), plan.kept) == ([begun, other, decided], 2)
+    assert plan.manifest.locations() == [begun, other, decided]
     pairs = list(enumerate(plan.manifest.locations()))
     rule = ReadCommitted("ingest")
     offered = [rule.offer(*pair, lambda first, end: pairs[first:end]) for pair in pairs]
@@ -243,7 +242,7 @@ def test_f4_after_a_rebuild_everything_unread_is_delivered(how: str) -> None:
 def test_the_old_bytes_are_saved_beside_the_manifest(how: str) -> None:
     store = damaged(how)
     old = bytes_of(store, KEY)
-    _, saved = rebuild(store, CONFIG, RUNTIME)
+    saved = rebuild(store, CONFIG, RUNTIME)
     assert saved is not None
     assert saved.startswith(f"{KEY}.broken-")
     assert bytes_of(store, saved) == old
@@ -260,9 +259,10 @@ def test_f1_a_rebuild_whose_answer_was_lost_is_done_once() -> None:
     store = Lossy()
     copy_into(store, damaged("removed"))
     store.armed = True
-    plan, _ = rebuild(store, CONFIG, RUNTIME)
+    rebuild(store, CONFIG, RUNTIME)
     assert not store.armed
-    assert bytes_of(store, KEY) == plan.manifest.raw
+    found = Manifest.parse(bytes_of(store, KEY)).locations()
+    assert len(found) == len(set(found)) >= 3
 
 
 def test_a_manifest_that_was_written_meanwhile_is_not_replaced() -> None:

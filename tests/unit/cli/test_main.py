@@ -10,9 +10,9 @@ import click
 import pytest
 from click.testing import Result
 
-from opendata_buffer.cli.command import EXAMPLES, MOVED, Command, verbose
 from opendata_buffer.cli.errors import Failure, FailureGroup
 from opendata_buffer.cli.main import COMMANDS, cli
+from opendata_buffer.cli.options import EXAMPLES, MOVED, Command, verbose
 from opendata_buffer.errors import InvalidInput
 from tests.unit.cli.shell import commands, fails, ok, run, runner
 

@@ -7,10 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from opendata_buffer.cli import command
-from opendata_buffer.cli.command import confirm, plural
+from opendata_buffer.cli import text
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.terminal import name_value_table
+from opendata_buffer.cli.text import confirm, plural
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,6 @@ def test_a_table_shows_values_as_they_are_and_not_as_markup() -> None:
 
 
 def test_without_a_terminal_it_takes_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "is_interactive", lambda: False)
+    monkeypatch.setattr(text, "is_interactive", lambda: False)
     with pytest.raises(Failure, match=r"It is done. .* no terminal to ask on: give --yes"):
         confirm("It is done", False)

@@ -84,7 +84,7 @@ def test_at_a_terminal_a_repair_is_confirmed(
 ) -> None:
     fill(url, [b"a"])
     store.delete_many([manifest_of(store).entries()[0].location])
-    monkeypatch.setattr("opendata_buffer.cli.command.is_interactive", lambda: True)
+    monkeypatch.setattr("opendata_buffer.cli.text.is_interactive", lambda: True)
     result = runner().invoke(cli, ["fsck", url, "--repair"], input=answer)
     assert result.exit_code == code
     assert "1 problem of 'ingest' will be repaired. Go on?" in result.stderr

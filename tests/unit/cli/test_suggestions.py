@@ -163,7 +163,7 @@ def test_every_suggested_command_runs_as_it_is_printed(
             followed.append(line)
             assert " ".join(place.words) in line
             with monkeypatch.context() as patch:
-                patch.setattr("opendata_buffer.cli.command.is_interactive", lambda: True)
+                patch.setattr("opendata_buffer.cli.text.is_interactive", lambda: True)
                 result = run(*shlex.split(line), stdin=b"y\n")
             assert result.exit_code == 0, (line, result.output)
     assert [line[: line.index(" s3://")] for line in followed] == suggests

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from opendata_buffer.cli import options
-from opendata_buffer.cli.command import command
+from opendata_buffer.cli.options import command
 from opendata_buffer.cli.target import one_queue, target_of
 from opendata_buffer.config import ConsumerConfig, QueueConfig, StoreOptions
 from opendata_buffer.errors import PermanentStorageError
