@@ -102,11 +102,11 @@ class ReaderStatus:
 
     @property
     def who(self) -> str:
-        """The consumer with this name, in words."""
+        """The consumer with this name that runs or was the last to run, in words."""
         if not self.program:
             return "unknown"
-        where = f"{self.program} on {self.host}"
-        return f"{where}, process {self.process}" if self.process else f"none, the last was {where}"
+        process = f", process {self.process}" if self.process else ""
+        return f"{self.program} on {self.host}{process}"
 
 
 def readers_of(

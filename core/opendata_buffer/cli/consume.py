@@ -86,6 +86,7 @@ _LOSS_ADVICE = "Run it again to read what is left."
     "--reader",
     metavar="NAME",
     default="",
+    show_default=False,
     help="Begin where this reader of a log is; with --ack, read as this reader.",
 )
 @options.create_if_missing

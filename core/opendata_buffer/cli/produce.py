@@ -10,7 +10,7 @@ from base64 import b64decode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -115,8 +115,7 @@ def produce(
     record may have a "key" or "key_base64". Records without a key go to the partitions round-robin.
     Keys are not stored: put what readers need into the metadata or the record.
     """
-    is_framed = framing != "lines"
-    options.refuse_together(**{"--json": as_json, "--framing": is_framed})
+    options.refuse_together(**{"--json": as_json, "--framing": framing != "lines"})
     options.refuse_together(**{"--json": as_json, "--metadata": metadata})
     key_options = {"--key": key is not None, "--key-is-metadata": key_is_metadata}
     options.refuse_together(**key_options)
@@ -139,20 +138,16 @@ def produce(
     label = os.fsencode(metadata or "")
     fixed_key = None if key is None else os.fsencode(key)
     runs = same_label(label, label if key_is_metadata else fixed_key)
+    # A batch stores four more bytes for each record, its length.
+    max_input_bytes = target.config.max_batch_bytes - 4
     if as_json:
         runs = JsonRecords(is_topic, fixed_key, key_is_metadata=key_is_metadata).runs
+        max_input_bytes = _JSON_FACTOR * target.config.max_batch_bytes
+    kind = TopicProducer if is_topic else Producer
+    producer = kind(target.config, store=target.store, runtime=runtime)
+    mapping = getattr(partitioners, partitioner)
     input_format = FRAMINGS[framing]
-    # A batch stores four more bytes for each record, its length.
-    max_record_bytes = target.config.max_batch_bytes - 4
-    max_input_bytes = _JSON_FACTOR * target.config.max_batch_bytes if as_json else max_record_bytes
-    producer: Producer | TopicProducer
-    if is_topic:
-        producer = TopicProducer(target.config, store=target.store, runtime=runtime)
-        put = into_topic(producer, getattr(partitioners, partitioner))
-    else:
-        producer = Producer(target.config, store=target.store, runtime=runtime)
-        put = into_queue(producer)
-    records = InputProducer(put, runs, target.config, unit=input_format.unit, many_queues=is_topic)
+    records = InputProducer(producer, mapping, runs, target.config, input_format.unit)
     try:
         with print_summary(records.summary), producer:
             stdin: Any = sys.stdin.buffer
@@ -163,7 +158,7 @@ def produce(
             records.count_durable()
         reason = str(error).removesuffix(".")
         raise Failure(f"{reason}. Of the input, {records.durable_part()}.") from error
-    click.echo(json.dumps(asdict(records.durable)))
+    click.echo(json.dumps(records.durable))
 
 
 class Run(NamedTuple):
@@ -258,34 +253,6 @@ class JsonRecords:
         )
 
 
-Put = Callable[[Run], Any]
-"""Produces a run of records that fits into one batch; returns the handle of the call."""
-
-
-def into_queue(producer: Producer) -> Put:
-    """Produce runs into a queue, which takes no keys."""
-    return lambda run: producer.produce(run.records, run.metadata)
-
-
-def into_topic(producer: TopicProducer, partitioner: Partitioner) -> Put:
-    """Produce runs into the partitions of a topic: by key, without keys round-robin."""
-    return lambda run: producer.produce(
-        run.records,
-        keys=run.keys,
-        partitioner=None if run.keys is None else partitioner,
-        metadata=run.metadata,
-    )
-
-
-@dataclass
-class Produced:
-    """The durable part, always a prefix of the input; ``bytes`` is the size of the records."""
-
-    records: int = 0
-    batches: int = 0
-    bytes: int = 0
-
-
 @dataclass
 class InputProducer:
     """Produces the records of an input, and counts those that are durable.
@@ -294,12 +261,14 @@ class InputProducer:
     slow input is flushed by age and fast input by size.
     """
 
-    put: Put
+    producer: Producer | TopicProducer
+    partitioner: Partitioner  # of a topic's records with keys
     runs: Runs
     config: ProducerConfig
     unit: str  # the word for records in messages, in the plural
-    many_queues: bool  # records go to several queues: those behind a lost one may be durable
-    durable: Produced = field(default_factory=Produced)
+    durable: dict[str, int] = field(
+        default_factory=lambda: {"records": 0, "batches": 0, "bytes": 0}
+    )  # always a prefix of the input; "bytes" is the size of the records
     _pending: deque[tuple[Any, int, int]] = field(default_factory=deque)
     _last: dict[str, int] = field(default_factory=dict)
     _counting: threading.Lock = field(default_factory=threading.Lock)
@@ -321,10 +290,18 @@ class InputProducer:
             for group in _calls(run.records, self.config):
                 keys = None if run.keys is None else run.keys[at : at + len(group)]
                 at += len(group)
-                handle = self.put(Run(group, run.metadata, keys))
-                size = sum(map(len, group))
-                self._pending.append((handle, len(group), size))
+                handle = self._put(Run(group, run.metadata, keys))
+                self._pending.append((handle, len(group), sum(map(len, group))))
         self.count_durable()
+
+    def _put(self, run: Run) -> Any:
+        """Produce a run that fits into one batch; returns the handle of the call."""
+        if isinstance(self.producer, Producer):
+            return self.producer.produce(run.records, run.metadata)
+        partitioner = None if run.keys is None else self.partitioner
+        return self.producer.produce(
+            run.records, keys=run.keys, partitioner=partitioner, metadata=run.metadata
+        )
 
     def count_durable(self) -> None:
         """Count what has become durable; from any thread."""
@@ -347,20 +324,22 @@ class InputProducer:
                 return
             done = handle.result()
             self._pending.popleft()
-            self.durable.records += records
-            self.durable.bytes += size
+            self.durable["records"] += records
+            self.durable["bytes"] += size
             parts = done if isinstance(done, Mapping) else {"": done}
             for name, each in parts.items():
                 # Calls that share a batch are neighbours, because batches keep produce order.
-                self.durable.batches += each.sequence != self._last.get(name)
+                self.durable["batches"] += each.sequence != self._last.get(name)
                 self._last[name] = each.sequence
 
     def durable_part(self) -> str:
         """Which records of the input are durable, in words."""
-        if not self.durable.records:
+        count = self.durable["records"]
+        if not count:
             return f"not one {self.unit.removesuffix('s')} is known to be durable"
-        others = "; of those behind some may be" if self.many_queues else ""
-        return f"{self.unit} 1 to {self.durable.records} are durable{others}"
+        # Records that went to another partition than a lost one may be durable.
+        others = "" if isinstance(self.producer, Producer) else "; of those behind some may be"
+        return f"{self.unit} 1 to {count} are durable{others}"
 
 
 def _calls(records: Sequence[bytes], config: ProducerConfig) -> Iterator[list[bytes]]:

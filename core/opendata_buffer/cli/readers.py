@@ -23,7 +23,7 @@ from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.options import Command, Group
 from opendata_buffer.cli.target import Target, target_of
-from opendata_buffer.cli.terminal import print_table, reader_table, readers_table
+from opendata_buffer.cli.terminal import open_console, reader_table, readers_table
 from opendata_buffer.cli.text import confirm, format_retention, format_span, plural
 from opendata_buffer.config import QueueConfig, check_reader_name
 from opendata_buffer.consumer.read_only import ReadOnlyReader
@@ -134,13 +134,10 @@ def list_(runtime: Any, /, as_json: bool, **queue: Any) -> None:
     """
     target = target_of(runtime, queue)
     found = _readers_in(target, runtime)
-    if as_json:
-        for each in found:
-            click.echo(json.dumps(asdict(each)))
-        return
-    print_table(readers_table(found, target.topic is not None))
-    if not found:
-        click.echo("no readers yet: a consumer with a reader's name makes one", err=True)
+    if not as_json:
+        open_console().print(readers_table(found, target.topic is not None))
+    for each in found if as_json else ():
+        click.echo(json.dumps(asdict(each)))
 
 
 @readers.command(cls=Command)
@@ -154,7 +151,7 @@ def describe(runtime: Any, /, name: str | None, as_json: bool, **queue: Any) -> 
         if as_json:
             click.echo(json.dumps(asdict(each)))
         else:
-            print_table(reader_table(each))
+            open_console().print(reader_table(each))
 
 
 @readers.command(cls=Command)
@@ -289,8 +286,10 @@ def _readers_in(target: Target, runtime: Runtime, name: str | None = None) -> li
     for config in _existing(target, runtime):
         view = view_of(target.store, config, runtime)
         found += readers_of(target.store, config, view, runtime, name)
-    if name is not None and not found:
+    if not found and name is not None:
         raise unknown_reader(name, view.index)
+    if not found:
+        click.echo("no readers yet: a consumer with a reader's name makes one", err=True)
     return found
 
 

@@ -281,8 +281,8 @@ def trim(
         if copies:
             partition = "" if target.topic is None else f" --partition {prefix}"
             click.echo(
-                f"{prefix}: copies are {copies[0]} to {copies[-1]} below {prefix}/_quarantine/; "
-                f"bring one back with 'opendata-buffer restore {options.queue_words()}{partition} "
+                f"{prefix}: {plural(len(copies), 'copy')} below {prefix}/_quarantine/; the first "
+                f"comes back with 'opendata-buffer restore {options.queue_words()}{partition} "
                 f"{copies[0]}'"
             )
     if trimmed and not dry_run and not as_json:

@@ -75,12 +75,11 @@ def status(
         _probe(target, runtime, max_lag, max_backlog, as_json)
         return
     # A probe runs every few seconds, and rich would be a third of its time.
-    from rich.console import Console
     from rich.live import Live
 
-    from opendata_buffer.cli.terminal import status_table, topic_table
+    from opendata_buffer.cli.terminal import open_console, status_table, topic_table
 
-    console = Console()
+    console = open_console()
     reader = ReadOnlyReader(target.config, store=target.store, runtime=runtime)
     refused = ""
 
@@ -132,15 +131,15 @@ def _probe(
     batches, lag_s = found.batches, found.oldest_s
     excess = []
     if max_lag is not None and lag_s > max_lag:
-        excess.append(f"the oldest waits {lag_s:.1f} s, more than {max_lag:g}")
+        excess.append(f"the oldest batch waits {lag_s:.1f} s, more than {max_lag:g}")
     if max_backlog is not None and batches > max_backlog:
-        excess.append(f"{batches:,} wait, more than {max_backlog:,}")
+        excess.append(f"{waiting(batches)}, more than {max_backlog:,}")
     if as_json:
         known = {"ok": not excess, "batches": batches, "lag_seconds": lag_s}
         click.echo(json.dumps({**known, "manifest_bytes": found.largest}))
     if excess:
         raise Exceeded(
-            f"too much waits in {target.store.url}: of the batches {' and '.join(excess)}. "
+            f"too much waits in {target.store.url}: {'; '.join(excess)}. "
             f"'opendata-buffer status {options.queue_words()}' shows which consumer should read it"
         )
     if not as_json:

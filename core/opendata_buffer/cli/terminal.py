@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -50,9 +51,12 @@ def topic_table(status: TopicStatus) -> Group:
     return Group(table, *map(Text, [*lines, *(f"note: {each}" for each in status.notes)]))
 
 
-def print_table(table: Table) -> None:
-    """Write a table to stdout."""
-    Console().print(table)
+def open_console() -> Console:
+    """Where tables are written: stdout. A pipe has no width, so that columns are not cut off."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 160
+    return console
 
 
 def readers_table(readers: Iterable[ReaderStatus], topic: bool) -> Table:
@@ -81,7 +85,7 @@ def reader_table(each: ReaderStatus) -> Table:
     rows = [
         ("next sequence", f"{each.next_sequence:,}"),
         ("behind", f"{plural(each.lag, 'batch')}, {format_age(each.oldest_unread_seconds)} old"),
-        ("consumer", each.who if each.runs else f"none runs ({each.who})"),
+        ("consumer", each.who if each.runs else f"none, the last was {each.who}"),
         ("epoch", f"{each.epoch:,}"),
         ("last moved", _at(each.moved_ms)),
         ("expires in", _expiry(each)),

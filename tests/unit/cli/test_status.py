@@ -127,14 +127,14 @@ def test_a_probe_says_whether_too_much_waits_by_its_exit_code(url: str) -> None:
     assert ok("status", url, "--max-backlog", "2").stdout.startswith("ok: 2 batches wait, the old")
     result = run("status", url, "--max-backlog", "1")
     assert (result.exit_code, result.stdout) == (3, "")
-    assert "2 wait, more than 1" in result.stderr
+    assert "2 batches wait, more than 1" in result.stderr
     assert f"'opendata-buffer status {url}'" in result.stderr
     result = run("status", url, "--max-lag", "0", "--max-backlog", "0", "--json")
     assert result.exit_code == 3
     found = json.loads(result.stdout)
     assert (found["ok"], found["batches"]) == (False, 2)
     assert found["lag_seconds"] > 0
-    assert "the oldest waits" in result.stderr
+    assert "the oldest batch waits" in result.stderr
     ok("consume", url, "--ack")
     found = json_of("status", url, "--max-lag", "0", "--max-backlog", "0")
     assert found.pop("manifest_bytes") == 22
@@ -172,7 +172,7 @@ def test_probes_of_a_topic_are_about_all_its_partitions(url: str) -> None:
     first, _, third = topic_of(url, 3)
     fill(url, [b"a"], [b"b"], data_path_prefix=first)
     fill(url, [b"c"], data_path_prefix=third)
-    assert "3 wait, more than 2" in run("status", url, "--max-backlog", "2").stderr
+    assert "3 batches wait, more than 2" in run("status", url, "--max-backlog", "2").stderr
     assert run("status", url, "--max-backlog", "3").exit_code == 0
     assert run("status", url, "--partition", "2", "--max-backlog", "1").exit_code == 0
 
