@@ -2,8 +2,8 @@
 
 ``OPENDATA_BUFFER_SEEDS=5000`` runs the seeds below 5,000, ``=5000-9000`` those from 5,000 on;
 ``OPENDATA_BUFFER_SEED=123`` runs that one. The default is 24 for the delivery scenario, and a
-share of that for each of the others, unless its module says how many (``DEFAULT_SEEDS``): what
-takes two minutes. ``./run test --nightly`` runs 2,000.
+share of that for each of the others (``SHARE`` of its module, or ``pytest.mark.seeds``, which may
+say how many, too): what takes two minutes. ``./run test --nightly`` runs 2,000.
 """
 
 from __future__ import annotations
@@ -33,13 +33,9 @@ def seeds(share: float, default: int | None = None) -> range:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
-        metafunc.parametrize(
-            "seed",
-            seeds(
-                getattr(metafunc.module, "SHARE", 1.0),
-                getattr(metafunc.module, "DEFAULT_SEEDS", None),
-            ),
-        )
+        mark = metafunc.definition.get_closest_marker("seeds")
+        given = mark.args if mark else (getattr(metafunc.module, "SHARE", 1.0),)
+        metafunc.parametrize("seed", seeds(*given))
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import pytest
-
 from opendata_buffer.broker.committer import open_brokered_committer
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.worker import ClaimedBatch, Worker
@@ -36,9 +34,10 @@ from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.queue import Queue
 from tests.simulation.recorder import Recorder
+from tests.simulation.scenario import run
 from tests.support.faults import HarshPlan, HarshStore
 from tests.support.network import SimNetwork
-from tests.support.simulation import SimRuntime, SimTask, Simulation, SimulationFailed
+from tests.support.simulation import SimRuntime, SimTask, Simulation
 
 CLAIM_TIMEOUT_MS = 8_000
 STORE = "memory://simulation"
@@ -100,6 +99,7 @@ class Fleet:
         self.claims: dict[int, float] = {}
         self.taken: set[int] = set()
         self.tasks: list[SimTask] = []
+        self.lives: dict[str, Callable[[Member], None]] = {}
         self.closing = False
         self.calm = False
         self.ended = False
@@ -340,41 +340,36 @@ class Fleet:
 
     # The run.
 
-    def run(self) -> None:
-        self.lives: dict[str, Callable[[Member], None]] = {}
-
-        def main() -> None:
-            for number in range(self.hosts):
-                self.start(f"host{number}", self.host)
-            for number in range(self.producers):
-                self.start(f"producer{number}", self.produce)
-            for number in range(self.workers):
-                self.start(f"worker{number}", self.work)
-            if self.fences:
-                fencer = self.member("consumer")
-                self.members.remove(fencer)
-                fencer.runtime.spawn(lambda: self.fence(fencer), "consumer")
-            while self.simulation.now < self.run_s:
-                self.director.sleep(self.random.uniform(0.2, 2.5))
-                self.torment()
-            self.closing = True
-            # The other consumer may take the queue once more in this time.
-            self.director.sleep(15 if self.fences else self.random.uniform(0, 15))
-            self.plan = HarshPlan(get_ms=20, put_ms=20, cas_ms=20)
-            for member in self.members:
-                member.store.plan = self.plan
-            if self.fences:
-                # Who was fenced stays it; new brokers take the queue back.
-                for victim in [each for each in self.members if not each.name.startswith("prod")]:
-                    self._kill(victim)
-                    self.start(victim.name, self.lives[victim.name])
-            self._await_drained()
-            self.ended = True
-            for task in self.tasks:
-                task.join(120)
-            self.check()
-
-        self.simulation.run(main)
+    def main(self) -> None:
+        for number in range(self.hosts):
+            self.start(f"host{number}", self.host)
+        for number in range(self.producers):
+            self.start(f"producer{number}", self.produce)
+        for number in range(self.workers):
+            self.start(f"worker{number}", self.work)
+        if self.fences:
+            fencer = self.member("consumer")
+            self.members.remove(fencer)
+            fencer.runtime.spawn(lambda: self.fence(fencer), "consumer")
+        while self.simulation.now < self.run_s:
+            self.director.sleep(self.random.uniform(0.2, 2.5))
+            self.torment()
+        self.closing = True
+        # The other consumer may take the queue once more in this time.
+        self.director.sleep(15 if self.fences else self.random.uniform(0, 15))
+        self.plan = HarshPlan(get_ms=20, put_ms=20, cas_ms=20)
+        for member in self.members:
+            member.store.plan = self.plan
+        if self.fences:
+            # Who was fenced stays it; new brokers take the queue back.
+            for victim in [each for each in self.members if not each.name.startswith("prod")]:
+                self._kill(victim)
+                self.start(victim.name, self.lives[victim.name])
+        self._await_drained()
+        self.ended = True
+        for task in self.tasks:
+            task.join(120)
+        self.check()
 
     def _await_drained(self) -> None:
         # How long all of it takes depends on how much there is; that it goes on does not.
@@ -424,13 +419,5 @@ class Fleet:
 
 
 def simulate(fleet: Fleet) -> Fleet:
-    """Run it; a failure shows the end of the history."""
-    failure = ""
-    try:
-        fleet.run()
-    except SimulationFailed as error:
-        failure = str(error)
-    if failure:
-        history = "\n".join(fleet.simulation.history[-80:])
-        pytest.fail(f"{failure}\n\n{history}\n\nOPENDATA_BUFFER_SEED={fleet.seed}", pytrace=False)
+    run(fleet.simulation, fleet.main)
     return fleet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -12,24 +13,32 @@ from tests.support.simulation import Simulation, SimulationFailed
 SHOWN = 80
 
 
-def run(simulation: Simulation, main: Callable[[], None], where: str) -> None:
+def run(simulation: Simulation, main: Callable[[], None]) -> None:
     """Run it; a failure shows the end of the history and the command that repeats it."""
-    failure = ""
     try:
         simulation.run(main)
     except SimulationFailed as error:
         failure = str(error)
-    if failure:
-        history = "\n".join(simulation.history[-SHOWN:])
-        pytest.fail(
-            f"{failure}\n\n{history}\n\n"
-            f"OPENDATA_BUFFER_SEED={simulation.seed} ./run test tests/simulation/{where}",
-            pytrace=False,
-        )
+    else:
+        return
+    history = "\n".join(simulation.history[-SHOWN:])
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").partition("[")[0]
+    again = f"OPENDATA_BUFFER_SEED={simulation.seed} ./run test {test}"
+    pytest.fail(f"{failure}\n\n{history}\n\n{again}", pytrace=False)
 
 
-def simulate(seed: int, scenario: Callable[[World], None], where: str) -> World:
+def simulate(seed: int, scenario: Callable[[World], None]) -> World:
     """Run a scenario of one queue."""
     world = World(seed)
-    run(world.simulation, lambda: scenario(world), where)
+    run(world.simulation, lambda: scenario(world))
     return world
+
+
+def simulated(scenario: Callable[[World], None]) -> Callable[[int], None]:
+    """A test that runs a scenario of one queue with each seed."""
+
+    def test(seed: int) -> None:
+        simulate(seed, scenario)
+
+    test.__doc__ = scenario.__doc__
+    return test

@@ -27,4 +27,4 @@ def deliver(world: World) -> None:
 
 
 def test_everything_durable_arrives_once_and_in_order(seed: int) -> None:
-    simulate(seed, deliver, "test_delivery.py")
+    simulate(seed, deliver)

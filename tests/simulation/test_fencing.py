@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from tests.simulation.actors import PlainProducer, Reader, SinkDriver, run_readers, run_services
-from tests.simulation.scenario import simulate
+from tests.simulation.scenario import simulated
 from tests.simulation.world import World
 
 SHARE = 0.5
 """Of the seeds; see conftest.py."""
 
 
-def usurp(world: World) -> None:
+@simulated
+def test_f8_fenced_consumers_acknowledge_nothing(world: World) -> None:
     """Readers are replaced while they still run, in the middle of whatever they do."""
     world.grace_s = 60
     world.torments = ("zombie", "zombie", "zombie", "short pause", "long pause", "kill")
@@ -44,18 +45,11 @@ def _usurpers(world: World) -> None:
     world.director.sleep(300)
 
 
-def test_f8_fenced_consumers_acknowledge_nothing(seed: int) -> None:
-    simulate(seed, usurp, "test_fencing.py -k acknowledge_nothing")
-
-
-def rivals(world: World) -> None:
+@simulated
+def test_two_drivers_of_one_query_write_each_batch_once(world: World) -> None:
     """A query is started again while its old driver, thought dead, goes on committing."""
     query = SinkDriver(world, "query", 10)
     run_readers(world)
     run_services(world, [query], zombies=True)
     world.finish()
     world.model.check_complete(query.name, query.records)
-
-
-def test_two_drivers_of_one_query_write_each_batch_once(seed: int) -> None:
-    simulate(seed, rivals, "test_fencing.py -k two_drivers")

@@ -12,14 +12,15 @@ from tests.simulation.actors import (
     run_readers,
     run_services,
 )
-from tests.simulation.scenario import simulate
+from tests.simulation.scenario import simulated
 from tests.simulation.world import MAX_SKEW_MS, World
 
 SHARE = 0.5
 """Of the seeds; see conftest.py."""
 
 
-def race(world: World) -> None:
+@simulated
+def test_f5_collector_never_deletes_what_becomes_durable(world: World) -> None:
     """Processes freeze between upload and append, for about the grace period."""
     world.grace_s = 60
     world.torments = ("long pause", "clock", "outage", "kill")
@@ -40,11 +41,10 @@ def race(world: World) -> None:
         world.fail("no process was held up: the scenario tests nothing")
 
 
-def test_f5_collector_never_deletes_what_becomes_durable(seed: int) -> None:
-    simulate(seed, race, "test_gc_race.py -k never_deletes")
-
-
-def wrong_dates(world: World) -> None:
+@simulated
+def test_f6_a_store_with_a_wrong_clock_never_makes_the_collector_delete_young_batches(
+    world: World,
+) -> None:
     """The store's clock is wrong for hours, or its answers tell a wrong time now and then."""
     world.grace_s = 60
     world.torments = ("short pause", "outage")
@@ -64,13 +64,8 @@ def wrong_dates(world: World) -> None:
         world.fail("nobody listed the store: the scenario tests nothing")
 
 
-def test_f6_a_store_with_a_wrong_clock_never_makes_the_collector_delete_young_batches(
-    seed: int,
-) -> None:
-    simulate(seed, wrong_dates, "test_gc_race.py -k wrong_clock")
-
-
-def late(world: World) -> None:
+@simulated
+def test_f5_late_appends_lose_nothing_that_is_durable(world: World) -> None:
     """Appends that land after the grace period: the one race a producer can only report.
 
     It finds out afterwards and writes the transactions again; by then the collector may have
@@ -93,11 +88,8 @@ def late(world: World) -> None:
     world.model.check_complete(app.name, app.records)
 
 
-def test_f5_late_appends_lose_nothing_that_is_durable(seed: int) -> None:
-    simulate(seed, late, "test_gc_race.py -k late_appends")
-
-
-def slow(world: World) -> None:
+@simulated
+def test_f5_a_micro_batch_of_three_grace_periods_gets_through(world: World) -> None:
     """Micro-batches of three grace periods, beside collectors; clocks are wrong by minutes."""
     world.grace_s = 60
     world.torments = ("clock", "outage", "short pause")
@@ -115,7 +107,3 @@ def slow(world: World) -> None:
     assert len(query.waited_s) == 3
     assert min(query.waited_s) >= 3 * world.grace_s - 1, "a micro-batch was quick"
     assert query.refused == 0
-
-
-def test_f5_a_micro_batch_of_three_grace_periods_gets_through(seed: int) -> None:
-    simulate(seed, slow, "test_gc_race.py -k three_grace_periods")

@@ -252,9 +252,9 @@ class LogWorld(World):
                 self.fail(f"{name} never got {missing}")
 
 
-def simulate(seed: int, scenario: Any, where: str) -> LogWorld:
+def simulate(seed: int, scenario: Any) -> LogWorld:
     world = LogWorld(seed)
-    run(world.simulation, lambda: scenario(world), where)
+    run(world.simulation, lambda: scenario(world))
     return world
 
 
@@ -395,14 +395,14 @@ def replay(world: LogWorld) -> None:
 
 
 def test_a_reader_that_is_set_back_or_forward_misses_nothing_from_there_on(seed: int) -> None:
-    simulate(seed, replay, "test_log.py -k set_back")
+    simulate(seed, replay)
 
 
 def test_each_reader_gets_everything_durable_once_and_in_order(seed: int) -> None:
-    simulate(seed, follow, "test_log.py -k each_reader")
+    simulate(seed, follow)
 
 
 def test_the_seeds_make_pages_and_collect() -> None:
-    worlds = [simulate(seed, follow, "test_log.py -k pages") for seed in (1, 2, 3)]
+    worlds = [simulate(seed, follow) for seed in (1, 2, 3)]
     assert any(world.model.pages for world in worlds)
     assert any(world.model.counts["collected"] for world in worlds)

@@ -209,7 +209,7 @@ KINDS = [("queue", "queue"), ("topic", "queue"), ("queue", "topic")]
 def test_whatever_happens_to_workers_each_record_is_processed_once(seed: int) -> None:
     world = ProcessingWorld(seed, *KINDS[seed % 3])
     world.plan = faults(world.simulation.random)
-    run(world.simulation, lambda: live(world), "test_processing.py")
+    run(world.simulation, lambda: live(world))
 
 
 def test_all_that_may_happen_to_workers_does() -> None:

@@ -89,7 +89,7 @@ def test_whatever_happens_to_publishers_a_transaction_is_there_whole_or_not_at_a
 ) -> None:
     world = PublishingWorld(seed)
     world.plan = faults(world.simulation.random)
-    run(world.simulation, lambda: live(world), "test_publisher.py")
+    run(world.simulation, lambda: live(world))
     assert [each.fate for each in world.transactions].count("committed") >= 5
 
 

@@ -11,7 +11,7 @@ from opendata_buffer.consumer.position import Position
 from opendata_buffer.errors import QueueReset
 from opendata_buffer.producer.producer import Producer
 from tests.simulation.actors import FAILURES
-from tests.simulation.scenario import simulate
+from tests.simulation.scenario import simulated
 from tests.simulation.world import MANIFEST, Node, World
 from tests.support.model import Record
 from tests.support.tuned import tuned
@@ -35,7 +35,27 @@ def until_reset(world: World, node: Node, call: Callable[[], object]) -> None:
     world.fail(f"{node.name} never noticed that the manifest is gone")
 
 
-def lose_and_start_over(world: World) -> None:
+def write(producer: Producer, record: Record) -> None:
+    producer.produce([record.encode()]).result()
+
+
+def read(world: World, node: Node, reader: Consumer, count: int) -> int:
+    """Take so many batches and acknowledge them; returns the last one's sequence."""
+    last = -1
+    for _ in range(count):
+        batch = world.patiently(node, reader.next_batch, FAILURES)
+        if batch is None:
+            break
+        last = batch.sequence
+        world.model.sink.position = last
+        world.patiently(node, lambda last=last: reader.ack(last), FAILURES)
+    return last
+
+
+@simulated
+def test_f4_a_lost_manifest_stops_everybody_and_a_new_queue_is_not_taken_for_the_old(
+    world: World,
+) -> None:
     """Batches wait, the manifest goes, everybody stops; then the operator starts over."""
     world.grace_s = 60
     world.ambushes = 0  # nobody here is started again
@@ -98,26 +118,3 @@ def lose_and_start_over(world: World) -> None:
         got += batch.entries
     if got != [Record("new", number).encode() for number in range(count + 5)]:
         world.fail(f"the new queue holds {got}")
-
-
-def write(producer: Producer, record: Record) -> None:
-    producer.produce([record.encode()]).result()
-
-
-def read(world: World, node: Node, reader: Consumer, count: int) -> int:
-    """Take so many batches and acknowledge them; returns the last one's sequence."""
-    last = -1
-    for _ in range(count):
-        batch = world.patiently(node, reader.next_batch, FAILURES)
-        if batch is None:
-            break
-        last = batch.sequence
-        world.model.sink.position = last
-        world.patiently(node, lambda last=last: reader.ack(last), FAILURES)
-    return last
-
-
-def test_f4_a_lost_manifest_stops_everybody_and_a_new_queue_is_not_taken_for_the_old(
-    seed: int,
-) -> None:
-    simulate(seed, lose_and_start_over, "test_recreated.py")

@@ -14,19 +14,19 @@ from tests.simulation.test_delivery import deliver
 DIGEST = """
 from tests.simulation.scenario import simulate
 from tests.simulation.test_delivery import deliver
-print(simulate({seed}, deliver, "").simulation.digest)
+print(simulate({seed}, deliver).simulation.digest)
 """
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_same_seed_gives_same_history(number: int) -> None:
-    first, second = (simulate(number, deliver, "test_replay.py") for _ in range(2))
+    first, second = (simulate(number, deliver) for _ in range(2))
     assert first.simulation.history == second.simulation.history
     assert first.simulation.digest == second.simulation.digest
 
 
 def test_seeds_give_different_histories() -> None:
-    digests = {simulate(number, deliver, "test_replay.py").simulation.digest for number in (3, 4)}
+    digests = {simulate(number, deliver).simulation.digest for number in (3, 4)}
     assert len(digests) == 2
 
 

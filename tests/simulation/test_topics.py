@@ -283,7 +283,7 @@ def all_read(world: TopicWorld) -> bool:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_topics_that_grow_and_shrink_lose_nothing_and_repeat_nothing(seed: int) -> None:
     world = TopicWorld(seed)
-    run(world.simulation, lambda: live(world), "test_topics.py")
+    run(world.simulation, lambda: live(world))
     assert len(world.durable) > 100, "hardly anything was produced"
     # How many there are is up to the seed: mostly 8 to 12, and 4 in a rare one.
     assert world.deeds["expanded"] + world.deeds["drained"] >= 1, "the topic never changed"

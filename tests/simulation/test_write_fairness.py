@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from statistics import median
@@ -38,11 +37,11 @@ from opendata_buffer.producer.group_commit import ALONE_S, BESIDE_S, Committer, 
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
-from opendata_buffer.stores.base import NotModified
 from opendata_buffer.stores.memory import MemoryStore
+from tests.simulation.scenario import run
 from tests.support.faults import HarshPlan, HarshStore
 from tests.support.network import SimNetwork
-from tests.support.simulation import SimRuntime, SimTask, Simulation
+from tests.support.simulation import Dice, SimRuntime, SimTask, Simulation
 
 SHARE = 0.1
 
@@ -58,7 +57,7 @@ REQUEST_S = 0.06
 """Of a read, and of a write."""
 
 
-class World:
+class World(Dice):
     """Brokers, clients that append all the time, and a visitor. Without brokers the clients are two
     threads of one producer.
 
@@ -194,7 +193,7 @@ class World:
                 if runtime.alive:
                     host.stop(5)
 
-        self.simulation.run(main)
+        run(self.simulation, main)
 
     def serving(self) -> SimRuntime | None:
         return next((each for each, host in self.hosts if each.alive and host.serving), None)
@@ -403,86 +402,10 @@ def test_whatever_ends_brokers_and_sinks_nothing_is_lost_and_nothing_is_twice(se
     assert query.batch > 10
 
 
-EAGER = ProducerConfig(store="memory://simulation", flush_size_bytes=1, broker="off")
+EAGER = ProducerConfig(store=CONFIG.store, flush_size_bytes=1, broker="off")
 RATE = 10.0
 KNOWN_S = 10.0
 """When the processes know each other; before, those that begin together race."""
-
-
-@dataclass
-class Processes:
-    count: int
-    seconds: float
-    delays: list[float] = field(default_factory=list)
-    done: dict[int, int] = field(default_factory=dict)
-    produced: int = 0
-    attempts: int = 0
-    conflicts: int = 0
-
-    def run(self, seed: int) -> list[str]:
-        """Returns the locations in the queue at the end."""
-        self.simulation = Simulation(seed, max_steps=5_000_000)
-        self.producers: list[Producer] = []
-        inner = MemoryStore("simulation", now_ms=self.simulation.now_ms)
-
-        def main() -> None:
-            director = self.simulation.process("director")
-            tasks = [self.start(number, inner) for number in range(self.count)]
-            director.sleep(KNOWN_S)
-            before = self.writes()
-            for task in tasks:
-                task.join()
-            self.attempts, self.conflicts = (
-                now - then for now, then in zip(self.writes(), before, strict=True)
-            )
-            for producer in self.producers:
-                producer.close()
-
-        self.simulation.run(main)
-        blob = inner.get(EAGER.manifest_path)
-        assert not isinstance(blob, NotModified)
-        return Manifest.parse(blob.data).locations()
-
-    def writes(self) -> tuple[int, int]:
-        return (
-            sum(producer.commit_attempts for producer in self.producers),
-            sum(producer.commit_conflicts for producer in self.producers),
-        )
-
-    def start(self, number: int, inner: MemoryStore) -> SimTask:
-        runtime = self.simulation.process(f"producer-{number}")
-        plan = HarshPlan(get_ms=60, put_ms=60, cas_ms=60, jitter=0.1)
-        store = HarshStore(inner, runtime, plan, seed=number)
-        return runtime.spawn(lambda: self.produce(number, runtime, store), "main")
-
-    def produce(self, number: int, runtime: SimRuntime, store: HarshStore) -> None:
-        runtime.sleep(self.simulation.random.random() / RATE)
-        producer = Producer(EAGER, store=store, runtime=runtime)
-        self.producers.append(producer)
-        started = self.simulation.now
-        for call in range(int(self.seconds * RATE)):
-            handle = producer.produce([b"x" * 100])
-            self.produced += 1
-            handle.add_done_callback(self.durable(number, self.simulation.now))
-            runtime.sleep(max(0.0, started + (call + 1) / RATE - self.simulation.now))
-
-    def durable(self, number: int, called: float) -> Callable[[object], None]:
-        def note(_: object) -> None:
-            now = self.simulation.now
-            if called >= KNOWN_S:
-                self.delays.append(now - called)
-            if KNOWN_S <= now < self.seconds:
-                self.done[number] = self.done.get(number, 0) + 1
-
-        return note
-
-    @property
-    def p99(self) -> float:
-        return sorted(self.delays)[int(len(self.delays) * 0.99)]
-
-    @property
-    def least_share(self) -> float:
-        return min(self.done.values()) / (RATE * (self.seconds - KNOWN_S))
 
 
 @pytest.mark.parametrize(
@@ -492,10 +415,48 @@ class Processes:
 def test_processes_on_one_queue_get_their_share_in_time(
     count: int, seconds: float, p99: float, wasted: float
 ) -> None:
-    processes = Processes(count, seconds)
-    queued = processes.run(seed=1)
-    assert len(queued) == len(set(queued)) == processes.produced
-    assert len(processes.done) == count
-    assert processes.p99 <= p99
-    assert processes.conflicts <= wasted * processes.attempts
-    assert processes.least_share >= 0.5
+    world = World(1, broker="off", brokers=0)
+    producers: list[Producer] = []
+    durable: list[tuple[int, float, float]] = []
+    """Of each record its producer, and when it was produced and durable."""
+    raced: list[tuple[int, int]] = []
+    """Attempts and conflicts of all, when they know each other and at the end."""
+
+    def live(number: int, runtime: SimRuntime) -> None:
+        runtime.sleep(world.uniform(0, 1 / RATE))
+        producer = Producer(EAGER, store=world.store(runtime), runtime=runtime)
+        producers.append(producer)
+        started = runtime.monotonic()
+        for call in range(int(seconds * RATE)):
+            watcher = producer.produce([b"x" * 100]).watcher
+            watcher.add_done_callback(partial(note, number, runtime.monotonic()))
+            runtime.sleep(max(0.0, started + (call + 1) / RATE - runtime.monotonic()))
+
+    def note(number: int, produced: float, _: object) -> None:
+        durable.append((number, produced, world.simulation.now))
+
+    def count_races() -> None:
+        attempts = sum(producer.commit_attempts for producer in producers)
+        raced.append((attempts, sum(producer.commit_conflicts for producer in producers)))
+
+    def main() -> None:
+        runtimes = [world.process("producer") for _ in range(count)]
+        tasks = [each.spawn(partial(live, n, each), "main") for n, each in enumerate(runtimes)]
+        world.director.sleep(KNOWN_S)
+        count_races()
+        for task in tasks:
+            task.join()
+        count_races()
+        for producer in producers:
+            producer.close()
+
+    run(world.simulation, main)
+    queued = world.queued()
+    assert len(queued) == len(set(queued)) == count * int(seconds * RATE)
+    delays = sorted(end - at for _, at, end in durable if at >= KNOWN_S)
+    assert delays[int(len(delays) * 0.99)] <= p99
+    (attempts, conflicts), (all_attempts, all_conflicts) = raced
+    assert all_conflicts - conflicts <= wasted * (all_attempts - attempts)
+    done = Counter(number for number, _, end in durable if KNOWN_S <= end < seconds)
+    assert len(done) == count
+    assert min(done.values()) >= 0.5 * RATE * (seconds - KNOWN_S)
