@@ -172,7 +172,7 @@ StepDown(b) ==
     /\ UNCHANGED <<manifest, announced, told, now>>
 
 \* The process ends; its clients hear nothing.
-\* core/opendata_buffer/broker/server.py: Session.close
+\* core/opendata_buffer/broker/broker.py: Session.close
 Die(b) ==
     /\ broker[b].up
     /\ broker' = [broker EXCEPT ![b] = Fresh]

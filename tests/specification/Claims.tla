@@ -155,7 +155,7 @@ IsFresh(d) == announced.broker = d /\ now - announced.renewed < Silent
 
 \* A broker that was late to renew its record may have missed heartbeats.
 \* core/opendata_buffer/broker/dispatcher.py: DispatchRound.lapse
-\* core/opendata_buffer/broker/claims.py: Heartbeats.until
+\* core/opendata_buffer/broker/claims.py: Heartbeats.prolong
 \* core/opendata_buffer/broker/election.py: LeaderElection._steady_since
 Lapse(d) ==
     /\ dispatcher[d].at = "serves"

@@ -1,4 +1,4 @@
-"""A broker appends for all its clients by group commit, and pauses for a client that writes itself.
+"""A broker without its network: group commit for all its clients, and their sessions.
 
 While one compare-and-swap is in flight, requests of all clients queue up; the next one appends them
 all. A request is answered after its compare-and-swap has landed and never before. One thread
@@ -10,21 +10,37 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from opendata_buffer import metrics
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.protocol import (
+    MAX_OPEN_REQUESTS,
     AppendRequest,
     PauseRequest,
     Request,
     clock_body,
     error_body,
+    moment_of,
+    parse_append,
+    parse_beat,
+    parse_claim,
+    parse_finish,
+    parse_reader,
+    parse_renewal,
+    whole,
 )
-from opendata_buffer.broker.secure_channel import NONCE_BYTES, KeyPair, WriteProofs
+from opendata_buffer.broker.secure_channel import (
+    NONCE_BYTES,
+    BrokerEnd,
+    KeyPair,
+    ProtocolError,
+    WriteProofs,
+)
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
 from opendata_buffer.formats.manifest import Manifest, NewEntry
@@ -452,3 +468,131 @@ class Broker:
                     error.key, error.sequence, locations, error.next_sequence, error.reason
                 )
             each.respond("failed", error=error_body(own))
+
+
+_READS = {"written", "ping", "stats"}
+"""What a client may send that can only read the queue: ``status``, or a broker that stands by."""
+
+
+class Session:
+    """One client's connection, without the network: does what each message asks for.
+
+    ``send`` takes the body of an answer from any thread, and must not block. The transport seals
+    bodies in the order in which it sends them. A client that has not shown that it may write gets
+    counters, and nothing else.
+    """
+
+    def __init__(self, broker: Broker, end: BrokerEnd, send: Callable[[Body], None]) -> None:
+        self._broker = broker
+        self._end = end
+        self._send = send
+        self._lock = broker.runtime.condition()
+        self._open = 0
+        self._pending: dict[int, AppendRequest] = {}
+        self._closed = False
+        self._has_written = False
+        self.may_write = False
+        """Whether the client has shown that it may write in the queue."""
+
+    def welcome(self, prove: bytes) -> bytes:
+        """Answer the client's handshake; its messages may follow."""
+        answer = self._end.welcome(prove)
+        self._broker.sessions += 1
+        return answer
+
+    def received(self, message: bytes) -> None:
+        """Do what the client's next message asks for, or nothing where it raises ProtocolError."""
+        body = self._end.open(message)
+        if not self.may_write and body.get("op") not in _READS:
+            raise ProtocolError(
+                f"a client asks for {str(body.get('op'))[:50]!r} and has not shown that it may "
+                "write in the queue"
+            )
+        match body.get("op"):
+            case "written":
+                if self._has_written:
+                    raise ProtocolError("a client shows for the second time that it may write")
+                self._has_written = True
+                self._begin()
+                told = partial(self._proven, whole(body, "n"))
+                self._broker.proofs.check(self._end.proof_name, self._end.write_proof(), told)
+            case "append":
+                append = parse_append(body, self._broker.data_path_prefix, self._answer)
+                self._begin(append)
+                self._broker.submit(append, len(message))
+            case "claim":
+                now = self._broker.runtime.monotonic()
+                claim = parse_claim(body, now, self._answer, lambda: not self._closed)
+                self._begin()
+                self._dispatcher(body).submit(claim)
+            case "finish":
+                finish = parse_finish(body, self._answer)
+                self._begin()
+                self._dispatcher(body).submit(finish)
+            case "beat":
+                # Answered: a worker relies on its claims by answered heartbeats only, and concludes
+                # from missing answers that a broker is gone.
+                lives = self._dispatcher(body).beat(parse_beat(body))
+                answer = {"op": "beaten"} if lives else {"op": "refused", "why": "moved"}
+                self._send_answer({**answer, "n": whole(body, "n")})
+            case "pause":
+                self._begin()
+                writes = whole(body, "writes")
+                self._broker.ask_pause(PauseRequest(whole(body, "n"), self._answer, writes))
+            case "renew":
+                self._renew(parse_renewal(body), moment_of(body.get("clock")))
+            case "ping":
+                self._send_answer({"op": "pong", "next": self._broker.next_sequence})
+            case "stats":
+                self._send_answer({"op": "stats", **self._broker.stats()})
+            case other:
+                raise ProtocolError(f"unknown request {str(other)[:50]!r} of a client")
+
+    def _dispatcher(self, body: Mapping[str, Any]) -> Dispatcher:
+        if self._broker.dispatcher is None:
+            raise ProtocolError("this broker hands out no batches")
+        return self._broker.dispatcher.of_reader(parse_reader(body))
+
+    def _proven(self, number: int, error: Exception | None) -> None:
+        if error is None:
+            self.may_write = True
+            self._answer({"op": "granted", "n": number})
+        else:
+            self._answer({"op": "failed", "n": number, "error": error_body(error)})
+
+    def _begin(self, append: AppendRequest | None = None) -> None:
+        with self._lock:
+            if self._open >= MAX_OPEN_REQUESTS:
+                raise ProtocolError(
+                    f"a client has {self._open} unanswered requests: more are not taken"
+                )
+            self._open += 1
+            if append is not None:
+                self._pending[append.number] = append
+
+    def _renew(self, numbers: Sequence[int], heard: Moment) -> None:
+        """Renew appends that still wait, by a later clock that the client received."""
+        with self._lock:
+            for number in numbers:
+                waiting = self._pending.get(number)
+                if waiting is not None and waiting.heard.precedes(heard):
+                    waiting.heard = heard
+
+    def _answer(self, body: Body) -> None:
+        with self._lock:
+            self._open -= 1
+            self._pending.pop(body["n"], None)
+        self._send_answer(body)
+
+    def close(self) -> None:
+        """The connection has ended: answers are dropped."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._end.ready:
+            self._broker.sessions -= 1
+
+    def _send_answer(self, body: Body) -> None:
+        if not self._closed:
+            self._send({**body, "clock": self._broker.clock()})

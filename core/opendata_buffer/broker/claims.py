@@ -291,29 +291,25 @@ class Heartbeats:
         """Forget the times: another dispatcher owns the claims."""
         self.lapses, self._renewed = {}, {}
 
-    def until(self, sequence: int, holder: ClaimHolder, now: float) -> float | None:
-        """The new end of a claim that is to last longer than its timeout; None when it lapses."""
+    def prolong(self, sequence: int, holder: ClaimHolder, now: float) -> bool:
+        """Set the new end of a claim that lasts longer than its timeout; False when it lapses."""
+        timeout_s = holder.timeout_ms / 1000
         with self._condition:
             alive = self._alive.get(holder.token, float("-inf"))
         # A broker that paused knows as little as a successor, and does the same.
-        until = max(alive, self._steady_since()) + holder.timeout_ms / 1000
-        if until > now:
-            return until
-        if now - self.lapses[sequence] > LATE_S and self._renewed.get(sequence) != holder.token:
+        until = max(alive, self._steady_since()) + timeout_s
+        if until <= now:
+            was_late = now - self.lapses.pop(sequence) > LATE_S
+            if not was_late or self._renewed.get(sequence) == holder.token:
+                return False
             self._renewed[sequence] = holder.token
-            return now + holder.timeout_ms / 1000
-        return None
+            until = now + timeout_s
+        self.lapses[sequence] = until
+        return True
 
-    def landed(self, lapses: Mapping[int, float | None]) -> None:
-        """Take over the times of a round whose claims are stored."""
-        for sequence, at in lapses.items():
-            if at is None:
-                self.lapses.pop(sequence, None)
-            else:
-                self.lapses[sequence] = at
-
-    def drop(self, token: int) -> None:
-        """Forget the heartbeat of a claim that has ended."""
+    def drop(self, sequence: int, token: int) -> None:
+        """Forget a claim that has ended."""
+        self.lapses.pop(sequence, None)
         with self._condition:
             self._alive.pop(token, None)
 

@@ -3,8 +3,9 @@
 While one compare-and-swap on the claims is in flight, requests of all workers queue up; the next
 one handles them all, and each is answered after it has landed. Heartbeats are kept in memory only.
 Finished batches at the front are acknowledged after that, so a dispatcher that dies in between only
-acknowledges later. No answer is sent before the write of its round (:class:`DispatchRound`), and
-nothing that outlives the round is changed but the copies in the quarantine, which may be repeated.
+acknowledges later. No answer is sent before the write of its round (:class:`DispatchRound`). A
+round that fails ends the term, and what the round changed in memory is read or begun anew. Only its
+copies in the quarantine stay, which may be repeated.
 
 Another consumer of the queue, or another dispatcher, fences this one, and its workers go to the
 broker that is announced now.
@@ -149,13 +150,9 @@ class DispatchRound:
     batches leave, free ones go to the workers that wait; all of it is in one new value of the
     claims, which is then written at once.
 
-    Times are monotonic seconds.
-
     Attributes:
         claims: As they are to be stored.
         responses: Answers to send once that is stored.
-        lapses: Of each batch whose claim changed, when it is checked next; None for never.
-        rests: Until when released batches rest.
         ended: How claims ended in this round, by token.
         lapsed: How many claims lapsed.
     """
@@ -174,20 +171,16 @@ class DispatchRound:
         self._now = now
         self.claims = claims
         self.responses: list[Callable[[], None]] = []
-        self.lapses: dict[int, float | None] = {}
-        self.rests: dict[int, float] = {}
         self.ended: dict[int, str] = {}
         self.lapsed = 0
 
     def lapse(self) -> None:
         """Take batches from workers whose heartbeats stopped."""
-        for sequence, at in self._heartbeats.lapses.items():
+        for sequence, at in list(self._heartbeats.lapses.items()):
             holder = self.claims.held.get(sequence)
             if at > self._now or holder is None:
                 continue
-            until = self._heartbeats.until(sequence, holder, self._now)
-            self.lapses[sequence] = until
-            if until is None:
+            if not self._heartbeats.prolong(sequence, holder, self._now):
                 log.warning("worker %s of batch %d sends no heartbeat", holder.worker, sequence)
                 self.claims = self.claims.release(sequence)
                 self.lapsed += 1
@@ -204,15 +197,14 @@ class DispatchRound:
             return
         if request.how == "release":
             self.claims = self.claims.release(sequence)
-            self.rests[sequence] = self._now + request.rest_ms / 1000
+            self._ready.rests[sequence] = self._now + request.rest_ms / 1000
         elif request.how == "done":
             self.claims = self.claims.finish(sequence)
         else:
             self.claims = self.claims.release(sequence)
             self._quarantine(sequence, request.reason)
-        self.lapses[sequence] = None
         self.ended[token] = request.how
-        self._heartbeats.drop(token)
+        self._heartbeats.drop(sequence, token)
         self._respond(request, "finished")
 
     def hand_out(
@@ -227,7 +219,6 @@ class DispatchRound:
         ready = self._ready
         # Also when no worker waits: this forgets rests that are over.
         resting = ready.resting(self._now)
-        resting.update(key for key, at in self.rests.items() if at > self._now)
         wanted = sum(each.most for each in claiming)
         free = self.claims.free(ready.end, resting) if wanted else []
         if len(free) < wanted and read_more is not None:
@@ -273,8 +264,7 @@ class DispatchRound:
         self.claims = self.claims.claim(given, request.worker, request.timeout_ms)
         batches = []
         for sequence in given:
-            self.lapses[sequence] = self._now + request.timeout_ms / 1000
-            self.rests.pop(sequence, None)
+            self._heartbeats.lapses[sequence] = self._now + request.timeout_ms / 1000
             batches.append(
                 {
                     **self._ready.body_of(sequence),
@@ -587,9 +577,7 @@ class Dispatcher:
         due = has_new_batches or now >= ready.read_at + POLL_S
         left = this_round.hand_out(claiming, read_more if due else None)
         term.write(this_round.claims)
-        # It is stored: only now it is answered, and acted on.
-        self._heartbeats.landed(this_round.lapses)
-        ready.rests.update(this_round.rests)
+        # It is stored: only now it is answered.
         self._ended.update(this_round.ended)
         while len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]

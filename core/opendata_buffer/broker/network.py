@@ -1,17 +1,28 @@
-"""How processes reach a broker: connections over WebSockets, and a port for a broker."""
+"""WebSockets: connections to a broker, and the port of a broker, which an event loop serves."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
+import os
 import secrets
+import socket
 import ssl
-from contextlib import ExitStack
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from weakref import WeakSet
 
+from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.server import ServerProtocol
 from websockets.sync import client as websockets_client
 
-from opendata_buffer.broker.broker import Broker
+from opendata_buffer.broker.broker import Broker, Session
 from opendata_buffer.broker.client import (
     CONNECT_S,
     Channel,
@@ -20,21 +31,27 @@ from opendata_buffer.broker.client import (
     Connection,
 )
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
-from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, NONCE_BYTES
-from opendata_buffer.broker.server import Listen, WebSocketPort, close_in_children, own_address
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.broker.secure_channel import (
+    MAX_HANDSHAKE_BYTES,
+    MAX_MESSAGE_BYTES,
+    NONCE_BYTES,
+    BrokerEnd,
+    ProtocolError,
+)
+from opendata_buffer.errors import InvalidInput, PermanentStorageError
+from opendata_buffer.runtime import Runtime, Task
 from opendata_buffer.stores.base import Store
+
+log = logging.getLogger(__name__)
 
 
 class ListeningPort(Protocol):
     """Where clients connect to a broker."""
 
+    address: str
+    """``host:port`` for the discovery record."""
     certificate: str
-
-    @property
-    def address(self) -> str:
-        """``host:port`` for the discovery record."""
-        ...
+    """SHA-256 of its certificate, in hex; empty without TLS."""
 
     def open(self, broker: Broker, broker_record: DiscoveryRecord) -> None:
         """Serve the clients of one term."""
@@ -60,6 +77,24 @@ class Network(Protocol):
     def listen(self) -> ListeningPort:
         """A port of this process. Raises InvalidInput where the address cannot be used."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where a broker listens, and how its clients reach it.
+
+    Attributes:
+        port: 0 takes a free one.
+        advertise: ``host:port`` for clients, where that differs from what is listened on. For
+            ``0.0.0.0`` and ``::`` it is this machine's address towards other networks by default.
+        certificate: Path of a PEM file for TLS, and ``key`` of its private key.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise: str = ""
+    certificate: str = ""
+    key: str = ""
 
 
 class WebSocketNetwork:
@@ -93,13 +128,19 @@ def listen_for(store: Store) -> Listen:
 def open_channel(broker_record: DiscoveryRecord, timeout: float) -> Channel:
     """A channel to the announced address, within ``timeout`` seconds. Raises ChannelRefused where
     no process listens there, ChannelClosed where it is not reached."""
-    scheme = "wss" if broker_record.certificate else "ws"
+    context = None
+    if broker_record.certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        # The discovery record names the one right certificate; neither an authority nor a host
+        # name could say it better.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
     stack = ExitStack()
     try:
-        socket = stack.enter_context(
+        connection = stack.enter_context(
             websockets_client.connect(
-                f"{scheme}://{broker_record.address}/",
-                ssl=_context() if broker_record.certificate else None,
+                f"{'ws' if context is None else 'wss'}://{broker_record.address}/",
+                ssl=context,
                 open_timeout=timeout,
                 close_timeout=0.2,
                 ping_interval=None,
@@ -114,56 +155,352 @@ def open_channel(broker_record: DiscoveryRecord, timeout: float) -> Channel:
         # TimeoutError and ssl.SSLError are OSErrors; a ValueError says that the address is not
         # valid, a RuntimeError that no thread is left for the connection.
         raise ChannelClosed(f"{broker_record.address} is not reached: {error}") from error
-    if broker_record.certificate:
-        _check_certificate(socket, broker_record.certificate)
-    return _WebSocketChannel(socket, stack)
+    if context is not None:
+        assert isinstance(connection.socket, ssl.SSLSocket)
+        shown = connection.socket.getpeercert(binary_form=True) or b""
+        if hashlib.sha256(shown).hexdigest() != broker_record.certificate:
+            connection.close_socket()
+            raise ChannelClosed("the port shows another certificate than the announced one")
+    return _WebSocketChannel(connection, stack)
 
 
 class _WebSocketChannel:
     """A :class:`Channel` over a WebSocket."""
 
-    def __init__(self, socket: websockets_client.ClientConnection, stack: ExitStack) -> None:
-        self._socket = socket
+    def __init__(self, connection: websockets_client.ClientConnection, stack: ExitStack) -> None:
+        self._connection = connection
         self._stack = stack
         close_in_children(self)
 
     def descriptors(self) -> list[int]:
         """The file descriptor of the connection."""
-        return [self._socket.socket.fileno()]
+        return [self._connection.socket.fileno()]
 
     def send(self, message: bytes) -> None:
         try:
-            self._socket.send(message)
+            self._connection.send(message)
         except (ConnectionClosed, OSError) as error:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, timeout: float | None) -> bytes | None:
         try:
-            message = self._socket.recv(timeout)
+            return self._connection.recv(timeout, decode=False)
         except TimeoutError:
             return None
         except (ConnectionClosed, OSError) as error:
             raise ChannelClosed(str(error)) from error
-        return message if isinstance(message, bytes) else message.encode()
 
     def close(self) -> None:
         # First without the closing handshake: a suspended broker would not answer it.
-        self._socket.close_socket()
+        self._connection.close_socket()
         self._stack.close()
 
 
-def _context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # The discovery record names the one right certificate; neither an authority nor a host name
-    # could say it better.
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
+HANDSHAKE_S = 2.0
+"""Seconds for a client to prove that it knows the secret; then its connection is closed."""
+
+MAX_CLIENTS = 10_000
+
+MAX_OPEN_HANDSHAKES = 1_000
+"""Connections with an open handshake, beyond ``MAX_CLIENTS``. More are closed at once: the process
+needs files for its store."""
+
+PING_S, PONG_S = 20.0, 60.0
+"""Seconds after which a silent client is sent a ping, and then disconnected without an answer. They
+are long: a client without processor time costs only a connection."""
+
+QUEUED_ANSWERS = 1_024
+"""Answers that wait for a client that does not read; then it is disconnected."""
+
+TRY_AGAIN_LATER = 1013
 
 
-def _check_certificate(socket: websockets_client.ClientConnection, expected: str) -> None:
-    transport = socket.socket
-    shown = transport.getpeercert(binary_form=True) if isinstance(transport, ssl.SSLSocket) else b""
-    if hashlib.sha256(shown or b"").hexdigest() != expected:
-        socket.close_socket()
-        raise ChannelClosed("the port shows another certificate than the announced one")
+class WebSocketPort:
+    """A listening port; refuses clients until :meth:`open`. Raises InvalidInput where the address
+    or the certificate cannot be used."""
+
+    def __init__(self, listen: Listen, runtime: Runtime) -> None:
+        self._listen = listen
+        self._loop = asyncio.new_event_loop()
+        self._active: tuple[Broker, DiscoveryRecord] | None = None
+        self._clients: set[ServerConnection] = set()
+        self._open: set[ServerConnection] = set()
+        self._refused: set[str] = set()
+        files = _file_limit()
+        self._most_clients = min(MAX_CLIENTS, files // 2)
+        self._most_open = min(MAX_CLIENTS + MAX_OPEN_HANDSHAKES, files * 3 // 4)
+        self._size_name: str | None = None
+        self._server: Server | None = None
+        self.address = listen.advertise
+        self.certificate = ""
+        close_in_children(self)
+        self._thread: Task = runtime.spawn(self._loop.run_forever, "opendata-buffer-broker-port")
+        try:
+            self._call(self._start)
+        except (OSError, ssl.SSLError) as error:
+            self._end_loop()
+            raise InvalidInput(
+                f"a broker cannot listen on {listen.host}:{listen.port}: {error}. Name another "
+                "address with --listen, or another --tls-cert and --tls-key."
+            ) from error
+
+    def descriptors(self) -> list[int]:
+        """File descriptors of the port and of its clients."""
+        server = self._server
+        sockets = [] if server is None else list(server.sockets)
+        for client in list(self._open):
+            sockets.append(client.transport.get_extra_info("socket"))
+        return [each.fileno() for each in sockets]
+
+    def open(self, broker: Broker, broker_record: DiscoveryRecord) -> None:
+        """Serve the clients of one term."""
+        self._loop.call_soon_threadsafe(self._set_active, (broker, broker_record))
+
+    def shut(self) -> None:
+        """End the connections and serve no client; the port stays open."""
+        with suppress(PermanentStorageError):
+            self._call(self._shut)
+
+    def close(self) -> None:
+        """Close the port."""
+        if self._loop.is_closed():
+            return
+        self.shut()
+        self._call(self._stop)
+        self._end_loop()
+
+    def _call(self, work: Callable[[], Any]) -> None:
+        done: Future[None] = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        try:
+            done.result(10)
+        except TimeoutError as error:
+            raise PermanentStorageError("the broker's port does not answer its owner") from error
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def _set_active(self, active: tuple[Broker, DiscoveryRecord] | None) -> None:
+        self._active = active
+        self._refused.clear()
+
+    async def _start(self) -> None:
+        port = self
+
+        class CountedConnection(ServerConnection):
+            """A connection that counts before its handshake."""
+
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                super().connection_made(transport)
+                port._open.add(self)
+                if len(port._open) > port._most_open:
+                    self.transport.abort()
+
+            def connection_lost(self, exc: Exception | None) -> None:
+                port._open.discard(self)
+                super().connection_lost(exc)
+
+        self._size_name = _name_of_size()
+        self._server = await serve(
+            self._serve,
+            self._listen.host,
+            self._listen.port,
+            ssl=self._context(),
+            # Small, until a client has shown that it knows the secret.
+            max_size=MAX_MESSAGE_BYTES if self._size_name is None else MAX_HANDSHAKE_BYTES,
+            create_connection=CountedConnection,
+            compression=None,
+            open_timeout=HANDSHAKE_S,
+            close_timeout=1,
+            ping_interval=PING_S,
+            ping_timeout=PONG_S,
+            max_queue=16,
+            server_header=None,
+            # Its own log has each port scan; ours names each address once.
+            logger=logging.getLogger("opendata_buffer.broker.websockets"),
+        )
+        host, number = self._listen.host, next(iter(self._server.sockets)).getsockname()[1]
+        if host in ("0.0.0.0", "::"):
+            host = own_address()
+        self.address = self.address or f"{f'[{host}]' if ':' in host else host}:{number}"
+
+    def _context(self) -> ssl.SSLContext | None:
+        listen = self._listen
+        if not listen.certificate:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(listen.certificate, listen.key or None)
+        # No client resumes a session. And a ticket comes after the handshake: OpenSSL then shakes
+        # hands again inside a read, and a client whose other thread writes at that moment hangs.
+        context.num_tickets = 0
+        pem = Path(listen.certificate).read_text()
+        first = pem[: pem.index("-----END CERTIFICATE-----") + 25] + "\n"
+        self.certificate = hashlib.sha256(ssl.PEM_cert_to_DER_cert(first)).hexdigest()
+        return context
+
+    async def _shut(self) -> None:
+        self._set_active(None)
+        for client in list(self._clients):
+            client.transport.abort()
+
+    async def _stop(self) -> None:
+        assert self._server is not None
+        self._server.close(close_connections=True)
+        await self._server.wait_closed()
+        # A client that connected meanwhile would wait for an answer until its timeout.
+        for client in list(self._open):
+            client.transport.abort()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=1)
+
+    async def _serve(self, client: ServerConnection) -> None:
+        active = self._active
+        if active is None or len(self._clients) >= self._most_clients:
+            await client.close(TRY_AGAIN_LATER)
+            return
+        broker, broker_record = active
+        self._clients.add(client)
+        try:
+            await self._run_session(client, broker, broker_record)
+        except ProtocolError as error:
+            self._log_once(client, error)
+            client.transport.abort()
+        finally:
+            self._clients.discard(client)
+
+    async def _run_session(
+        self, client: ServerConnection, broker: Broker, broker_record: DiscoveryRecord
+    ) -> None:
+        end = new_broker_end(broker, broker_record)
+        outbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+        def put(body: dict[str, Any]) -> None:
+            if outbox.qsize() >= QUEUED_ANSWERS:
+                client.transport.abort()
+            else:
+                outbox.put_nowait(body)
+
+        def send(body: dict[str, Any]) -> None:
+            # RuntimeError: the loop was closed. The client's connection was, too.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(put, body)
+
+        session = Session(broker, end, send)
+        writer = None
+        try:
+            await client.send(end.hello())
+            prove = await asyncio.wait_for(client.recv(decode=False), HANDSHAKE_S)
+            welcome = session.welcome(prove)
+            if self._size_name is not None:
+                setattr(client.protocol, self._size_name, MAX_MESSAGE_BYTES)
+            await client.send(welcome)
+            writer = asyncio.create_task(_write(client, end, outbox))
+            # However it ends: a connection without answers is of no use to the client.
+            writer.add_done_callback(lambda _: client.transport.abort())
+            while True:
+                session.received(await client.recv(decode=False))
+        except TimeoutError as error:
+            raise ProtocolError("a client did not shake hands in time") from error
+        except ConnectionClosed:
+            pass
+        finally:
+            session.close()
+            if writer is not None:
+                writer.cancel()
+
+    def _log_once(self, client: ServerConnection, error: ProtocolError) -> None:
+        peer = str((client.remote_address or ("?",))[0])
+        if peer not in self._refused and len(self._refused) < MAX_CLIENTS:
+            self._refused.add(peer)
+            log.warning(
+                "refused a connection from %s; further ones are not logged: %s", peer, error
+            )
+
+
+def new_broker_end(broker: Broker, broker_record: DiscoveryRecord) -> BrokerEnd:
+    """The broker's end of a new connection."""
+    nonce, name = secrets.token_bytes(NONCE_BYTES), broker.runtime.ulid()
+    return BrokerEnd(broker_record.secret, broker_record.term, broker.keys, nonce, name)
+
+
+class SocketOwner(Protocol):
+    """An object that has sockets."""
+
+    def descriptors(self) -> Iterable[int]:
+        """The file descriptors of its sockets now; a negative one is closed. Takes no lock."""
+        ...
+
+
+_socket_owners: WeakSet[SocketOwner] = WeakSet()
+
+
+def close_in_children(owner: SocketOwner) -> None:
+    """A child that is forked from now on does not keep the sockets of ``owner``.
+
+    The kernel closes a connection, or a port, when its last holder does. Kept by a child, the
+    sockets of a killed parent would seem alive: clients would wait for an answer, and the port
+    would accept connections that no process serves.
+    """
+    _socket_owners.add(owner)
+
+
+def _close_sockets() -> None:
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        for owner in list(_socket_owners):
+            for descriptor in owner.descriptors():
+                if descriptor >= 0:
+                    # Replaced and not closed: the socket's object in the child would later close
+                    # the number, which may be another file's by then.
+                    os.dup2(null, descriptor, inheritable=False)
+    finally:
+        os.close(null)
+    _socket_owners.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_close_sockets)
+
+
+def own_address() -> str:
+    """This machine's address towards other networks; the loopback's where it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Datagram sockets send nothing on connect: the kernel only chooses the route. The
+            # address is of a network that is reserved for documentation.
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def _name_of_size() -> str | None:
+    """The attribute that limits a connection's messages, to be raised later; None where it is not
+    known. It is documented as an argument only, and its name changed between versions."""
+    protocol = ServerProtocol(max_size=1)
+    names = ("max_message_size", "max_size")
+    return next((name for name in names if getattr(protocol, name, None) == 1), None)
+
+
+def _file_limit() -> int:
+    """Files that the process may have open: clients must leave some to its own store."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 1_024
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2 * MAX_CLIENTS if soft == resource.RLIM_INFINITY else soft
+
+
+async def _write(
+    client: ServerConnection, end: BrokerEnd, outbox: asyncio.Queue[dict[str, Any]]
+) -> None:
+    try:
+        while True:
+            await client.send(end.seal(await outbox.get()))
+    except ConnectionClosed:
+        pass
+    except ProtocolError as error:
+        log.error("an answer is not sent, and its client disconnected: %s", error)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from opendata_buffer.admin import status as admin_status
-from opendata_buffer.broker import client, committer, network, protocol, server
+from opendata_buffer.broker import client, committer, network, protocol
 from tests.unit.broker import wired
 
 
@@ -22,7 +22,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SILENCE_S", 30.0)
     monkeypatch.setattr(admin_status, "STATS_S", 30.0)
     monkeypatch.setattr(committer, "FIND_S", 60.0)
-    monkeypatch.setattr(server, "HANDSHAKE_S", 30.0)
+    monkeypatch.setattr(network, "HANDSHAKE_S", 30.0)
     for module in (client, protocol):
         monkeypatch.setattr(module, "VALID_MS", 60_000)
 

@@ -13,8 +13,7 @@ from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.discovery import BrokerPause
 from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease
 from opendata_buffer.broker.election import LeaderElection
-from opendata_buffer.broker.network import ListeningPort, WebSocketNetwork
-from opendata_buffer.broker.server import Listen, WebSocketPort
+from opendata_buffer.broker.network import Listen, ListeningPort, WebSocketNetwork, WebSocketPort
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.cas import CasStore

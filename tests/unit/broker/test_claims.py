@@ -135,14 +135,16 @@ def heartbeats(steady_since: float = float("-inf")) -> Heartbeats:
 def test_a_dispatcher_that_checks_late_gives_the_full_timeout_once() -> None:
     beats = heartbeats()
     late = 101.0 + 2 * LATE_S
-    until = beats.until(7, HOLDER, now=late)
-    assert until == late + 1
-    beats.landed({7: until})
-    assert beats.until(7, HOLDER, now=until + 2 * LATE_S) is None
+    assert beats.prolong(7, HOLDER, now=late)
+    assert beats.lapses == {7: late + 1}
+    assert not beats.prolong(7, HOLDER, now=late + 1 + 2 * LATE_S)
+    assert beats.lapses == {}
 
 
 def test_a_pause_of_the_broker_lets_no_claim_lapse() -> None:
-    assert heartbeats(steady_since=100.5).until(7, HOLDER, now=101.0) == 101.5
+    beats = heartbeats(steady_since=100.5)
+    assert beats.prolong(7, HOLDER, now=101.0)
+    assert beats.lapses == {7: 101.5}
 
 
 def test_tokens_of_no_claim_are_forgotten_and_bounded() -> None:
@@ -155,4 +157,5 @@ def test_tokens_of_no_claim_are_forgotten_and_bounded() -> None:
         beats.receive(range(first, first + MOST_TOKENS), 0.0)
         beats.receive([5], now=100.75)
     assert len(beats._alive) == 2 * MOST_TOKENS
-    assert beats.until(7, HOLDER, now=101.0) == 101.75
+    assert beats.prolong(7, HOLDER, now=101.0)
+    assert beats.lapses == {7: 101.75}

@@ -13,8 +13,14 @@ from websockets.sync import client as websockets_client
 
 from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
-from opendata_buffer.broker.network import WebSocketNetwork, listen_for, open_channel
-from opendata_buffer.broker.server import Listen, WebSocketPort, own_address
+from opendata_buffer.broker.network import (
+    Listen,
+    WebSocketNetwork,
+    WebSocketPort,
+    listen_for,
+    open_channel,
+    own_address,
+)
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import RUNTIME

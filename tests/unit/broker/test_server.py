@@ -19,19 +19,19 @@ from websockets.frames import Frame, Opcode
 from websockets.sync import client as websockets_client
 from websockets.sync.client import ClientConnection
 
-from opendata_buffer.broker import server
+from opendata_buffer.broker import network
 from opendata_buffer.broker.broker import Broker
 from opendata_buffer.broker.client import Appended, ChannelClosed
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.dispatcher import Dispatcher
-from opendata_buffer.broker.network import open_channel
+from opendata_buffer.broker.network import QUEUED_ANSWERS, Listen, WebSocketPort, open_channel
+from opendata_buffer.broker.protocol import MAX_OPEN_REQUESTS
 from opendata_buffer.broker.secure_channel import (
     MAX_MESSAGE_BYTES,
     ClientEnd,
     KeyPair,
     ProtocolError,
 )
-from opendata_buffer.broker.server import MAX_OPEN_REQUESTS, QUEUED_ANSWERS, Listen, WebSocketPort
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import NewEntry
@@ -109,7 +109,7 @@ def test_bytes_that_are_no_http_change_nothing() -> None:
 def test_a_client_that_sends_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as (broker, broker_record, _):
         # Once the port is there: for the handshake of HTTP it takes all the time it needs.
-        monkeypatch.setattr(server, "HANDSHAKE_S", 0.5)
+        monkeypatch.setattr(network, "HANDSHAKE_S", 0.5)
         silent = open_channel(broker_record, WAIT_S)
         assert silent.receive(WAIT_S) is not None
         with pytest.raises(ChannelClosed):
@@ -120,7 +120,7 @@ def test_a_client_that_sends_nothing_is_disconnected(monkeypatch: pytest.MonkeyP
 def test_one_client_too_many_is_refused_and_the_others_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "MAX_CLIENTS", 3)
+    monkeypatch.setattr(network, "MAX_CLIENTS", 3)
     with serving() as (broker, broker_record, _), ExitStack() as stack:
         clients = [stack.enter_context(connected(broker_record)) for _ in range(3)]
         with pytest.raises(ChannelClosed):
@@ -137,8 +137,8 @@ def test_one_client_too_many_is_refused_and_the_others_are_served(
 def test_strangers_are_disconnected_before_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "MAX_CLIENTS", 2)
-    monkeypatch.setattr(server, "MAX_OPEN_HANDSHAKES", 3)
+    monkeypatch.setattr(network, "MAX_CLIENTS", 2)
+    monkeypatch.setattr(network, "MAX_OPEN_HANDSHAKES", 3)
     with (
         serving() as (_, broker_record, _),
         connected(broker_record) as client,
@@ -150,7 +150,7 @@ def test_strangers_are_disconnected_before_there_are_too_many(
         ]
         for stranger in strangers[4:]:
             # At once, and not when the time for a handshake is over.
-            stranger.settimeout(server.HANDSHAKE_S / 2)
+            stranger.settimeout(network.HANDSHAKE_S / 2)
             with suppress(ConnectionResetError):
                 assert stranger.recv(1) == b""
         assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
@@ -192,7 +192,7 @@ def test_a_stranger_cannot_have_a_large_message_kept_for_it() -> None:
         # The beginning of a message of 2 MiB: refused by its length.
         stranger.socket.sendall(frame(b"x" * 2 * 1024 * 1024)[:100])
         with pytest.raises(ConnectionClosed):
-            stranger.recv(server.HANDSHAKE_S / 2)
+            stranger.recv(network.HANDSHAKE_S / 2)
 
 
 def place_of(broker_record: DiscoveryRecord) -> tuple[str, int]:
@@ -397,7 +397,7 @@ def test_a_batch_is_not_handed_to_a_worker_that_is_gone() -> None:
 CODE = """
 import os, socket, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
-from opendata_buffer.broker.server import close_in_children
+from opendata_buffer.broker.network import close_in_children
 
 class Owner:
     def __init__(self, *sockets):

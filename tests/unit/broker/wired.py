@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from opendata_buffer.broker.broker import Broker, SharedQueue
+from opendata_buffer.broker.broker import Broker, Session, SharedQueue
 from opendata_buffer.broker.protocol import VALID_MS, append_body
 from opendata_buffer.broker.secure_channel import BrokerEnd, ClientEnd, KeyPair
-from opendata_buffer.broker.server import Session
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.stores.memory import MemoryStore
