@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from opendata_buffer import metrics
 from opendata_buffer.broker.dispatcher import Dispatcher
@@ -51,17 +51,11 @@ from opendata_buffer.runtime import Moment, Runtime, Task, wait_for
 from opendata_buffer.stores.base import Store
 
 
-@dataclass(frozen=True, slots=True)
-class Landed:
-    """The earlier attempt is in the manifest; ``sequence`` is its first entry's."""
-
-    sequence: int
-
-
 def find_earlier_attempt(
     queue: Queue, entries: Sequence[NewEntry], since: int
-) -> Callable[[Manifest], Landed | None]:
-    """A guard for :meth:`.Queue.append` that finds an earlier attempt, at ``since`` or later.
+) -> Callable[[Manifest], int | None]:
+    """A guard for :meth:`.Queue.append` that finds an earlier attempt, at ``since`` or later, and
+    returns the sequence of its first entry.
 
     The guard reads the manifest that the compare-and-swap replaces: an attempt that landed is in
     it or in a segment of the log, and one that lands later makes this one lose its race and read
@@ -69,17 +63,15 @@ def find_earlier_attempt(
     which the attempt may be.
     """
 
-    def guard(before: Manifest) -> Landed | None:
+    def guard(before: Manifest) -> int | None:
         # The last entry, because a consumer dequeues an append from its front.
         last = before.find(entries[-1].location)
         if last is not None:
-            return Landed(last - len(entries) + 1)
+            return last - len(entries) + 1
         if before.first_sequence > since:
             complete, first = queue.find_moved(entries, since)
-            if first is not None:
-                return Landed(first)
-            if complete:
-                return None
+            if first is not None or complete:
+                return first
             raise CommitStateUnknown(
                 queue.key,
                 since,
@@ -109,10 +101,6 @@ MAX_WAITING_BYTES = 64 * 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class _Expired:
     """A guard's answer: some requests of the group became too old to be appended."""
-
-
-_Stop: TypeAlias = Landed | _Expired
-_Guard: TypeAlias = Callable[[Manifest], _Stop | None]
 
 
 FRESH_S = 0.2
@@ -370,26 +358,19 @@ class Broker:
             wait_for(self.runtime, self._condition, lambda: self._leaving, until=until)
 
     def _commit(self, group: Sequence[AppendRequest], read_first: bool) -> None:
-        fresh = []
         for each in group:
-            if each.since is None:
-                fresh.append(each)
-            else:
+            if each.since is not None:
                 # In a write of its own: the guard answers for the write as a whole.
                 self._append([each], read_first)
                 read_first = False
-        if fresh:
-            self._append(fresh, read_first)
+        self._append([each for each in group if each.since is None], read_first)
 
     def _append(self, group: Sequence[AppendRequest], read_first: bool) -> None:
         """Append requests in one write, in order; answer each."""
-        while group:
-            group = self._without_late(group)
-            if not group:
-                return
+        while group := self._without_late(group):
             entries = [entry for each in group for entry in each.entries]
             try:
-                outcome: int | _Stop = self._queue.append(
+                first = self._queue.append(
                     entries, guard=self._guard(group, entries), read_first=read_first
                 )
             except QueueFull as error:
@@ -404,12 +385,11 @@ class Broker:
             except Exception as error:
                 self._fail(group, error)
                 return
-            if isinstance(outcome, _Expired):
+            if isinstance(first, _Expired):
                 continue
             self.commits += 1
             metrics.broker_commits.add(1)
             metrics.broker_entries_appended.add(len(entries))
-            first = outcome.sequence if isinstance(outcome, Landed) else outcome
             for each in group:
                 self._done(each, first)
                 first += len(each.entries)
@@ -417,11 +397,13 @@ class Broker:
                 self.dispatcher.appended()
             return
 
-    def _guard(self, group: Sequence[AppendRequest], entries: Sequence[NewEntry]) -> _Guard:
+    def _guard(
+        self, group: Sequence[AppendRequest], entries: Sequence[NewEntry]
+    ) -> Callable[[Manifest], int | _Expired | None]:
         since = group[0].since
         search = None if since is None else find_earlier_attempt(self._queue, entries, since)
 
-        def guard(before: Manifest) -> _Stop | None:
+        def guard(before: Manifest) -> int | _Expired | None:
             # On each attempt: while the last one was on its way, a client may have waited long
             # enough to ask another broker.
             now = Moment.now(self.runtime)

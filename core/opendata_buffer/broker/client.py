@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -67,8 +67,8 @@ _ANSWERS = {"done", "refused", "lost", "failed"} | _OTHER_ANSWERS
 
 
 @dataclass(slots=True, eq=False)
-class PendingRequest:
-    """One request that waits for its answer. Times are monotonic seconds.
+class _Request:
+    """A request that waits for its answer. Times are monotonic seconds.
 
     Attributes:
         lost: The result where no answer comes.
@@ -84,106 +84,6 @@ class PendingRequest:
     begin_by: float = float("-inf")
     posted: bool = False
     answer: Answer | Reply | OpenDataBufferError | None = None
-
-
-class PendingRequests:
-    """The unanswered requests of one connection, by their numbers. Pure.
-
-    The caller holds a lock and passes the time in monotonic seconds. ``clock`` is the broker's, as
-    received at ``clock_at``; every append sends it back to the broker.
-    """
-
-    def __init__(self) -> None:
-        self.clock: Any = None
-        self.clock_at = 0.0
-        self._pending: dict[int, PendingRequest] = {}
-        self._number = 0
-        self._next = 0  # sequence of the queue's next entry, as the broker last reported it
-
-    def __len__(self) -> int:
-        return len(self._pending)
-
-    def __iter__(self) -> Iterator[PendingRequest]:
-        return iter(self._pending.values())
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the broker would close the connection at one more request."""
-        return len(self._pending) >= MAX_OPEN_REQUESTS
-
-    def begin(self, *, posted: bool = False) -> tuple[int, PendingRequest]:
-        """A request that is not an append: its number, and where its answer will be."""
-        return self._open(PendingRequest(Lost(self._next, self.clock_at), posted=posted))
-
-    def begin_append(self, since: int | None, begin_by: float) -> tuple[int, PendingRequest]:
-        """An append: its number, and where its answer will be. See :meth:`Connection.append`."""
-        valid_s = min(VALID_MS / 1000, begin_by - self.clock_at)
-        lost = Lost(self._next if since is None else since, self.clock_at + valid_s)
-        return self._open(PendingRequest(lost, self.clock_at, valid_s, begin_by))
-
-    def end(self, number: int) -> None:
-        """Its caller has the answer, or waits no longer."""
-        del self._pending[number]
-
-    def receive(self, body: Reply, now: float) -> bool:
-        """Take a message of the broker; True when a caller may go on now. Raises ProtocolError
-        where a broker sends no such message."""
-        # The clock first: an answer that is waited for lets the next append begin at once.
-        self.clock, self.clock_at = body.get("clock"), now
-        if isinstance(following := body.get("next"), int):
-            self._next = max(self._next, following)
-        call = self._pending.get(body["n"]) if isinstance(body.get("n"), int) else None
-        match body:
-            case {"op": "done", "sequence": int(sequence)} if call is not None:
-                call.answer = Appended(sequence)
-            case {"op": "refused", "why": str(why)} if call is not None:
-                call.answer = Refused(why)
-            case {"op": "lost", "since": int(since)} if call is not None:
-                # The broker has begun its last write of it; the answer to that write follows.
-                call.answer = Lost(since, now)
-            case {"op": "failed", "error": error} if call is not None:
-                call.answer = error_of(error)
-            case {"op": str(op)} if call is not None and op in _OTHER_ANSWERS:
-                call.answer = body
-            case {"op": "stats"}:
-                return True
-            case {"op": "pong"}:
-                return False
-            case {"op": str(op)} if call is None and op in _ANSWERS:
-                return False  # Its caller waits no longer.
-            case _:
-                raise ProtocolError(f"unknown message {str(body.get('op'))[:50]!r} of the broker")
-        if call is not None and call.posted:
-            self.end(body["n"])
-        return True
-
-    def renew(self) -> list[int]:
-        """Renew the appends that wait for a slow write, by the clock that was just received.
-
-        Otherwise an append that came during a write of more than two seconds would be refused, sent
-        again as the next write begins, and never be written. Returns the numbers of these appends,
-        for the broker.
-        """
-        renewed = []
-        for number, call in self._pending.items():
-            is_old = self.clock_at - call.clock_at >= RENEW_S
-            if call.answer is None and is_old and self.clock_at + call.valid_s <= call.begin_by:
-                # First here: this client asks no other broker while this one may still write it.
-                call.clock_at = self.clock_at
-                call.lost = Lost(call.lost.since, self.clock_at + call.valid_s)
-                renewed.append(number)
-        return renewed
-
-    def lose(self) -> None:
-        """The connection has ended: no answer comes any more."""
-        for call in self._pending.values():
-            if call.answer is None:
-                call.answer = call.lost
-
-    def _open(self, call: PendingRequest) -> tuple[int, PendingRequest]:
-        self._number += 1
-        self._pending[self._number] = call
-        return self._number, call
 
 
 log = logging.getLogger(__name__)
@@ -243,7 +143,13 @@ class Connection:
             broker_record.secret, broker_record.term, KeyPair.of(random), broker_record.share
         )
         self._condition = runtime.condition()
-        self._pending = PendingRequests()
+        self._pending: dict[int, _Request] = {}
+        self._number = 0
+        self._clock: Any = None
+        """The broker's, as received at ``_clock_at``; every append sends it back to the broker."""
+        self._clock_at = 0.0
+        self._next = 0
+        """Sequence of the queue's next entry, as the broker last reported it."""
         self._stats: dict[str, Any] | None = None
         self._sending = False
         self._over = False
@@ -292,10 +198,12 @@ class Connection:
                 return Refused("late")
             if self._over:
                 return Refused("unsent")
-            number, call = self._pending.begin_append(since, begin_by)
-            valid_ms = int(call.valid_s * 1000)
-            body = append_body(number, entries, self._pending.clock, valid_ms, since)
-        answer = self._complete(number, call, body)
+            valid_s = min(VALID_MS / 1000, begin_by - self._clock_at)
+            lost = Lost(self._next if since is None else since, self._clock_at + valid_s)
+            request = _Request(lost, self._clock_at, valid_s, begin_by)
+            number = self._enter(request)
+            body = append_body(number, entries, self._clock, int(valid_s * 1000), since)
+        answer = self._complete(number, request, body)
         return answer if isinstance(answer, Appended | Refused | Lost) else Refused("unknown")
 
     def ask(self, body: Mapping[str, Any], timeout: float | None = None) -> Reply | Refused | Lost:
@@ -305,29 +213,26 @@ class Connection:
             self._await_room(None)
             if self._over:
                 return Refused("unsent")
-            number, call = self._pending.begin()
-        answer = self._complete(number, call, {**body, "n": number}, timeout)
+            request = _Request(Lost(self._next, self._clock_at))
+            number = self._enter(request)
+        answer = self._complete(number, request, {**body, "n": number}, timeout)
         return Refused("unknown") if isinstance(answer, Appended) else answer
-
-    def tell(self, body: Mapping[str, Any]) -> None:
-        """Send a message that gets no answer."""
-        self._transmit(dict(body))
 
     def post(self, body: Mapping[str, Any], until: float | None) -> bool:
         """Send a request whose answer no thread waits for; False when it was not sent. Where too
         many are unanswered it waits for room until that time, monotonic seconds."""
         with self._condition:
             self._await_room(until)
-            if self._over or self._pending.is_full:
+            if self._over or self._is_full():
                 return False
-            number, _ = self._pending.begin(posted=True)
+            number = self._enter(_Request(Lost(self._next, self._clock_at), posted=True))
         return self._transmit({**body, "n": number})
 
     def await_posted(self, until: float | None) -> None:
         """Wait until all that was posted is answered, or the connection has ended. Closed while
         answers come in, it may discard what was sent on it."""
         with self._condition:
-            self._wait_for(lambda: not any(each.posted for each in self._pending), until)
+            self._wait_for(lambda: not any(each.posted for each in self._pending.values()), until)
 
     def stats(self, timeout: float) -> dict[str, Any] | None:
         """The broker's counters; None without an answer within ``timeout`` seconds."""
@@ -348,8 +253,17 @@ class Connection:
         closes nothing, because finalizers run in the middle of other calls."""
         self._abandoned = True
 
+    def _enter(self, request: _Request) -> int:
+        self._number += 1
+        self._pending[self._number] = request
+        return self._number
+
+    def _is_full(self) -> bool:
+        # At one more request the broker would close the connection.
+        return len(self._pending) >= MAX_OPEN_REQUESTS
+
     def _complete(
-        self, number: int, call: PendingRequest, body: dict[str, Any], timeout: float | None = None
+        self, number: int, request: _Request, body: dict[str, Any], timeout: float | None = None
     ) -> Answer | Reply:
         until = None if timeout is None else self._runtime.monotonic() + timeout
         try:
@@ -357,26 +271,26 @@ class Connection:
                 sent = self._transmit(body)
             except ProtocolError as error:
                 log.warning("a request was not sent to the broker: %s", error)
-                call.answer, sent = Refused("large"), True
+                request.answer, sent = Refused("large"), True
             with self._condition:
                 if not sent:
-                    call.answer = Refused("unsent")
+                    request.answer = Refused("unsent")
                 wait_for(
-                    self._runtime, self._condition, lambda: call.answer is not None, until=until
+                    self._runtime, self._condition, lambda: request.answer is not None, until=until
                 )
-                if call.answer is None:
-                    call.answer = call.lost
+                if request.answer is None:
+                    request.answer = request.lost
         finally:
             # Also after an interrupt: a request that is left here would take up room for ever.
             with self._condition:
-                self._pending.end(number)
+                del self._pending[number]
                 self._condition.notify_all()
-        if isinstance(call.answer, OpenDataBufferError):
-            raise call.answer
-        return call.answer
+        if isinstance(request.answer, OpenDataBufferError):
+            raise request.answer
+        return request.answer
 
     def _await_room(self, until: float | None) -> None:
-        self._wait_for(lambda: not self._pending.is_full, until)
+        self._wait_for(lambda: not self._is_full(), until)
 
     def _wait_for(self, is_true: Callable[[], bool], until: float | None) -> None:
         """Wait, with the lock, until that is true or the connection has ended."""
@@ -421,7 +335,10 @@ class Connection:
                     asked = False
                     with self._condition:
                         self._take(message)
-                    self._renew()
+                        renewed = self._renew()
+                        clock = self._clock
+                    if renewed:
+                        self._transmit({"op": "renew", "clock": clock, "n": renewed}, waits=False)
                 elif not self._pending:
                     asked = False
                 elif asked:
@@ -438,25 +355,65 @@ class Connection:
             with self._condition:
                 self._finish()
 
-    def _renew(self) -> None:
-        with self._condition:
-            clock, renewed = self._pending.clock, self._pending.renew()
-        if renewed:
-            self._transmit({"op": "renew", "clock": clock, "n": renewed}, waits=False)
-
     def _take(self, message: bytes) -> None:
-        """Process a message of the broker; with the lock."""
+        """Process a message of the broker; with the lock. Raises ProtocolError where a broker sends
+        no such message."""
         body = self._end.open(message)
-        heard = self._pending.receive(body, self._runtime.monotonic())
-        if body.get("op") == "stats":
-            self._stats = body
-        if heard:
-            self._condition.notify_all()
+        # The clock first: an answer that is waited for lets the next append begin at once.
+        self._clock, self._clock_at = body.get("clock"), self._runtime.monotonic()
+        if isinstance(following := body.get("next"), int):
+            self._next = max(self._next, following)
+        number = body.get("n")
+        request = self._pending.get(number) if isinstance(number, int) else None
+        match body:
+            case {"op": "done", "sequence": int(sequence)} if request is not None:
+                request.answer = Appended(sequence)
+            case {"op": "refused", "why": str(why)} if request is not None:
+                request.answer = Refused(why)
+            case {"op": "lost", "since": int(since)} if request is not None:
+                # The broker has begun its last write of it; the answer to that write follows.
+                request.answer = Lost(since, self._clock_at)
+            case {"op": "failed", "error": error} if request is not None:
+                request.answer = error_of(error)
+            case {"op": str(op)} if request is not None and op in _OTHER_ANSWERS:
+                request.answer = body
+            case {"op": "stats"}:
+                self._stats = body
+            case {"op": "pong"}:
+                return
+            case {"op": str(op)} if request is None and op in _ANSWERS:
+                return  # Its caller waits no longer.
+            case _:
+                raise ProtocolError(f"unknown message {str(body.get('op'))[:50]!r} of the broker")
+        if request is not None and request.posted:
+            del self._pending[body["n"]]
+        self._condition.notify_all()
+
+    def _renew(self) -> list[int]:
+        """Renew the appends that wait for a slow write, by the clock that was just received; with
+        the lock.
+
+        Otherwise an append that came during a write of more than two seconds would be refused, sent
+        again as the next write begins, and never be written. Returns the numbers of these appends,
+        for the broker.
+        """
+        renewed = []
+        now = self._clock_at
+        for number, request in self._pending.items():
+            is_old = now - request.clock_at >= RENEW_S
+            if request.answer is None and is_old and now + request.valid_s <= request.begin_by:
+                # First here: this client asks no other broker while this one may still write it.
+                request.clock_at = now
+                request.lost = Lost(request.lost.since, now + request.valid_s)
+                renewed.append(number)
+        return renewed
 
     def _finish(self) -> None:
         if self._over:
             return
         self._over = True
         self._channel.close()
-        self._pending.lose()
+        for request in self._pending.values():
+            if request.answer is None:
+                request.answer = request.lost
         self._condition.notify_all()

@@ -12,9 +12,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from opendata_buffer.broker.broker import Landed, find_earlier_attempt
+from opendata_buffer.broker.broker import find_earlier_attempt
 from opendata_buffer.broker.client import Appended, Connection, Lost
 from opendata_buffer.broker.discovery import Discovery
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
@@ -53,14 +52,7 @@ IDLE_SEARCH_S = 10.0
 """Seconds after a lost broker in which its successor is searched for every ``SEARCH_S``; later the
 search is repeated in this interval."""
 
-
-@dataclass(slots=True)
-class _UnknownAttempt:
-    """An earlier attempt of an append that may have landed, at ``since`` or later. From ``safe_at``
-    on, monotonic seconds, no write of it begins."""
-
-    since: int
-    safe_at: float
+NEVER = float("inf")
 
 
 class BrokeredCommitter:
@@ -91,8 +83,14 @@ class BrokeredCommitter:
         self._ended = False
         self._alone: Committer
         self._election: LeaderElection | None = None
-        self._discovery = Discovery(store, config, runtime, network.connect, waits_s=FIND_S)
-        self._search_at: float | None = 0.0
+        self._discovery = Discovery(
+            store,
+            config,
+            runtime,
+            network.connect,
+            waits_s=FIND_S,
+            next_search_s=self._next_search_s,
+        )
         # Whether a broker will come for certain, as in a process that hosts one.
         self._expects = expects or config.broker == "host"
         self._search_often_until = runtime.monotonic() + IDLE_SEARCH_S if self._expects else 0.0
@@ -146,7 +144,7 @@ class BrokeredCommitter:
 
     def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
         """See :class:`Committer`."""
-        doubt: _UnknownAttempt | None = None
+        doubt: Lost | None = None
         while True:
             connection = self._find() if self._runtime.monotonic() < begin_by else None
             if connection is None:
@@ -165,9 +163,7 @@ class BrokeredCommitter:
                     return sequence
                 case Lost():
                     # The search begins where the first attempt may have landed.
-                    doubt = _UnknownAttempt(
-                        answer.since if since is None else since, answer.safe_at
-                    )
+                    doubt = Lost(answer.since if since is None else since, answer.safe_at)
                     if connection.is_over:
                         self._forget(connection, unresponsive=True)
                     left = doubt.safe_at - self._runtime.monotonic()
@@ -206,7 +202,7 @@ class BrokeredCommitter:
         return self._ended
 
     def _append_alone(
-        self, entries: Sequence[NewEntry], begin_by: float, doubt: _UnknownAttempt | None
+        self, entries: Sequence[NewEntry], begin_by: float, doubt: Lost | None
     ) -> int:
         if doubt is None:
             return self._alone.append(entries, begin_by=begin_by)
@@ -217,14 +213,11 @@ class BrokeredCommitter:
         error: OpenDataBufferError | None = None
         while self._runtime.monotonic() < begin_by:
             try:
-                found = queue.append(
-                    entries, guard=find_earlier_attempt(queue, entries, doubt.since)
-                )
+                guard = find_earlier_attempt(queue, entries, doubt.since)
+                return queue.append(entries, guard=guard)
             except OpenDataBufferError as failed:
                 self._retry_or_raise(failed, entries, begin_by, doubt)
                 error = failed
-            else:
-                return found.sequence if isinstance(found, Landed) else found
         raise self._unknown(entries, doubt, "the broker gave no answer in time") from error
 
     def _retry_or_raise(
@@ -232,7 +225,7 @@ class BrokeredCommitter:
         error: OpenDataBufferError,
         entries: Sequence[NewEntry],
         begin_by: float,
-        doubt: _UnknownAttempt,
+        doubt: Lost,
     ) -> None:
         """Wait after an error of a later attempt that is to be repeated, or raise. "Nothing was
         appended" is true of that attempt alone: passed on, it would make the producer append a
@@ -246,43 +239,35 @@ class BrokeredCommitter:
             log.warning("an append with an unknown outcome is searched for again: %s", error)
         self._runtime.sleep(SEARCH_S)
 
-    def _unknown(
-        self, entries: Sequence[NewEntry], doubt: _UnknownAttempt, reason: str
-    ) -> CommitStateUnknown:
+    def _unknown(self, entries: Sequence[NewEntry], doubt: Lost, reason: str) -> CommitStateUnknown:
         locations = tuple(entry.location for entry in entries)
         return CommitStateUnknown(self._config.manifest_path, doubt.since, locations, None, reason)
 
     def _find(self) -> Connection | None:
         """The connection to use; None to append alone."""
+        if self._alone.conflicts > self._conflicts:
+            # Another process appends, too: there may be a broker by now.
+            self._conflicts = self._alone.conflicts
+            if self._discovery.search_at == NEVER:
+                self._discovery.search_at = 0.0
         before = self._discovery.connection
-        found = self._discovery.find(self._is_time, self._plan_next_search)
+        found = self._discovery.find()
         if found is not None and before is None:
             log.info("appending through %s", found.broker_record)
         return found
 
-    def _is_time(self) -> bool:
-        if self._alone.conflicts > self._conflicts:
-            # Another process appends, too: there may be a broker by now.
-            self._conflicts = self._alone.conflicts
-            if self._search_at is None:
-                self._search_at = 0.0
-        return self._search_at is not None and self._runtime.monotonic() >= self._search_at
-
-    def _plan_next_search(self) -> None:
-        now = self._runtime.monotonic()
-        if now < self._search_often_until:
-            self._search_at = now + SEARCH_S
-        elif self._discovery.announced or self._expects or self._conflicts:
-            self._search_at = now + IDLE_SEARCH_S
-        else:
-            # No broker ever served this queue: a lone process searches once, and then only after a
-            # lost race.
-            self._search_at = None
+    def _next_search_s(self, _: Connection | None) -> float:
+        if self._runtime.monotonic() < self._search_often_until:
+            return SEARCH_S
+        # Where no broker ever served this queue, a lone process searches once, and then only after
+        # a lost race.
+        may_come = self._discovery.announced or self._expects or self._conflicts
+        return IDLE_SEARCH_S if may_come else NEVER
 
     def _forget(self, connection: Connection, *, unresponsive: bool = False) -> None:
         self._discovery.forget(connection, unresponsive=unresponsive)
         now = self._runtime.monotonic()
-        self._search_at, self._search_often_until = now, now + IDLE_SEARCH_S
+        self._discovery.search_at, self._search_often_until = now, now + IDLE_SEARCH_S
 
 
 def open_brokered_committer(

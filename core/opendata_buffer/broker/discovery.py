@@ -28,7 +28,8 @@ class Discovery:
     """One connection to the broker of a queue, for all threads of a process. Thread-safe.
 
     :meth:`find` waits ``waits_s`` seconds at most, and not at all if the last search did not reach
-    the announced broker. With None it waits until the search is over.
+    the announced broker. With None it waits until the search is over. After each search
+    ``next_search_s`` is called with what was found: no search begins for so many seconds.
     """
 
     def __init__(
@@ -39,15 +40,17 @@ class Discovery:
         connect: Callable[[DiscoveryRecord], Connection],
         *,
         waits_s: float | None = None,
+        next_search_s: Callable[[Connection | None], float] = lambda found: 0.0,
     ) -> None:
         self._connect = connect
-        self._store, self._manifest_path = store, config.manifest_path
+        self._store, self._config = store, config
         self._runtime = runtime
         self._waits_s = waits_s
+        self._next_search_s = next_search_s
+        self.search_at = float("-inf")
+        """No search begins before this, monotonic seconds."""
         self._wait_until: float | None = None
         self._unreached = False
-        self._new_lease = partial(Lease, store, config, runtime)
-        self._lease = self._new_lease()
         self._condition = runtime.condition()
         self._connection: Connection | None = None
         self._silent: DiscoveryRecord | None = None
@@ -65,29 +68,22 @@ class Discovery:
         connection = self._connection
         return None if connection is None or connection.is_over else connection
 
-    def find(
-        self,
-        may_search: Callable[[], bool] = lambda: True,
-        searched: Callable[[], None] = lambda: None,
-    ) -> Connection | None:
-        """The connection to use, or None. One thread searches, the others wait for what it finds.
-
-        Where there is no connection, ``may_search`` decides whether to search for a broker now.
-        ``searched`` is called after a search, before any other thread asks whether it may.
-        """
+    def find(self) -> Connection | None:
+        """The connection to use, or None. One thread searches, the others wait for what it
+        finds."""
         search = object()
         try:
             with self._condition:
                 if not self._await_search():
                     return None
-                if self.connection is not None or not may_search():
+                if self.connection is not None or self._runtime.monotonic() < self.search_at:
                     return self.connection
                 self._searching = search
                 self._wait_until = None
                 if self._waits_s is not None:
                     wait_s = 0.0 if self._unreached else self._waits_s
                     self._wait_until = self._runtime.monotonic() + wait_s
-            search_for_all = partial(self._search_for_all, search, searched)
+            search_for_all = partial(self._search_for_all, search)
             try:
                 self._runtime.spawn(search_for_all, "opendata-buffer-broker-finder")
             except RuntimeError:
@@ -97,7 +93,7 @@ class Discovery:
             # Ctrl-C: whether a thread searches is not known, and the others would wait for ever.
             with self._condition:
                 if self._searching is search:
-                    self._searching, self._lease = None, self._new_lease()
+                    self._searching = None
                     self._condition.notify_all()
             raise
         with self._condition:
@@ -113,14 +109,10 @@ class Discovery:
         )
         return has_ended and not self.is_closed
 
-    def _search_for_all(self, search: object, searched: Callable[[], None]) -> None:
-        with self._condition:
-            if self._searching is not search:
-                return  # Given up before it began.
-            lease = self._lease
+    def _search_for_all(self, search: object) -> None:
         connection = None
         try:
-            connection = self._search(lease)
+            connection = self._search()
         finally:
             with self._condition:
                 is_awaited = self._searching is search
@@ -129,7 +121,7 @@ class Discovery:
                     connection = None
                 if is_awaited:
                     self._searching, self._connection = None, connection
-                    searched()
+                    self.search_at = self._runtime.monotonic() + self._next_search_s(connection)
                     self._condition.notify_all()
 
     def forget(self, connection: Connection, *, unresponsive: bool = False) -> None:
@@ -150,10 +142,11 @@ class Discovery:
             self._condition.notify_all()
         return connection
 
-    def _search(self, lease: Lease) -> Connection | None:
+    def _search(self) -> Connection | None:
         self.announced, self.reason = True, ""
         try:
-            found = lease.read()
+            # A search that was given up may go on beside this one, and no two may use one lease.
+            found = Lease(self._store, self._config, self._runtime).read()
             if found is None or not found.serves:
                 self.announced = found is not None
                 no_broker = "none is announced; start one, or use broker='host'"
@@ -164,7 +157,7 @@ class Discovery:
                 return None
             connection = self._connect(found)
             try:
-                connection.show_may_write(self._store, self._manifest_path)
+                connection.show_may_write(self._store, self._config.manifest_path)
             except BaseException:
                 connection.close()
                 raise
@@ -232,7 +225,6 @@ class BrokerPause:
         self._connect = (network or WebSocketNetwork(runtime)).connect
         self._pid = os.getpid()
         self._discovery = self._new_discovery()
-        self._search_at = float("-inf")
 
     @property
     def is_connected(self) -> bool:
@@ -243,7 +235,7 @@ class BrokerPause:
     def ask(self, writes: int) -> bool:
         """See :class:`.WritePause`."""
         self._start_over_in_child()
-        connection = self._discovery.find(self._is_time, self._plan_next_search)
+        connection = self._discovery.find()
         if connection is None:
             return False
         left = remaining()
@@ -254,7 +246,7 @@ class BrokerPause:
         if connection.is_over or not isinstance(answer, Lost):
             log.warning("the broker does not pause: going on without it (%s)", answer)
             self._discovery.forget(connection, unresponsive=isinstance(answer, Lost))
-            self._search_at = self._runtime.monotonic() + SEARCH_S
+            self._discovery.search_at = self._runtime.monotonic() + SEARCH_S
         return False
 
     def close(self) -> None:
@@ -265,7 +257,15 @@ class BrokerPause:
             self._discovery.forget(connection)
 
     def _new_discovery(self) -> Discovery:
-        made = Discovery(self._store, self._config, self._runtime, self._connect, waits_s=FIND_S)
+        made = Discovery(
+            self._store,
+            self._config,
+            self._runtime,
+            self._connect,
+            waits_s=FIND_S,
+            # A connection that ends by itself has a successor within seconds.
+            next_search_s=lambda found: IDLE_SEARCH_S if found is None else SEARCH_S,
+        )
         # The thread that reads a connection keeps it open, also when the queue that uses it was
         # dropped without close().
         weakref.finalize(self, _abandon, made).atexit = False
@@ -277,15 +277,6 @@ class BrokerPause:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._discovery = self._new_discovery()
-            self._search_at = float("-inf")
-
-    def _is_time(self) -> bool:
-        return self._runtime.monotonic() >= self._search_at
-
-    def _plan_next_search(self) -> None:
-        # A connection that ends by itself has a successor within seconds.
-        found = self._discovery.connection is not None
-        self._search_at = self._runtime.monotonic() + (SEARCH_S if found else IDLE_SEARCH_S)
 
 
 def _abandon(discovery: Discovery) -> None:

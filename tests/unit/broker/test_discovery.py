@@ -84,12 +84,15 @@ def test_one_thread_searches_and_all_get_what_it_found() -> None:
 
 def test_without_a_search_there_is_the_connection_that_was_found() -> None:
     world = World()
-    assert world.discovery.find(lambda: False) is None
+    world.discovery.search_at = float("inf")
+    assert world.discovery.find() is None
+    world.discovery.search_at = 0.0
     connection = world.discovery.find()
     assert connection is not None
-    assert world.discovery.find(lambda: False) is connection
+    world.discovery.search_at = float("inf")
+    assert world.discovery.find() is connection
     world.made[0].is_over = True
-    assert world.discovery.find(lambda: False) is None
+    assert world.discovery.find() is None
 
 
 def test_a_forgotten_connection_is_closed_and_another_one_made() -> None:
@@ -126,7 +129,7 @@ def test_after_its_time_a_caller_gets_none_and_later_the_connection() -> None:
     world.slow.clear()
     assert discovery.find() is None
     # No thread looks a second time meanwhile, and none waits again.
-    assert discovery.find(lambda: pytest.fail("looks twice")) is None
+    assert discovery.find() is None
     world.slow.set()
     eventually(lambda: discovery.connection)
     assert discovery.find() is world.made[0]
