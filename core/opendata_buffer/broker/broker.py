@@ -21,6 +21,7 @@ from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.protocol import (
     MAX_OPEN_REQUESTS,
     AppendRequest,
+    Body,
     PauseRequest,
     Request,
     clock_body,
@@ -88,8 +89,6 @@ def find_earlier_attempt(
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-Body = dict[str, Any]
 
 MAX_WAITING_ENTRIES = 100_000
 """Entries that wait for the next compare-and-swap, of all sessions; more are refused."""
@@ -370,7 +369,7 @@ class Broker:
         while group := self._without_late(group):
             entries = [entry for each in group for entry in each.entries]
             try:
-                first = self._queue.append(
+                first: int | _Expired = self._queue.append(
                     entries, guard=self._guard(group, entries), read_first=read_first
                 )
             except QueueFull as error:

@@ -134,11 +134,10 @@ class Claims:
         """End a batch that is done or in the quarantine; the frontier passes all that is done."""
         if sequence < self.frontier:
             return self
-        held, deliveries = dict(self.held), dict(self.deliveries)
-        held.pop(sequence, None)
+        deliveries = dict(self.deliveries)
         deliveries.pop(sequence, None)
         done = self.done | {sequence}
-        return replace(self, held=held, deliveries=deliveries, done=done)._past_done()
+        return replace(self.release(sequence), deliveries=deliveries, done=done)._past_done()
 
     def release(self, sequence: int) -> Claims:
         """Take the batch from its worker; its number of deliveries stays."""

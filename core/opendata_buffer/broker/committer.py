@@ -1,7 +1,6 @@
 """Appends through the queue's broker, or alone while there is none.
 
-A :class:`~opendata_buffer.producer.group_commit.Committer` like the local one. Of an append without
-an answer it waits until the broker cannot begin a write any more
+After an append without an answer it waits until the broker cannot begin a write any more
 (:mod:`opendata_buffer.broker.protocol` says how that is known). Then it asks the broker that is
 announced now, or appends directly: both first search for the append in the manifest that their own
 compare-and-swap replaces.
@@ -166,9 +165,7 @@ class BrokeredCommitter:
                     doubt = Lost(answer.since if since is None else since, answer.safe_at)
                     if connection.is_over:
                         self._forget(connection, unresponsive=True)
-                    left = doubt.safe_at - self._runtime.monotonic()
-                    if left > 0:
-                        self._runtime.sleep(left)
+                    self._runtime.sleep(max(0.0, doubt.safe_at - self._runtime.monotonic()))
                 case _ if answer.why in ("expired", "late"):
                     pass  # Its answer carried its clock, which the next request sends.
                 case _ if answer.why == "large":
@@ -221,11 +218,7 @@ class BrokeredCommitter:
         raise self._unknown(entries, doubt, "the broker gave no answer in time") from error
 
     def _retry_or_raise(
-        self,
-        error: OpenDataBufferError,
-        entries: Sequence[NewEntry],
-        begin_by: float,
-        doubt: Lost,
+        self, error: OpenDataBufferError, entries: Sequence[NewEntry], begin_by: float, doubt: Lost
     ) -> None:
         """Wait after an error of a later attempt that is to be repeated, or raise. "Nothing was
         appended" is true of that attempt alone: passed on, it would make the producer append a

@@ -1,8 +1,7 @@
 """Finds a queue's broker, and keeps the connection to it for appends, workers and pauses.
 
-The search runs in a thread of its own. A broker with many clients at once, on a busy machine,
-takes longer to shake hands than an append should wait: that append is made alone, and the next
-one uses the connection.
+The search runs in a thread of its own, because a busy broker takes longer to shake hands than an
+append should wait: that append is made alone, and the next one uses the connection.
 """
 
 from __future__ import annotations
@@ -196,19 +195,12 @@ class BrokerPause:
     """A :class:`~opendata_buffer.queue.queue.WritePause` of the announced broker, where
     this process writes the manifest itself.
 
-    Whether Spark's sink appends a micro-batch depends on the manifest at that instant, so the sink
-    reads, decides and writes. Against a broker that writes from memory it would lose every race. So
-    it sends the broker one request, ``pause``. The broker finishes the write under way, answers
-    ``given``, and writes nothing for the time of a read and a write and a half
-    (:class:`.WriteFairness`). Nothing is held and nothing has to be ended. Only time depends on the
-    pause: both sides write by compare-and-swap. Where no broker is announced, or it does not
-    answer, a change is made without a pause.
+    A process that reads, decides and then writes would lose every race against a broker that writes
+    from memory. So it asks the broker to write nothing for the time of a read and a write and a
+    half (:class:`.WriteFairness`). Nothing is held, and nothing has to be ended. Where no broker is
+    announced, or it does not answer, a change is made without a pause, and only takes longer.
 
-    Args:
-        store: Where the queue lives.
-        config: The queue.
-        runtime: Clock and threads.
-        network: How brokers are reached; WebSockets by default.
+    ``network`` is how brokers are reached, WebSockets by default.
     """
 
     def __init__(
@@ -272,8 +264,7 @@ class BrokerPause:
         return made
 
     def _start_over_in_child(self) -> None:
-        """In a forked child the thread that reads the connection, and may have held its locks, is
-        missing."""
+        """In a forked child the thread that reads, and may have held its locks, is missing."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._discovery = self._new_discovery()

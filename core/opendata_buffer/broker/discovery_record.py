@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from opendata_buffer import outcomes
 from opendata_buffer.broker.secure_channel import SHARE_BYTES
@@ -43,11 +42,10 @@ class DiscoveryRecord:
         id: Of the broker, a ULID drawn at its start.
         address: ``host:port`` for clients; empty once the broker has left.
         secret: Known to every process that can read the queue's bucket; a new one for each term.
-        certificate: SHA-256 of the certificate its port shows, in hex; empty without TLS. Clients
-            trust this one and no other, so it needs no authority's signature.
+        certificate: SHA-256 of the certificate its port shows, in hex; empty without TLS.
         beat: Counts the broker's renewals of the record.
         seen_ms: When it last renewed it, by its own clock, milliseconds since the Unix epoch. For
-            people to read; no program compares it with its own clock.
+            people: no program compares it with its own clock.
         share: Of the broker's :class:`.KeyPair`; empty in the record of an earlier release.
         fault: Why the object is not readable; ``id`` is its version then, and ``term`` 0.
     """
@@ -90,27 +88,26 @@ def encode(broker_record: DiscoveryRecord) -> bytes:
 def decode(data: bytes) -> DiscoveryRecord:
     """The record in an object's bytes. Raises CorruptData where they are none of this version."""
     fields = DISCOVERY_RECORD.decode(data)
-    address = fields.text("address")
+    address, share = fields.text("address"), fields.text("share", "")
 
-    def read(name: str, value: str, size: int) -> bytes:
+    def read(name: str, size: int) -> bytes:
         try:
-            found = bytes.fromhex(value)
+            found = bytes.fromhex(fields.text(name))
         except ValueError:
             found = b""
         if address and len(found) != size:
             raise fields.wrong(name, f"{size} bytes in hexadecimal digits")
         return found
 
-    secret, share = fields.text("secret"), fields.text("share", "")
     return DiscoveryRecord(
         fields.number("term"),
         fields.text("id"),
         address,
-        read("secret", secret, SECRET_BYTES),
+        read("secret", SECRET_BYTES),
         certificate=fields.text("certificate", ""),
         beat=fields.number("beat", 0),
         seen_ms=fields.number("seen_ms", 0),
-        share=read("share", share, SHARE_BYTES) if share else b"",
+        share=read("share", SHARE_BYTES) if share else b"",
     )
 
 
@@ -157,19 +154,12 @@ class Lease:
 
     def beat(self, mine: DiscoveryRecord) -> DiscoveryRecord | None:
         """Raise ``beat``; None when another broker's record is there, or none."""
-        return self._renew(mine)
+        after = replace(mine, beat=mine.beat + 1, seen_ms=self._runtime.now_ms())
+        return self._change(lambda before: after if mine.same_broker(before) else before, mine)
 
     def leave(self, mine: DiscoveryRecord) -> None:
         """Take the address out of the record, unless it is another broker's by now."""
-        self._renew(mine, address="", secret=b"", share=b"")
-
-    def _renew(self, mine: DiscoveryRecord, **changes: Any) -> DiscoveryRecord | None:
-        after = replace(mine, beat=mine.beat + 1, seen_ms=self._runtime.now_ms(), **changes)
-
-        def decide(before: DiscoveryRecord | None) -> DiscoveryRecord | None:
-            return after if mine.same_broker(before) else before
-
-        return self._change(decide, mine)
+        self.beat(replace(mine, address="", secret=b"", share=b""))
 
     def _change(
         self,

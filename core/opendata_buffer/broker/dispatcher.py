@@ -64,7 +64,8 @@ class ReadyBatches:
         self._store = store
         self._config = config
         self._runtime = runtime
-        self._known: dict[int, BatchDescriptor] = {}
+        self.known: dict[int, BatchDescriptor] = {}
+        """By sequence."""
         self._stuck: set[int] = set()
         self.end = 0
         """Batches before this sequence are known."""
@@ -75,14 +76,14 @@ class ReadyBatches:
 
     def begin(self, first: int) -> None:
         """Forget everything: the queue begins at this sequence."""
-        self._known, self.rests, self.end = {}, {}, first
+        self.known, self.rests, self.end = {}, {}, first
 
     def read_more(self, count: int, consumer: Consumer, now: float) -> bool:
         """Read which batches follow; False when there are none."""
         self.read_at = now
         found = consumer.next_entries(count)
         for each in found:
-            self._known[each.sequence] = each
+            self.known[each.sequence] = each
             self.end = each.sequence + 1
         return bool(found)
 
@@ -91,25 +92,6 @@ class ReadyBatches:
         self.rests = {key: at for key, at in self.rests.items() if at > now}
         return {*self.rests, *self._stuck}
 
-    def is_repeat(self, sequence: int) -> bool:
-        """Whether the batch was queued before: then this entry is done."""
-        return self._known[sequence].repeats is not None
-
-    def size_of(self, sequence: int) -> int:
-        """About how many bytes a batch takes in an answer."""
-        known = self._known[sequence]
-        ranges = sum(80 + len(each.payload) * 4 // 3 for each in known.metadata)
-        return 200 + len(known.location) + ranges
-
-    def body_of(self, sequence: int) -> dict[str, Any]:
-        """A batch as an answer names it."""
-        known = self._known[sequence]
-        return {
-            "sequence": sequence,
-            "location": known.location,
-            "metadata": metadata_body(known.metadata),
-        }
-
     def quarantine(self, sequence: int, reason: str) -> bool:
         """Copy a batch to the quarantine; False when it is too large for that. It then stays in the
         queue and is not handed out: finished, it would be deleted."""
@@ -117,7 +99,7 @@ class ReadyBatches:
             quarantine(
                 self._store,
                 self._config.data_path_prefix,
-                self._known[sequence],
+                self.known[sequence],
                 reason,
                 query="worker",
                 runtime=self._runtime,
@@ -139,7 +121,7 @@ class ReadyBatches:
 
     def drop_before(self, frontier: int) -> None:
         """Batches before it are acknowledged."""
-        self._known = {key: each for key, each in self._known.items() if key >= frontier}
+        self.known = {key: each for key, each in self.known.items() if key >= frontier}
         self._stuck = {key for key in self._stuck if key >= frontier}
 
 
@@ -231,11 +213,13 @@ class DispatchRound:
             size = 0
             while len(given) < request.most and place < len(free):
                 sequence = free[place]
-                if ready.is_repeat(sequence):
+                batch = ready.known[sequence]
+                if batch.repeats is not None:  # It was queued before: this entry is done.
                     self.claims = self.claims.finish(sequence)
                     place += 1
                     continue
-                size += ready.size_of(sequence)
+                own_size = _size_in_answer(batch)
+                size += own_size
                 if given and size > MAX_ANSWER_BYTES:
                     break
                 place += 1
@@ -243,7 +227,7 @@ class DispatchRound:
                 if 0 < request.max_deliveries <= count:
                     self._quarantine(sequence, f"handed out {count} times and never finished")
                     continue
-                if ready.size_of(sequence) > MAX_ANSWER_BYTES:
+                if own_size > MAX_ANSWER_BYTES:
                     reason = "its metadata is larger than what a broker and a worker exchange"
                     self._quarantine(sequence, reason)
                     continue
@@ -265,9 +249,12 @@ class DispatchRound:
         batches = []
         for sequence in given:
             self._heartbeats.lapses[sequence] = self._now + request.timeout_ms / 1000
+            batch = self._ready.known[sequence]
             batches.append(
                 {
-                    **self._ready.body_of(sequence),
+                    "sequence": sequence,
+                    "location": batch.location,
+                    "metadata": metadata_body(batch.metadata),
                     "token": self.claims.held[sequence].token,
                     "deliveries": self.claims.deliveries[sequence],
                 }
@@ -276,6 +263,12 @@ class DispatchRound:
 
     def _respond(self, request: Request, op: str, **body: Any) -> None:
         self.responses.append(partial(request.respond, op, **body))
+
+
+def _size_in_answer(batch: BatchDescriptor) -> int:
+    # About, in bytes: a payload is in base64.
+    ranges = sum(80 + len(each.payload) * 4 // 3 for each in batch.metadata)
+    return 200 + len(batch.location) + ranges
 
 
 log = logging.getLogger(__name__)
@@ -310,11 +303,7 @@ class DispatcherTerm:
     """
 
     def __init__(
-        self,
-        store: Store,
-        config: ConsumerConfig,
-        runtime: Runtime,
-        queue: Queue | None = None,
+        self, store: Store, config: ConsumerConfig, runtime: Runtime, queue: Queue | None = None
     ) -> None:
         self._config = config
         self.consumer = Consumer(
@@ -371,12 +360,6 @@ class DispatcherTerm:
                 found = after.epoch if outcome.value is None else outcome.value.epoch
                 raise Fenced(self._config.manifest_path, after.epoch, found)
         self.claims = after
-
-
-def stored_epoch(store: Store, config: ConsumerConfig, runtime: Runtime) -> int | None:
-    """Of the claims as they are now; None where there are none. Raises what reading them raises."""
-    found = _claims_object(store, config, runtime).read()
-    return found.epoch if isinstance(found, Claims) else None
 
 
 def _claims_object(store: Store, config: ConsumerConfig, runtime: Runtime) -> CasObject[Claims]:
@@ -666,8 +649,9 @@ class Dispatcher:
             if wait_for(self._runtime, self._condition, lambda: self._leaving, until=until):
                 return False
         try:
-            found = stored_epoch(self._store, self._config, self._runtime)
-            return found is not None and found > self._last_epoch and self._is_announced()
+            found = _claims_object(self._store, self._config, self._runtime).read()
+            is_newer = isinstance(found, Claims) and found.epoch > self._last_epoch
+            return is_newer and self._is_announced()
         except OpenDataBufferError as error:
             log.warning("what fenced the dispatcher is not known: %s", error)
             return False

@@ -18,10 +18,7 @@ from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecor
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.network import ListeningPort, Network
 from opendata_buffer.broker.secure_channel import NONCE_BYTES, KeyPair, ProtocolError
-from opendata_buffer.config import (
-    ConsumerConfig,
-    QueueConfig,
-)
+from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import CorruptData, OpenDataBufferError, StorageError
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.runtime import Runtime, Task
@@ -55,11 +52,7 @@ class LeaderElection:
     the connections that show whether another broker lives."""
 
     def __init__(
-        self,
-        store: Store,
-        config: QueueConfig,
-        runtime: Runtime,
-        network: Network,
+        self, store: Store, config: QueueConfig, runtime: Runtime, network: Network
     ) -> None:
         self._store = store
         self._config = config

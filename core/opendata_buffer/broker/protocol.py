@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -49,8 +50,11 @@ MAX_OPEN_REQUESTS = 64
 MAX_LOCATION_CHARS = 2_048
 
 
-Responder: TypeAlias = Callable[[dict[str, Any]], None]
-"""Takes the answer to a request, as a message's body; called once, by any thread."""
+Body: TypeAlias = dict[str, Any]
+"""Of a message: a JSON object."""
+
+Responder: TypeAlias = Callable[[Body], None]
+"""Takes the answer to a request; called once, by any thread."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,12 +103,8 @@ class PauseRequest(Request):
 
 
 def append_body(
-    number: int,
-    entries: Sequence[NewEntry],
-    clock: Any,
-    valid_ms: int,
-    since: int | None,
-) -> dict[str, Any]:
+    number: int, entries: Sequence[NewEntry], clock: Any, valid_ms: int, since: int | None
+) -> Body:
     """The message of an append; ``clock`` is what the broker's last message had."""
     return {
         "op": "append",
@@ -156,19 +156,17 @@ def _entry(row: Any, data_path_prefix: str) -> NewEntry:
 
 def parse_metadata(rows: Sequence[Any]) -> tuple[Metadata, ...]:
     """Ranges of metadata out of a message."""
-    return tuple(_metadata(each) for each in rows)
-
-
-def _metadata(row: Any) -> Metadata:
-    match row:
-        case [int(start), int(time_ms), str(payload)] if (
-            0 <= start < 1 << 32 and -(1 << 63) <= time_ms < 1 << 63
-        ):
-            try:
-                return Metadata(start, time_ms, b64decode(payload, validate=True))
-            except ValueError:
-                pass
-    raise ProtocolError("a range of metadata is no index, time and payload")
+    found = []
+    for row in rows:
+        match row:
+            case [int(start), int(time_ms), str(payload)] if (
+                0 <= start < 1 << 32 and -(1 << 63) <= time_ms < 1 << 63
+            ):
+                with suppress(ValueError):
+                    found.append(Metadata(start, time_ms, b64decode(payload, validate=True)))
+                    continue
+        raise ProtocolError("a range of metadata is no index, time and payload")
+    return tuple(found)
 
 
 def parse_renewal(body: Mapping[str, Any]) -> list[int]:
@@ -195,17 +193,17 @@ def moment_of(clock: Any) -> Moment:
     raise ProtocolError("a message carries no clock of the broker's")
 
 
-def error_body(error: BaseException) -> dict[str, Any]:
+def error_body(error: BaseException) -> Body:
     """An error as a message carries it: its name, its text, and the values it names."""
-    known = isinstance(error, OpenDataBufferError) and type(error).__name__ in errors.__all__
-    name = type(error).__name__ if known else "OpenDataBufferError"
-    text = str(error) if known else f"{type(error).__name__}: {error}"
+    name = type(error).__name__
+    if not isinstance(error, OpenDataBufferError) or name not in errors.__all__:
+        return {"name": "OpenDataBufferError", "text": f"{name}: {error}", "values": {}}
     values = {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in vars(error).items()
         if not key.startswith("_") and _plain(value)
     }
-    return {"name": name, "text": text, "values": values if known else {}}
+    return {"name": name, "text": str(error), "values": values}
 
 
 def error_of(body: Any) -> OpenDataBufferError:
@@ -217,12 +215,8 @@ def error_of(body: Any) -> OpenDataBufferError:
             kind: type[OpenDataBufferError] = getattr(errors, name)
             error = kind.__new__(kind)
             error.args = (text,)
-            error.__dict__.update(
-                {
-                    key: tuple(each) if isinstance(each, list) else each
-                    for key, each in values.items()
-                }
-            )
+            for key, value in values.items():
+                error.__dict__[key] = tuple(value) if isinstance(value, list) else value
             return error
     raise ProtocolError("a broker reports an error in an unknown form")
 
@@ -324,11 +318,11 @@ def parse_finish(body: Mapping[str, Any], answer: Responder) -> FinishRequest:
 def parse_reader(body: Mapping[str, Any]) -> str:
     """The reader whose batches a worker asks for; empty where the queue is no log."""
     reader = body.get("reader", "")
-    if reader != "":
-        try:
+    try:
+        if reader != "":
             check_reader_name(reader)
-        except InvalidInput as error:
-            raise ProtocolError(str(error)) from None
+    except InvalidInput as error:
+        raise ProtocolError(str(error)) from None
     return str(reader)
 
 

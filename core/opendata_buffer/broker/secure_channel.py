@@ -9,15 +9,12 @@
 
 ``secret`` is in the discovery record: it shows that a client can read the queue, and no more. The
 key of the messages is agreed by Diffie-Hellman: ``key = HMAC(secret, "messages", Z, A, Y)``, where
-the client computes Z from the broker's share in the record, and the broker from the client's share
-Y. Only who may write in the queue could put the broker's share there: no process that only reads
-is taken for the broker, or changes what the two say.
+Z follows from the client's share Y and the broker's share, which the record announces. Only who may
+write in the queue could put that share there.
 
-Who can read the queue can read the discovery record, and reach the broker. That must not be enough
-to append, or to take batches. So the client puts the object ``<manifest>._clients/N``, whose name
-the broker draws for each connection, and the broker reads and deletes it (:class:`WriteProofs`). It
-holds ``HMAC(key, "may write", N)``, which is good for this connection alone: a copy of it proves
-nothing. ``count`` numbers the messages of one direction: one that is changed, left
+So that reading is not enough to append or to take batches, the client puts the object
+``<manifest>._clients/N`` with ``HMAC(key, "may write", N)``, and the broker reads and deletes it
+(:class:`WriteProofs`). ``count`` numbers the messages of one direction: one that is changed, left
 out, repeated or moved does not verify. Whatever does not verify raises ProtocolError, and its
 connection is closed with nothing done.
 
@@ -234,13 +231,11 @@ def _handshake(data: bytes) -> dict[str, Any]:
 
 
 def _object(data: bytes) -> dict[str, Any]:
-    try:
+    with suppress(ValueError, RecursionError):
         message = json.loads(data)
-    except (ValueError, RecursionError):
-        message = None
-    if not isinstance(message, dict):
-        raise ProtocolError("a message is no JSON object")
-    return message
+        if isinstance(message, dict):
+            return message
+    raise ProtocolError("a message is no JSON object")
 
 
 def _bytes(message: Mapping[str, Any], name: str) -> bytes:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from opendata_buffer.broker.client import Connection, Lost, Refused
@@ -22,7 +23,7 @@ from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
 from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_metadata
 from opendata_buffer.config import WorkerConfig
-from opendata_buffer.consumer.batches import HasRecords
+from opendata_buffer.consumer.batches import ConsumedBatch, HasRecords
 from opendata_buffer.consumer.consumer import check_reader
 from opendata_buffer.consumer.fetch import FetchHandle, PooledBatch
 from opendata_buffer.consumer.read_ahead import read_ahead
@@ -111,20 +112,15 @@ class DispatcherClient:
                 if claim is not None:
                     claim.asked = True
                 raise
-            match reply:
-                case Lost():
-                    if claim is not None:
-                        claim.asked = True
-                    self._discovery.forget(connection)
-                case Refused(why):
-                    if claim is not None and why != "unsent":
-                        claim.asked = True
-                    if why in ("unsent", "moved"):
-                        self._discovery.forget(connection)
-                    if why != "unsent":
-                        self._runtime.sleep(SEARCH_S)
-                case _:
-                    return reply
+            if isinstance(reply, dict):
+                return reply
+            why = "lost" if isinstance(reply, Lost) else reply.why
+            if claim is not None and why != "unsent":
+                claim.asked = True
+            if why in ("unsent", "moved", "lost"):
+                self._discovery.forget(connection)
+            if why not in ("unsent", "lost"):
+                self._runtime.sleep(SEARCH_S)
             if self._runtime.monotonic() >= deadline:
                 raise TransientStorageError(
                     f"no broker of {self._url} answered within {limit_s:g} s. Try again."
@@ -168,11 +164,7 @@ class ClaimedBatch(HasRecords):
     """
 
     def __init__(
-        self,
-        worker: Worker,
-        descriptor: BatchDescriptor,
-        claim: Claim,
-        delivery_count: int,
+        self, worker: Worker, descriptor: BatchDescriptor, claim: Claim, delivery_count: int
     ) -> None:
         self._worker = worker
         self._claim = claim
@@ -219,8 +211,7 @@ class ClaimedBatch(HasRecords):
 
     def _finish(self, how: str, *, reason: str = "", rest_ms: int = 0) -> None:
         if not self._claim.over:
-            self._worker._finish(self._claim, how, reason, rest_ms)
-            self._claim.over = True
+            self._worker._finish(self._claim, self._claim.end(how, reason=reason, rest_ms=rest_ms))
 
 
 class Worker(Closeable):
@@ -367,7 +358,7 @@ class Worker(Closeable):
                 self._claims[claim.token] = claim
                 self._batches[claim.token] = batch
         found = read_ahead(
-            self._read_or_error,
+            partial(_attempt, self._fetch.fetch_pooled),
             [descriptor for _, descriptor in made],
             self._decode_or_error,
             runtime=self._runtime,
@@ -375,12 +366,12 @@ class Worker(Closeable):
         )
         fetched = []
         try:
-            for (batch, _), entries in zip(made, found, strict=True):
-                if isinstance(entries, PoisonBatch):
+            for (batch, _), result in zip(made, found, strict=True):
+                if isinstance(result, PoisonBatch):
                     with suppress(ClaimLost):
-                        batch.reject(str(entries))
+                        batch.reject(str(result))
                     continue
-                batch.entries = entries
+                batch.entries = result.entries
                 fetched.append(batch)
         except BaseException:
             # The caller does not get these: heartbeats would hold them for ever.
@@ -391,21 +382,10 @@ class Worker(Closeable):
         self._release(lapsed)
         return [batch for batch in fetched if batch not in lapsed]
 
-    def _read_or_error(self, descriptor: BatchDescriptor) -> PooledBatch | PoisonBatch:
-        try:
-            return self._fetch.fetch_pooled(descriptor)
-        except PoisonBatch as error:
-            return error
-
     def _decode_or_error(
         self, _: BatchDescriptor, stored: PooledBatch | PoisonBatch
-    ) -> Sequence[bytes] | PoisonBatch:
-        if isinstance(stored, PoisonBatch):
-            return stored
-        try:
-            return self._fetch.decode(stored).entries
-        except PoisonBatch as error:
-            return error
+    ) -> ConsumedBatch | PoisonBatch:
+        return stored if isinstance(stored, PoisonBatch) else _attempt(self._fetch.decode, stored)
 
     def _release(self, batches: Sequence[ClaimedBatch]) -> None:
         connection = self._discovery.connection
@@ -416,15 +396,16 @@ class Worker(Closeable):
             if connection is not None and not claim.over:
                 connection.post(self._signed(claim.end("release")), until)
 
-    def _finish(self, claim: Claim, how: str, reason: str, rest_ms: int) -> None:
+    def _finish(self, claim: Claim, end: dict[str, Any]) -> None:
         try:
-            self._ask(claim.end(how, reason=reason, rest_ms=rest_ms), claim)
+            self._ask(end, claim)
         except ClaimLost:
             self._drop(claim)
             if not (claim.asked and self._is_sure_of(claim)):
                 raise
             # The claim cannot have lapsed: an earlier attempt to end it has landed.
         self._drop(claim)
+        claim.over = True
 
     def _is_sure_of(self, claim: Claim) -> bool:
         return claim.is_sure(Moment.now(self._runtime), self._config.claim_timeout_ms)
@@ -495,3 +476,14 @@ class Worker(Closeable):
                     # renews nothing, and must not make the worker sure of its claim again.
                     if claim.token in self._batches and self._is_sure_of(claim):
                         claim.beaten = now
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def _attempt(call: Callable[[T], R], what: T) -> R | PoisonBatch:
+    try:
+        return call(what)
+    except PoisonBatch as error:
+        return error

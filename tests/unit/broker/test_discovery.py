@@ -179,9 +179,7 @@ def test_a_closed_finder_finds_nothing_and_closes_what_is_found_meanwhile() -> N
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_an_interrupted_caller_keeps_no_other_from_looking(
-    begun: bool,
-) -> None:
+def test_an_interrupted_caller_keeps_no_other_from_looking(begun: bool) -> None:
     world = World()
 
     class Interrupted(SystemRuntime):

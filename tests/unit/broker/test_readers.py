@@ -16,11 +16,7 @@ from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.readers import (
-    enable_readers,
-    position_object,
-    reset_reader,
-)
+from opendata_buffer.queue.readers import enable_readers, position_object, reset_reader
 from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from tests.support.logs import open_view

@@ -35,10 +35,7 @@ from opendata_buffer.broker.secure_channel import (
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.producer.group_commit import (
-    CYCLES_EACH,
-    FIRST_CYCLE_S,
-)
+from opendata_buffer.producer.group_commit import CYCLES_EACH, FIRST_CYCLE_S
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore

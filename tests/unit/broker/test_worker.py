@@ -340,11 +340,7 @@ def test_what_a_claim_could_not_fetch_is_given_back_and_not_held_for_ever() -> N
         raise TransientStorageError("injected")
 
     slow = replace(SETTINGS, claim_timeout_ms=600_000, cas_deadline_ms=500)
-    with (
-        hosting(store),
-        Worker(slow, store=store) as one,
-        Worker(SETTINGS, store=store) as other,
-    ):
+    with hosting(store), Worker(slow, store=store) as one, Worker(SETTINGS, store=store) as other:
         store.on_read = fail
         with pytest.raises(TransientStorageError):
             one.claim(2)
@@ -352,9 +348,7 @@ def test_what_a_claim_could_not_fetch_is_given_back_and_not_held_for_ever() -> N
         assert claimed(other, 2) == {0, 1}
 
 
-def test_a_batch_that_was_dropped_without_a_word_goes_to_another_worker(
-    store: MemoryStore,
-) -> None:
+def test_a_batch_that_was_dropped_without_a_word_goes_to_another_worker(store: MemoryStore) -> None:
     fill(store, 1)
     quick = replace(SETTINGS, claim_timeout_ms=800)
     with Worker(quick, store=store) as careless, Worker(SETTINGS, store=store) as other:
@@ -582,9 +576,7 @@ def test_a_refusal_says_whether_another_broker_is_meant_and_whether_it_was_heard
 
 
 @pytest.mark.parametrize("error", [TransientStorageError("503"), Fenced("m", 1, 2)])
-def test_an_error_of_the_broker_is_the_callers_and_the_end_may_be_stored(
-    error: Exception,
-) -> None:
+def test_an_error_of_the_broker_is_the_callers_and_the_end_may_be_stored(error: Exception) -> None:
     asking, _, _ = client_of(Answering(error))
     mine = claim()
     with pytest.raises(type(error)):

@@ -175,8 +175,7 @@ def test_a_broker_deletes_what_clients_of_earlier_ones_left_and_begins_in_any_ca
 
 
 @pytest.mark.parametrize(
-    ("manifest", "folder"),
-    [("ingest/manifest", FOLDER), ("é" * 512, "é" * 494 + "._clients/")],
+    ("manifest", "folder"), [("ingest/manifest", FOLDER), ("é" * 512, "é" * 494 + "._clients/")]
 )
 def test_the_longest_manifest_path_leaves_room_for_a_name(manifest: str, folder: str) -> None:
     assert write_proof_folder(manifest) == folder
