@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from random import Random
 
 from opendata_buffer.broker.committer import open_brokered_committer
 from opendata_buffer.broker.election import LeaderElection
@@ -57,6 +58,20 @@ class Member:
     """Until when something is done to it."""
 
 
+def harsh_plan(random: Random) -> HarshPlan:
+    """A store that is slow, loses requests and answers, and writes late, more or less."""
+    return HarshPlan(
+        get_ms=random.uniform(5, 60),
+        put_ms=random.uniform(5, 100),
+        cas_ms=random.uniform(5, 60),
+        cas_lost_after=random.choice((0, 0.1)),
+        cas_lost_before=random.choice((0, 0.1)),
+        cas_late=random.choice((0, 0.05)),
+        get_errors=random.choice((0, 0.05)),
+        jitter=0.5,
+    )
+
+
 @dataclass
 class Fleet:
     """Hosts, producers, workers, one store, and what was promised to whom."""
@@ -82,16 +97,7 @@ class Fleet:
         self.random = self.simulation.random
         self.network = SimNetwork(self.simulation)
         self.store = Recorder(self.simulation)
-        self.plan = HarshPlan(
-            get_ms=self.random.uniform(5, 60),
-            put_ms=self.random.uniform(5, 100),
-            cas_ms=self.random.uniform(5, 60),
-            cas_lost_after=self.random.choice((0, 0.1)),
-            cas_lost_before=self.random.choice((0, 0.1)),
-            cas_late=self.random.choice((0, 0.05)),
-            get_errors=self.random.choice((0, 0.05)),
-            jitter=0.5,
-        )
+        self.plan = harsh_plan(self.random)
         self.director = self.simulation.process("director")
         self.members: list[Member] = []
         self.holding: dict[int, tuple[Member, float]] = {}

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-import pytest
-
 from opendata_buffer.broker.committer import BrokeredCommitter
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import CommitStateUnknown, Conflict, TransientStorageError
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue
+from tests.simulation.fleet import harsh_plan
 from tests.simulation.recorder import Recorder
-from tests.support.faults import HarshPlan, HarshStore
+from tests.simulation.scenario import run
+from tests.support.faults import HarshStore
 from tests.support.network import SimNetwork
-from tests.support.simulation import SimRuntime, Simulation, SimulationFailed
+from tests.support.simulation import SimRuntime, SimTask, Simulation
 from tests.unit.broker.local import Direct
 
 CONFIG = ProducerConfig(store="memory://simulation", cas_deadline_ms=30_000)
@@ -43,15 +43,7 @@ class World:
         self.random = self.simulation.random
         self.network = SimNetwork(self.simulation)
         self.store = Recorder(self.simulation)
-        self.plan = HarshPlan(
-            get_ms=self.random.uniform(5, 60),
-            cas_ms=self.random.uniform(5, 60),
-            cas_lost_after=self.random.choice((0, 0.1)),
-            cas_lost_before=self.random.choice((0, 0.1)),
-            cas_late=self.random.choice((0, 0.05)),
-            get_errors=self.random.choice((0, 0.05)),
-            jitter=0.5,
-        )
+        self.plan = harsh_plan(self.random)
         self.director = self.simulation.process("director")
         self.running: list[SimRuntime] = []
         self.calm = False
@@ -153,29 +145,25 @@ class World:
         elif deed == "deny":
             self.store.delete_many(["ingest/_broker.json"])
 
-    def run(self) -> None:
-        self.tasks = []
+    def live(self) -> None:
+        self.tasks: list[SimTask] = []
         self.clients_running: list[SimRuntime] = []
         self.alone: dict[str, int] = {}
-
-        def main() -> None:
-            for number in range(self.hosts):
-                self.host(f"host{number}")
-            for number in range(self.clients):
-                self.client(f"client{number}")
-            if self.consumes:
-                self.consume()
-            number = 0
-            while self.simulation.now < RUN_S:
-                self.director.sleep(self.random.uniform(0.5, 5))
-                self.torment(number)
-                number += 1
-            self.calm = True
-            for task in self.tasks:
-                task.join()
-            self.check()
-
-        self.simulation.run(main)
+        for number in range(self.hosts):
+            self.host(f"host{number}")
+        for number in range(self.clients):
+            self.client(f"client{number}")
+        if self.consumes:
+            self.consume()
+        number = 0
+        while self.simulation.now < RUN_S:
+            self.director.sleep(self.random.uniform(0.5, 5))
+            self.torment(number)
+            number += 1
+        self.calm = True
+        for task in self.tasks:
+            task.join()
+        self.check()
 
     def check(self) -> None:
         found: dict[str, int] = {}
@@ -198,11 +186,7 @@ class World:
 
 
 def simulate(world: World) -> World:
-    try:
-        world.run()
-    except SimulationFailed as error:
-        history = "\n".join(world.simulation.history[-60:])
-        pytest.fail(f"{error}\n\n{history}\n\nOPENDATA_BUFFER_SEED={world.seed}", pytrace=False)
+    run(world.simulation, world.live)
     return world
 
 

@@ -9,11 +9,10 @@ die, double or pause, the compare-and-swap on the manifest decides.
 ``discovery``         finds the broker, keeps a connection to it, and asks it for pauses
 ``secure_channel``    handshake, signed messages, and the proof of the right to write
 ``protocol``          the messages, pure
-``network``           WebSocket connections and the broker's port
+``network``           WebSockets of clients, and the port of a broker
 ``client``            a connection to a broker
 ``committer``         appends through a broker, or alone while there is none
-``server``            the broker behind a port
-``broker``            appends for all clients
+``broker``            appends for all clients; their sessions
 ``election``          which of several processes serves
 ``claims``            which worker holds which batch, pure
 ``dispatcher``        hands the queue's batches to workers, in rounds

@@ -187,15 +187,12 @@ def encode(claims: Claims) -> bytes:
 def decode(data: bytes, kind: Sidecar = CLAIMS) -> Claims:
     """The claims in an object's bytes. Raises CorruptData for bytes of no or another version."""
     fields = kind.decode(data)
-    held, done = _held(fields), frozenset(_done(fields))
-    if len(held) + len(done) > 2 * MAX_OPEN:
-        raise kind.unreadable(f"it has {len(held) + len(done)} batches, more than were open")
     return Claims(
         epoch=fields.number("epoch"),
         frontier=fields.number("frontier"),
         tokens=fields.number("tokens"),
-        held=held,
-        done=done,
+        held=_held(fields),
+        done=frozenset(_done(fields)),
         deliveries=_deliveries(fields),
         queue=fields.text("queue", ""),
     )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from opendata_buffer.broker.broker import find_earlier_attempt
 from opendata_buffer.broker.client import Appended, Connection, Lost
-from opendata_buffer.broker.discovery import Discovery
+from opendata_buffer.broker.discovery import FIND_S, IDLE_SEARCH_S, Discovery
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
@@ -35,21 +35,14 @@ from opendata_buffer.stores.base import Store
 
 log = logging.getLogger(__name__)
 
-FIND_S = 1.0
-"""Seconds that an append waits while a broker is searched for; then this process appends it."""
-
 SEARCH_S = 0.5
-"""Seconds between two attempts to find a broker after one was lost."""
+"""Seconds between two searches for :data:`.IDLE_SEARCH_S` after a broker was lost."""
 
 MOVED_S = 0.1
 """Seconds of a pause after a broker that is leaving refused an append."""
 
 STOP_S = 5.0
 """Seconds that the last caller waits until this process's broker has left its record."""
-
-IDLE_SEARCH_S = 10.0
-"""Seconds after a lost broker in which its successor is searched for every ``SEARCH_S``; later the
-search is repeated in this interval."""
 
 NEVER = float("inf")
 

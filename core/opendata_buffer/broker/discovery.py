@@ -178,7 +178,8 @@ class Discovery:
 
 
 FIND_S = 1.0
-"""Seconds that a change waits while a broker is searched for; then it goes on without a pause."""
+"""Seconds that an append or a change waits while a broker is searched for; then this process makes
+it alone."""
 
 ASK_S = 5.0
 """Seconds that it waits for a live broker that writes or pauses for other clients. A broker

@@ -21,7 +21,7 @@ from opendata_buffer.broker.secure_channel import NONCE_BYTES, KeyPair, Protocol
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import CorruptData, OpenDataBufferError, StorageError
 from opendata_buffer.queue.ownership import claim_for_writing
-from opendata_buffer.runtime import Runtime, Task
+from opendata_buffer.runtime import Runtime, Task, wait_for
 from opendata_buffer.stores.base import Store
 
 log = logging.getLogger(__name__)
@@ -133,12 +133,11 @@ class LeaderElection:
         return now if now - self._beaten_at >= LATE_S else self._steady_at
 
     def _wait(self, seconds: float) -> None:
-        now = self._runtime.monotonic()
-        until, may_check_at = now + seconds, now + min(RECHECK_S, seconds)
-        with self._condition:
-            while not self._stopping and now < (may_check_at if self._check_soon else until):
-                self._condition.wait((may_check_at if self._check_soon else until) - now)
-                now = self._runtime.monotonic()
+        now, runtime, condition = self._runtime.monotonic(), self._runtime, self._condition
+        with condition:
+            wait_for(runtime, condition, lambda: self._stopping or self._check_soon, seconds)
+            until = now + min(RECHECK_S, seconds)
+            wait_for(runtime, condition, lambda: self._stopping, until=until)
 
     def _keep(self) -> float:
         assert self._mine is not None
@@ -171,17 +170,15 @@ class LeaderElection:
 
     def _is_alive(self, announced: DiscoveryRecord) -> bool | None:
         """False when its process has surely ended; None when it is not reached."""
-        for last in (False, True):
+        for pause_s in (REFUSED_S, 0.0):
             try:
                 self._network.connect(announced).close()
                 return True
             except ChannelRefused:
-                if last:
-                    return False
-                self._runtime.sleep(REFUSED_S)
+                self._runtime.sleep(pause_s)
             except (ChannelClosed, ProtocolError):
                 return None
-        return None
+        return False
 
     def _take_over(self, announced: DiscoveryRecord | None) -> float:
         if self._port is None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from opendata_buffer import outcomes
 from opendata_buffer.broker.broker import Broker
-from opendata_buffer.broker.client import ChannelClosed, Connection
+from opendata_buffer.broker.client import ChannelClosed, Connection, Lost
 from opendata_buffer.broker.discovery import BrokerPause
 from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease
 from opendata_buffer.broker.election import LeaderElection
@@ -21,7 +21,6 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome, Store
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.testing.runtime import ManualRuntime
 
 T = TypeVar("T")
 
@@ -102,6 +101,63 @@ def hosting(store: Store, runtime: Runtime = RUNTIME) -> Iterator[LeaderElection
         yield election
     finally:
         election.stop(10)
+
+
+BROKER = DiscoveryRecord(1, "id", "x:1", b"s" * 32)
+
+
+def announce(
+    store: CasStore, *, name: str = "", address: str = "x:1", config: QueueConfig = CONFIG
+) -> DiscoveryRecord:
+    """Announce a broker that does not exist, in place of the announced one."""
+    lease = Lease(store, config, RUNTIME)
+    record = DiscoveryRecord(0, name or RUNTIME.ulid(), address, b"s" * SECRET_BYTES)
+    taken = lease.take(record, lease.read())
+    assert taken is not None
+    return taken
+
+
+class FakeConnection:
+    """A connection whose broker gives these answers, one after the other.
+
+    ``before`` each it does what the broker did meanwhile. With a lost answer the connection ends,
+    unless the broker ``lives``.
+    """
+
+    def __init__(
+        self, *answers: Any, record: DiscoveryRecord = BROKER, before: Callable[[], object] = int
+    ) -> None:
+        self.broker_record = record
+        self.answers = list(answers)
+        self.before = before
+        self.asked: list[Any] = []
+        self.timeouts: list[float | None] = []
+        self.lives = False
+        self.is_over = False
+
+    def append(self, some: object, *, since: int | None, begin_by: float) -> Any:
+        return self._answer(since)
+
+    def ask(self, body: dict[str, Any], timeout: float | None = None) -> Any:
+        self.timeouts.append(timeout)
+        return self._answer(body)
+
+    def _answer(self, asked: object) -> Any:
+        self.before()
+        self.asked.append(asked)
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        self.is_over = isinstance(answer, Lost) and not self.lives
+        return answer
+
+    def show_may_write(self, store: object, manifest_path: str) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_over = True
+
+    abandon = close
 
 
 class NetworkOf(WebSocketNetwork):
@@ -187,9 +243,7 @@ class Overtaken(MemoryStore):
         self.asked: list[str] = []
 
     def announce(self, config: QueueConfig) -> None:
-        runtime = ManualRuntime()
-        lease = Lease(self, config, runtime)
-        lease.take(DiscoveryRecord(0, runtime.ulid(), "somewhere:1", b"s" * 32), lease.read())
+        announce(self, address="somewhere:1", config=config)
 
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         if key == self.overtaken_at:

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from opendata_buffer.broker import committer as committer_module
 from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, Lost, Refused
 from opendata_buffer.broker.committer import SEARCH_S, BrokeredCommitter
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease, encode
@@ -25,21 +24,21 @@ from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import (
+    BROKER,
     CONFIG,
     RUNTIME,
     Direct,
+    FakeConnection,
     Hooked,
     NetworkOf,
+    announce,
     connect,
     entries,
     eventually,
     hosting,
     queued,
-    serving,
     soon,
 )
-
-BROKER = DiscoveryRecord(1, "id", "x:1", b"s" * 32)
 
 
 def unreachable(broker_record: DiscoveryRecord) -> Connection:
@@ -53,11 +52,6 @@ def committer(  # type: ignore[no-untyped-def]
     made = BrokeredCommitter(store, CONFIG, runtime, None, network, lambda: direct)
     assert made.join()
     return made
-
-
-def announce(store: MemoryStore, broker: DiscoveryRecord) -> None:
-    lease = Lease(store, CONFIG, RUNTIME)
-    assert lease.take(broker, lease.read()) is not None
 
 
 def test_a_lone_process_asks_once_and_appends_alone() -> None:
@@ -109,33 +103,6 @@ def test_beside_a_broker_that_is_not_reached_it_appends_alone(record: bytes) -> 
     assert direct.used == 1
 
 
-class Scripted:
-    """A connection that gives these answers; ``before`` each it does what its broker did."""
-
-    def __init__(self, *answers, before=lambda: None) -> None:  # type: ignore[no-untyped-def]
-        self.broker_record = BROKER
-        self.is_over = False
-        self._answers = list(answers)
-        self._before = before
-        self.asked: list[int | None] = []
-
-    def append(self, some, *, since, begin_by):  # type: ignore[no-untyped-def]
-        self._before()
-        self.asked.append(since)
-        answer = self._answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        # The end of a connection is how answers are lost.
-        self.is_over = isinstance(answer, Lost)
-        return answer
-
-    def show_may_write(self, store: object, manifest_path: str) -> None:
-        pass
-
-    def close(self) -> None:
-        self.is_over = True
-
-
 # Moves only where a thread sleeps: no machine is too slow for a deadline.
 CLOCK = ManualRuntime()
 
@@ -145,20 +112,20 @@ def later(seconds: float = 60.0) -> float:
 
 
 def scripted(
-    store: MemoryStore, *connections: Scripted, same: bool = False
+    store: MemoryStore, *connections: FakeConnection, same: bool = False
 ) -> tuple[BrokeredCommitter, Direct]:
     """Each connection is to another broker, announced by the time the one before is lost."""
-    announce(store, BROKER)
+    announce(store, name=BROKER.id)
     left = list(connections)
     for each in connections[:-1]:
-        before = each._before
+        before = each.before
 
         def succeed(before: Callable[[], None] = before) -> None:
             before()
             if not same:
-                announce(store, replace(BROKER, id=RUNTIME.ulid()))
+                announce(store)
 
-        each._before = succeed
+        each.before = succeed
 
     def connecting(broker_record: DiscoveryRecord) -> Connection:
         if not left:
@@ -172,7 +139,7 @@ def scripted(
 def test_an_append_whose_answer_was_lost_is_verified_and_not_repeated() -> None:
     store = MemoryStore()
     other = Queue(store, CONFIG, runtime=RUNTIME, role="dead broker")
-    dead = Scripted(Lost(0, 0.0), before=lambda: other.append(entries("a", "b")))
+    dead = FakeConnection(Lost(0, 0.0), before=lambda: other.append(entries("a", "b")))
     ours, direct = scripted(store, dead)
     assert ours.append(entries("a", "b"), begin_by=later()) == 0
     assert queued(store) == ["ingest/a.batch", "ingest/b.batch"]
@@ -180,8 +147,8 @@ def test_an_append_whose_answer_was_lost_is_verified_and_not_repeated() -> None:
 
 
 def test_the_next_broker_searches_from_where_the_first_attempt_may_have_landed() -> None:
-    first, second = Scripted(Lost(4, 0.0)), Scripted(Lost(9, 0.0))
-    third = Scripted(Appended(5))
+    first, second = FakeConnection(Lost(4, 0.0)), FakeConnection(Lost(9, 0.0))
+    third = FakeConnection(Appended(5))
     ours, direct = scripted(MemoryStore(), first, second, third)
     assert ours.append(entries("a"), begin_by=later()) == 5
     assert (first.asked, second.asked, third.asked) == ([None], [4], [4])
@@ -190,7 +157,7 @@ def test_the_next_broker_searches_from_where_the_first_attempt_may_have_landed()
 
 def test_a_broker_that_fell_silent_is_not_asked_again_before_it_renews_its_record() -> None:
     store = MemoryStore()
-    ours, _ = scripted(store, Scripted(Lost(0, 0.0)), Scripted(Appended(7)), same=True)
+    ours, _ = scripted(store, FakeConnection(Lost(0, 0.0)), FakeConnection(Appended(7)), same=True)
     # It takes connections and says nothing: each attempt would cost a second.
     for number in range(3):
         assert ours.append(entries(str(number)), begin_by=later()) == number
@@ -206,7 +173,7 @@ def test_a_broker_that_fell_silent_is_not_asked_again_before_it_renews_its_recor
 def test_no_other_broker_is_asked_before_the_lost_one_can_write_no_more() -> None:
     store = MemoryStore()
     safe_at = CLOCK.monotonic() + 0.3
-    ours, _ = scripted(store, Scripted(Lost(0, safe_at)))
+    ours, _ = scripted(store, FakeConnection(Lost(0, safe_at)))
     assert ours.append(entries("a"), begin_by=later()) == 0
     assert CLOCK.monotonic() >= safe_at
     assert queued(store) == ["ingest/a.batch"]
@@ -220,40 +187,20 @@ def test_what_a_consumer_may_have_taken_is_unknown() -> None:
         queue.append(entries("a"))
         queue.dequeue(0, queue.claim_epoch(None).epoch)
 
-    ours, _ = scripted(store, Scripted(Lost(0, 0.0), before=land_and_take))
+    ours, _ = scripted(store, FakeConnection(Lost(0, 0.0), before=land_and_take))
     with pytest.raises(CommitStateUnknown, match="dequeued since"):
         ours.append(entries("a"), begin_by=later())
     assert queued(store) == []
 
 
 def test_a_refused_append_is_asked_for_again_or_elsewhere() -> None:
-    again = Scripted(Refused("expired"), Refused("expired"), Refused("moved"))
-    successor = Scripted(Appended(3))
+    again = FakeConnection(Refused("expired"), Refused("expired"), Refused("moved"))
+    successor = FakeConnection(Appended(3))
     ours, direct = scripted(MemoryStore(), again, successor)
     assert ours.append(entries("a"), begin_by=later()) == 3
     assert again.asked == [None] * 3
     assert again.is_over
     assert direct.used == 0
-
-
-def test_a_process_finds_the_broker_that_follows_a_dead_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(committer_module, "IDLE_SEARCH_S", 0.2)
-    store = MemoryStore()
-    direct = Direct(store)
-    with serving(store) as (_, broker_record, _):
-        announce(store, broker_record)
-        ours = committer(store, direct)
-        assert ours.append(entries("a"), begin_by=soon()) == 0
-    with hosting(store):
-
-        def through_the_next() -> bool:
-            ours.append(entries(RUNTIME.ulid()), begin_by=soon())
-            return ours.broker is not None and ours.broker.id != broker_record.id
-
-        eventually(through_the_next)
-        assert len(set(queued(store))) == len(queued(store))
 
 
 @pytest.mark.parametrize(
@@ -263,8 +210,8 @@ def test_an_error_of_a_later_attempt_says_nothing_of_the_first(error: OpenDataBu
     """Passed on, it would make the producer append afresh what has landed already."""
     store = MemoryStore()
     other = Queue(store, CONFIG, runtime=RUNTIME, role="dead broker")
-    dead = Scripted(Lost(0, 0.0), before=lambda: other.append(entries("a")))
-    ours, direct = scripted(store, dead, Scripted(error, Lost(0, 0.0)))
+    dead = FakeConnection(Lost(0, 0.0), before=lambda: other.append(entries("a")))
+    ours, direct = scripted(store, dead, FakeConnection(error, Lost(0, 0.0)))
     assert ours.append(entries("a"), begin_by=later()) == 0
     assert queued(store) == ["ingest/a.batch"]
     assert direct.used == 0
@@ -272,13 +219,13 @@ def test_an_error_of_a_later_attempt_says_nothing_of_the_first(error: OpenDataBu
 
 def test_a_doubtful_append_that_cannot_be_verified_is_unknown() -> None:
     refused = PermanentStorageError("forbidden")
-    ours, _ = scripted(MemoryStore(), Scripted(Lost(0, 0.0)), Scripted(refused))
+    ours, _ = scripted(MemoryStore(), FakeConnection(Lost(0, 0.0)), FakeConnection(refused))
     with pytest.raises(CommitStateUnknown, match="forbidden"):
         ours.append(entries("a"), begin_by=later())
 
 
 def test_a_broker_that_refuses_one_append_stays_connected() -> None:
-    connection = Scripted(Refused("large"), Refused("busy"), Appended(7))
+    connection = FakeConnection(Refused("large"), Refused("busy"), Appended(7))
     ours, direct = scripted(MemoryStore(), connection)
     assert ours.append(entries("a"), begin_by=later()) == 0
     # What no broker takes is appended alone; a busy one is asked again.

@@ -12,44 +12,26 @@ from opendata_buffer.broker.discovery import Discovery
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.runtime import SystemRuntime, Task
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.broker.local import CONFIG, RUNTIME, eventually
-
-
-class Made:
-    """A connection that only knows whose it is."""
-
-    def __init__(self, broker_record: DiscoveryRecord) -> None:
-        self.broker_record = broker_record
-        self.is_over = False
-
-    def show_may_write(self, store: object, manifest_path: str) -> None:
-        pass
-
-    def close(self) -> None:
-        self.is_over = True
+from tests.unit.broker.local import CONFIG, RUNTIME, FakeConnection, announce, eventually
 
 
 class World:
     def __init__(self, *, announced: bool = True, waits_s: float | None = None) -> None:
         self.store = MemoryStore()
         self.lease = Lease(self.store, CONFIG, RUNTIME)
-        self.made: list[Made] = []
+        self.made: list[FakeConnection] = []
         self.refuses = False
         self.slow = threading.Event()
         self.slow.set()
         self.discovery = Discovery(self.store, CONFIG, RUNTIME, self.connect, waits_s=waits_s)
         if announced:
-            self.announce()
-
-    def announce(self) -> None:
-        broker = DiscoveryRecord(0, RUNTIME.ulid(), "x:1", b"s" * 32)
-        assert self.lease.take(broker, self.lease.read())
+            announce(self.store)
 
     def connect(self, broker_record: DiscoveryRecord) -> Connection:
         assert self.slow.wait(30)
         if self.refuses:
             raise ChannelClosed("no network")
-        self.made.append(Made(broker_record))
+        self.made.append(FakeConnection(record=broker_record))
         return self.made[-1]  # type: ignore[return-value]
 
 
@@ -58,7 +40,7 @@ def test_without_a_broker_nothing_is_found_and_it_says_why() -> None:
     assert world.discovery.find() is None
     assert not world.discovery.announced
     assert "none is announced" in world.discovery.reason
-    world.announce()
+    announce(world.store)
     world.refuses = True
     assert world.discovery.find() is None
     assert world.discovery.announced
@@ -119,7 +101,7 @@ def test_a_silent_brokers_successor_is_asked_at_once_and_itself_after_a_renewal(
     again = world.discovery.find()
     assert again is not None
     world.discovery.forget(again, unresponsive=True)
-    world.announce()
+    announce(world.store)
     assert world.discovery.find() is world.made[2]
 
 

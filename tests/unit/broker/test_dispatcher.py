@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import pytest
 
 from opendata_buffer import metrics
-from opendata_buffer.broker import dispatcher
 from opendata_buffer.broker import dispatcher as dispatcher_module
 from opendata_buffer.broker.claims import Claims, decode, encode
 from opendata_buffer.broker.dispatcher import MAX_ANSWER_BYTES, Dispatcher, DispatcherTerm
@@ -128,14 +127,6 @@ class Asking:
         return next(each for each in self.answers if each["n"] == self.number)
 
 
-def test_nothing_is_fenced_before_a_worker_asks() -> None:
-    store = filled(1)
-    asking = Asking(store)
-    assert epoch_of(store) == 0
-    asking.claim()
-    assert epoch_of(store) == 1
-
-
 def test_f41_a_location_that_was_queued_twice_is_handed_out_once() -> None:
     queue = Queue(store := filled(2), CONFIG, runtime=RUNTIME, role="test")
     queue.append([NewEntry("ingest/0.batch"), NewEntry("ingest/1.batch")], read_first=True)
@@ -159,7 +150,6 @@ def test_nothing_is_answered_before_what_it_says_is_stored() -> None:
     assert asking.finish("done", batch)["op"] == "finished"
     asking.dispatcher.stop()
     # Taken over, claimed, and finished once the claim was answered.
-    asking.dispatcher.stop()
     assert answered == [0, 0, 1]
 
 
@@ -238,7 +228,7 @@ def test_a_batch_too_large_for_the_quarantine_stays_and_holds_up_no_other(
         if entry.sequence < 2:
             raise InvalidInput("its object has more than 1 GiB")
 
-    monkeypatch.setattr(dispatcher, "quarantine", refuse)
+    monkeypatch.setattr(dispatcher_module, "quarantine", refuse)
     store = filled(3)
     asking = Asking(store)
     worn, rejected = asking.claim(2)["batches"]
@@ -328,14 +318,16 @@ def test_a_broker_that_may_have_missed_heartbeats_gives_its_workers_the_whole_ti
     assert runtime.monotonic() >= 0.6 + 0.15
 
 
-def test_a_broker_that_is_announced_no_more_takes_no_claims() -> None:
+def test_before_a_worker_asks_and_once_it_is_announced_no_more_a_broker_takes_no_claims() -> None:
     store = filled(1)
     asking = Asking(store)
+    assert epoch_of(store) == 0
     asking.is_announced = False
     assert asking.fails() == "TransientStorageError"
     assert epoch_of(store) == 0
     asking.is_announced = True
     assert asking.claim()["op"] == "claimed"
+    assert epoch_of(store) == 1
 
 
 def test_a_heartbeat_makes_a_successor_take_the_claims_over() -> None:

@@ -22,6 +22,7 @@ from tests.unit.broker.local import (
     CONFIG,
     RUNTIME,
     NetworkOf,
+    announce,
     connected,
     entries,
     eventually,
@@ -29,13 +30,6 @@ from tests.unit.broker.local import (
     hosting,
     soon,
 )
-
-
-def announce(store: MemoryStore, address: str = "127.0.0.1:9") -> DiscoveryRecord:
-    lease = Lease(store, CONFIG, RUNTIME)
-    taken = lease.take(DiscoveryRecord(0, "other", address, b"o" * 32), lease.read())
-    assert taken is not None
-    return taken
 
 
 def test_of_two_hosts_one_serves_and_the_other_takes_over_at_once_when_it_leaves() -> None:
@@ -64,15 +58,13 @@ def test_a_host_whose_record_was_replaced_steps_down() -> None:
     store = MemoryStore()
     with hosting(store) as ours:
         announced = ours.serving
-        lease = Lease(store, CONFIG, RUNTIME)
-        other = DiscoveryRecord(0, "other", "127.0.0.1:1", b"o" * 32)
-        eventually(lambda: lease.take(other, lease.read()))
+        announce(store, address="127.0.0.1:1")
         eventually(lambda: ours.broker is None or ours.serving != announced)
 
 
 def test_a_killed_broker_is_replaced_once_its_port_refuses() -> None:
     store = MemoryStore()
-    killed = announce(store)
+    killed = announce(store, address="127.0.0.1:9")
     with hosting(store) as ours:
         assert ours.serving is not None
         assert ours.serving.term == killed.term + 1

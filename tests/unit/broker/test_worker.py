@@ -38,7 +38,15 @@ from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.broker.local import CONFIG, RUNTIME, Hooked, eventually, hosting, queued
+from tests.unit.broker.local import (
+    CONFIG,
+    RUNTIME,
+    FakeConnection,
+    Hooked,
+    eventually,
+    hosting,
+    queued,
+)
 
 # On a busy machine heartbeats are late: where claims are to lapse a worker has another time-out.
 SETTINGS = WorkerConfig(
@@ -500,42 +508,24 @@ def test_its_end_is_what_a_broker_reads(how: str) -> None:
 ANSWER = {"op": "claimed", "batches": []}
 
 
-LOST = Lost(since=0, safe_at=0.0)
-
-
-class Answering:
-    """A connection whose broker gives the answers of a test, one after the other."""
-
-    def __init__(self, *replies: Any) -> None:
-        self.replies = list(replies)
-        self.asked: list[dict[str, Any]] = []
-
-    def ask(self, body: dict[str, Any]) -> Any:
-        self.asked.append(body)
-        reply = self.replies.pop(0)
-        if isinstance(reply, BaseException):
-            raise reply
-        return reply
-
-
 class Scripted:
     """Finds the connections of a test, one after the other; after the last one none."""
 
     reason = "none is announced"
     is_closed = False
 
-    def __init__(self, *connections: Answering) -> None:
+    def __init__(self, *connections: FakeConnection) -> None:
         self.left = list(connections)
-        self.forgotten: list[Answering] = []
+        self.forgotten: list[FakeConnection] = []
         self.looked = 0
         self.on_look: Callable[[], object] = lambda: None
 
-    def find(self) -> Answering | None:
+    def find(self) -> FakeConnection | None:
         self.looked += 1
         self.on_look()
         return self.left[0] if self.left else None
 
-    def forget(self, connection: Answering) -> None:
+    def forget(self, connection: FakeConnection) -> None:
         self.forgotten.append(connection)
         self.left.pop(0)
 
@@ -543,41 +533,38 @@ class Scripted:
         self.is_closed = True
 
 
-def client_of(*connections: Answering) -> tuple[DispatcherClient, Scripted, ManualRuntime]:
+def client_of(*connections: FakeConnection) -> tuple[DispatcherClient, Scripted, ManualRuntime]:
     found, runtime = Scripted(*connections), ManualRuntime()
     made = DispatcherClient(found, runtime, 10.0, "memory://q")  # type: ignore[arg-type]
     return made, found, runtime
 
 
-def test_when_an_answer_is_lost_the_next_broker_is_asked_the_same() -> None:
-    first, second = Answering(LOST), Answering(ANSWER)
-    asking, discovery, _ = client_of(first, second)
-    mine = claim()
-    assert asking.ask({"op": "finish"}, mine) == ANSWER
-    assert second.asked == first.asked
-    assert discovery.forgotten == [first]
-    assert mine.asked
-
-
 @pytest.mark.parametrize(
-    ("why", "forgets", "waits", "asked"),
-    [("unsent", True, False, False), ("moved", True, True, True), ("busy", False, True, True)],
+    ("reply", "forgets", "waits", "asked"),
+    [
+        (Lost(since=0, safe_at=0.0), True, False, True),
+        (Refused("unsent"), True, False, False),
+        (Refused("moved"), True, True, True),
+        (Refused("busy"), False, True, True),
+    ],
+    ids=str,
 )
-def test_a_refusal_says_whether_another_broker_is_meant_and_whether_it_was_heard(
-    why: str, forgets: bool, waits: bool, asked: bool
+def test_the_same_or_the_next_broker_is_asked_the_same_again(
+    reply: Lost | Refused, forgets: bool, waits: bool, asked: bool
 ) -> None:
-    first = Answering(Refused(why), ANSWER)
-    asking, discovery, runtime = client_of(first, Answering(ANSWER))
+    first, second = FakeConnection(reply, ANSWER), FakeConnection(ANSWER)
+    asking, discovery, runtime = client_of(first, second)
     mine = claim()
     assert asking.ask({"op": "finish"}, mine) == ANSWER
-    assert bool(discovery.forgotten) is forgets
+    assert first.asked + second.asked == [{"op": "finish"}] * 2
+    assert discovery.forgotten == [first] * forgets
     assert (runtime.monotonic() > 0) is waits
     assert mine.asked is asked
 
 
 @pytest.mark.parametrize("error", [TransientStorageError("503"), Fenced("m", 1, 2)])
 def test_an_error_of_the_broker_is_the_callers_and_the_end_may_be_stored(error: Exception) -> None:
-    asking, _, _ = client_of(Answering(error))
+    asking, _, _ = client_of(FakeConnection(error))
     mine = claim()
     with pytest.raises(type(error)):
         asking.ask({"op": "finish"}, mine)
@@ -595,14 +582,14 @@ def test_without_any_broker_it_gives_up_after_its_patience_and_says_why() -> Non
 
 
 def test_with_a_broker_it_waits_for_what_the_request_waits_besides() -> None:
-    asking, _, runtime = client_of(Answering(*[Refused("busy")] * 1_000))
+    asking, _, runtime = client_of(FakeConnection(*[Refused("busy")] * 1_000))
     with pytest.raises(TransientStorageError, match="no broker of memory://q answered within 30 s"):
         asking.ask({"op": "claim", "wait_ms": 20_000})
     assert 30 <= runtime.monotonic() < 31
 
 
 def test_a_broker_that_is_found_while_the_worker_closes_is_not_asked() -> None:
-    connection = Answering(ANSWER)
+    connection = FakeConnection(ANSWER)
     asking, discovery, _ = client_of(connection)
     discovery.on_look = discovery.close
     with pytest.raises(Closed):

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import pytest
 
-from opendata_buffer.broker.client import ChannelClosed, Connection, Lost, Refused, Reply
+from opendata_buffer.broker.client import ChannelClosed, Connection, Lost, Refused
 from opendata_buffer.broker.discovery import ASK_S, IDLE_SEARCH_S, SEARCH_S, BrokerPause
-from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.network import ListeningPort
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import Blob, NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.broker.local import CONFIG, entries
+from tests.unit.broker.local import CONFIG, FakeConnection, announce, entries
 
 DISCOVERY_RECORD = "ingest/_broker.json"
 
@@ -48,34 +47,10 @@ class Counting(MemoryStore):
         self.put(CONFIG.manifest_path, after.raw)
 
 
-class Broker:
-    """A connection to a broker that answers as a test says."""
-
-    def __init__(self, broker_record: DiscoveryRecord) -> None:
-        self.broker_record = broker_record
-        self.is_over = False
-        self.ends = False
-        """With the next question."""
-        self.answer: Reply | Refused | Lost = {"op": "given"}
-        self.asked: list[str] = []
-        self.writes: list[int] = []
-        self.timeouts: list[float | None] = []
-
-    def ask(self, body: Mapping[str, Any], timeout: float | None = None) -> Reply | Refused | Lost:
-        self.asked.append(body["op"])
-        self.writes.append(body["writes"])
-        self.timeouts.append(timeout)
-        self.is_over = self.ends
-        return self.answer
-
-    def show_may_write(self, store: object, manifest_path: str) -> None:
-        pass
-
-    def close(self) -> None:
-        self.is_over = True
-
-    def abandon(self) -> None:
-        self.is_over = True
+def writes_asked(broker: FakeConnection) -> list[int]:
+    """For how many writes each pause was asked for."""
+    assert {each["op"] for each in broker.asked} <= {"pause"}
+    return [each["writes"] for each in broker.asked]
 
 
 class World:
@@ -84,7 +59,7 @@ class World:
     def __init__(self, *, asks: bool = True, announced: bool = True) -> None:
         self.runtime = ManualRuntime()
         self.store = Counting()
-        self.brokers: list[Broker] = []
+        self.brokers: list[FakeConnection] = []
         self.reached = True
         Queue(self.store, CONFIG, runtime=self.runtime, role="test").append(entries("first"))
         self.queue = Queue(
@@ -95,18 +70,13 @@ class World:
             open_pause=partial(BrokerPause, network=self) if asks else None,
         )
         if announced:
-            self.announce()
-        self.store.read.clear()
-
-    def announce(self) -> None:
-        lease = Lease(self.store, CONFIG, self.runtime)
-        lease.take(DiscoveryRecord(0, self.runtime.ulid(), "x:1", b"s" * 32), lease.read())
+            announce(self.store)
         self.store.read.clear()
 
     def connect(self, broker_record: DiscoveryRecord) -> Connection:
         if not self.reached:
             raise ChannelClosed("no network")
-        self.brokers.append(Broker(broker_record))
+        self.brokers.append(FakeConnection(*[{"op": "given"}] * 9, record=broker_record))
         return self.brokers[-1]  # type: ignore[return-value]
 
     def listen(self) -> ListeningPort:
@@ -125,7 +95,7 @@ class World:
         return [each.location for each in manifest.entries()].count(f"ingest/{name}.batch")
 
 
-def connected() -> tuple[World, Broker]:
+def connected() -> tuple[World, FakeConnection]:
     """After an append that lost a race."""
     world = World()
     world.append("a", faster=1)
@@ -156,13 +126,13 @@ def test_after_a_lost_race_a_broker_is_searched_for_once() -> None:
 
 def test_after_a_lost_race_a_pause_is_asked_for() -> None:
     world, broker = connected()
-    assert broker.asked == ["pause"]
+    assert writes_asked(broker) == [1]
     assert broker.timeouts == [ASK_S]
     # Known by now: asked before anything is lost, and what is remembered is not believed.
     attempts = world.queue.attempts
     world.store.rival()
     world.append("b")
-    assert broker.asked == ["pause"] * 2
+    assert writes_asked(broker) == [1, 1]
     assert world.queue.attempts == attempts + 1
     assert world.looks() == 1
     assert (world.queued("a"), world.queued("b")) == (1, 1)
@@ -172,11 +142,11 @@ def test_a_pause_that_was_too_short_is_asked_for_again_and_longer() -> None:
     world = World()
     world.append("a", faster=4)
     (broker,) = world.brokers
-    assert broker.writes == [1, 2, 3, 4]
+    assert writes_asked(broker) == [1, 2, 3, 4]
     assert world.queue.conflicts == 4
     assert world.queued("a") == 1
     world.append("b")
-    assert broker.writes[4:] == [1]
+    assert writes_asked(broker)[4:] == [1]
 
 
 @pytest.mark.parametrize(
@@ -189,22 +159,21 @@ def test_a_broker_that_is_gone_is_forgotten_and_its_successor_found_within_a_sec
     if how is None:
         broker.close()
     else:
-        broker.answer = how
-        broker.ends = isinstance(how, Lost)
+        broker.answers = [how]
     world.append("b", faster=1)
     assert world.queued("b") == 1
     assert broker.is_over
-    world.announce()
+    announce(world.store)
     world.runtime.advance(SEARCH_S)
     world.append("c", faster=1)
-    assert [each.asked for each in world.brokers[1:]] == [["pause"]]
+    assert [writes_asked(each) for each in world.brokers[1:]] == [[1]]
 
 
 def test_a_broker_that_lives_and_gives_no_pause_keeps_its_connection() -> None:
     world, broker = connected()
-    broker.answer = Lost(0, 0.0)
+    broker.lives, broker.answers = True, [Lost(0, 0.0)]
     world.append("b")
-    assert broker.asked == ["pause"] * 2
+    assert writes_asked(broker) == [1, 1]
     assert not broker.is_over
     assert world.queued("b") == 1
 
@@ -246,7 +215,7 @@ def test_a_forked_child_leaves_its_parents_connection_alone_and_makes_one_of_its
     assert len(world.brokers) == 1
     world.append("child", faster=1)
     _, own = world.brokers
-    assert own.asked == ["pause"]
+    assert writes_asked(own) == [1]
     world.queue.close()
     assert own.is_over
     # The thread that reads it, and may have had its locks when the process was forked, is not here.
