@@ -27,8 +27,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.open import open_store
-from tests.unit.broker.local import eventually
-from tests.unit.broker.wired import KEYS
+from tests.unit.broker.local import KEYS, eventually
 
 NIGHT = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16")) >= 100
 CLIENTS = MAX_CLIENTS if NIGHT else 300

@@ -13,8 +13,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from tests.support.faults import HarshPlan, HarshStore
-from tests.unit.broker.local import RUNTIME, eventually
-from tests.unit.broker.wired import Client
+from tests.unit.broker.local import RUNTIME, Client, eventually
 
 CONFIG = ProducerConfig(store="memory://scale")
 ROUNDS = 3

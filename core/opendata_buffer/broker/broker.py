@@ -454,6 +454,8 @@ class Broker:
 _READS = {"written", "ping", "stats"}
 """What a client may send that can only read the queue: ``status``, or a broker that stands by."""
 
+_ANSWERED_LATER = {"written", "append", "claim", "finish", "pause"}
+
 
 class Session:
     """One client's connection, without the network: does what each message asks for.
@@ -484,32 +486,31 @@ class Session:
     def received(self, message: bytes) -> None:
         """Do what the client's next message asks for, or nothing where it raises ProtocolError."""
         body = self._end.open(message)
-        if not self.may_write and body.get("op") not in _READS:
+        op = str(body.get("op"))
+        if not self.may_write and op not in _READS:
             raise ProtocolError(
-                f"a client asks for {str(body.get('op'))[:50]!r} and has not shown that it may "
-                "write in the queue"
+                f"a client asks for {op[:50]!r} and has not shown that it may write in the queue"
             )
-        match body.get("op"):
+        if op in _ANSWERED_LATER:
+            self._begin()
+        match op:
             case "written":
                 if self._has_written:
                     raise ProtocolError("a client shows for the second time that it may write")
                 self._has_written = True
-                self._begin()
                 told = partial(self._proven, whole(body, "n"))
                 self._broker.proofs.check(self._end.proof_name, self._end.write_proof(), told)
             case "append":
                 append = parse_append(body, self._broker.data_path_prefix, self._answer)
-                self._begin(append)
+                with self._lock:
+                    self._pending[append.number] = append
                 self._broker.submit(append, len(message))
             case "claim":
                 now = self._broker.runtime.monotonic()
                 claim = parse_claim(body, now, self._answer, lambda: not self._closed)
-                self._begin()
                 self._dispatcher(body).submit(claim)
             case "finish":
-                finish = parse_finish(body, self._answer)
-                self._begin()
-                self._dispatcher(body).submit(finish)
+                self._dispatcher(body).submit(parse_finish(body, self._answer))
             case "beat":
                 # Answered: a worker relies on its claims by answered heartbeats only, and concludes
                 # from missing answers that a broker is gone.
@@ -517,7 +518,6 @@ class Session:
                 answer = {"op": "beaten"} if lives else {"op": "refused", "why": "moved"}
                 self._send_answer({**answer, "n": whole(body, "n")})
             case "pause":
-                self._begin()
                 writes = whole(body, "writes")
                 self._broker.ask_pause(PauseRequest(whole(body, "n"), self._answer, writes))
             case "renew":
@@ -526,8 +526,8 @@ class Session:
                 self._send_answer({"op": "pong", "next": self._broker.next_sequence})
             case "stats":
                 self._send_answer({"op": "stats", **self._broker.stats()})
-            case other:
-                raise ProtocolError(f"unknown request {str(other)[:50]!r} of a client")
+            case _:
+                raise ProtocolError(f"unknown request {op[:50]!r} of a client")
 
     def _dispatcher(self, body: Mapping[str, Any]) -> Dispatcher:
         if self._broker.dispatcher is None:
@@ -541,15 +541,13 @@ class Session:
         else:
             self._answer({"op": "failed", "n": number, "error": error_body(error)})
 
-    def _begin(self, append: AppendRequest | None = None) -> None:
+    def _begin(self) -> None:
         with self._lock:
             if self._open >= MAX_OPEN_REQUESTS:
                 raise ProtocolError(
                     f"a client has {self._open} unanswered requests: more are not taken"
                 )
             self._open += 1
-            if append is not None:
-                self._pending[append.number] = append
 
     def _renew(self, numbers: Sequence[int], heard: Moment) -> None:
         """Renew appends that still wait, by a later clock that the client received."""

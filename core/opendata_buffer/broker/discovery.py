@@ -217,17 +217,15 @@ class BrokerPause:
         self._runtime = runtime
         self._connect = (network or WebSocketNetwork(runtime)).connect
         self._pid = os.getpid()
-        self._discovery = self._new_discovery()
+        self._own_discovery = self._new_discovery()
 
     @property
     def is_connected(self) -> bool:
         """See :class:`.WritePause`."""
-        self._start_over_in_child()
         return self._discovery.connection is not None
 
     def ask(self, writes: int) -> bool:
         """See :class:`.WritePause`."""
-        self._start_over_in_child()
         connection = self._discovery.find()
         if connection is None:
             return False
@@ -244,7 +242,6 @@ class BrokerPause:
 
     def close(self) -> None:
         """See :class:`.WritePause`."""
-        self._start_over_in_child()
         connection = self._discovery.connection
         if connection is not None:
             self._discovery.forget(connection)
@@ -264,11 +261,12 @@ class BrokerPause:
         weakref.finalize(self, _abandon, made).atexit = False
         return made
 
-    def _start_over_in_child(self) -> None:
-        """In a forked child the thread that reads, and may have held its locks, is missing."""
+    @property
+    def _discovery(self) -> Discovery:
+        # In a forked child the thread that reads, and may have held its locks, is missing.
         if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._discovery = self._new_discovery()
+            self._pid, self._own_discovery = os.getpid(), self._new_discovery()
+        return self._own_discovery
 
 
 def _abandon(discovery: Discovery) -> None:

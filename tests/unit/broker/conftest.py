@@ -8,7 +8,7 @@ import pytest
 
 from opendata_buffer.admin import status as admin_status
 from opendata_buffer.broker import client, committer, network, protocol
-from tests.unit.broker import wired
+from tests.unit.broker import local
 
 
 @pytest.fixture(autouse=True)
@@ -30,5 +30,5 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _brokers_stop() -> Iterator[None]:
     yield
-    while wired.brokers:
-        wired.brokers.pop().stop(5)
+    while local.brokers:
+        local.brokers.pop().stop(5)

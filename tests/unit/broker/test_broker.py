@@ -28,8 +28,7 @@ from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.support.tuned import tuned
-from tests.unit.broker.local import CONFIG, Hooked, eventually, queued
-from tests.unit.broker.wired import Client, made
+from tests.unit.broker.local import CONFIG, Client, Hooked, eventually, made, queued
 
 
 def test_requests_that_wait_enter_with_one_write_in_the_order_they_came() -> None:

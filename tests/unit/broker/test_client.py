@@ -24,8 +24,7 @@ from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Task
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.unit.broker.local import connect, entries, eventually, serving
-from tests.unit.broker.wired import KEYS, NAME
+from tests.unit.broker.local import KEYS, NAME, connect, entries, eventually, serving
 
 BROKER = DiscoveryRecord(1, "id", "somewhere:1", b"s" * 32, share=KEYS.share)
 

@@ -17,7 +17,7 @@ from opendata_buffer.broker.secure_channel import (
     KeyPair,
     ProtocolError,
 )
-from tests.unit.broker.wired import KEYS, NAME
+from tests.unit.broker.local import KEYS, NAME
 
 SECRET = b"s" * 32
 OTHERS = KeyPair.of(b"o" * 32)

@@ -20,17 +20,19 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import (
     CONFIG,
+    NAME,
+    Client,
     Hooked,
     connect,
     connected,
     entries,
     eventually,
     hosting,
+    made,
     queued,
     serving,
     soon,
 )
-from tests.unit.broker.wired import NAME, Client, made
 
 FOLDER = "ingest/manifest._clients/"
 
