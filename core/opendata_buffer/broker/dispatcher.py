@@ -332,14 +332,10 @@ class DispatcherTerm:
                 return Claims(epoch, self.first, tokens=found.tokens, queue=queue)
             return found.adopted(epoch, queue, self.first)
 
-        outcome = self._object.update(decide)
-        if not isinstance(outcome, outcomes.Applied) or outcome.value is None:
-            raise TransientStorageError(
-                f"claims {self._object.key!r} could not be taken over: {outcome}. Try again."
-            )
-        if outcome.value.epoch != epoch:
-            raise Fenced(self._config.manifest_path, epoch, outcome.value.epoch)
-        return outcome.value
+        found = self._update(decide)
+        if found.epoch != epoch:
+            raise Fenced(self._config.manifest_path, epoch, found.epoch)
+        return found
 
     def write(self, after: Claims) -> None:
         """Store changed claims; returns once they are. Raises Fenced where another dispatcher has
@@ -351,15 +347,20 @@ class DispatcherTerm:
             return after if found == before else found
 
         if after != before:
-            outcome = self._object.update(decide, from_memory=True)
-            if not isinstance(outcome, outcomes.Applied):
-                raise TransientStorageError(
-                    f"claims {self._object.key!r} could not be written: {outcome}. Try again."
-                )
-            if outcome.value != after:
-                found = after.epoch if outcome.value is None else outcome.value.epoch
-                raise Fenced(self._config.manifest_path, after.epoch, found)
+            found = self._update(decide, from_memory=True)
+            if found != after:
+                raise Fenced(self._config.manifest_path, after.epoch, found.epoch)
         self.claims = after
+
+    def _update(
+        self, decide: Callable[[Claims | None], Claims | None], *, from_memory: bool = False
+    ) -> Claims:
+        outcome = self._object.update(decide, from_memory=from_memory)
+        if not isinstance(outcome, outcomes.Applied) or outcome.value is None:
+            raise TransientStorageError(
+                f"claims {self._object.key!r} could not be written: {outcome}. Try again."
+            )
+        return outcome.value
 
 
 def _claims_object(store: Store, config: ConsumerConfig, runtime: Runtime) -> CasObject[Claims]:
