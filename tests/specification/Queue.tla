@@ -73,7 +73,7 @@ Store_(p, at) ==
                                            named |-> name], stored |-> now]}
     /\ producer' = [producer EXCEPT ![p].at = at, ![p].named = name, ![p].born = born]
 
-\* core/opendata_buffer/producer/sender.py: Uploader.upload
+\* core/opendata_buffer/producer/producer.py: Uploader.upload
 UploadBatches(p) ==
     /\ producer[p].at = "idle" /\ producer[p].round <= Rounds[p]
     /\ Store_(p, "ready")
@@ -149,7 +149,7 @@ GiveUp(p) ==
     /\ UNCHANGED <<manifest, objects, now, consumer, acked, saved, again, collector>>
 
 \* core/opendata_buffer/producer/accumulator.py: OrderedUploads.landed
-\* core/opendata_buffer/producer/sender.py: Sender._repair
+\* core/opendata_buffer/producer/producer.py: Sender._repair
 Land(p) ==
     /\ producer[p].at = "landed"
     /\ IF Grace = 0 \/ Age(p) <= Grace \/ Faulty("a late append is believed")

@@ -1,9 +1,8 @@
 """Accepted calls until their outcome is known: order, limits and state, under one lock.
 
-The calling thread may be interrupted anywhere, so it changes the state in single steps. The threads
-of the :class:`~.sender.Sender` take work from here and bring the results back. The accumulator
-calls no store, no callback and no other object with a lock. A batch is due by the monotonic clock
-only (failure F31).
+The threads of the :class:`~.producer.Sender` take work from here and bring the results back. The
+calling thread may be interrupted anywhere, so it changes the state in single steps. A batch is due
+by the monotonic clock only (failure F31).
 """
 
 from __future__ import annotations
@@ -62,9 +61,6 @@ class OrderedUploads:
     5. Every batch is completed by its deadline, in any stage but APPENDING; an append without an
        answer is completed as unknown after a time of its own.
     6. An outcome is final; a later one is ignored.
-
-    Args:
-        config: Settings.
     """
 
     def __init__(self, config: ProducerConfig) -> None:
@@ -158,23 +154,28 @@ class OrderedUploads:
         self._queue.extendleft(reversed(group))
         self.expire(now.monotonic)
 
-    def failed(self, error: BaseException) -> None:
-        """The append of the group failed, and is not repeated."""
-        group, self._group = self._group, []
-        self._fail(group, error)
-
-    def fail(self, batch: Batch, error: BaseException) -> None:
-        """Fail one batch, and the ordered ones behind it if it is ordered."""
-        self._fail([batch], error)
-        if batch in self._group:
-            self._group.remove(batch)
+    def fail(self, batches: Sequence[Batch], error: BaseException) -> None:
+        """Give batches up; if one of them is ordered, the ordered ones behind it, too."""
+        first = next((x for x in batches if x.ordered and x.stage is not Stage.COMPLETED), None)
+        is_group = any(x.stage is Stage.APPENDING for x in batches)
+        for batch in batches:
+            self._complete(batch, error)
+        if is_group:
+            self._group = [x for x in self._group if x.stage is not Stage.COMPLETED]
+        if first is not None:
+            self._failure = error
+            behind = first not in self._queue
+            for batch in self._queue:
+                if behind and batch.ordered:
+                    self._complete(batch, error)
+                behind = behind or batch is first
 
     def expire(self, now: float) -> None:
         """Fail what is past its deadline."""
         if self._group and now >= self._group_limit:
             self._fail_group_as_unknown(f"no answer in {self._append_limit:g} s")
         while (head := self._head()) is not None and head.deadline <= now:
-            self._fail([head], head.last_error or _not_in_time(head))
+            self.fail([head], head.last_error or _not_in_time(head))
 
     def abandon(self, error: BaseException) -> None:
         """Complete all batches; the outcome of those that are being appended is unknown."""
@@ -216,19 +217,8 @@ class OrderedUploads:
     def _fail_group_as_unknown(self, reason: str) -> None:
         if self._group:
             locations = tuple(each.location for each in self._group)
-            self.failed(CommitStateUnknown(self._manifest_path, None, locations, None, reason))
-
-    def _fail(self, batches: Sequence[Batch], error: BaseException) -> None:
-        first = next((x for x in batches if x.ordered and x.stage is not Stage.COMPLETED), None)
-        for batch in batches:
-            self._complete(batch, error)
-        if first is not None:
-            self._failure = error
-            behind = first not in self._queue
-            for batch in self._queue:
-                if behind and batch.ordered:
-                    self._complete(batch, error)
-                behind = behind or batch is first
+            error = CommitStateUnknown(self._manifest_path, None, locations, None, reason)
+            self.fail(self._group, error)
 
     def _complete(self, batch: Batch, outcome: Durable | BaseException) -> None:
         if batch.stage is Stage.COMPLETED:
@@ -285,9 +275,8 @@ class Accumulator:
         self._ordered_failed = False
         self._closing = False
         self._abandoned: BaseException | None = None
-        self.threads = 1  # that have not ended; the first one is the appender
-        self._workers = 0
-        self._idle = 0
+        self.threads = 2  # that have not ended: the appender and the first worker
+        self._workers = self._idle = 1
         self._uploading = 0
         self._appending = False
         self._appender_waits = False
@@ -441,7 +430,7 @@ class Accumulator:
         if error is None:
             self._ordered.stored(batch)
         else:
-            self._ordered.fail(batch, error)
+            self._ordered.fail([batch], error)
         self._uploading -= 1
         self._idle += 1
         self._wake_appender()
@@ -452,9 +441,9 @@ class Accumulator:
         self._idle += 1
 
     @locked
-    def add_workers(self, count: int = 1) -> None:
-        """Workers begin, all idle; a negative count removes one that did not start."""
-        self._add_workers(count)
+    def remove_worker(self) -> None:
+        """The worker that was to be added could not be started."""
+        self._add_worker(-1)
 
     # Called by the appender.
 
@@ -499,14 +488,9 @@ class Accumulator:
         return True
 
     @locked
-    def failed(self, error: BaseException) -> None:
-        """The group failed for good."""
-        self._ordered.failed(error)
-
-    @locked
-    def fail(self, batch: Batch, error: BaseException) -> None:
+    def fail(self, batches: Sequence[Batch], error: BaseException) -> None:
         """See :meth:`.OrderedUploads.fail`."""
-        self._ordered.fail(batch, error)
+        self._ordered.fail(batches, error)
 
     @locked
     def appended(self) -> list[Batch]:
@@ -597,7 +581,7 @@ class Accumulator:
         if self._appender_waits and self._ordered.is_ready:
             self._condition.notify_all()
 
-    def _add_workers(self, count: int) -> None:
+    def _add_worker(self, count: int = 1) -> None:
         self.threads += count
         self._workers += count
         self._idle += count
@@ -607,7 +591,7 @@ class Accumulator:
         self._idle -= 1
         if self._idle or self._workers > self._config.upload_concurrency:
             return False
-        self._add_workers(1)
+        self._add_worker()
         return True
 
     def _pause(self, seconds: float) -> float:

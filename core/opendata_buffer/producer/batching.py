@@ -1,14 +1,9 @@
 """Records, and the batches that they go into.
 
-A lock, two clocks, an encoded block and a handle for each ``produce()`` call would cost a call
-with one record many times what its record costs. So the :class:`Batcher` opens an
-:class:`AppendBuffer` for the calls of one millisecond, and callers add to it by one
-``list.append``, which neither another thread nor a signal interrupts. Only the call that opens the
-next buffer takes the lock. Single records are joined by the thread that uploads their batch; a list
-of records comes as one item that its caller has encoded.
-
-A caller may be stopped just before its ``append`` while the buffer is closed and uploaded. Its
-record is not lost::
+The :class:`Batcher` opens an :class:`AppendBuffer` for the calls of one millisecond, and callers
+add to it by one ``list.append``, which neither another thread nor a signal interrupts. Only the
+call that opens the next buffer takes the lock. A caller may be stopped just before its ``append``
+while the buffer is closed and uploaded. Its record is not lost::
 
     caller                                   batcher, with the lock held
     1  buffer = batcher.buffer               a  batcher.buffer = CLOSED
@@ -17,12 +12,10 @@ record is not lost::
 
 If it is, (a) has not happened, and (b) will see the item. If not, the caller takes the lock and
 calls :meth:`AppendBuffer.was_included`: an item behind the counted ones is removed, and the
-caller puts it into the next buffer. A caller that is interrupted between 2 and 3 does not know
-whether its record was accepted; nor does it after any other exception.
+caller puts it into the next buffer.
 
-The thread that calls ``produce()`` may be interrupted between any two steps (Ctrl-C), so every
-change of a batch is one step that leaves all else valid: a request is accepted by one ``append``, a
-batch is sealed by setting one attribute. Times are passed in, as seconds of the monotonic clock.
+The calling thread may be interrupted between any two steps (Ctrl-C), so every change of a batch is
+one step that leaves all else valid. Times are passed in, as seconds of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -32,7 +25,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import pyarrow as pa
@@ -49,18 +42,9 @@ from opendata_buffer.runtime import Moment
 BUFFER_S = 0.001
 """Seconds that a buffer is open: metadata has times in milliseconds."""
 
-RECORD_HELD = 64
-"""Bytes of ``max_buffered_bytes`` that a record takes beside its own: a Python object's head, and a
-slot in a list."""
-
-PIECE_HELD = 128
-"""The same for a piece: two objects, and their slots in a list."""
-
-BUFFER_HELD = 256
-"""The same for an append buffer beside its items: its objects."""
-
-REQUEST_HELD = 256
-"""The same for a produce request: about the memory of its objects."""
+RECORD_HELD, PIECE_HELD, BUFFER_HELD, REQUEST_HELD = 64, 128, 256, 256
+"""Bytes of ``max_buffered_bytes`` that a record, a piece, an append buffer and a produce request
+take beside what is in them: about the memory of their Python objects."""
 
 RANGE_BYTES = 16
 """Bytes of a metadata range in the manifest beside its payload."""
@@ -72,18 +56,20 @@ METADATA_FLUSH_BYTES = 4 * 1024 * 1024
 """Metadata beyond which a batch is full: it is one entry of the manifest (failure F35)."""
 
 RECORDS_AT_ONCE = 16_384
-"""Joined to one piece of a record block: a fifth faster than all of a batch at once, because the
-records are still in the processor's caches when they get their length prefixes."""
+"""Records joined to one piece of a block: a fifth faster than all of a batch at once, because they
+are still in the processor's caches when they get their length prefixes."""
 
 _PREFIX = 4
 """Bytes before each record of a block."""
 
 _BYTES = {bytes}
 
+Entries: TypeAlias = Sequence[bytes | bytearray | memoryview] | pa.Array | pa.ChunkedArray
+"""What one call produces: bytes-like objects, or an Arrow column of binary or string type."""
+
 Item = bytes | tuple[bytes | memoryview, int]
 """What one call adds to a buffer: a record; or a piece, several records encoded as part of a record
-block, with their number. The caller encodes them while they are in the processor's caches, and one
-object is kept instead of each."""
+block, with their number."""
 
 
 class AppendBuffer:
@@ -281,9 +267,9 @@ class Stage(Enum):
 class Batch:
     """The calls that go into one object, from the first one until their outcome is known.
 
-    Calls are counted as they come. The thread that brings one may be interrupted between counting
-    it and adding it, so the counts may be too high, never too low; :meth:`encode` counts anew. The
-    items of an open :class:`AppendBuffer` are counted when that is closed.
+    A caller may be interrupted between counting its call and adding it, so the counts may be too
+    high, never too low; :meth:`encode` counts anew. The items of an open :class:`AppendBuffer` are
+    counted when that is closed.
 
     Attributes:
         due_at: When it is sealed at the latest, monotonic seconds; as all times without a unit.
@@ -331,21 +317,19 @@ class Batch:
         """Seconds since its name was made, by the clock with the larger difference (failure F5)."""
         return 0.0 if self.named is None else self.named.age_ms(now) / 1000
 
-    def add(self, request: ProduceRequest) -> None:
-        """Accept a request."""
-        self._count(request, 1)
-        self._count_range(request)
-        if request.alone:
-            self.transaction, self.message = request.transaction, request.message
-            # A message is identified by its clock: a failed one does not hide later ones.
-            self.ordered = request.message is None
-        self.parts.append(request)
-
-    def add_buffer(self, buffer: AppendBuffer) -> None:
-        """Accept an open buffer; :meth:`close_buffer` counts its calls."""
-        self._count_range(buffer)
-        self.buffer = buffer
-        self.parts.append(buffer)
+    def add(self, part: Part) -> None:
+        """Accept a request; or an open buffer, whose calls :meth:`close_buffer` counts."""
+        if not self.parts or not _shares_range(part, self.parts[-1]):
+            self.metadata_size += RANGE_BYTES + len(part.metadata)
+        if isinstance(part, AppendBuffer):
+            self.buffer = part
+        else:
+            self._count(part, 1)
+            if part.alone:
+                self.transaction, self.message = part.transaction, part.message
+                # A message is identified by its clock: a failed one does not hide later ones.
+                self.ordered = part.message is None
+        self.parts.append(part)
 
     def close_buffer(self) -> None:
         """Close the open buffer, if any, and count its items."""
@@ -398,10 +382,6 @@ class Batch:
         self.held += part.held
         self.calls += calls
 
-    def _count_range(self, part: Part) -> None:
-        if not self.parts or not _shares_range(part, self.parts[-1]):
-            self.metadata_size += RANGE_BYTES + len(part.metadata)
-
 
 def _shares_range(part: Part, before: Part) -> bool:
     """Whether one metadata range can stand for both."""
@@ -452,16 +432,13 @@ class Batcher:
     def add(self, request: ProduceRequest, now: float) -> Completion:
         """Put a request into the open batch, or into a new one; returns the batch's completion."""
         self._close_buffer()
-        batch = self._fitting(request.size, request.count, request.alone, now)
-        if batch is None:
-            batch = self._new(now)
-            batch.add(request)
-            if request.alone:
-                batch.sealed_at = now
-            self._last_due_at = batch.due_at
-            self._batches.append(batch)
-        else:
-            batch.add(request)
+        fitting = self._fitting(request.size, request.count, request.alone, now)
+        batch = self._new(now) if fitting is None else fitting
+        batch.add(request)
+        if request.alone:
+            batch.sealed_at = now
+        if fitting is None:
+            self._append(batch)
         self._seal_full(batch, now)
         return batch.completion
 
@@ -485,10 +462,9 @@ class Batcher:
         handle = WriteHandle(batch.completion, time_ms)
         until = min(now + BUFFER_S, batch.due_at)
         buffer = AppendBuffer(item, time_ms, handle, max(limit, held_at_opening(item)), until)
-        batch.add_buffer(buffer)
+        batch.add(buffer)
         if fitting is None:
-            self._last_due_at = batch.due_at
-            self._batches.append(batch)
+            self._append(batch)
         if self._seal_full(batch, now):
             batch.close_buffer()
         else:
@@ -562,6 +538,10 @@ class Batcher:
             last = self._batches[-1]
             batch.held_before = last.held_before + last.held
         return batch
+
+    def _append(self, batch: Batch) -> None:
+        self._last_due_at = batch.due_at
+        self._batches.append(batch)
 
     def _next_due_at(self, now: float) -> float:
         """An interval from now; under a steady load one interval after the last was due.

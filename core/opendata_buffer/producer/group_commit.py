@@ -1,10 +1,7 @@
 """Appends to a manifest: the protocol :class:`Committer`, and the process's own.
 
 While one compare-and-swap is in flight, appends of all producers of the process wait, and the next
-one takes them all. So they never race each other, and the store's rate of compare-and-swaps is not
-the limit on batches per second. Where the store limits the writes of one object, an
-append waits until the next is due. After each write, other processes may write
-(:class:`WriteFairness`).
+one takes them all. After each write, other processes may write (:class:`WriteFairness`).
 """
 
 from __future__ import annotations
@@ -49,9 +46,8 @@ FIRST_CYCLE_S = 0.1
 """Seconds of a cycle before any was measured."""
 
 ALONE_S = 20.0
-"""Seconds between two pauses while no other writer is known. If it were longer, a consumer that
-begins beside a writer that never rests would wait longer; if shorter, more than one append in a
-hundred would be late without need: a pause is three writes of 60 ms."""
+"""Seconds between two pauses while no other writer is known: at most one append in a hundred is
+late by it, and a consumer that begins beside a writer that never rests waits no longer."""
 
 BESIDE_S = 1.0
 """Seconds between two pauses for :data:`KNOWN_S` after a lost race."""
@@ -62,24 +58,18 @@ KNOWN_S = 60.0
 class WriteFairness:
     """How long a writer pauses after each of its writes, so that all get the manifest. Pure.
 
-    Of processes that compare-and-swap on one object one wins, and all others have worked for
-    nothing. The winner has the new version in memory; if it wrote again at once it would win again,
-    because the others must read first. So after each write it leaves the manifest to the others::
+    The winner of a race has the new version in memory; if it wrote again at once it would win
+    again, because the others must read first. So after each write it leaves the manifest to them::
 
         pause = other writers x 1.5 x cycle        cycle: the time of its own read and write
 
-    One and a half, because the others lose races among each other, too. A writer that loses tries
-    again at once, with little jitter. One that is alone neither pauses nor reads.
-
-    How a writer knows of others:
+    How a writer knows of others (decision 0017):
 
     * **By their batches.** A process gives all its batches the same first six random characters of
       their ULIDs, its **tag**. Tags that come up again and again in the manifest are writers. A
-      broker does not count them: it writes for all of them. A client that does not know tags draws
-      new ones each time and is not counted; it is noticed by the races that are lost to it.
-    * **By a request.** A consumer that acknowledges, or Spark's sink, reads and then writes, and in
-      between the next write of a busy broker has landed: it may lose every race and leave no trace
-      in the manifest. So it asks the broker for one pause, as long as for one known writer.
+      broker does not count them: it writes for all of them.
+    * **By a request.** A process that reads and then writes may lose every race against a broker
+      and leave no trace in the manifest. So it asks the broker for one pause.
     * **By chance.** A process that cannot ask writes in the pauses that a busy writer makes from
       time to time: seldom while no race was lost, and every second after one was lost.
 
@@ -292,11 +282,8 @@ class GroupCommitter:
 
     def pause(self) -> float:
         """See :class:`Committer`."""
-        return self._pause(self._runtime.monotonic())
-
-    def _pause(self, now: float) -> float:
         # The store's pace counts as a pause, too: what comes meanwhile goes into this write.
-        pause = self._fairness.pause(now)
+        pause = self._fairness.pause(self._runtime.monotonic())
         return pause if self._paced is None else max(pause, self._paced.write_due(self._queue.key))
 
     def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
@@ -347,7 +334,7 @@ class GroupCommitter:
                 if not request.taken and left <= 0 and self._writing:
                     raise _too_late()
                 if not self._writing:
-                    pause = min(self._pause(now), request.pause_until - now)
+                    pause = min(self.pause(), request.pause_until - now)
                     if pause <= 0:
                         self._writing = True
                         return self._take()
@@ -465,9 +452,9 @@ def shared_committer(
 ) -> GroupCommitter:
     """The process's committer for this manifest, with one more caller, which must close it.
 
-    It has the claim, the deadlines and the limits of its first caller. A simulated process, which
-    has a runtime of its own, and a forked child have committers of their own.
+    It has the claim, the deadlines and the limits of its first caller.
     """
+    # A simulated process, which has a runtime of its own, and a forked child have their own.
     process = os.getpid() if isinstance(runtime, SystemRuntime) else id(runtime)
     # The id, because a queue may be started over while producers of the old one are open.
     key = (process, id(store), config.manifest_path, "" if claim is None else claim.queue_id)

@@ -19,8 +19,6 @@ from opendata_buffer.runtime import Runtime, locked, wait_for
 
 log = logging.getLogger(__name__)
 
-FAILED = "a callback of a write handle failed"
-
 
 @dataclass(frozen=True, slots=True)
 class Durable:
@@ -41,22 +39,15 @@ class Completion:
 
     def complete(self, outcome: Durable | BaseException) -> None:
         """Set the outcome and call the callbacks; only the first call counts."""
+        # This is a thread of the producer. sys.exit() in a callback would end that thread and not
+        # the process, and all other handles would wait for ever.
         for callback in self._set(outcome):
-            try:
-                callback()
-            except BaseException:
-                # This is a thread of the producer. sys.exit() in a callback would end that thread
-                # and not the process, and all other handles would wait for ever.
-                log.exception(FAILED)
+            _call(callback, BaseException)
 
     def add_callback(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` once the outcome is known, at once if it is already."""
-        if self._add(callback):
-            return
-        try:
-            callback()
-        except Exception:
-            log.exception(FAILED)
+        if not self._add(callback):
+            _call(callback, Exception)
 
     @locked
     def wait(self, timeout: float | None) -> None:
@@ -81,6 +72,13 @@ class Completion:
             return False
         self._callbacks.append(callback)
         return True
+
+
+def _call(callback: Callable[[], object], logged: type[BaseException]) -> None:
+    try:
+        callback()
+    except logged:
+        log.exception("a callback of a write handle failed")
 
 
 Result = TypeVar("Result")
@@ -127,7 +125,10 @@ class Handle(ABC, Generic[Result]):
         self._when_done(partial(callback, self))
 
     def __await__(self) -> Generator[Any, None, Result]:
-        return self._wait_async().__await__()
+        done, wake = wakeable()
+        self._when_done(wake)
+        yield from done.__await__()
+        return self._result()
 
     await_durable = result  # the RFC's name
 
@@ -135,12 +136,6 @@ class Handle(ABC, Generic[Result]):
     def watcher(self) -> Self:
         """This handle, under the RFC's name."""
         return self
-
-    async def _wait_async(self) -> Result:
-        done, wake = wakeable()
-        self._when_done(wake)
-        await done
-        return self._result()
 
     @abstractmethod
     def _wait(self, timeout: float | None) -> None: ...

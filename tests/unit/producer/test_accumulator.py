@@ -99,7 +99,7 @@ def test_one_group_is_appended_at_a_time() -> None:
 def test_a_failed_upload_keeps_no_bytes_and_lets_those_behind_it_pass() -> None:
     uploads = uploads_of()
     first, second = enter(uploads, 1), enter(uploads, 2, stored=True)
-    uploads.fail(first, DENIED)
+    uploads.fail([first], DENIED)
     assert append(uploads, 0) == [second.location]
     assert (first.outcome, first.data) == (DENIED, None)
 
@@ -107,7 +107,7 @@ def test_a_failed_upload_keeps_no_bytes_and_lets_those_behind_it_pass() -> None:
 def test_a_transaction_that_enters_behind_a_failed_one_fails() -> None:
     """produce() may have checked for failures just before there was one."""
     uploads = uploads_of()
-    uploads.fail(enter(uploads, 0, ordered=True), DENIED)
+    uploads.fail([enter(uploads, 0, ordered=True)], DENIED)
     late = enter(uploads, 1, ordered=True)
     assert late.outcome is DENIED
     plain = enter(uploads, 2, stored=True)
@@ -117,8 +117,8 @@ def test_a_transaction_that_enters_behind_a_failed_one_fails() -> None:
 def test_of_two_failures_the_one_in_front_fails_those_between_them() -> None:
     uploads = uploads_of()
     first, middle, third = (enter(uploads, n, ordered=True) for n in range(3))
-    uploads.fail(third, DENIED)
-    uploads.fail(first, DENIED)
+    uploads.fail([third], DENIED)
+    uploads.fail([first], DENIED)
     assert middle.outcome is DENIED
 
 
@@ -126,7 +126,7 @@ def test_f5_old_uploads_go_back_together_and_keep_their_places() -> None:
     uploads = uploads_of(max_age=300.0)
     failed, old = enter(uploads, 0, stored=True), enter(uploads, 1, stored=True)
     young, old_too = enter(uploads, 2, named=301, stored=True), enter(uploads, 3, stored=True)
-    uploads.fail(failed, DENIED)
+    uploads.fail([failed], DENIED)
     assert uploads.take(at(301)) == ([], [old, old_too])
     assert uploads.take(at(301)) == ([], [])
     for batch in (old_too, old):
@@ -156,7 +156,7 @@ def test_f5_a_commit_that_slept_past_the_grace_period_is_not_durable() -> None:
     assert late.outcome is None
     assert fresh.outcome == Durable(8, fresh.location)
     unknown = CommitStateUnknown("q/manifest", 7, (late.location,), 8, "late")
-    uploads.fail(late, unknown)
+    uploads.fail([late], unknown)
     assert late.outcome is unknown
 
 
@@ -235,11 +235,11 @@ def test_completing_a_long_queue_takes_time_in_proportion_to_its_length(outcome:
         for n in range(count):
             enter(uploads, n, ordered=True, deadline=100, stored=True)
         began = time.thread_time()
-        uploads.take(at(0))
+        group, _ = uploads.take(at(0))
         if outcome == "landed":
             uploads.landed(0, at(0))
         elif outcome == "failed":
-            uploads.failed(DENIED)
+            uploads.fail(group, DENIED)
         else:
             uploads.refused(TransientStorageError("slow down"), at(0))
             uploads.expire(100)
@@ -266,7 +266,6 @@ class Fixture:
     def __init__(self, **settings: Any) -> None:
         self.runtime = ManualRuntime()
         self.accumulator = Accumulator(config(flush_size_bytes=1, **settings), self.runtime)
-        self.accumulator.add_workers()
 
     def accept(self) -> Completion:
         return self.accumulator.accept(ProduceRequest(RECORD, 1, b"", 0))._completion

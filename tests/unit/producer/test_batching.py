@@ -423,7 +423,7 @@ def test_a_buffer_is_counted_when_it_is_closed_and_stands_in_its_place() -> None
     made = batch(call(b"first", at=5))
     counted = (made.count, made.calls, made.size)
     buffer = AppendBuffer(b"second", 5, None, 10_000, 1.0)
-    made.add_buffer(buffer)
+    made.add(buffer)
     buffer.append(b"third")
     buffer.left -= len(b"third") + RECORD_HELD
     assert (made.count, made.calls, made.size) == counted

@@ -28,8 +28,7 @@ from opendata_buffer.producer.batching import (
     Stage,
     WriteHandle,
 )
-from opendata_buffer.producer.producer import Producer
-from opendata_buffer.producer.sender import Uploader
+from opendata_buffer.producer.producer import Producer, Uploader
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome, Store
 from opendata_buffer.stores.local import LocalStore
