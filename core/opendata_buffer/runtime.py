@@ -73,10 +73,10 @@ def locked(
 
     Locks are taken in no order, because a locked method takes no other lock, and calls no store, no
     caller's function and no other locked method of its object: it returns values, and its caller
-    acts on them unlocked. Three locks are held while a store or a connection answers: of a
-    :class:`.Consumer`, which admits its callers one by one, of a broker's :class:`.Broker` and of
-    a client's :class:`.Discovery`. What they call has at most one lock of its own, and calls
-    nothing back.
+    acts on them unlocked. Four locks are held while a store or a connection answers: of a
+    :class:`.Consumer` and a :class:`.Publisher`, which admit their callers one by one, of a
+    broker's :class:`.Broker` and of a client's :class:`.Discovery`. What they call has at most one
+    lock of its own, and calls nothing back.
 
     Raises:
         RuntimeError: The thread holds the lock already: a signal handler interrupted it in the

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import Closed, FlushFailed, InvalidInput, OpenDataBufferError
@@ -206,8 +206,13 @@ class ProducerPool:
             raise Closed("the producer of the topic is closed: make a new one")
 
 
-def _accept(_: str, producer: Producer, call: ProduceRequest) -> WriteHandle:
-    return producer.accept(call)
+class ProduceOptions(TypedDict, total=False):
+    """The options of a call, beside its entries: see :meth:`TopicProducer.produce`."""
+
+    keys: Keys | None
+    partitioner: Partitioner | None
+    partition: str | None
+    metadata: bytes
 
 
 class TopicProducer(Closeable):
@@ -316,18 +321,19 @@ class TopicProducer(Closeable):
             Closed: The producer was closed, or made before this process was forked.
             KeyboardInterrupt: Parts of the call may have been accepted or not.
         """
-        return self.produce_by(_accept, entries, keys, partitioner, partition, metadata)
+        return self.produce_by(
+            lambda name, producer, call: producer.accept(call),
+            entries,
+            keys=keys,
+            partitioner=partitioner,
+            partition=partition,
+            metadata=metadata,
+        )
 
     async def produce_async(
-        self,
-        entries: Entries,
-        *,
-        keys: Keys | None = None,
-        partitioner: Partitioner | None = None,
-        partition: str | None = None,
-        metadata: bytes = b"",
+        self, entries: Entries, **options: Unpack[ProduceOptions]
     ) -> TopicHandle:
-        """As :meth:`produce`; waits without blocking the event loop.
+        """As :meth:`produce`, with its options; waits without blocking the event loop.
 
         ::
 
@@ -339,37 +345,31 @@ class TopicProducer(Closeable):
         """
         if self._topic.is_outdated:
             await asyncio.to_thread(self._topic.get)
-        parts = self._parts(entries, keys, partitioner, partition)
+        parts = self._parts(entries, **options)
         names = list(parts)
         if not self._pool.has(names):
             await asyncio.to_thread(self._pool.open_all, names)
         with self._pool.using(names) as producers:
-            calls = {name: producers[name].prepare(part, metadata) for name, part in parts.items()}
+            calls = {name: producers[name].prepare(*part) for name, part in parts.items()}
             handles = {name: await producers[name].accept_async(calls[name]) for name in names}
-        return self._joined(handles)
+        return TopicHandle(handles, self._runtime)
 
     def produce_by(
         self,
         accept: Callable[[str, Producer, ProduceRequest], WriteHandle],
         entries: Entries,
-        keys: Keys | None = None,
-        partitioner: Partitioner | None = None,
-        partition: str | None = None,
-        metadata: bytes = b"",
+        **options: Unpack[ProduceOptions],
     ) -> TopicHandle:
         """As :meth:`produce`, with a function that accepts each part.
 
         ``accept`` is called with the partition, its producer and the prepared call, which it passes
         to :meth:`.Producer.accept`.
         """
-        parts = self._parts(entries, keys, partitioner, partition)
+        parts = self._parts(entries, **options)
         with self._pool.using(list(parts)) as producers:
             # All parts are checked before the first one is accepted.
-            calls = {name: producers[name].prepare(part, metadata) for name, part in parts.items()}
+            calls = {name: producers[name].prepare(*part) for name, part in parts.items()}
             handles = {name: accept(name, producers[name], call) for name, call in calls.items()}
-        return self._joined(handles)
-
-    def _joined(self, handles: dict[str, WriteHandle]) -> TopicHandle:
         return TopicHandle(handles, self._runtime)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -416,10 +416,12 @@ class TopicProducer(Closeable):
     def _parts(
         self,
         entries: Entries,
-        keys: Keys | None,
-        partitioner: Partitioner | None,
-        partition: str | None,
-    ) -> dict[str, Entries]:
+        keys: Keys | None = None,
+        partitioner: Partitioner | None = None,
+        partition: str | None = None,
+        metadata: bytes = b"",
+    ) -> dict[str, tuple[Entries, bytes]]:
+        """The entries and the metadata of each partition that gets some entries."""
         active = self._topic.get().active
         self._pool.keep(active)
         if isinstance(entries, bytes | bytearray | memoryview | str):
@@ -434,13 +436,13 @@ class TopicProducer(Closeable):
                     f"partition is {partition!r}: the topic's partitions that are written are "
                     f"{', '.join(active[:3])}{', ...' if len(active) > 3 else ''}"
                 )
-            return {partition: entries} if len(entries) else {}
-        if keys is not None:
-            return split(entries, keys, active, partitioner or partitioners.modulo)
-        if partitioner is not None and partitioner is not partitioners.random:
+            parts = {partition: entries}
+        elif keys is not None:
+            parts = split(entries, keys, active, partitioner or partitioners.modulo)
+        elif partitioner is not None and partitioner is not partitioners.random:
             name = getattr(partitioner, "__name__", repr(partitioner))
             raise InvalidInput(f"partitioner {name} maps keys: give keys=, one for each entry")
-        if not len(entries):
-            return {}
-        self._calls += 1  # not atomic: two threads may use the same partition, which is harmless
-        return {active[self._calls % len(active)]: entries}
+        else:
+            self._calls += 1  # not atomic: two threads may use one partition, which is harmless
+            parts = {active[self._calls % len(active)]: entries}
+        return {name: (part, metadata) for name, part in parts.items() if len(part)}

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, Unpack
 
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ProducerConfig
 from opendata_buffer.consumer.batches import DeliveredBatch
@@ -53,8 +53,8 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Closeable, Runtime, SystemRuntime, deadline, locked
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
-from opendata_buffer.topic.partitioner import Entries, Keys, Partitioner
-from opendata_buffer.topic.producer import TopicProducer
+from opendata_buffer.topic.partitioner import Entries
+from opendata_buffer.topic.producer import ProduceOptions, TopicProducer
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.commit_record import Verdict
 from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
@@ -210,7 +210,7 @@ class TransactionBlock:
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
 
-    def produce(self, entries: Entries, **options: Any) -> TopicHandle:
+    def produce(self, entries: Entries, **options: Unpack[ProduceOptions]) -> TopicHandle:
         """As :meth:`Publisher.publish_uncommitted`."""
         return self._publisher.publish_uncommitted(entries, **options)
 
@@ -225,39 +225,6 @@ class TransactionBlock:
             InvalidInput: Another batch is next; or the publisher has no name.
         """
         self._publisher._process(batch)
-
-
-class CallLock:
-    """Held through a call, so that calls run one after the other. Thread-safe, not reentrant.
-
-    An ordinary lock would stay locked when a thread is interrupted while it takes it.
-    """
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._condition = runtime.condition()
-        self._holder: object | None = None
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Hold the lock in the block, after the calls that came before."""
-        own = object()
-        try:
-            self._take(own)
-            yield
-        finally:
-            self._release(own)  # also when the waiting was interrupted: then it holds nothing
-
-    @locked
-    def _take(self, own: object) -> None:
-        while self._holder is not None:
-            self._condition.wait()
-        self._holder = own
-
-    @locked
-    def _release(self, own: object) -> None:
-        if self._holder is own:
-            self._holder = None
-            self._condition.notify_all()
 
 
 class Publisher(Closeable):
@@ -310,7 +277,7 @@ class Publisher(Closeable):
         self._config = ProducerConfig.of(config or url, {**settings, "store": url})
         self._runtime = runtime or SystemRuntime()
         self._entropy = entropy
-        self._lock = CallLock(self._runtime)
+        self._condition = self._runtime.condition()
         store = store or open_store(url, self._config.store_options)
         opened = Topic.of(self._config, store=store, runtime=self._runtime)
         self._topic_id = opened.description.topic_id
@@ -388,60 +355,45 @@ class Publisher(Closeable):
                 self.abort()
                 raise
 
-    def publish_committed(
-        self,
-        entries: Entries,
-        *,
-        keys: Keys | None = None,
-        partitioner: Partitioner | None = None,
-        partition: str | None = None,
-        metadata: bytes = b"",
-    ) -> TopicHandle:
+    @locked
+    def publish_committed(self, entries: Entries, **options: Unpack[ProduceOptions]) -> TopicHandle:
         """Publish entries outside of any transaction: they are committed once they are durable.
 
-        As :meth:`.TopicProducer.produce`; each part is a batch of its own.
+        Takes what :meth:`.TopicProducer.produce` takes; each part is a batch of its own.
 
         Raises:
             InvalidInput, StorageError: As :meth:`.TopicProducer.produce`; nothing was accepted.
             Closed: The publisher was closed, or failed before.
         """
-        with self._usable():
-            self._clock.update(self._runtime.now_ms())
-            return self._producer.produce_by(
-                self._accept_committed, entries, keys, partitioner, partition, metadata
-            )
+        self._check_usable()
+        self._clock.update(self._runtime.now_ms())
+        return self._producer.produce_by(self._accept_committed, entries, **options)
 
+    @locked
     def publish_uncommitted(
-        self,
-        entries: Entries,
-        *,
-        keys: Keys | None = None,
-        partitioner: Partitioner | None = None,
-        partition: str | None = None,
-        metadata: bytes = b"",
+        self, entries: Entries, **options: Unpack[ProduceOptions]
     ) -> TopicHandle:
         """Publish entries as part of the open transaction; the first ones begin it.
 
-        As :meth:`.TopicProducer.produce`; each part is a batch of its own, and delivered once the
-        transaction is committed.
+        Takes what :meth:`.TopicProducer.produce` takes; each part is a batch of its own, and
+        delivered once the transaction is committed.
 
         Raises:
             InvalidInput, StorageError: As :meth:`.TopicProducer.produce`; nothing was accepted.
                 Or the last transaction has intents, and they were not applied.
             Closed: The publisher was closed, or failed before.
         """
-        with self._usable():
-            current = self._open or self._begin()
-            if current.intents is not None:
-                raise InvalidInput(
-                    "the transaction has its intents: apply() them, or abort(), before you "
-                    "publish the next one"
-                )
-            with current.one_call():
-                return self._producer.produce_by(
-                    current.accept, entries, keys, partitioner, partition, metadata
-                )
+        self._check_usable()
+        current = self._open or self._begin()
+        if current.intents is not None:
+            raise InvalidInput(
+                "the transaction has its intents: apply() them, or abort(), before you publish "
+                "the next one"
+            )
+        with current.one_call():
+            return self._producer.produce_by(current.accept, entries, **options)
 
+    @locked
     def build_ack_intents(self, timeout: float | None = None) -> AckIntents:
         """Wait until the open transaction is durable, and return what commits it.
 
@@ -454,9 +406,10 @@ class Publisher(Closeable):
                 again.
             Closed: The publisher was closed, or failed before.
         """
-        with self._usable():
-            return self._intents(timeout)
+        self._check_usable()
+        return self._intents(timeout)
 
+    @locked
     def apply(self, intents: AckIntents) -> None:
         """Commit the transaction in all partitions it wrote to. May be repeated.
 
@@ -469,9 +422,10 @@ class Publisher(Closeable):
                 name, open the publisher again; without, apply the intents again.
             Closed: The publisher was closed, or failed before.
         """
-        with self._usable():
-            self._apply(intents)
+        self._check_usable()
+        self._apply(intents)
 
+    @locked
     def commit(self, timeout: float | None = None) -> AckIntents:
         """:meth:`build_ack_intents` and :meth:`apply`, for a publisher with a name.
 
@@ -480,11 +434,12 @@ class Publisher(Closeable):
             OpenDataBufferError, TimeoutError: As those two.
         """
         self._check_named()
-        with self._usable():
-            intents = self._intents(timeout)
-            self._apply(intents)
-            return intents
+        self._check_usable()
+        intents = self._intents(timeout)
+        self._apply(intents)
+        return intents
 
+    @locked
     def abort(self) -> None:
         """Abort the open transaction: nothing of it is ever delivered. Without one, do nothing.
 
@@ -493,8 +448,8 @@ class Publisher(Closeable):
             OpenDataBufferError: It could not be rolled back in all partitions: call it again.
             Closed: The publisher was closed, or failed before.
         """
-        with self._usable():
-            self._roll_back()
+        self._check_usable()
+        self._roll_back()
 
     roll_back = abort  # its name in version 0.1
 
@@ -508,25 +463,27 @@ class Publisher(Closeable):
         Raises:
             FlushFailed: Something was given up, now or before. The publisher is closed anyway.
         """
-        if self._pid != os.getpid():
+        if self._pid == os.getpid():
+            self._close(timeout)
+
+    @locked
+    def _close(self, timeout: float | None) -> None:
+        if self._closed:
             return
-        with self._lock.taken():
-            if self._closed:
-                return
-            self._closed = True
-            try:
-                if self._open is not None and (self._app or not self._open.intents):
-                    self._roll_back()
-            except OpenDataBufferError as error:
-                log.warning("a transaction was not rolled back, and will be: %s", error)
-            finally:
-                self._producer.close(timeout)
-            try:
-                with deadline(self._runtime, _EXPIRE_S):
-                    clock = self._clock.value + 1
-                    self._markers.expire_producer(self._producer_id, clock, self._written)
-            except OpenDataBufferError as error:
-                log.info("readers remember this publisher for some weeks: %s", error)
+        self._closed = True
+        try:
+            if self._open is not None and (self._app or not self._open.intents):
+                self._roll_back()
+        except OpenDataBufferError as error:
+            log.warning("a transaction was not rolled back, and will be: %s", error)
+        finally:
+            self._producer.close(timeout)
+        try:
+            with deadline(self._runtime, _EXPIRE_S):
+                clock = self._clock.value + 1
+                self._markers.expire_producer(self._producer_id, clock, self._written)
+        except OpenDataBufferError as error:
+            log.info("readers remember this publisher for some weeks: %s", error)
 
     def _check_named(self) -> None:
         if self._app is None:
@@ -535,10 +492,11 @@ class Publisher(Closeable):
                 "them, then apply() them; or give it a name"
             )
 
+    @locked
     def _process(self, batch: DeliveredBatch) -> None:
         self._check_named()
-        with self._usable():
-            (self._open or self._begin()).process(batch)
+        self._check_usable()
+        (self._open or self._begin()).process(batch)
 
     # The methods below are called with the lock.
 
@@ -679,22 +637,18 @@ class Publisher(Closeable):
         """A deadline for all changes of one call: the record's, and the partitions' at once."""
         return deadline(self._runtime, 3 * self._config.cas_deadline_ms / 1000)
 
-    @contextmanager
-    def _usable(self) -> Iterator[None]:
-        """Hold the lock, if the publisher can be used."""
-        with self._lock.taken():
-            if self._pid != os.getpid():
-                raise Closed(
-                    f"this publisher belongs to process {self._pid}, which forked this one: open "
-                    "a publisher in each process, after the fork"
-                )
-            if self._closed:
-                raise Closed("the publisher is closed: open a new one")
-            if self._broken is not None:
-                raise Closed(
-                    f"the publisher cannot go on since: {self._broken} Open a new one."
-                ) from self._broken
-            yield
+    def _check_usable(self) -> None:
+        if self._pid != os.getpid():
+            raise Closed(
+                f"this publisher belongs to process {self._pid}, which forked this one: open a "
+                "publisher in each process, after the fork"
+            )
+        if self._closed:
+            raise Closed("the publisher is closed: open a new one")
+        if self._broken is not None:
+            raise Closed(
+                f"the publisher cannot go on since: {self._broken} Open a new one."
+            ) from self._broken
 
 
 def _app_of(name: str) -> str:

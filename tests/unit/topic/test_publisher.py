@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -25,9 +25,8 @@ from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid
 from opendata_buffer.producer.batching import ProduceRequest
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.publisher import AckIntents, CallLock, Publisher, PublisherTransaction
+from opendata_buffer.topic.publisher import AckIntents, Publisher, PublisherTransaction
 from opendata_buffer.topic.topic import Topic
-from tests.support.simulation import SimRuntime, Simulation
 from tests.unit.topic import world
 from tests.unit.topic.world import (
     URL,
@@ -422,49 +421,29 @@ def test_a_publisher_is_not_used_in_a_forked_process(
     assert seen(store) == ENTRIES
 
 
-class Calls:
-    """Three that want the lock at once, each for a second."""
+def test_calls_of_several_threads_run_one_after_the_other(store: Faulty) -> None:
+    began, go_on = threading.Event(), threading.Event()
 
-    def __init__(self, runtime: SimRuntime) -> None:
-        self.lock = CallLock(runtime)
-        self.runtime = runtime
-        self.ended: Counter[str] = Counter()
-        self.tasks = [runtime.spawn(self.call, "call") for _ in range(3)]
+    def hold(operation: str, key: str) -> None:
+        if operation == "put_if" and key.endswith("_commit.json"):
+            began.set()
+            assert go_on.wait(WAIT_S)
 
-    def call(self) -> None:
-        try:
-            with self.lock.taken():
-                self.runtime.sleep(1)
-                self.ended["well"] += 1
-        except KeyboardInterrupt:
-            self.ended["interrupted"] += 1
-
-
-@pytest.mark.parametrize("interrupted", [0, 1])
-@pytest.mark.parametrize("seed", range(5))
-def test_one_call_at_a_time_has_the_lock_and_an_interrupted_one_does_not_keep_it(
-    seed: int, interrupted: int
-) -> None:
-    simulation = Simulation(seed)
-
-    def main() -> None:
-        process = simulation.process("one")
-        calls = Calls(process)
-        process.sleep(0.5)
-        waiting = [task for task in calls.tasks if "notification" in task.waits_for]
-        assert len(waiting) == 2
-        for task in waiting[:interrupted]:
-            simulation.interrupt(task)
-        for task in calls.tasks:
-            task.join()
-        assert calls.ended == Counter(well=3 - interrupted, interrupted=interrupted)
-        assert simulation.now == pytest.approx(3 - interrupted, abs=0.01)
-        with pytest.raises(ValueError, match="wrong"), calls.lock.taken():
-            raise ValueError("wrong")
-        with calls.lock.taken():
-            pass
-
-    simulation.run(main)
+    with opened(store, "billing") as publisher:
+        publisher.publish_uncommitted([b"1"])
+        store.before = hold
+        first = threading.Thread(target=publisher.commit)
+        first.start()
+        assert began.wait(WAIT_S)
+        second = threading.Thread(target=publisher.publish_uncommitted, args=[[b"2"]])
+        second.start()
+        second.join(0.1)
+        assert second.is_alive()
+        go_on.set()
+        for thread in (first, second):
+            thread.join(WAIT_S)
+        publisher.commit(WAIT_S)
+    assert seen(store) == [b"1", b"2"]
 
 
 A = b"\1AAAAA"
