@@ -378,7 +378,7 @@ class TopicConsumer(BatchLoop):
                 opened[name] = self._open_reader(name, config, self._position_for(name))
             except DataLoss:
                 # A consumer may have been killed after it emptied the partition to seal it.
-                if not description.may_leave(name, now_ms) or not self._topic.seal(name):
+                if name not in description.may_leave(now_ms) or not self._topic.seal(name):
                     raise
                 self._sealed.add(name)
             except Drained:
@@ -395,8 +395,7 @@ class TopicConsumer(BatchLoop):
 
     def _remove_drained(self, description: TopicDescription) -> None:
         """Remove draining partitions from the topic that are read to their end."""
-        now_ms = self._runtime.now_ms()
-        due = [name for name in description.draining if description.may_leave(name, now_ms)]
+        due = description.may_leave(self._runtime.now_ms())
         readers = [self._readers[name] for name in due if name in self._readers]
         done = [reader for reader in readers if reader.finished]
         for reader in done:

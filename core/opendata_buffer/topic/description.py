@@ -18,8 +18,7 @@ distinguishes short keys, and then the ten bits of the partition's **slot**, the
     slot    0               1               2               3               4
     hash    000 0000000000  000 1000000000  000 0100000000  000 1100000000  000 0010000000
 
-New partitions take the lowest free slots. Partitions have the same share of the keys if there is a
-power of two of them, and otherwise none has more than twice the share of another.
+New partitions take the lowest free slots, so no partition has more than twice the share of another.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ SLOTS = 1 << _BITS
 """Slots: more than a topic has partitions, so that there is always a free one."""
 
 _LETTERS = "0123456789bcdfghjkmnpqrstvwxyz"
-"""Letters of names. There are no vowels, so that there are no words, and no l, which looks like a
-1. Four have 810,000 combinations for the 8,192 beginnings of a hash."""
+"""Letters of names, without vowels, which make words, and l, which looks like a 1."""
 
 _SHORT = re.compile(r"(?:p-)?(?P<number>[0-9]{1,5})")
 
@@ -87,7 +85,7 @@ def is_topic(store: Get) -> bool:
 
 
 def name_of(number: int, slot: int) -> str:
-    """The name of a new partition, with the first letters that fit, in :data:`_LETTERS`' order."""
+    """The name of a new partition, with the first letters that fit."""
     import numpy as np  # 50 ms, and only a topic that is made or grows needs it
 
     shift = np.uint32(32 - _ZEROS - _BITS)
@@ -155,11 +153,6 @@ class Partition:
     state: State = State.ACTIVE
     since_ms: int = 0
     others: Mapping[str, Any] = field(default_factory=dict, compare=False)
-
-    def as_json(self) -> dict[str, Any]:
-        """Its fields as they are stored."""
-        since = {"since": self.since_ms} if self.since_ms else {}
-        return {**self.others, "name": self.name, "state": str(self.state), **since}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +225,11 @@ class TopicDescription:
                 f"{_MOST_NUMBERS} numbers away, and none is given twice. Create another topic."
             )
         # The slots of draining partitions, and with them their keys, are free.
-        taken = {slot_of(name) for name in self.active}
-        slots = (slot for slot in range(SLOTS) if slot not in taken)
-        new = [Partition(name_of(each, next(slots))) for each in range(self.next_number, last)]
+        free = sorted({*range(SLOTS)} - {slot_of(name) for name in self.active})
+        numbers = range(self.next_number, last)
+        new = [
+            Partition(name_of(number, slot)) for number, slot in zip(numbers, free, strict=False)
+        ]
         return replace(self, partitions=(*self.partitions, *new), next_number=last)
 
     def drained(self, name: str, now_ms: int = 0) -> TopicDescription:
@@ -274,11 +269,10 @@ class TopicDescription:
         left = tuple(name for name in self.left if name not in gone)
         return self if left == self.left else replace(self, left=left)
 
-    def may_leave(self, name: str, now_ms: int, after_s: float = DRAIN_S) -> bool:
-        """Whether a partition has been draining for so long."""
-        latest_ms = now_ms - after_s * 1000
-        since_ms = {each.name: each.since_ms for each in self.partitions}
-        return name in self.draining and since_ms[name] <= latest_ms
+    def may_leave(self, now_ms: int, after_s: float = DRAIN_S) -> list[str]:
+        """Names of the partitions that have been draining for so long."""
+        draining = (each for each in self.partitions if each.state is State.DRAINING)
+        return [each.name for each in draining if each.since_ms <= now_ms - after_s * 1000]
 
     def resolved(self, given: str) -> str:
         """The name of a partition, from its name or number. ``InvalidInput`` if there is none."""
@@ -300,13 +294,13 @@ class TopicDescription:
 
     def to_json(self) -> bytes:
         """The object's bytes."""
-        fields: dict[str, Any] = {
-            "id": self.topic_id,
-            "next": self.next_number,
-            "partitions": [each.as_json() for each in self.partitions],
-        }
-        if self.left:
-            fields["left"] = list(self.left)
+        partitions = [
+            {**each.others, "name": each.name, "state": str(each.state)}
+            | ({"since": each.since_ms} if each.since_ms else {})
+            for each in self.partitions
+        ]
+        left = {"left": list(self.left)} if self.left else {}
+        fields = {"id": self.topic_id, "next": self.next_number, "partitions": partitions, **left}
         return DESCRIPTION.encode(fields, self.others)
 
     @classmethod
@@ -315,9 +309,12 @@ class TopicDescription:
         fields = DESCRIPTION.decode(raw)
         topic_id, number = fields.text("id"), fields.number("next")
         partitions = tuple(map(_partition, fields.objects("partitions")))
-        found = cls(topic_id, partitions, number, _left(fields), fields.others())
-        problem = found._contradiction()
-        if problem:
+        left = fields.items("left", [])
+        for name in left:
+            if not isinstance(name, str) or number_of(name) is None:
+                raise fields.wrong("left", "names of partitions", name)
+        found = cls(topic_id, partitions, number, tuple(left[-MAX_LEFT:]), fields.others())
+        if problem := found._contradiction():
             raise DESCRIPTION.unreadable(problem)
         return found
 
@@ -331,9 +328,8 @@ class TopicDescription:
         if numbers != sorted(set(numbers)):
             return f"the topic's partitions are out of order or twice: {_listed(self.names)}"
         if numbers[-1] >= self.next_number:
-            return (
-                f"the topic's next partition is {self.next_number}, and it has {self.names[-1]!r}"
-            )
+            last = self.names[-1]
+            return f"the topic's next partition is {self.next_number}, and it has {last!r}"
         return ""
 
 
@@ -348,14 +344,6 @@ def _partition(fields: SidecarFields) -> Partition:
     if state not in tuple(State):
         raise fields.wrong("state", " or ".join(map(repr, map(str, State))))
     return Partition(name, State(state), fields.number("since", 0), fields.others())
-
-
-def _left(fields: SidecarFields) -> tuple[str, ...]:
-    names = fields.items("left", [])
-    for name in names:
-        if not isinstance(name, str) or number_of(name) is None:
-            raise fields.wrong("left", "names of partitions", name)
-    return tuple(names[-MAX_LEFT:])
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -60,10 +60,16 @@ class Topic:
 
     Attributes:
         store: Where the topic and all its partitions are.
+        url: The URL of the topic's store.
+        description: As last read or written by this object.
+        records: Folder of the commit records of its writers.
     """
 
     def __init__(self, store: Store, settings: QueueConfig, runtime: Runtime) -> None:
         self.store = store
+        self.url = store.url
+        self.description = TopicDescription("", (), 0)
+        self.records = TOPIC_FOLDER
         self._settings = settings
         self._runtime = runtime
         self._object = CasObject(
@@ -76,7 +82,6 @@ class Topic:
             sidecar=DESCRIPTION,
             check_read=self._check_same,
         )
-        self._description = TopicDescription("", (), 0)
 
     @classmethod
     def create(
@@ -105,12 +110,16 @@ class Topic:
         with deadline(topic._runtime, topic._settings.cas_deadline_ms / 1000):
             topic.store.check_conditional_writes(TOPIC_KEY)
             found = topic._object.read()
-            if isinstance(found, TopicDescription):
-                raise topic._exists(found)
-            _refuse_queues(topic.store)
-            description = topic._remember(topic._object.update(lambda before: before or fresh))
-        if description.topic_id != fresh.topic_id:
-            raise topic._exists(description)
+            if found is None:
+                _refuse_queues(topic.store)
+            known = topic._remember(found or topic._object.update(lambda before: before or fresh))
+        if found is not None or known.topic_id != fresh.topic_id:
+            count, words = len(known.active), queue_hint(topic.url, topic._settings)
+            raise InvalidInput(
+                f"there is a topic at {topic.url} already, with {count} partitions: use it, add "
+                f"partitions with 'opendata-buffer topic expand {words} --partitions {count + 1}', "
+                "or take another root for the new one"
+            )
         return topic
 
     @classmethod
@@ -142,10 +151,10 @@ class Topic:
                 f"{config.data_path_prefix!r}: make a topic with 'opendata-buffer topic create "
                 f"{store.url} --partitions N', or produce to the queue first"
             )
-        queue = _Queue(store, config, runtime)
-        queue._description = TopicDescription(
-            claim.queue_id, (Partition(config.data_path_prefix),), 1
-        )
+        prefix = config.data_path_prefix
+        queue = cls(store, config, runtime)
+        queue.records = prefix
+        queue.description = TopicDescription(claim.queue_id, (Partition(prefix),), 1)
         return queue
 
     @classmethod
@@ -167,23 +176,8 @@ class Topic:
         opened = store if store is not None else open_store(settings.store, settings.store_options)
         return cls(opened, settings, runtime or SystemRuntime())
 
-    @property
-    def url(self) -> str:
-        """The URL of the topic's store."""
-        return self.store.url
-
-    @property
-    def records(self) -> str:
-        """Folder of the commit records of its writers."""
-        return TOPIC_FOLDER
-
-    @property
-    def description(self) -> TopicDescription:
-        """As last read or written by this object."""
-        return self._description
-
     def read(self) -> TopicDescription:
-        """The description as it is now. One conditional GET.
+        """The description as it is now. One conditional GET; of a queue none.
 
         Raises:
             InvalidInput: There is no topic.
@@ -191,6 +185,8 @@ class Topic:
             CorruptData: It cannot be read.
             StorageError: The store did not answer within ``cas_deadline_ms``.
         """
+        if self.records != TOPIC_FOLDER:
+            return self.description  # of a queue, which stands for a topic
         found = self._object.read()
         if found is None:
             raise InvalidInput(
@@ -256,7 +252,7 @@ class Topic:
             QueueReset, CorruptData, StorageError: As :meth:`read`, of the topic or a partition.
         """
         now_ms, description = self._runtime.now_ms(), self.read()
-        due = [n for n in description.draining if description.may_leave(n, now_ms, after_s)]
+        due = description.may_leave(now_ms, after_s)
         empty = [name for name in due if self.seal(name)]
         if empty:
             self._change(lambda before: before.without(empty))
@@ -322,7 +318,7 @@ class Topic:
     ) -> TopicDescription:
         now = outcome.value if isinstance(outcome, outcomes.Applied) else outcome
         if isinstance(now, TopicDescription):
-            self._description = now
+            self.description = now
             return now
         if isinstance(outcome, outcomes.Vanished | outcomes.Applied):
             raise QueueReset(
@@ -335,14 +331,6 @@ class Topic:
             "written; try again."
         )
 
-    def _exists(self, found: TopicDescription) -> InvalidInput:
-        count, words = len(found.active), queue_hint(self.url, self._settings)
-        return InvalidInput(
-            f"there is a topic at {self.url} already, with {count} partitions: use it, add "
-            f"partitions with 'opendata-buffer topic expand {words} --partitions {count + 1}', or "
-            "take another root for the new one"
-        )
-
     def _check_same(self, known: TopicDescription, now: TopicDescription) -> None:
         if now.topic_id != known.topic_id or now.next_number < known.next_number:
             raise QueueReset(
@@ -351,19 +339,6 @@ class Topic:
                 f"{TOPIC_KEY!r} was deleted and made again, or restored from an old copy. Stop "
                 "its producers and readers, and put its latest version back."
             )
-
-
-class _Queue(Topic):
-    """A queue as a topic: its only partition has its data prefix as its name."""
-
-    @property
-    def records(self) -> str:
-        """See :attr:`Topic.records`."""
-        return self._settings.data_path_prefix
-
-    def read(self) -> TopicDescription:
-        """See :meth:`Topic.read`."""
-        return self._description
 
 
 def _check_config(config: QueueConfig) -> None:
@@ -416,31 +391,31 @@ class CachedTopic:
 
     def get(self) -> TopicDescription:
         """The description as far as it is known; raises nothing. It waits if it is outdated."""
-        age_s = self._begin_read()
-        if age_s is not None and age_s >= WAIT_AFTER * self._max_age_s:
-            self._read()
-        elif age_s is not None:
+        waits = self.is_outdated
+        if self._begin_read():
             try:
-                self._runtime.spawn(self._read, "opendata-buffer-topic")
+                if waits:
+                    self._read()
+                else:
+                    self._runtime.spawn(self._read, "opendata-buffer-topic")
             except RuntimeError:
                 self._read()  # the process cannot start a thread
         return self._known
 
     @property
-    @locked
     def is_outdated(self) -> bool:
         """Whether the next :meth:`get` waits for a read."""
-        age_s = self._runtime.monotonic() - self._known_at
-        return not self._reading and age_s >= WAIT_AFTER * self._max_age_s
+        return not self._reading and self._age_s() >= WAIT_AFTER * self._max_age_s
+
+    def _age_s(self) -> float:
+        return self._runtime.monotonic() - self._known_at
 
     @locked
-    def _begin_read(self) -> float | None:
-        """The description's age if the caller has to read it; None otherwise."""
-        age_s = self._runtime.monotonic() - self._known_at
-        if self._reading or age_s < self._max_age_s:
-            return None
-        self._reading = True
-        return age_s
+    def _begin_read(self) -> bool:
+        """Whether the caller has to read the description."""
+        begins = not self._reading and self._age_s() >= self._max_age_s
+        self._reading = self._reading or begins
+        return begins
 
     def _read(self) -> None:
         found = None
