@@ -7,9 +7,8 @@ A message's identity is one v1 UUID (RFC 4122) in its batch's name::
     clock sequence, last 10 bits: flags                   OUTSIDE, CONTINUE or ACK_TXN; FINAL
     node, 48 bits                                         the producer
 
-The clock, time stamp and counter together, rises with each message of a producer, so a reader
-recognises a repeated message by its producer's last clock alone. The :class:`Sequencer` takes every
-message in the order of the log, and gives back the committed ones:
+The clock rises with each message of a producer. The :class:`Sequencer` takes every message in the
+order of the log, and gives back the committed ones:
 
 - a message whose clock is not beyond what its producer has committed is a **duplicate**;
 - CONTINUE_TXN messages wait in the producer's **span** until an ACK_TXN decides them: those up
@@ -17,10 +16,7 @@ message in the order of the log, and gives back the committed ones:
 - an ACK_TXN at or before the last committed clock **rolls back**: the span is dropped, and the
   producer goes on from that clock.
 
-An undecided span delays no other producer's messages. Undecided messages are kept in a buffer of
-fixed size. Where the beginning of a span was evicted from it, or was read before a restart, the
-caller reads the range that :meth:`Sequencer.replay_range` names once more. Outcomes, replay ranges
-and checkpoints agree with Gazette's sequencer, step by step.
+Outcomes, replay ranges and checkpoints agree with Gazette's sequencer, step by step.
 """
 
 from __future__ import annotations
@@ -134,8 +130,8 @@ class Undecided:
 
     Attributes:
         first_sequence: Of the first batch; no entry from it on can be acknowledged.
-        first_clock: Of the first batch. An acknowledgement with a clock below it rolls back.
-        last_clock: Of the last batch. An acknowledgement with a clock beyond it commits.
+        first_clock: An acknowledgement with a clock below it rolls back.
+        last_clock: An acknowledgement with a clock beyond it commits.
         batches: Their number, without duplicates.
         txn: App and batch number, where the first batch's name has them.
     """
@@ -200,11 +196,7 @@ class Message:
 
 
 class Outcome(Enum):
-    """The result of :meth:`Sequencer.queue_uncommitted` for a message, with Gazette's names.
-
-    ``ALREADY_ACKED`` and ``CLOCK_LARGER`` are duplicates. At ``ACK_COMMIT_RING`` the whole span is
-    in the buffer, at ``ACK_COMMIT_REPLAY`` its beginning must be read again.
-    """
+    """The result of :meth:`Sequencer.queue_uncommitted` for a message, with Gazette's names."""
 
     OUTSIDE_ALREADY_ACKED = "outsideAlreadyAcked"
     OUTSIDE_COMMIT = "outsideCommit"
@@ -261,8 +253,10 @@ class Sequencer:
     """Queue uncommitted messages, dequeue committed ones. Not thread-safe.
 
     After an outcome of :meth:`queue_uncommitted` that commits, all messages of
-    :meth:`dequeue_committed` have to be taken before anything else is called. A call in another
-    order, and a replay of another range, raise ``InvalidInput``.
+    :meth:`dequeue_committed` have to be taken before anything else is called. Where the beginning
+    of a span was evicted from the buffer, or was read before a restart, the caller first reads the
+    range that :meth:`replay_range` names once more. A call in another order, and a replay of
+    another range, raise ``InvalidInput``.
 
     Args:
         states: A checkpoint; the first message to queue is the one behind it.

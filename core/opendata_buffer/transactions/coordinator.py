@@ -9,10 +9,9 @@ partitions carry the decision out::
     decide()    write the record: batch, producer, intents.  <- this commits
     complete()  write markers to all partitions at once; roll back what other runs left undecided
 
-If a run is killed before ``decide`` was applied, its attempt can never be committed: the next run
-rolls it back and repeats the batch as another producer, and a read-committed reader sees nothing of
-the attempt. If it is killed later, the next run finds the batch in the record and writes the
-markers, and in the end the reader sees all of it (failure F39).
+A run that is killed before ``decide`` was applied never commits: the next run rolls its attempt
+back and repeats the batch as another producer. If it is killed later, the next run finds the batch
+in the record and writes the markers (failure F39).
 """
 
 from __future__ import annotations
@@ -133,9 +132,8 @@ class TransactionCoordinator:
     def recover(self, app: str, query: str | None, partitions: Collection[str]) -> int:
         """End what earlier runs of an app left undecided, without writing a batch.
 
-        Does nothing for an app that this coordinator owns. A live run of the app elsewhere is
-        fenced: it fails, and repeats its batch when it is started again. Returns how many
-        transactions were ended, counted per partition.
+        A live run of the app elsewhere is fenced: it fails, and repeats its batch when it is
+        started again. Returns how many transactions were ended, counted per partition.
 
         Raises:
             Superseded: Another run began meanwhile; it does the same.
@@ -166,10 +164,7 @@ class TransactionCoordinator:
         return self._owned[txn.app].verdict(txn.batch, producer.hex())
 
     def prepare(self, attempt: Attempt, name: str) -> None:
-        """Store the batch of one partition's marker, so that :meth:`complete` does not have to.
-
-        It decides nothing. May be called for several partitions at once.
-        """
+        """See :meth:`.MarkerWriter.prepare`. May be called for several partitions at once."""
         marker = TransactionMarker(attempt.producer, attempt.intents[name], attempt.txn)
         self.markers.prepare(name, marker)
 
@@ -187,7 +182,6 @@ class TransactionCoordinator:
         owned = self._owned.pop(app)
         for name in attempt.intents:
             owned.note_undecided(name, self._queue_of(name).last_seen, but=attempt.producer)
-        outcome: outcomes.Outcome[CommitRecord | None]
         try:
             outcome = owned.decide(batch, producer, attempt.intents, attempt.positions)
         except TransientStorageError as error:
@@ -246,9 +240,9 @@ class TransactionCoordinator:
         self._owned.pop(app, None)
         key = record_key(self._folder, app)
         try:
-            failures: Collection[object] = self._store.delete_many([key])
+            failures: object = self._store.delete_many([key])
         except OpenDataBufferError as error:
-            failures = [error]
+            failures = error
         if failures:
             log.warning("commit record %s was not deleted: %s", key, failures)
 

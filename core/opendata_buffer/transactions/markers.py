@@ -1,10 +1,9 @@
 """Transaction markers: the entries that commit or roll back a transaction in one queue, once.
 
-The CONTINUE_TXN messages of a producer are undecided until a marker follows them: an ACK_TXN
-message with a clock beyond theirs commits them, one with a clock before them rolls them back. A
-marker is appended only where the very manifest that it goes into shows the producer undecided.
-Undecided entries do not leave a manifest, so that check is reliable, and writing the same marker
-again, after a crash or in another process, does nothing (failure F39).
+A marker is an ACK_TXN message: with a clock beyond those of the producer's CONTINUE_TXN messages
+it commits them, with a clock before them it rolls them back. It is appended only where the very
+manifest that it goes into shows the producer undecided. Undecided entries do not leave a manifest,
+so writing the same marker again, after a crash or in another process, does nothing (failure F39).
 """
 
 from __future__ import annotations
@@ -80,9 +79,6 @@ def _undecided(manifest: Manifest, prefix: str, since: int) -> dict[bytes, Undec
 
 class MarkerWriter:
     """Writes markers into the queues of a topic, several queues at once. Not thread-safe.
-
-    Batches are put with the retries of a manifest's change: a committed transaction without its
-    markers blocks its writer, so an outage of some seconds must not end the attempt.
 
     Args:
         store, config, runtime: Of the topic.
@@ -172,5 +168,7 @@ class MarkerWriter:
         ulid = later_ulid(self._runtime.ulid(), ahead_ms)
         message = build_uuid(marker.producer, marker.clock, ACK_TXN | FINAL)
         location = batch_key(name, ulid, marker.txn, message)
+        # A committed transaction without its markers blocks its writer, so an outage of some
+        # seconds must not end the attempt.
         queue_retry(self._runtime, self._config)(self._store.put, location, encode_batch([]))
         return NewEntry(location)
