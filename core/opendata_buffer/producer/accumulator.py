@@ -45,7 +45,7 @@ class OrderedUploads:
 
                      stored()              take()                landed()
         UPLOADING ────────────> UPLOADED ──────────> APPENDING ────────────> COMPLETED
-            ^                    │    ^                  │      failed()
+            ^                    │    ^                  │      fail()
             └────────────────────┘    └──────────────────┘
               take(): grew too old      refused(): surely not written
 
@@ -95,7 +95,7 @@ class OrderedUploads:
 
         Returns:
             The batches to append, in order, until :meth:`landed`, :meth:`refused` or
-            :meth:`failed`; and those that grew too old and must be stored again.
+            :meth:`fail`; and those that grew too old and must be stored again.
         """
         self.expire(now.monotonic)
         if self._group:
