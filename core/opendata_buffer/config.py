@@ -110,21 +110,14 @@ class StoreOptions:
                     "replaces in the settings of a cluster only: use dbutils.secrets.get(scope, "
                     "key), or name a service_credential"
                 )
-        if (self.access_key_id is None) != (self.secret_access_key is None):
-            given, missing = "access_key_id", "secret_access_key"
-            if self.access_key_id is None:
-                given, missing = missing, given
-            raise InvalidInput(f"{given} is given and {missing} is not: give both or neither")
-        if self.session_token is not None and self.access_key_id is None:
+        given = [name for name in _SECRETS if getattr(self, name) is not None]
+        if given and not set(_SECRETS[:2]) <= set(given):
             raise InvalidInput(
-                "session_token is given without the access_key_id and secret_access_key it is of: "
-                "give all three"
+                f"of the keys only {' and '.join(given)} is given: give access_key_id and "
+                "secret_access_key, for temporary keys with their session_token, or none of them"
             )
-        kinds = [
-            name
-            for name in ("anonymous", "service_credential", "access_key_id", "profile")
-            if getattr(self, name) not in (None, False)
-        ]
+        sources = ("anonymous", "service_credential", "access_key_id", "profile")
+        kinds = [name for name in sources if getattr(self, name) not in (None, False)]
         if len(kinds) > 1:
             raise InvalidInput(
                 f"{' and '.join(kinds)} are given, and each is a source of credentials: leave one"

@@ -48,39 +48,6 @@ from __future__ import annotations
 import copyreg
 from typing import Any, Self
 
-__all__ = [
-    "BatchMissing",
-    "BatchUnreadable",
-    "OpenDataBufferError",
-    "ClaimLost",
-    "Closed",
-    "CommitStateUnknown",
-    "Conflict",
-    "CorruptBatch",
-    "CorruptData",
-    "CorruptManifest",
-    "DataError",
-    "DataLoss",
-    "Drained",
-    "Fenced",
-    "FlushFailed",
-    "ForeignLocation",
-    "InvalidInput",
-    "MalformedRecord",
-    "ObjectNotFound",
-    "OwnershipLost",
-    "PermanentStorageError",
-    "PoisonBatch",
-    "PrefixConflict",
-    "QueueFull",
-    "QueueReset",
-    "RetryLater",
-    "StorageError",
-    "Superseded",
-    "TransientStorageError",
-    "UnsafeStore",
-]
-
 
 class OpenDataBufferError(Exception):
     """Base of all errors of this library.
@@ -390,3 +357,10 @@ class FlushFailed(OpenDataBufferError):
 
 class Closed(OpenDataBufferError):
     """The object was closed before the call, or made before this process was forked."""
+
+
+__all__ = [
+    name
+    for name, each in list(vars().items())
+    if isinstance(each, type) and issubclass(each, OpenDataBufferError)
+]

@@ -1,9 +1,8 @@
 """Time, threads, randomness and retries: all that is not deterministic, besides the store.
 
-This is the only module that may read a clock, sleep, start a thread or draw a random number
-(ruff's banned-api list enforces it). Everything else takes a :class:`Runtime`, so that the
-simulation can run the same code on virtual time with seeded randomness. What is built of these
-alone is here, too: deadlines, calls in parallel, objects that a ``with`` block closes, retries.
+Only this module may read a clock, sleep, start a thread or draw a random number (ruff's banned-api
+list). Everything else takes a :class:`Runtime`, so that the simulation can run the same code on
+virtual time with seeded randomness.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import KW_ONLY, dataclass
 from functools import wraps
-from itertools import count
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from opendata_buffer.errors import OpenDataBufferError, TransientStorageError
@@ -64,19 +61,16 @@ def locked(
 ) -> Callable[Concatenate[Owner, Parameters], Result]:
     """Run a method with its object's lock held, and release the lock however it ends.
 
-    Ctrl-C raises ``KeyboardInterrupt`` between any two steps of the main thread, and
-    ``PyThreadState_SetAsyncExc`` any error in any thread. A ``with`` statement leaves its lock
-    locked when that happens between taking it and entering the block, or between leaving the block
-    and releasing it, and the next thread that needs the lock waits for ever. This function releases
-    it there too. Half of a change is not undone, so the methods change their object's state in
-    single steps, each of which leaves it valid.
+    A ``with`` statement leaves its lock locked when Ctrl-C raises ``KeyboardInterrupt`` between
+    taking it and entering the block, or between leaving the block and releasing it. This function
+    releases it there too. Half of a change is not undone, so the methods change their object's
+    state in single steps, each of which leaves it valid.
 
     Locks are taken in no order, because a locked method takes no other lock, and calls no store, no
     caller's function and no other locked method of its object: it returns values, and its caller
-    acts on them unlocked. Four locks are held while a store or a connection answers: of a
-    :class:`.Consumer` and a :class:`.Publisher`, which admit their callers one by one, of a
-    broker's :class:`.Broker` and of a client's :class:`.Discovery`. What they call has at most one
-    lock of its own, and calls nothing back.
+    acts on them unlocked. Four locks are held while a store or a connection answers, those of
+    :class:`.Consumer`, :class:`.Publisher`, :class:`.Broker` and :class:`.Discovery`. What they
+    call has at most one lock of its own, and calls nothing back.
 
     Raises:
         RuntimeError: The thread holds the lock already: a signal handler interrupted it in the
@@ -185,11 +179,8 @@ class SystemRuntime:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point in time by both clocks of one machine.
-
-    Both, because each fails in its own way: the wall clock may be set back, and the monotonic
-    one stops while the machine is suspended and starts anew when it boots.
-    """
+    """A point in time by both clocks of one machine: the wall clock may be set back, and the
+    monotonic one stops while the machine is suspended and starts anew when it boots."""
 
     wall_ms: int  # since the Unix epoch
     monotonic: float  # seconds
@@ -240,10 +231,8 @@ def deadline(runtime: Runtime, seconds: float) -> Iterator[None]:
         with deadline(runtime, 5.0):
             store.get(...)  # TransientStorageError after 5 s of silence
 
-    It is part of the context and no argument, because retries and protocols lie between the
-    public call that promises a time and the request that could take longer. It holds for the
-    calling thread; a thread that is started inside begins without one. Code that waits asks
-    :func:`remaining`; a block that only computes is not interrupted.
+    It holds for the calling thread; a thread that is started inside begins without one. Code that
+    waits asks :func:`remaining`; a block that only computes is not interrupted.
     """
     left = remaining()
     if left is not None and left < seconds:
@@ -298,12 +287,7 @@ class Closeable(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
         try:
             self.close()
         except OpenDataBufferError as error:
@@ -333,8 +317,7 @@ def in_parallel(
     """The results of ``call`` of each item, from threads that have the caller's deadline.
 
     Raises:
-        Exception: The error of the first item whose call failed; all calls have ended by then. To
-            get each outcome, let ``call`` return its error.
+        Exception: The error of the first item whose call failed, after all calls have ended.
     """
     wanted = tuple(items)
     if len(wanted) <= 1:
@@ -413,20 +396,17 @@ class Retries:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Result:
-        """What the function returns.
-
-        Raises:
-            BaseException: What it raised, at once or in the last attempt.
-        """
+        """What the function returns or, at once or in the last attempt, raises."""
         until = self.runtime.monotonic() + self.deadline_ms / 1000
-        for failures in count(1):
+        failures = 0
+        while True:
             try:
                 return call(*args, **kwargs)
             except Exception as error:
                 _clear_locals(error)
+                failures += 1
                 if not isinstance(error, self.retry_on) or failures == self.max_attempts:
                     raise
-                # Cut at the deadline, so that the last attempt is made at it.
                 left = until - self.runtime.monotonic()
                 pause = min(self._pause_after(failures, error), max(0.0, left))
                 # At the caller's deadline nothing can be tried any more, and the error of the last
@@ -437,11 +417,9 @@ class Retries:
             if self.before_pause is not None:
                 self.before_pause()
             self.runtime.sleep(pause)
-        raise AssertionError("counting does not end")
 
     def _pause_after(self, failures: int, error: BaseException) -> float:
-        pause = None if self.pause is None else self.pause(error)
-        if pause is not None:
+        if self.pause is not None and (pause := self.pause(error)) is not None:
             return pause
         # The exponent is capped: 2.0**1024 overflows after some hours of retries.
         step_ms = min(self.max_ms, self.base_ms * 2.0 ** min(failures - 1, 64))
@@ -449,11 +427,8 @@ class Retries:
 
 
 def _clear_locals(error: BaseException) -> None:
-    """Let go of the values of the frames that an error has passed; its traceback stays.
-
-    Batches and handles keep errors, some of them in reference cycles: the copies of a
-    manifest of 64 MiB would stay with each one (failure F35).
-    """
+    """Let go of the values of the frames that an error has passed; its traceback stays. Handles
+    keep errors: the copies of a manifest of 64 MiB would stay with each one (failure F35)."""
     each: BaseException | None = error
     seen: set[int] = set()
     while each is not None and id(each) not in seen:  # a chain may be a circle

@@ -42,7 +42,6 @@ from opendata_buffer.formats.batch import (
 
 HEAD_SIZE = 64
 """Bytes :func:`head` makes; room to leave before a block."""
-
 TAIL_SIZE = 160
 """Most bytes :func:`tail` makes; room to leave behind a block."""
 
@@ -54,12 +53,9 @@ _PLAIN, _RLE = 0, 3
 
 
 def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    if value <= 0x7F:
+        return bytes((value,))
+    return bytes((value & 0x7F | 0x80,)) + _varint(value >> 7)
 
 
 def _int(step: int, value: int, kind: int = _I32) -> bytes:
@@ -183,10 +179,8 @@ def encode_arrow_block(array: pa.Array | pa.ChunkedArray) -> tuple[bytes | memor
 
 
 def _array_of(records: list[bytes]) -> pa.BinaryArray:
-    """``pa.array(records)`` for a few records, without the import of pandas that it makes.
-
-    That takes half a second in every new process that reads, and each task of Spark may be one.
-    """
+    """``pa.array(records)`` for a few records, without the import of pandas that it makes: half a
+    second in every new process that reads, as each task of Spark may be one."""
     ends = array("i", accumulate(map(len, records), initial=0))
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(records))]
     return pa.Array.from_buffers(pa.binary(), len(records), buffers)
@@ -237,27 +231,20 @@ class ReadBuffer:
     Before and behind the object is room for the head and tail that make a Parquet file of it.
     """
 
-    __slots__ = ("_file", "data")
+    __slots__ = ("data", "file")
 
     def __init__(self) -> None:
-        self._file: pa.Buffer | None = None
-        self.data = memoryview(b"")
+        self.allocate(0)
 
     def __len__(self) -> int:
         return len(self.data)
 
     def allocate(self, size: int) -> memoryview:
-        """Memory for an object of so many bytes: :attr:`data` from now on."""
-        self._file = pa.allocate_buffer(HEAD_SIZE + size + TAIL_SIZE)
-        self.data = memoryview(self._file).cast("B")[HEAD_SIZE : HEAD_SIZE + size]
+        """Memory for an object of so many bytes: :attr:`data` from now on; ``file`` has the room
+        around it, too."""
+        self.file = pa.allocate_buffer(HEAD_SIZE + size + TAIL_SIZE)
+        self.data = memoryview(self.file).cast("B")[HEAD_SIZE : HEAD_SIZE + size]
         return self.data
-
-    @property
-    def file(self) -> pa.Buffer:
-        """The object with the room around it."""
-        if self._file is None:
-            self.allocate(0)
-        return self._file
 
 
 def decode_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES) -> pa.Array:
@@ -282,12 +269,9 @@ def decode_records(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BY
 
 @cache
 def _keep_freed_memory() -> None:
-    """Let the C library keep what a dropped list of records leaves, for the next list.
-
-    Otherwise glibc gives it back to the kernel, and the page faults of the next list cost 0.26 µs
-    for each record of 1,000 bytes. Once a large block was freed, glibc keeps up to twice as much.
-    This block is never touched, so it takes no memory itself.
-    """
+    """Let the C library keep what a dropped list of records leaves, for the next list: once a large
+    block was freed, glibc keeps up to twice as much. This one is never touched, so it takes no
+    memory itself. Otherwise page faults cost 0.26 µs for each record of 1,000 bytes."""
     bytes(_FREED_ONCE)
 
 
@@ -312,8 +296,8 @@ def open_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES)
         size, end = len(stored), len(whole)
         check_block(size, footer, max_bytes)
         if not isinstance(data, ReadBuffer):
-            data, given = ReadBuffer(), whole
-            data.allocate(end)[:] = given
+            data = ReadBuffer()
+            data.allocate(end)[:] = whole
         file = data.file
         view = memoryview(file).cast("B")
     # The same bytes every time: a buffer may be decoded twice, and by two threads.
@@ -326,11 +310,8 @@ def open_arrow(data: BytesLike | ReadBuffer, max_bytes: int = DEFAULT_MAX_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class ArrowBlock:
-    """The record block of a batch that was opened, of ``size`` bytes.
-
-    ``file`` is the block as a Parquet file; or ``block`` the block itself, where splitting it in
-    Python is faster.
-    """
+    """The record block of a batch that was opened, of ``size`` bytes: as a Parquet ``file``, or the
+    ``block`` itself where splitting it in Python is faster."""
 
     footer: BatchFooter
     size: int
@@ -344,8 +325,8 @@ class ArrowBlock:
     def pieces(self, piece_bytes: int) -> Iterator[pa.Array]:
         """All records, in order, in arrays of about so many bytes if records are alike.
 
-        An array is made when it is asked for. So memory is that of one array, and stays in the
-        CPU's caches until the array is used. ``CorruptBatch`` may follow after good arrays.
+        An array is made when it is asked for, so memory is that of one array. ``CorruptBatch`` may
+        follow after good arrays.
         """
         rows = max(1, self.footer.record_count * piece_bytes // max(1, self.size))
         return self._arrays(

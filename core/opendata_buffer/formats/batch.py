@@ -136,10 +136,8 @@ def check_block(size: int, footer: BatchFooter, max_bytes: int) -> None:
 
 
 def largest_object(max_bytes: int) -> int:
-    """Bytes of the largest object whose record block has at most ``max_bytes``.
-
-    Records that do not compress grow under zstd, by less than this (``ZSTD_compressBound``).
-    """
+    """Bytes of the largest object whose record block has at most ``max_bytes``. What does not
+    compress grows under zstd, by less than this (``ZSTD_compressBound``)."""
     return max_bytes + (max_bytes >> 7) + 1024 + FOOTER_SIZE
 
 

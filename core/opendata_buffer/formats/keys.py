@@ -105,11 +105,9 @@ def key_fault(key: str, max_bytes: int = MAX_LOCATION_BYTES) -> str | None:
 
 
 def check_key(name: str, key: object, max_bytes: int = MAX_KEY_BYTES) -> None:
-    """Refuse a key that some store cannot hold under its very name.
+    """Refuse a key that some store cannot hold under its very name, see :func:`key_fault`.
 
-    ``InvalidInput``, with the ``name`` of the setting, for a key that is empty, absolute, longer
-    than ``max_bytes`` of UTF-8, or no valid Unicode, or that has control characters, ``//``, or
-    a segment ``.`` or ``..``.
+    ``InvalidInput`` has the ``name`` of the setting; ``max_bytes`` are of UTF-8.
     """
     if not isinstance(key, str):
         raise InvalidInput(f"{name} is {key!r}: use text such as 'ingest/events'")
@@ -201,20 +199,15 @@ def prefix_of(location: str) -> str | None:
 
 
 def location_timestamp_ms(location: str) -> int | None:
-    """Time of the ULID in a location, whatever the directories above; None without one.
-
-    Milliseconds since the Unix epoch, as :attr:`BatchLocation.timestamp_ms`.
-    """
+    """Time of the ULID in a location, whatever the directories above; None without one. As
+    :attr:`BatchLocation.timestamp_ms`."""
     ulid = _location_ulid(location)
     return None if ulid is None else ulid_timestamp_ms(ulid)
 
 
 def name_time_ms(location: str) -> int | None:
-    """When a batch was named, by its ULID; None for a name without the batch's own time.
-
-    OpenData's Go producer names the run and not the batch: batches of a run that lasts for
-    weeks would all look as old as its first one.
-    """
+    """When a batch was named, by its ULID; None where the name has the time of its producer's run,
+    which may be weeks before."""
     return location_timestamp_ms(location) if location.endswith(".batch") else None
 
 
@@ -233,22 +226,18 @@ def tagged_ulid(ulid: str, tag: str) -> str:
 
 
 def ulid_tag(ulid: str) -> str:
-    """Where :func:`tagged_ulid` puts a tag: the first six random characters of a ULID."""
+    """Where :func:`tagged_ulid` puts a tag: the first six random characters."""
     return ulid[_TAG_FROM:_TAG_TO]
 
 
 def location_tag(location: str) -> str | None:
-    """The tag in a location's ULID, whatever the directories above; None without a ULID.
-
-    A writer that gives no tags has as many as batches, or one for its run.
-    """
+    """The tag in a location's ULID, whatever the directories above; None without a ULID. A writer
+    that gives no tags has as many as batches, or one for its run."""
     ulid = _location_ulid(location)
     return None if ulid is None else ulid_tag(ulid)
 
 
 def is_confined(location: str, prefix: str) -> bool:
-    """Whether a location names something below the data prefix and nothing else (failure F23).
-
-    The producer chooses the name below it: v1 gives no form for names.
-    """
+    """Whether a location names something below the data prefix and nothing else (failure F23); v1
+    gives no form for the name below it."""
     return location.startswith(f"{prefix}/") and key_fault(location) is None

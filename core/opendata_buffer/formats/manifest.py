@@ -18,8 +18,9 @@ import struct
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from opendata_buffer.errors import CorruptManifest, InvalidInput
@@ -40,7 +41,6 @@ _U64_MAX = 2**64 - 1
 
 FIXED_SIZE = 8 + 2 + 4
 """``entry_len`` of an entry with an empty location and no metadata."""
-
 LEAST_SIZE = 4 + FIXED_SIZE
 """Bytes of such an entry."""
 
@@ -93,10 +93,8 @@ class QueueEntry:
 
     @property
     def time_ms(self) -> int | None:
-        """When its first record was ingested, or else the time of its name; None without either.
-
-        Milliseconds since the Unix epoch. The name comes second: a writer may date it ahead.
-        """
+        """When its first record was ingested, or else the time of its name, which a writer may date
+        ahead; milliseconds since the Unix epoch, None without either."""
         if self.metadata:
             return self.metadata[0].ingestion_time_ms
         return location_timestamp_ms(self.location)
@@ -329,8 +327,8 @@ class Manifest:
         dropped = sequence - self.first_sequence + 1
         if dropped <= 0:
             return self
-        starts = self._find_starts(self.entry_count)
         count = self.entry_count - dropped
+        starts = self._find_starts(self.entry_count)
         cut = starts[dropped] if count else self._body
         kept = memoryview(self.raw)[cut:-FOOTER_SIZE]
         return self._changed([kept], self._footer._replace(entry_count=count))
@@ -345,8 +343,8 @@ class Manifest:
                 f"the queue holds {self.first_sequence} to {self.next_sequence - 1}, and not all "
                 f"of {first} to {end - 1}"
             )
-        starts = (*self._find_starts(self.entry_count), self._body)
-        body = self.raw[starts[first - self.first_sequence] : starts[end - self.first_sequence]]
+        bounds = self._bounds()
+        body = self.raw[bounds[first - self.first_sequence] : bounds[end - self.first_sequence]]
         footer = Footer(end - first, end, 0)
         return Manifest(body + footer.pack(), *footer)
 
@@ -358,11 +356,11 @@ class Manifest:
                 f"sequence {sequence} is not queued: the queue holds {self.first_sequence} to "
                 f"{self.next_sequence - 1}"
             )
-        starts = (*self._find_starts(self.entry_count), self._body)
+        bounds = self._bounds()
         whole = memoryview(self.raw)
-        pieces: list[BytesLike] = [whole[: starts[index]]]
+        pieces: list[BytesLike] = [whole[: bounds[index]]]
         encode_entry(sequence, entry, pieces)
-        pieces.append(whole[starts[index + 1] : -FOOTER_SIZE])
+        pieces.append(whole[bounds[index + 1] : -FOOTER_SIZE])
         return self._changed(pieces, self._footer)
 
     def with_epoch(self, epoch: int) -> Manifest:
@@ -431,9 +429,17 @@ class Manifest:
 
         Headers and locations are checked, metadata is not.
         """
-        starts = self._find_starts(self.entry_count)
-        found = whole_locations(self.raw, starts, self._body)
-        if len(found) < len(starts):
+        raw, found = self.raw, list[str]()
+        with suppress(UnicodeDecodeError):
+            starts = self._find_starts(self.entry_count)
+            for start, end in pairwise(chain(starts, (self._body,))):
+                first = start + _HEAD.size
+                # A u16, little-endian.
+                last = first + raw[first - 2] + (raw[first - 1] << 8)
+                if last + 4 > end:
+                    break
+                found.append(str(raw[first:last], "utf-8"))
+        if len(found) < self.entry_count:
             self.entries(self.first_sequence + len(found), 1)  # raises the error
             raise AssertionError("a location that does not fit its entry was decoded")
         return found
@@ -443,13 +449,17 @@ class Manifest:
 
         A miss costs no decoding; a hit in the bytes is confirmed by the starts of the entries.
         """
-        at = find_location(self.raw, location, 0, self._body)
-        while at is not None:
+        encoded = location.encode()
+        if len(encoded) > MAX_LOCATION_BYTES:
+            return None
+        wanted = _U16.pack(len(encoded)) + encoded
+        at = self.raw.find(wanted, _ORDER.size, self._body)
+        while at >= 0:  # it may be in a payload
             starts = self._find_starts(self.entry_count)
-            index = bisect_left(starts, at)
-            if index < len(starts) and starts[index] == at:
+            index = bisect_left(starts, at - _ORDER.size)
+            if index < len(starts) and starts[index] == at - _ORDER.size:
                 return self.first_sequence + index
-            at = find_location(self.raw, location, at + 1, self._body)
+            at = self.raw.find(wanted, at + 1, self._body)
         return None
 
     @property
@@ -463,18 +473,30 @@ class Manifest:
         """What follows this one: other entries, of which the first stand at ``starts``."""
         return Manifest(b"".join((*body, footer.pack())), *footer, starts, self._name)
 
+    def _bounds(self) -> Sequence[int]:
+        """Where each entry starts, and where the last one ends."""
+        return [*self._find_starts(self.entry_count), self._body]
+
     def _find_starts(self, wanted: int) -> Sequence[int]:
         """Where the first ``wanted`` entries start, checking headers, order and fit."""
-        if len(self._starts) >= wanted:
-            return self._starts
-        try:
-            starts, end = entry_starts(
-                self.raw, self._starts, self.first_sequence, wanted, self._body
-            )
-            if wanted == self.entry_count and end != self._body:
-                raise _left_over(self._body - end, self.entry_count)
-        except CorruptManifest as error:
-            raise self._named_error(error) from None
+        known, raw, body = self._starts, self.raw, self._body
+        if len(known) >= wanted:
+            return known
+        # An offset is below MAX_MANIFEST_BYTES; a list takes ten times as much.
+        starts = array("I", known)
+        add, unpack = starts.append, _ORDER.unpack_from
+        at = known[-1] + 4 + _U32.unpack_from(raw, known[-1])[0] if known else 0
+        for expected in range(self.first_sequence + len(known), self.first_sequence + wanted):
+            # at <= body, and the footer behind the body is longer than a header: the unpack cannot
+            # run over.
+            length, sequence = unpack(raw, at)
+            end = at + 4 + length
+            if length < FIXED_SIZE or end > body or sequence != expected:
+                raise self._named_error(_bad_header(at, length, sequence, expected, body))
+            add(at)
+            at = end
+        if wanted == self.entry_count and at != body:
+            raise self._named_error(_left_over(body - at, wanted))
         object.__setattr__(self, "_starts", starts)
         return starts
 
@@ -498,11 +520,8 @@ def _left_over(size: int, count: int) -> CorruptManifest:
 
 
 def check_transition(before: Manifest, after: Manifest) -> None:
-    """Refuse a manifest that cannot follow another, before every write. Constant time.
-
-    Epoch, next sequence and first sequence never fall, whichever change made it (failures F4,
-    F10, F11, F15).
-    """
+    """Refuse a manifest that cannot follow another, before every write. Constant time. Epoch, next
+    sequence and first sequence never fall (failures F4, F10, F11, F15)."""
     for name in ("epoch", "next_sequence", "first_sequence"):
         old, new = getattr(before, name), getattr(after, name)
         if new < old:
@@ -631,56 +650,6 @@ def entry_bytes(entry: NewEntry) -> int:
     location = len(entry.location.encode(errors="replace"))
     items = sum(_META.size + memoryview(item.payload).nbytes for item in entry.metadata)
     return LEAST_SIZE + location + items
-
-
-def entry_starts(
-    raw: bytes, known: Sequence[int], first_sequence: int, wanted: int, body: int
-) -> tuple[Sequence[int], int]:
-    """Where the ``wanted`` first entries start, and where the last of them ends; decodes nothing.
-
-    ``known`` are the starts that were found out before. At byte ``body`` the entries end.
-    """
-    starts = array(
-        "I", known
-    )  # an offset is below MAX_MANIFEST_BYTES; a list takes ten times as much
-    add, unpack = starts.append, _ORDER.unpack_from
-    position = known[-1] + 4 + _U32.unpack_from(raw, known[-1])[0] if known else 0
-    for expected in range(first_sequence + len(known), first_sequence + wanted):
-        # position <= body, and the footer behind the body is longer than a header: the
-        # unpack cannot run over.
-        length, sequence = unpack(raw, position)
-        end = position + 4 + length
-        if length < FIXED_SIZE or end > body or sequence != expected:
-            raise _bad_header(position, length, sequence, expected, body)
-        add(position)
-        position = end
-    return starts, position
-
-
-def whole_locations(raw: bytes, starts: Sequence[int], body: int) -> list[str]:
-    """Locations of the entries that start there, up to the first that has none; no metadata."""
-    found: list[str] = []
-    head = _ORDER.size
-    try:
-        for start, end in zip(starts, chain(islice(starts, 1, None), (body,)), strict=False):
-            first = start + head + 2
-            # A u16, little-endian.
-            last = first + raw[start + head] + (raw[start + head + 1] << 8)
-            if last + 4 > end:
-                break
-            found.append(str(raw[first:last], "utf-8"))
-    except UnicodeDecodeError:
-        pass
-    return found
-
-
-def find_location(raw: bytes, location: str, at: int, body: int) -> int | None:
-    """Where the next entry from byte ``at`` on has this location, if that is no payload's bytes."""
-    encoded = location.encode()
-    if len(encoded) > MAX_LOCATION_BYTES:
-        return None
-    found = raw.find(_U16.pack(len(encoded)) + encoded, at + _ORDER.size, body)
-    return None if found < 0 else found - _ORDER.size
 
 
 def salvage_entries(raw: bytes) -> list[QueueEntry]:

@@ -1,10 +1,6 @@
-"""The small JSON objects beside a manifest: how each of them is read and written. Pure.
+"""The small JSON objects beside a manifest: how each of them is read and written.
 
-Owner marker, commit record, a topic's description and the others are each one JSON object with a
-``version``. :class:`Sidecar` has the name of one kind and the remedy for an object that cannot be
-read; :class:`SidecarFields` gives its fields by name, type and range.
-
-A later release may add fields without another version: readers pass them over, and a writer of
+A later release may add fields without another ``version``: readers pass them over, and a writer of
 the object keeps them (:meth:`SidecarFields.others`).
 """
 
@@ -71,7 +67,7 @@ class Sidecar:
         return fields
 
     def encode(self, own: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> bytes:
-        """The bytes of an object, one line of JSON: fields of later releases, version, own ones."""
+        """The bytes of an object, one line of JSON: fields of later releases, version, own."""
         fields = {**(others or {}), "version": self.version, **own}
         try:
             return json.dumps(fields, ensure_ascii=False).encode() + b"\n"

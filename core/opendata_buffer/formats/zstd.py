@@ -2,9 +2,7 @@
 
 zstandard's own decoders trust the frame: a declared size is allocated whatever cap is given,
 a second frame is dropped, a truncated stream ends without an error. So this module reads the
-headers first: block headers are three bytes, each block yields at most 128 KiB, and that shows
-where every frame ends and the most it can hold. The number of frames and blocks is limited: a
-frame can be nine bytes and hold nothing, so that an object could be millions of them.
+headers of frames and blocks first: they show where every frame ends and the most it can hold.
 """
 
 from __future__ import annotations
@@ -143,7 +141,7 @@ def _reader(frame: Frame) -> zstandard.ZstdDecompressionReader:
 
 
 def decompress(data: memoryview, max_bytes: int) -> memoryview:
-    """All frames' content; ``CorruptBatch`` if it is damaged or more than ``max_bytes``."""
+    """All frames' content; ``CorruptBatch`` if it is damaged or too large."""
     frames = plan_frames(data, max_bytes)
     target = memoryview(bytearray(min(sum(frame.most for frame in frames), max_bytes) + 1))
     return target[: decompress_into(frames, target, max_bytes)]

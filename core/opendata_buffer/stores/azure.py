@@ -6,7 +6,7 @@ import builtins
 import os
 from base64 import b64encode
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -191,22 +191,21 @@ class AzureStore(CloudStore):
 
     def _page(self, prefix: str, start_after: str, token: str | None, wanted: int | None) -> Page:
         skips = bool(start_after) and token is None
-        size = _PAGE if wanted is None or skips else min(wanted, _PAGE)
         dates: list[str | None] = []
-        pages = (
-            self._container()
-            .list_blobs(
-                name_starts_with=prefix or None,
-                include=["metadata"],
-                results_per_page=size,
-                raw_response_hook=lambda found: dates.append(
-                    found.http_response.headers.get("Date")
-                ),
-                **self._timeouts(),
-            )
-            .by_page(token)
+        listing = self._container().list_blobs(
+            name_starts_with=prefix or None,
+            include=["metadata"],
+            results_per_page=_PAGE if wanted is None or skips else min(wanted, _PAGE),
+            raw_response_hook=lambda found: dates.append(found.http_response.headers.get("Date")),
+            **self._timeouts(),
         )
-        objects = _objects_of(next(pages, ()), self._prefix)
+        pages = listing.by_page(token)
+        objects = [
+            ObjectInfo(each.name[len(self._prefix) :], each.size, epoch_ms(each.last_modified))
+            for each in next(pages, ())
+            # Accounts with directories list those, too, as blobs.
+            if (each.metadata or {}).get("hdi_isfolder") != "true"
+        ]
         now_ms = header_ms(dates[0]) if dates else None
         return Page(objects, pages.continuation_token or None, now_ms)
 
@@ -277,15 +276,6 @@ def _match(name: str) -> Any:
     return load("azure.core").MatchConditions[name]
 
 
-def _objects_of(blobs: Iterable[Any], root: str) -> list[ObjectInfo]:
-    """The objects of a page of a listing. Accounts with directories list those, too, as blobs."""
-    return [
-        ObjectInfo(each.name[len(root) :], each.size, epoch_ms(each.last_modified))
-        for each in blobs
-        if (each.metadata or {}).get("hdi_isfolder") != "true"
-    ]
-
-
 def blob_host(host: str) -> str:
     """The host of an account's blobs, for that of its files: one account has both."""
     name, dot, rest = host.partition(".")
@@ -330,10 +320,10 @@ def _settings(options: StoreOptions) -> dict[str, Any]:
     adapters = load("requests.adapters")
     transport = load("azure.core.pipeline.transport")
     session = requests.Session()
+    # The SDK's own keeps ten connections, and logs a warning for each one more.
+    adapter = adapters.HTTPAdapter(pool_maxsize=options.max_connections, max_retries=0)
+    adapter.build_response = partial(_build_bounded, adapter.build_response)
     for scheme in ("https://", "http://"):
-        # The SDK's own keeps ten connections, and logs a warning for each one more.
-        adapter = adapters.HTTPAdapter(pool_maxsize=options.max_connections, max_retries=0)
-        adapter.build_response = partial(_build_bounded, adapter.build_response)
         session.mount(scheme, adapter)
     timeouts = {
         "connection_timeout": options.connect_timeout_ms / 1000,

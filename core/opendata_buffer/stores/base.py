@@ -1,8 +1,4 @@
-"""The protocols of an object store.
-
-Each caller takes the smallest one that it needs: the fetcher :class:`Get`, the collector
-:class:`List` and :class:`Delete`, the queue :class:`Get` and :class:`ConditionalPut`.
-"""
+"""The protocols of an object store; each caller takes the smallest one that it needs."""
 
 from __future__ import annotations
 
@@ -116,7 +112,7 @@ class Get(Protocol):
 
 @runtime_checkable
 class GetInto(Protocol):
-    """Reading one object into memory the caller allocates: where objects are files, no copy."""
+    """Reading one object into memory of the caller: where objects are files, no copy."""
 
     def get_into(
         self, key: str, allocate: Callable[[int], memoryview], *, max_bytes: int | None = None
@@ -131,8 +127,7 @@ class Near(Protocol):
 
     @property
     def is_near(self) -> bool:
-        """Whether reads surely come from this machine's memory or disks: they have no latency that
-        threads could hide."""
+        """Whether reads surely have no latency that threads could hide."""
 
 
 class Put(Protocol):
@@ -208,8 +203,7 @@ class Delete(Protocol):
     """Deleting."""
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
-        """Delete objects; a missing one counts as deleted. Returns those that failed, also where a
-        whole request did."""
+        """Delete objects; a missing one counts as deleted. Returns those that failed."""
 
 
 class Store(Get, Put, ConditionalPut, List, Delete, Protocol):

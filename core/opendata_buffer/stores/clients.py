@@ -26,7 +26,7 @@ in place of a service credential."""
 
 def service_credential(name: str, scheme: str) -> Any:
     """What a Databricks service credential gives: for AWS a botocore session, else a credential
-    object, which the cloud's own library renews by itself.
+    object; it renews itself.
 
     Raises:
         InvalidInput: It is a credential for another cloud.
@@ -82,8 +82,7 @@ _CREDENTIAL_SOURCES: dict[str, Callable[[], Any]] = {
 
 
 def load(module: str) -> Any:
-    """A module of an extra, imported when a store of its cloud is opened; where it is missing, the
-    error names the command that installs it."""
+    """A module of an extra; where it is missing, the error names the command that installs it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -123,7 +122,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def environment_of(*prefixes: str) -> Hashable:
-    """The environment variables whose names begin so: where a cloud's settings come from."""
+    """The environment variables whose names begin so."""
     return tuple(sorted(item for item in os.environ.items() if item[0].startswith(prefixes)))
 
 
@@ -152,12 +151,9 @@ class ProcessClient(Generic[T]):
             held = self._held = (os.getpid(), self._shared())
         return held[1]
 
-    def __getstate__(self) -> Any:
-        return self._from
-
-    def __setstate__(self, state: Any) -> None:
-        self._from = state
-        self._held = None
+    def __reduce__(self) -> tuple[Any, ...]:
+        make, prefixes, arguments = self._from
+        return (ProcessClient, (make, prefixes, *arguments))
 
     def _shared(self) -> T:
         make, prefixes, arguments = self._from

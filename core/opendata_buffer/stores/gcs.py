@@ -94,13 +94,8 @@ class GcsStore(CloudStore):
         query: dict[str, str | int] = {"alt": "media"}
         if read.if_changed is not None and read.if_changed.isdecimal():
             query["ifGenerationNotMatch"] = read.if_changed
-        response = self._client.get().send(
-            "GET",
-            self._path(read.name),
-            query,
-            headers={} if read.range_header is None else {"Range": read.range_header},
-            read_body=partial(read_object, read),
-        )
+        body = partial(read_object, read)
+        response = self._send("GET", read.name, query, headers=read.range_header, read_body=body)
         if response.status == 304:
             return self._not_modified(read)
         if response.status == 416:  # the empty range at the end of an object
@@ -194,12 +189,12 @@ class GcsStore(CloudStore):
             body=body,
         )
 
-    def _send(self, method: str, name: str, query: Mapping[str, str] | None = None) -> Response:
-        return self._client.get().send(method, self._path(name), query or {})
-
-    def _path(self, name: str) -> str:
-        """The path of an object, its name raw in one segment (failure F24)."""
-        return f"/storage/v1/b/{quote(self._bucket, safe='')}/o/{quote(name, safe='')}"
+    def _send(
+        self, method: str, name: str, query: Mapping[str, str | int] | None = None, **how: Any
+    ) -> Response:
+        # The name is raw, in one segment of the path (failure F24).
+        path = f"/storage/v1/b/{quote(self._bucket, safe='')}/o/{quote(name, safe='')}"
+        return self._client.get().send(method, path, query or {}, **how)
 
     def _check_found(self, response: Response, read: Read) -> None:
         if response.status == 404 and not _is_missing_bucket(response):
@@ -254,14 +249,12 @@ class _Throttled(Exception):
 class WriteRate:
     """When an object may be written again, learned from the writes that were refused.
 
-    A sender that waits before it writes is not refused, and can add to its write meanwhile.
     Times are monotonic seconds. Thread-safe: threads may at most lose one observation of each
     other. It pickles as a new one, because another process has another clock.
     """
 
     REMEMBERED_S = 600.0
-    """Seconds after a refusal in which a store counts as one that refuses. Then a write is tried at
-    once, in case the store has been replaced."""
+    """Seconds until a refusal is forgotten, in case the store has been replaced."""
     MAX_KEYS = 1_000
     """Objects remembered; those that are written under a condition are few."""
 
@@ -294,13 +287,11 @@ class WriteRate:
 
 
 def expected_generation(condition: Condition) -> str:
-    """The generation on whose condition an object is written; ``0`` is no object. A version that is
-    no generation must become a generation that no object has."""
+    """The generation on whose condition an object is written; ``0`` is no object."""
     if not isinstance(condition, IfVersion):
         return "0"
-    version = condition.version
-    # No object has the generation 1: generations are microseconds since 1970.
-    return version if version.isdecimal() and version != "0" else "1"
+    # What is no generation becomes 1, which no object has: they are microseconds since 1970.
+    return condition.version if condition.version.isdecimal() and condition.version != "0" else "1"
 
 
 def upload(full: str, data: bytes | memoryview) -> tuple[bytes, dict[str, str]]:
@@ -321,10 +312,8 @@ def upload(full: str, data: bytes | memoryview) -> tuple[bytes, dict[str, str]]:
 
 
 def read_object(read: Read, response: Any) -> bytes:
-    """The bytes that were asked for, of a response of urllib3.
-
-    A server that knows no ranges sends the whole object. A body that broke off is an HTTPError.
-    """
+    """The bytes that were asked for, of a response of urllib3. A body that broke off is an
+    HTTPError."""
 
     def read_body(most: int | None) -> bytes:
         if most is None:
@@ -334,6 +323,7 @@ def read_object(read: Read, response: Any) -> bytes:
             response.close()  # the rest of the body is on its way
         return content
 
+    # A server that knows no ranges sends the whole object.
     whole = read.byte_range is not None and response.status == 200
     return read.part_of(read_body, _size(response.headers), whole=whole)
 
@@ -368,8 +358,7 @@ def sent_md5(headers: Mapping[str, str]) -> str | None:
 
 
 def page_of(response: Response, root: str) -> Page:
-    """A page of a listing. A response that is no page raises: taken for an empty one, it would hide
-    all the objects that follow."""
+    """A page of a listing. Another response raises: as an empty page it would hide the rest."""
     page = response.fields()
     if not page and b"".join(response.body.split()) != b"{}":
         raise ValueError("it is no page of a listing")
@@ -399,8 +388,8 @@ class Response:
 
 
 class GcsClient:
-    """Sends requests with credentials, each once. Only where the service refused the token does
-    google-auth send a request again, with a new one; a refused request was not carried out."""
+    """Sends requests with credentials, each once: google-auth sends one again with a new token only
+    where the service refused the old one, and so did not carry it out."""
 
     def __init__(self, http: Any, endpoint: str, options: StoreOptions) -> None:
         self._http = http
@@ -418,7 +407,7 @@ class GcsClient:
         read_body: Callable[[Any], bytes] | None = None,
     ) -> Response:
         """The response to one request, also where it is an HTTP error. ``read_body`` reads the body
-        of a success. Default: all of it, at most ``MAX_PAGE_BYTES``."""
+        of a success. Default: at most ``MAX_PAGE_BYTES``."""
         response = self._http.urlopen(
             method,
             f"{self.endpoint}{path}?{urlencode(query, quote_via=quote)}",

@@ -71,8 +71,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The arguments of one :meth:`opendata_buffer.stores.Get.get`; ``name`` is the key with the
-    store's root."""
+    """The arguments of one :meth:`.Get.get`; ``name`` is the key with the store's root."""
 
     key: str
     name: str
@@ -81,11 +80,11 @@ class Read:
     max_bytes: int | None
 
     @property
-    def range_header(self) -> str | None:
-        """The request's ``Range``; None for the whole object."""
+    def range_header(self) -> dict[str, str]:
+        """The request's ``Range``; nothing for the whole object."""
         if self.byte_range is None:
-            return None
-        return f"bytes={self.byte_range[0]}-{self.byte_range[1] - 1}"
+            return {}
+        return {"Range": f"bytes={self.byte_range[0]}-{self.byte_range[1] - 1}"}
 
     def part_of(
         self, read_body: Callable[[int | None], bytes], size: int | None, *, whole: bool
@@ -103,22 +102,25 @@ class Read:
             self.check_size(size)
             data = read_body(None)
         else:
-            asked = None if self.byte_range is None else self.byte_range[1] - self.byte_range[0]
-            limits = [each for each in (self.max_bytes, asked) if each is not None]
+            limits = [each for each in (self.max_bytes, self._asked) if each is not None]
             data = read_body(min(limits) + 1 if limits else None)
             if limits and len(data) <= min(limits):
                 data += read_body(None)  # Only at the end is a checksum compared.
         self.check_size(len(data))
         return data
 
+    @property
+    def _asked(self) -> int | None:
+        """Bytes of the range."""
+        return None if self.byte_range is None else self.byte_range[1] - self.byte_range[0]
+
     def check_size(self, size: int) -> None:
         """Refuse more bytes than the limit, or than the range that was asked for."""
         check_size(self.key, size, self.max_bytes)
-        if self.byte_range is not None and size > self.byte_range[1] - self.byte_range[0]:
+        if self._asked is not None and size > self._asked:
             raise TransientStorageError(
-                f"cannot read {self.byte_range[1] - self.byte_range[0]} bytes of {self.key!r}: "
-                f"the answer has {size} bytes. Check what answers at the endpoint, or try again "
-                "later."
+                f"cannot read {self._asked} bytes of {self.key!r}: the answer has {size} bytes. "
+                "Check what answers at the endpoint, or try again later."
             )
 
 
@@ -141,9 +143,8 @@ class CloudStore(ABC):
     """A bucket of a cloud, or the part of it below ``root``.
 
     The client sends each request once. Reads, listings, deletions and unconditional writes that
-    failed are repeated here, at most ``max_attempts`` times; a conditional write is not, because
-    the repetition of one that was applied and whose response was lost would fail on its own
-    success (failure F1).
+    failed are repeated here, at most ``max_attempts`` times. A conditional write is not: repeated
+    after a lost response, one that was applied would fail on its own success (failure F1).
 
     Every call ends within the caller's :func:`~opendata_buffer.runtime.deadline`, whatever the
     service does. Without one, it ends after the timeouts of all attempts.
@@ -164,8 +165,8 @@ class CloudStore(ABC):
     _RACE_FREE: ClassVar[str] = ""
     """An endpoint where races are known to have one winner."""
     _unordered = False
-    """Whether listings are in another order than that of the keys (S3's directory buckets, Azure's
-    and Google's hierarchical namespaces): each one then reads all pages, and sorts them."""
+    """Whether listings are not in the order of the keys (S3's directory buckets, hierarchical
+    namespaces of Azure and Google): each one then reads all pages, and sorts them."""
     # In messages: what the service calls things, and what to do about responses without versions,
     # about missing permissions, and after a refusal without a better explanation.
     _CLOUD: ClassVar[str]
@@ -211,7 +212,7 @@ class CloudStore(ABC):
 
     @abstractmethod
     def _error(self, error: BaseException, verb: str, name: str) -> StorageError:
-        """The library's error for one of the client's. ``verb``: read, write, list or delete."""
+        """The library's error for the client's. ``verb``: read, write, list or delete."""
 
     @abstractmethod
     def _get(self, read: Read) -> Blob | NotModified:
@@ -305,10 +306,9 @@ class CloudStore(ABC):
         for key in keys:
             try:
                 self._full(key)
+                legal.append(key)
             except InvalidInput as error:
                 failures.append(DeleteFailure(key, str(error)))
-            else:
-                legal.append(key)
         for start in range(0, len(legal), self._BULK):
             chunk = legal[start : start + self._BULK]
             try:
@@ -323,17 +323,17 @@ class CloudStore(ABC):
         self, delete: Callable[[str], None], keys: builtins.list[str]
     ) -> builtins.list[DeleteFailure]:
         """Delete objects by a request for each name."""
+        failures: list[DeleteFailure] = []
 
-        def delete_one(key: str) -> DeleteFailure | None:
+        def delete_one(key: str) -> None:
             name = self._prefix + key
             try:
-                self._repeated(lambda: delete(name), "delete", name)
+                self._repeated(partial(delete, name), "delete", name)
             except StorageError as error:
-                return DeleteFailure(key, str(error))
-            return None
+                failures.append(DeleteFailure(key, str(error)))
 
-        failures = in_parallel(self._runtime, delete_one, keys)
-        return [each for each in failures if each is not None]
+        in_parallel(self._runtime, delete_one, keys)
+        return failures
 
     def _full(self, key: str) -> str:
         """The object's name in the bucket."""
@@ -350,11 +350,11 @@ class CloudStore(ABC):
         self, prefix: str, start_after: str, limit: int | None, token: str | None
     ) -> tuple[Listing, str | None]:
         """A listing that begins at a token, and the token of what follows its last object; None
-        where the listing ends in the middle of a page."""
+        where it ends within a page."""
         check_limit(limit)
         full = self._prefix + prefix
         objects: list[ObjectInfo] = []
-        now_ms: int | None = None
+        dates: list[int] = []
         last, after = start_after if token else "", start_after
         if self._unordered:
             token, after = None, ""
@@ -372,16 +372,15 @@ class CloudStore(ABC):
                     f"cannot list {full!r} in {self.url}: the listing goes on where it was. Check "
                     "what answers at the endpoint, or try again later."
                 )
-            now_ms = page.now_ms if now_ms is None else now_ms
+            dates += [] if page.now_ms is None else [page.now_ms]
             # A service that ignores start_after must not repeat what the caller already has.
             objects += [each for each in page.objects if each.key > start_after]
             token = page.token
             if not token or (limit is not None and len(objects) >= limit and not self._unordered):
                 break
-        if now_ms is None:
-            # The service sent no clock. Its newest object is a lower bound, so nothing looks
-            # older than it is; this machine's clock would be no such bound (failure F6).
-            now_ms = max((info.last_modified_ms for info in objects), default=0)
+        # Where the service sent no clock, its newest object is a lower bound: nothing looks older
+        # than it is. This machine's clock would be no such bound (failure F6).
+        now_ms = dates[0] if dates else max((each.last_modified_ms for each in objects), default=0)
         kept = tuple(sorted(objects, key=lambda info: info.key)[:limit])
         is_cut = len(kept) < len(objects)
         listing = Listing(kept, now_ms, truncated=is_cut or bool(token))
@@ -436,21 +435,15 @@ class CloudStore(ABC):
     def _refusal(self, what: str, status: int, verb: str) -> StorageError:
         """The error for a status of HTTP that means the same in every cloud."""
         if status in (408, 429) or (status >= 500 and status != 501):
-            return TransientStorageError(
-                f"{what}. The store failed or is overloaded; try again later."
-            )
-        if status == 404:
-            fix = f"Create {self._BUCKET} {self._bucket!r} or correct the store URL."
-        elif status == 401:
-            fix = f"Renew or correct the {self._CLOUD} credentials."
-        elif status == 403:
-            fix = (
-                f"Allow these credentials to {verb} objects of {self._BUCKET} {self._bucket!r}"
-                f"{self._ALLOW}."
-            )
-        else:
-            fix = self._CHECK
-        return PermanentStorageError(f"{what}. {fix}")
+            hint = "The store failed or is overloaded; try again later."
+            return TransientStorageError(f"{what}. {hint}")
+        bucket = f"{self._BUCKET} {self._bucket!r}"
+        fixes = {
+            401: f"Renew or correct the {self._CLOUD} credentials.",
+            403: f"Allow these credentials to {verb} objects of {bucket}{self._ALLOW}.",
+            404: f"Create {bucket} or correct the store URL.",
+        }
+        return PermanentStorageError(f"{what}. {fixes.get(status, self._CHECK)}")
 
     def _call(self, request: Callable[[], T], verb: str, name: str) -> T:
         """What ``request`` returns, within the caller's deadline; errors are the library's."""
@@ -465,8 +458,7 @@ class CloudStore(ABC):
             except self._client_errors() as error:
                 raise self._error(error, verb, name) from error
             except _MALFORMED as error:
-                # Client libraries take any response to be the service's. What a broken server or
-                # a proxy sent ends in whatever error comes of it.
+                # Client libraries take what a broken server or a proxy sent for the service's.
                 raise self._unanswered(self._cannot(verb, name, endpoint), error) from error
 
         try:
@@ -476,13 +468,11 @@ class CloudStore(ABC):
             raise self._unanswered(what, "no answer in time") from None
 
     def _repeated(self, request: Callable[[], T], verb: str, name: str) -> T:
-        """As :meth:`_call`, with at most ``max_attempts`` attempts where failures are transient.
-
-        It waits as long as the service asked for, but no longer than one attempt may take.
-        """
+        """As :meth:`_call`, with at most ``max_attempts`` attempts where failures are transient."""
         options = self._options
 
         def pause(error: BaseException) -> float | None:
+            """As long as the service asked for, but no longer than one attempt may take."""
             asked: float | None = getattr(error, "retry_after_s", None)
             if asked is None:
                 return None
@@ -539,8 +529,7 @@ def within_deadline(runtime: Runtime, call: Callable[[], T]) -> T:
 
     Resolving a name has no timeout, fetching credentials has others than ours, and a server that
     sends a byte now and then never exceeds the timeout between two bytes. So with a deadline the
-    call runs in a thread of its own, and its caller goes on without it when the time is up. The
-    call begins nothing more then; the request it waits for ends by its own timeout.
+    call runs in a thread of its own, and its caller goes on without it when the time is up.
 
     Raises:
         DeadlinePassed: The call did not end in time, or was not begun.
@@ -548,35 +537,30 @@ def within_deadline(runtime: Runtime, call: Callable[[], T]) -> T:
     if time_left() is None:
         return call()
     changed = runtime.condition()
-    ended: list[tuple[T | None, BaseException | None]] = []
+    results: list[T] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
-        result: tuple[T | None, BaseException | None]
         try:
-            result = (call(), None)
+            results.append(call())
         except BaseException as error:  # raised again in the caller's thread
-            result = (None, error)
+            errors.append(error)
         with changed:
-            ended.append(result)
             changed.notify_all()
 
     context = copy_context()
     runtime.spawn(lambda: context.run(run), "opendata-buffer-store")
     with changed:
-        while not ended:
+        while not (results or errors):
             changed.wait(time_left())
-    result, error = ended.pop()
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value]  # T may include None
+    if errors:
+        raise errors.pop()
+    return results.pop()
 
 
 def verify_write(store: Get, key: str, written: bytes) -> outcomes.Applied[str] | outcomes.Unknown:
-    """The outcome of a write that was answered without a version, as behind some proxies.
-
-    If the object holds the bytes that were written, its version is one of them, even if another
-    writer wrote it last. It raises nothing: the write may be applied, and an error would deny it.
-    """
+    """The outcome of a write that was answered without a version, as behind some proxies. It raises
+    nothing: the write may be applied, and an error would deny it."""
     why = "the object has changed since"
     try:
         found = store.get(key, max_bytes=len(written))

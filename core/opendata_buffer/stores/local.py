@@ -219,7 +219,7 @@ def read_range(fd: int, start: int, end: int) -> bytes:
 
 
 def read_into(fd: int, memory: memoryview) -> bool:
-    """Fill the memory with the first bytes of an open file; false when it ends before."""
+    """Fill the memory with the first bytes of an open file; false where it has fewer."""
     while memory:
         count = os.readv(fd, [memory[:_CHUNK]])
         if not count:
@@ -240,7 +240,8 @@ def write_pieces(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Make the names in a directory survive a power cut."""
+    """Make the names in a directory survive a power cut. So the name of a batch is durable before a
+    manifest is written that names it, and the manifest's before a record is durable."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -320,7 +321,7 @@ class TemporaryFiles:
             self._sweep()
 
     def open(self, mode: int = 0o666) -> tuple[int, str]:
-        """A new empty file, open for writing; the caller closes it and removes or renames it."""
+        """A new empty file, open for writing."""
         path = f"{self._directory}/{self._runtime.ulid()}"
         return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode), path
 
@@ -372,11 +373,7 @@ _LONGEST_NAME = 255
 
 
 class LocalPaths:
-    """The files of objects, locks and writes below one root.
-
-    Raises:
-        InvalidInput: The root is that of the file system, or a Databricks mount.
-    """
+    """The files of objects, locks and writes below one root; refuses as :class:`LocalStore`."""
 
     def __init__(self, root: os.PathLike[str] | str) -> None:
         self.root = os.path.abspath(root)
@@ -481,7 +478,7 @@ class LocalStore:
         runtime: Waiting for locks, names of temporary files.
 
     Raises:
-        InvalidInput: A Databricks mount, which has neither locks nor atomic renames.
+        InvalidInput: The root of the file system, or a Databricks mount.
     """
 
     def __init__(self, root: Path | str, *, runtime: Runtime | None = None) -> None:
@@ -570,7 +567,7 @@ class LocalStore:
                 # A key that is also written by put_if has a lock file; batches have none.
                 with FileLock(self._paths.lock(key), self._runtime, create=False) as lock:
                     self._rename(fd, temporary, path, lock)
-                _sync_name(path)
+                sync_directory(os.path.dirname(path))
         except OSError as error:
             raise storage_error("write", path, error) from error
 
@@ -595,7 +592,7 @@ class LocalStore:
                         return refused
                     begun = True
                     version = self._rename(fd, temporary, path, lock)
-                _sync_name(path)
+                sync_directory(os.path.dirname(path))
             return outcomes.Applied(version)
         except OSError as error:
             mapped = storage_error("write", path, error)
@@ -706,13 +703,6 @@ class LocalStore:
             except OSError:
                 return  # not empty
             parent = os.path.dirname(parent)
-
-
-def _sync_name(path: str) -> None:
-    """Make a new name durable: after a power cut a rename is there only if its directory was
-    fsynced. So a batch's name is durable before a manifest is written that names it, and the
-    manifest's before a record is reported as durable."""
-    sync_directory(os.path.dirname(path))
 
 
 def _refusal(path: str, condition: Condition) -> outcomes.Vanished | outcomes.Conflict | None:

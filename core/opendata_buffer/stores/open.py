@@ -67,8 +67,8 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
     if found is None:
         # Without a lock: of two threads that open one URL, both get what was put first.
         return _cache.setdefault(key, made)[1]
-    # Only the newest is kept: credentials that rotate every hour would otherwise leave a store,
-    # its clients and their connections behind each time.
+    # Only the newest is kept: credentials that rotate would leave a store with its connections
+    # behind each time.
     _cache[key] = made
     return made[1]
 

@@ -7,8 +7,8 @@ condition, and let two concurrent writers both win, because they compare first a
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Protocol
 
 from opendata_buffer import outcomes
@@ -94,9 +94,8 @@ def probe_conditional_writes(
                 left = store.delete_many(made)
     # Logged after success only: otherwise the error says that the store cannot be reached.
     if left:
-        first = left[0]
         message = "%d probe objects may be left behind, the first is %r: %s"
-        log.warning(message, len(left), first.key, first.reason)
+        log.warning(message, len(left), left[0].key, left[0].reason)
 
 
 def _try_each(store: _Probed, key: str, name: str, made: list[str]) -> None:
@@ -144,8 +143,7 @@ def _race(store: _Probed, key: str, name: str, runtime: Runtime) -> None:
         # No two write the same bytes: S3's version is their hash, and a write of the same bytes
         # leaves it valid for the next writer.
         datas = [f"{what} by {number}".encode() for number in range(_RACERS)]
-        put_together = partial(_put_together, store, key, condition, _Gate(runtime, _RACERS))
-        results = in_parallel(runtime, put_together, datas)
+        results = _put_together(runtime, store, key, condition, datas)
         won = [each for each in results if isinstance(each, outcomes.Applied)]
         if len(won) > 1:
             raise UnsafeStore(
@@ -161,22 +159,18 @@ def _race(store: _Probed, key: str, name: str, runtime: Runtime) -> None:
 
 
 def _put_together(
-    store: _Probed, key: str, condition: Condition, gate: _Gate, data: bytes
-) -> PutOutcome:
-    gate.pass_together()
-    return store.put_if(key, data, condition)
+    runtime: Runtime, store: _Probed, key: str, condition: Condition, datas: Sequence[bytes]
+) -> list[PutOutcome]:
+    """Put all of them at once, by threads that wait until the last one has begun."""
+    changed = runtime.condition()
+    begun: list[bytes] = []
 
+    def put(data: bytes) -> PutOutcome:
+        with changed:
+            begun.append(data)
+            changed.notify_all()
+            while len(begun) < len(datas):
+                changed.wait()
+        return store.put_if(key, data, condition)
 
-class _Gate:
-    """Holds the first threads back until the last one has come."""
-
-    def __init__(self, runtime: Runtime, count: int) -> None:
-        self._changed = runtime.condition()
-        self._missing = count
-
-    def pass_together(self) -> None:
-        with self._changed:
-            self._missing -= 1
-            self._changed.notify_all()
-            while self._missing > 0:
-                self._changed.wait()
+    return in_parallel(runtime, put, datas)

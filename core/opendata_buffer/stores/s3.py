@@ -96,11 +96,9 @@ class S3Store(CloudStore):
 
     def _get(self, read: Read) -> Blob | NotModified:
         client = self._client.get()
-        arguments = {"Bucket": self._bucket, "Key": read.name}
+        arguments = {"Bucket": self._bucket, "Key": read.name, **read.range_header}
         if read.if_changed is not None:
             arguments["IfNoneMatch"] = read.if_changed
-        if read.range_header is not None:
-            arguments["Range"] = read.range_header
         try:
             response = self._direct.get(client, arguments)
             status = response.get("Status", 200)
@@ -185,8 +183,6 @@ class S3Store(CloudStore):
         if token is not None:
             request["ContinuationToken"] = token
         page = page_of(self._client.get().list_objects_v2(**request), self._prefix)
-        if not self._is_directory:
-            return page
         inside = prefix[len(self._prefix) :]
         return replace(page, objects=[i for i in page.objects if i.key.startswith(inside)])
 
@@ -278,8 +274,7 @@ def _modified_ms(response: Mapping[str, Any]) -> int:
 
 
 def page_of(response: Mapping[str, Any], root: str) -> Page:
-    """A response of ``list_objects_v2``. A response that is no page raises: taken for an empty one,
-    it would hide all the objects that follow."""
+    """A page of a listing. Another response raises: as an empty page it would hide the rest."""
     if response.keys() <= {"ResponseMetadata"}:
         raise ValueError("it is no page of a listing")
     token: str | None = response.get("NextContinuationToken")
@@ -305,8 +300,8 @@ def connect(options: StoreOptions) -> S3Client:
         max_attempts=default.max_attempts,
         max_connections=default.max_connections,
     )
-    # A session reads the description of S3 again, which takes a tenth of a second, so it is
-    # shared by all clients that differ only in how they connect.
+    # A session reads the description of S3 again, which takes a tenth of a second: clients that
+    # differ only in how they connect share it.
     session = ProcessClient(session_of, AWS_ENVIRONMENT, identity)
     try:
         client = _client(session.get(), options, "auto")
@@ -488,9 +483,7 @@ class DirectGet:
     """Reads of one bucket without the work that boto3 repeats for each of them (decision 0028).
 
     The first read goes through boto3, and the next ones repeat its request with another key:
-    botocore signs it (and renews credentials), sends it (with its connections, proxies,
-    certificates and timeouts), and reads the body, whose checksum is compared (failure F36).
-
+    botocore signs it, sends it, and reads the body, whose checksum is compared (failure F36).
     Only the responses 200, 206, 304 and "no such object" are taken from here. After any other one
     boto3 sends the request again, so errors and redirects to another region are its own.
     Thread-safe; a pickle or a fork begins anew, with boto3.
@@ -509,8 +502,7 @@ class DirectGet:
 
         One without a body has a ``Status``, which is 304 or 404 (no such object).
         """
-        response = self._send(client, arguments)
-        if response is not None:
+        if (response := self._send(client, arguments)) is not None:
             return response
         if self._watched is not client:
             client.meta.events.register(_EVENT, self._remember)

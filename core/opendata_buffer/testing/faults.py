@@ -158,33 +158,28 @@ class FaultyStore:
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
         """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
         self._begin("delete_many", self.plan.delete_ms)
-        keys = tuple(keys)
-        failed: list[DeleteFailure] = []
+        failed: dict[str, DeleteFailure] = {}
         sent: list[str] = []
         for key in keys:
             if self._rolls("delete_errors"):
-                failed.append(DeleteFailure(key, "injected 503 SlowDown"))
+                failed[key] = DeleteFailure(key, "injected 503 SlowDown")
                 if not self._coin():
                     continue
             sent.append(key)
-        already = {failure.key for failure in failed}
-        for failure in self.inner.delete_many(sent):
-            if failure.key not in already:
-                failed.append(failure)
+        failed = {each.key: each for each in self.inner.delete_many(sent)} | failed
         self._end(self.plan.delete_ms)
-        return tuple(failed)
+        return tuple(failed.values())
 
     # ---- random faults and time
 
     def _begin(self, operation: str, takes_ms: float) -> None:
         with self._lock:
             self.operations[operation] += 1
-        self._take(takes_ms / 2)
+        self._end(takes_ms)
 
     def _end(self, takes_ms: float) -> None:
-        self._take(takes_ms / 2)
-
-    def _take(self, milliseconds: float) -> None:
+        """Let one half of the time of an operation pass."""
+        milliseconds = takes_ms / 2
         if self.plan.jitter:
             with self._lock:
                 part = self._dice.uniform(-self.plan.jitter, self.plan.jitter)
@@ -192,8 +187,8 @@ class FaultyStore:
         if milliseconds > 0:
             self._runtime.sleep(milliseconds / 1000)
 
-    def _rolls(self, fault: str, share: float | None = None) -> bool:
-        share = getattr(self.plan, fault) if share is None else share
+    def _rolls(self, fault: str) -> bool:
+        share: float = getattr(self.plan, fault)
         # No draw for what cannot happen: adding a fault to the plan of one operation leaves the
         # history of the others as it was.
         if not share:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from types import TracebackType
+from typing import Any
 from weakref import WeakSet
 
 from opendata_buffer.runtime import Condition, SystemRuntime, Task, ulid_of
@@ -120,13 +120,8 @@ class _ManualCondition:
     def __enter__(self) -> bool:
         return self._real.__enter__()
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._real.__exit__(exc_type, exc, traceback)
+    def __exit__(self, *raised: Any) -> None:
+        self._real.__exit__(*raised)
 
     def wait(self, timeout: float | None = None) -> bool:
         if timeout is None:
