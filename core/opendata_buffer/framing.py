@@ -9,15 +9,10 @@ framing             a record in the stream                                      
 ``length``          u32 length, the record                                      yes
 ==================  ==========================================================  =============
 
-All lengths are little-endian. A splitter is fed pieces of the stream, of any size, and returns
-the records that are complete; it holds one unfinished record and never more than the largest
-record allowed. A record of ``ndjson`` keeps the bytes that it has in the stream, without its line
-ending: it is checked and not written anew.
-
-The last line needs no newline. An empty line is an empty record of ``lines``; ``ndjson`` passes it
-over. Where a writer died in the middle of a frame, or garbage was written, the magic word of
-``protobuf-fixed`` lets a reader find the next frame (:func:`unpack_fixed`), which reports the bytes
-that it passes over.
+All lengths are little-endian. The last line needs no newline. An empty line is an empty record of
+``lines``; ``ndjson`` passes it over, and keeps the bytes of its records as they are. Where a writer
+died in the middle of a frame, or garbage was written, the magic word of ``protobuf-fixed`` lets a
+reader find the next frame (:func:`unpack_fixed`).
 """
 
 from __future__ import annotations
@@ -50,9 +45,10 @@ Kind = Literal["frame", "desync", "error"]
 class Splitter(ABC):
     """Cuts one stream into records; made by :attr:`Framing.splitter`.
 
-    Errors name the record, counted from 1, and the byte of the stream at which it begins,
-    counted from 0. The records before a broken one are returned first: the error is raised by
-    the next call. A record of more than ``max_bytes`` is refused before memory is taken for it.
+    It is fed pieces of the stream, of any size. Errors name the record, counted from 1, and the
+    byte of the stream at which it begins, counted from 0. The records before a broken one are
+    returned first: the error is raised by the next call. A record of more than ``max_bytes`` is
+    refused before memory is taken for it.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -192,11 +188,7 @@ def _join(records: Iterable[bytes], word: bytes = b"") -> bytes:
 
 
 class LineSplitter(Splitter):
-    """Cuts a stream into lines, without their newlines.
-
-    A record ends at ``\\n`` and only there: a ``\\r`` before it belongs to the record, so binary
-    data without ``\\n`` passes unchanged.
-    """
+    """Cuts a stream into lines, without their newlines; a ``\\r`` before one belongs to the line."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)
@@ -260,7 +252,6 @@ class NdjsonSplitter(Splitter):
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)
-        # Pieces of the last line. One growing string would be copied as a whole for each chunk.
         self._pieces: list[bytes] = []
         self._size = 0
 

@@ -1,22 +1,15 @@
 """Metrics: OpenData's instrument names through the OpenTelemetry metrics API.
 
-Nothing is measured until the application installs a ``MeterProvider``; it may do so before or
-after this module is imported::
-
-    metrics.manifest_writes.add(1, {"role": "producer"})
-    metrics.flush_duration_seconds.record(seconds)
-    metrics.queue_length.set(manifest.entry_count, {"queue": "s3://bucket/ingest/manifest"})
-    metrics.consumer_lag_seconds.watch(consumer, Consumer.lag_seconds, {"queue": ...})
-
-A gauge that is watched is computed when a reader collects: it goes on rising while a consumer
-stalls, and ends with its owner.
+Nothing is measured until the application installs a ``MeterProvider``, before or after this module
+is imported. A gauge that is watched is computed when a reader collects: it goes on rising while a
+consumer stalls, and ends with its owner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeVar
 from weakref import ref
 
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Observation, get_meter
@@ -31,15 +24,12 @@ SECONDS_BUCKETS = (
 )  # fmt: skip
 
 
-Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
-
-
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One row of the table."""
 
     name: str  # ``buffer.`` included
-    kind: Kind
+    kind: Literal["counter", "gauge", "histogram"]
     unit: str  # UCUM: ``By`` bytes, ``s`` seconds, ``{batch}`` a count of batches
     labels: tuple[str, ...]  # the attributes of every measurement
     meaning: str  # what is counted, and when
@@ -96,28 +86,25 @@ class WatchedGauge:
                 yield measured
 
 
-def _row(
-    kind: Kind, name: str, unit: str, meaning: str, labels: tuple[str, ...] = ()
-) -> tuple[str, str, str]:
-    TABLE.append(Metric(PREFIX + name, kind, unit, labels, meaning))
-    return PREFIX + name, unit, meaning
-
-
 def _counter(name: str, unit: str, meaning: str, labels: tuple[str, ...] = ()) -> Counter:
-    return _meter.create_counter(*_row("counter", name, unit, meaning, labels))
+    TABLE.append(Metric(PREFIX + name, "counter", unit, labels, meaning))
+    return _meter.create_counter(PREFIX + name, unit, meaning)
 
 
-def _gauge(name: str, unit: str, meaning: str, labels: tuple[str, ...] = ()) -> Gauge:
-    return _meter.create_gauge(*_row("gauge", name, unit, meaning, labels))
+def _gauge(name: str, unit: str, meaning: str, labels: tuple[str, ...] = _QUEUE) -> Gauge:
+    TABLE.append(Metric(PREFIX + name, "gauge", unit, labels, meaning))
+    return _meter.create_gauge(PREFIX + name, unit, meaning)
 
 
-def _watched(name: str, unit: str, meaning: str, labels: tuple[str, ...] = ()) -> WatchedGauge:
-    return WatchedGauge(*_row("gauge", name, unit, meaning, labels))
+def _watched(name: str, unit: str, meaning: str) -> WatchedGauge:
+    TABLE.append(Metric(PREFIX + name, "gauge", unit, _QUEUE, meaning))
+    return WatchedGauge(PREFIX + name, unit, meaning)
 
 
 def _histogram(name: str, meaning: str) -> Histogram:
+    TABLE.append(Metric(PREFIX + name, "histogram", "s", (), meaning))
     return _meter.create_histogram(
-        *_row("histogram", name, "s", meaning), explicit_bucket_boundaries_advisory=SECONDS_BUCKETS
+        PREFIX + name, "s", meaning, explicit_bucket_boundaries_advisory=SECONDS_BUCKETS
     )
 
 
@@ -135,7 +122,6 @@ producer_buffered_bytes = _watched(
     "producer_buffered_bytes",
     "By",
     "Bytes of max_buffered_bytes taken by what is not durable yet, now.",
-    _QUEUE,
 )
 
 # Manifest, by the role that writes it: producer, consumer, ...
@@ -152,7 +138,6 @@ manifest_share = _gauge(
     "1",
     "Size of the manifest at the last append, as a share of max_manifest_bytes. At 1 appends are "
     "refused.",
-    _QUEUE,
 )
 
 # Consumer
@@ -171,17 +156,13 @@ consumer_lag_seconds = _watched(
     "s",
     "Age of the oldest batch queued and not acknowledged, now, of those that the consumer has "
     "seen in the manifest; 0 if none.",
-    _QUEUE,
 )
 oldest_unacked_seconds = _watched(
     "oldest_unacked_seconds",
     "s",
     "Age of the oldest batch handed out and not acknowledged, now; 0 if none.",
-    _QUEUE,
 )
-queue_length = _gauge(
-    "queue_length", "{batch}", "Queued batches when the manifest was last read.", _QUEUE
-)
+queue_length = _gauge("queue_length", "{batch}", "Queued batches when the manifest was last read.")
 reader_lag = _gauge(
     "reader_lag",
     "{batch}",
@@ -230,7 +211,7 @@ gc_files_failed = _counter(
 )
 gc_duration_seconds = _histogram("gc_duration_seconds", "One cycle of the collector.")
 stored_bytes = _gauge(
-    "stored_bytes", "By", "Objects below the prefix after the collector's last whole cycle.", _QUEUE
+    "stored_bytes", "By", "Objects below the prefix after the collector's last whole cycle."
 )
 gc_cycles_held = _counter(
     "gc_cycles_held",
@@ -241,7 +222,6 @@ gc_clock_difference_seconds = _gauge(
     "gc_clock_difference_seconds",
     "s",
     "How far the store's clock is ahead of the collector's. Far apart, nothing is deleted.",
-    _QUEUE,
 )
 
 # Sink
@@ -252,20 +232,17 @@ write_repeats_dropped = _counter(
 )
 
 # Broker, in the process that serves
-broker_clients = _watched(
-    "broker_clients", "{client}", "Connections of producers and workers.", _QUEUE
-)
+broker_clients = _watched("broker_clients", "{client}", "Connections of producers and workers.")
 broker_waiting_entries = _watched(
     "broker_waiting_entries",
     "{entry}",
     "Queue entries that wait for the broker's next write.",
-    _QUEUE,
 )
 broker_commits = _counter("broker_commits", "{commit}", "Groups the broker appended, a write each.")
 broker_entries_appended = _counter(
     "broker_entries_appended", "{entry}", "Queue entries in those groups."
 )
-claims_held = _watched("claims_held", "{batch}", "Batches that workers hold.", _QUEUE)
+claims_held = _watched("claims_held", "{batch}", "Batches that workers hold.")
 claims_lapsed = _counter(
     "claims_lapsed",
     "{claim}",

@@ -1,9 +1,4 @@
-"""Typed settings from a mapping of strings, for the Spark source and the Spark sink.
-
-Spark's options arrive lower-cased. A value that cannot be used is an
-:class:`~opendata_buffer.errors.InvalidInput` that names the option, its value and what is
-accepted; the error about an unknown name suggests the nearest known one.
-"""
+"""Typed settings from Spark's options, a mapping of strings whose names arrive lower-cased."""
 
 from __future__ import annotations
 
@@ -131,8 +126,7 @@ class OptionReader:
 
     def raw(self, name: str, default: str) -> str:
         """The value as it is, also an empty one or a space."""
-        value = self._values.get(name.lower())
-        return default if value is None else value
+        return self._values.get(name.lower(), default)
 
     def integer(self, name: str, default: int | None, *, least: int = 0) -> Any:
         """A whole number of at least ``least`` within 64 bits; ``default``, an int or None."""
@@ -174,10 +168,8 @@ class OptionReader:
 
 
 def storage_settings(reader: OptionReader) -> QueueConfig:
-    """Where the queue lives, from the options in :data:`STORAGE_OPTIONS`.
-
-    A store given as a path is made absolute here, on the caller's machine: a Spark executor
-    has another working directory.
+    """Where the queue lives, from the options in :data:`STORAGE_OPTIONS`. A path is made absolute
+    here: a Spark executor has another working directory.
 
     Raises:
         InvalidInput: No store, one that no other process can reach, or a prefix or key that

@@ -1,13 +1,13 @@
 """Records as rows with columns: JSON objects and lines of CSV, read by Arrow's own readers.
 
-A record is read by the standard of its format into the types of a schema. A record that does not
-fit is malformed as a whole: its columns are null, and the column for corrupt records has its text.
+A record that does not fit the schema is malformed as a whole: its columns are null, and the column
+for corrupt records has its text.
 
-Arrow reads a text and not an array, so records are joined. Arrow's readers skip an empty record,
-make two rows of ``{"a":1}{"b":2}``, and go on in the next record where an object or a quote was
-left open. Each text therefore has marks that prove that every record is exactly one row, see
-:class:`_JsonReader` and :class:`_CsvReader`. A text that Arrow refuses, or that has its marks
-elsewhere, is read again in parts, down to single records.
+Arrow reads a text and not an array, so records are joined. Its readers skip an empty record, make
+two rows of ``{"a":1}{"b":2}``, and go on in the next record where an object or a quote was left
+open. So each text has marks that prove that every record is exactly one row, see
+:class:`_JsonReader` and :class:`_CsvReader`; a text without them, or that Arrow refuses, is read
+again in parts.
 """
 
 from __future__ import annotations
@@ -167,11 +167,10 @@ class Decoder:
 class _JsonReader:
     """Objects whose opening brace is replaced by ``{"<mark>":true,`` with a random name.
 
-    A row has the mark if its object begins where a record begins. A text with as many rows as
-    records, all with the mark, has one row of each record: a record that swallows the next one
-    takes its mark away, and a second object in one record has none. Records cannot guess the name.
-    The text never begins with ``null``, which as the first value crashes Arrow's reader; within a
-    text it is a row without a mark. Without types, those of the columns are inferred.
+    A row has the mark if its object begins where a record begins: a record that swallows the next
+    one takes its mark away, and a second object in one record has none. So a text with as many rows
+    as records, all with the mark, has one row of each. It never begins with ``null``, which as the
+    first value crashes Arrow's reader. Without types, those of the columns are inferred.
     """
 
     def __init__(self, types: dict[str, pa.DataType] | None) -> None:
@@ -287,10 +286,8 @@ def _readable(
 def _halved(
     texts: pa.BinaryArray, read: Callable[[pa.BinaryArray], _Found], begin: int, end: int
 ) -> Iterator[tuple[int, _Found | str]]:
-    """Read records [begin, end): all at once or, where that fails, in parts.
-
-    Yields the index of a part's first record, and what was read; of a malformed record the reason.
-    """
+    """Read records [begin, end): all at once or, where that fails, in parts. Yields the index of a
+    part's first record, and what was read; of a malformed record the reason."""
     part = texts.slice(begin, end - begin)
     cuts = {(begin + end) // 2}
     if len(part) == 1 or part.nbytes <= _TEXT_BYTES:

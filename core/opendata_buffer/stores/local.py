@@ -70,17 +70,16 @@ class LockTimeout(TransientStorageError):
 
 
 class FileLock:
-    """``flock`` on a file that stays, as a context manager; also holds a small number.
+    """``flock`` on a file, as a context manager; also holds a small number.
 
-    The kernel frees the lock when its holder dies. Threads of one process are kept apart by a lock
-    of their own, because on NFS ``flock`` belongs to the process. The file is never deleted: a
-    process that locks a deleted file and one that locks its successor would both hold the lock.
-    Without ``create`` a missing file is no error and no lock.
+    Threads of one process are kept apart by a lock of their own, because on NFS ``flock`` belongs
+    to the process. The file is never deleted: a process that locks a deleted file and one that
+    locks its successor would both hold the lock. Without ``create`` a missing file is no lock.
 
     Raises:
         LockTimeout: On entering: the lock was not free for 30 seconds, or for half of the time
             until the caller's deadline.
-        OSError: On entering: the file cannot be opened, or its file system has no locks.
+        OSError: On entering: it cannot be opened, or its file system has no locks.
     """
 
     def __init__(self, path: str, runtime: Runtime, *, create: bool = True) -> None:
