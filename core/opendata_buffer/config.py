@@ -1,7 +1,6 @@
 """Settings: frozen values, checked when they are made, under the names of OpenData's RFCs.
 
-Units are in the names: ``_ms`` milliseconds, ``_bytes`` bytes. Components (store objects,
-runtime) are passed beside a config, not in it, so every config pickles and prints.
+Units are in the names: ``_ms`` milliseconds, ``_bytes`` bytes. Every config pickles and prints.
 """
 
 from __future__ import annotations
@@ -124,10 +123,10 @@ class StoreOptions:
             )
         if self.role_arn is None:
             for name in ("external_id", "session_name"):
-                if getattr(self, name) is not None:
+                if (value := getattr(self, name)) is not None:
                     raise InvalidInput(
-                        f"{name} is {getattr(self, name)!r} and there is no role_arn: name the "
-                        f"role that it is for, or leave {name} out"
+                        f"{name} is {value!r} and there is no role_arn: name the role that it is "
+                        f"for, or leave {name} out"
                     )
         elif self.anonymous:
             raise InvalidInput(

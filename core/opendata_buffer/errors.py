@@ -33,14 +33,8 @@
     ├── FlushFailed                   batches could not be made durable: produce them again
     └── Closed                        the producer or consumer was closed before the call
 
-Four of them are what most programs tell apart; each is a class to catch:
-
-* :class:`InvalidInput`: the call is wrong;
-* :class:`RetryLater`, those with ``error.retryable``: nothing is wrong with the data, try again;
-* :class:`OwnershipLost`: another process has taken over, so stop this one;
-* :class:`DataError`: something that was stored is lost or cannot be read.
-
-Every error survives pickling and carries the values its message names as attributes.
+Most programs tell apart the first four. Every error survives pickling and carries the values its
+message names as attributes.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def _join(records: Iterable[bytes], word: bytes = b"") -> bytes:
 
 
 class LineSplitter(Splitter):
-    """Cuts a stream into lines, without their newlines; a ``\\r`` before one belongs to the line."""
+    """Cuts a stream into lines without their newlines; a ``\\r`` before one is the line's."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)
@@ -308,7 +308,7 @@ class Framing:
         unit: The word for records in messages, in the plural.
         splitter: From the largest record, in bytes, to a new splitter of a stream.
         join: From records to the bytes of a stream.
-        checks: Whether some bytes are no valid record; :meth:`framed` then checks them.
+        checks: Whether some bytes are no valid record; :meth:`framed` refuses those.
     """
 
     name: str
@@ -325,11 +325,8 @@ class Framing:
                 JSON value on one line. The caller must then write nothing of the batch.
         """
         data = self.join(records)
-        if self.checks:
-            self._check(records, data, sequence)
-        return data
-
-    def _check(self, records: pa.BinaryArray, data: bytes | memoryview, sequence: int) -> None:
+        if not self.checks:
+            return data
         expected = records.to_pylist()
         reason = ""
         found: list[bytes] = []
@@ -347,6 +344,7 @@ class Framing:
                 "Nothing of the batch was written or acknowledged; records of any bytes go "
                 "through --framing length."
             )
+        return data
 
 
 FRAMINGS = {

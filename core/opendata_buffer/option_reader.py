@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from configparser import ConfigParser
 from typing import Any
 
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig, StoreOptions
@@ -77,9 +78,6 @@ INSTEAD = {
 }  # fmt: skip
 """What to do instead of an option of Kafka, or of an earlier release, that there is not."""
 
-_TRUE = frozenset({"true", "1", "yes", "on"})
-_FALSE = frozenset({"false", "0", "no", "off"})
-
 
 class OptionReader:
     """Reads options of any case out of a mapping of strings.
@@ -149,12 +147,10 @@ class OptionReader:
         value = self.text(name)
         if value is None:
             return default
-        word = value.strip().lower()
-        if word in _TRUE:
-            return True
-        if word in _FALSE:
-            return False
-        raise InvalidInput(f"option {name} is {value!r}: use true or false")
+        found = ConfigParser.BOOLEAN_STATES.get(value.strip().lower())
+        if found is None:
+            raise InvalidInput(f"option {name} is {value!r}: use true or false")
+        return found
 
     def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
         """One of a few words, in any case; returned as spelled in ``choices``."""

@@ -69,18 +69,6 @@ def test_a_reader_collects_every_instrument_as_the_table_says() -> None:
             assert got["buckets"] == list(metrics.SECONDS_BUCKETS)
 
 
-def test_without_a_provider_measuring_does_nothing() -> None:
-    code = (
-        "import sys; from opendata_buffer import metrics;"
-        "metrics.acks.add(1); metrics.queue_length.set(1);"
-        "metrics.consumer_lag_seconds.watch(metrics.Metric, lambda owner: 1.0, {});"
-        "metrics.gc_duration_seconds.record(1.0);"
-        "assert 'opentelemetry.sdk' not in sys.modules"
-    )
-    done = run(code)
-    assert (done.stdout, done.stderr) == ("", "")
-
-
 # One batch: produced, contended for, consumed, acknowledged, collected.
 USE_ALL = """
 import json

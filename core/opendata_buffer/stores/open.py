@@ -43,9 +43,8 @@ _cache: dict[tuple[str, StoreOptions], tuple[Hashable, Store]] = {}
 def open_store(url: str, options: StoreOptions | None = None) -> Store:
     """The store a URL names; the same object for the same URL and options in one process.
 
-    Opening reads and writes nothing: a missing directory, bucket or credential is reported by
-    the first operation. After a change of the cloud's environment variables it is another object;
-    those opened before go on as they were.
+    Opening reads and writes nothing: what is missing is reported by the first operation. After a
+    change of the cloud's environment variables it is another object; those opened before go on.
 
     Args:
         url: ``s3://bucket[/root]`` (``s3a://`` is the same), ``gs://bucket[/root]``,

@@ -6,7 +6,7 @@ import builtins
 import threading
 import zlib
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -219,9 +219,9 @@ class S3Store(CloudStore):
         return _CLIENT_ERRORS
 
     def _error(self, error: BaseException, verb: str, name: str) -> StorageError:
-        if isinstance(error, boto.ClientError):
-            return with_retry_after(self._answered(error, verb, name), _headers_of(error))
         what = self._cannot(verb, name, self._endpoint())
+        if isinstance(error, boto.ClientError):
+            return with_retry_after(self._answered(error, verb, what), _headers_of(error))
         if isinstance(error, RecursionError):
             fix = f"It is redirected without end. {_REGION}"
         elif isinstance(error, _NO_CREDENTIALS):
@@ -234,11 +234,10 @@ class S3Store(CloudStore):
             return self._unanswered(what, error)
         return PermanentStorageError(f"{what}: {redacted(str(error)).rstrip('.')}. {fix}")
 
-    def _answered(self, error: boto.ClientError, verb: str, name: str) -> StorageError:
+    def _answered(self, error: boto.ClientError, verb: str, what: str) -> StorageError:
         """The error for a response that is an HTTP error."""
         code, status = _code_of(error), _status_of(error)
         message = error.response.get("Error", {}).get("Message") or ""
-        what = self._cannot(verb, name, self._endpoint())
         what = f"{what}: {code or status} {message}".rstrip(". ")
         if code in _THROTTLED:
             status = 429
@@ -307,7 +306,7 @@ def connect(options: StoreOptions) -> S3Client:
         client = _client(session.get(), options, "auto")
         if ".amazonaws.com" in client.meta.endpoint_url:
             return client
-        # Hosts such as bucket.localhost or bucket.10.0.0.1 resolve nowhere.
+        # Hosts such as bucket.localhost resolve nowhere.
         return _client(session.get(), options, "path")
     except (boto.BotoCoreError, ValueError) as error:
         raise PermanentStorageError(
@@ -473,9 +472,7 @@ class _Route:
 
     client: S3Client
     base: str
-    signer: Any
-    region: str
-    name: str
+    sign: Callable[[AWSRequest], None]
     context: Mapping[str, Any]
 
 
@@ -518,19 +515,15 @@ class DirectGet:
         route = self._route
         if route is None or route.client is not client:
             return None
-        request = AWSRequest(
-            method="GET",
-            url=route.base + _quoted(arguments["Key"]),
-            headers={"x-amz-checksum-mode": "ENABLED"},
-        )
+        headers = {"x-amz-checksum-mode": "ENABLED"}
         for name, header in (("IfNoneMatch", "If-None-Match"), ("Range", "Range")):
             if name in arguments:
-                request.headers[header] = arguments[name]
+                headers[header] = arguments[name]
+        url = route.base + _quoted(arguments["Key"])
+        request = AWSRequest(method="GET", url=url, headers=headers)
         request.context.update(route.context)
         try:
-            route.signer.sign(
-                "GetObject", request, region_name=route.region, signing_name=route.name
-            )
+            route.sign(request)
             prepared = request.prepare()
             prepared.stream_output = True
             # As boto3 does at this point: a call past its deadline sends nothing.
@@ -563,14 +556,14 @@ class DirectGet:
         if not usual or not url.endswith(suffix) or "?" in url:
             self._route = None
             return
-        self._route = _Route(
-            client,
-            url[: len(url) - len(suffix)],
-            request_signer,
-            signing.get("region", region_name),
-            signing.get("signing_name", signing_name),
-            {name: request.context[name] for name in _CONTEXT if name in request.context},
+        sign = partial(
+            request_signer.sign,
+            "GetObject",
+            region_name=signing.get("region", region_name),
+            signing_name=signing.get("signing_name", signing_name),
         )
+        context = {name: request.context[name] for name in _CONTEXT if name in request.context}
+        self._route = _Route(client, url.removesuffix(suffix), sign, context)
 
 
 def _quoted(key: str) -> str:
@@ -586,14 +579,13 @@ def _response(answer: Any) -> dict[str, Any] | None:
     if status not in (200, 206):
         raw.close()
         return None
-    response: dict[str, Any] = {}
-    for header in ("ETag", "Content-Range"):
-        if (value := headers.get(header)) is not None:
-            response[header.replace("-", "")] = value
+    response = {"ETag": headers.get("ETag")}
+    if "Content-Range" in headers:
+        response["ContentRange"] = headers["Content-Range"]
+    size = headers.get("Content-Length")
     try:
-        if (value := headers.get("Last-Modified")) is not None:
-            response["LastModified"] = parsedate_to_datetime(value)
-        size = headers.get("Content-Length")
+        if "Last-Modified" in headers:
+            response["LastModified"] = parsedate_to_datetime(headers["Last-Modified"])
         response["ContentLength"] = size if size is None else int(size)
     except ValueError:
         raw.close()

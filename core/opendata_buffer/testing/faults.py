@@ -4,8 +4,7 @@
 
     store = FaultyStore(MemoryStore(), runtime, FaultPlan(cas_lost_after=0.1, cas_ms=60), seed=7)
 
-Every promise of the store protocols still holds, and only what may happen on S3 happens: code that
-loses data over such a store loses data over S3.
+Only what may happen on S3 happens: code that loses data over such a store loses data over S3.
 """
 
 from __future__ import annotations
@@ -175,11 +174,12 @@ class FaultyStore:
     def _begin(self, operation: str, takes_ms: float) -> None:
         with self._lock:
             self.operations[operation] += 1
-        self._end(takes_ms)
+        self._take(takes_ms / 2)
 
     def _end(self, takes_ms: float) -> None:
-        """Let one half of the time of an operation pass."""
-        milliseconds = takes_ms / 2
+        self._take(takes_ms / 2)
+
+    def _take(self, milliseconds: float) -> None:
         if self.plan.jitter:
             with self._lock:
                 part = self._dice.uniform(-self.plan.jitter, self.plan.jitter)
@@ -187,8 +187,8 @@ class FaultyStore:
         if milliseconds > 0:
             self._runtime.sleep(milliseconds / 1000)
 
-    def _rolls(self, fault: str) -> bool:
-        share: float = getattr(self.plan, fault)
+    def _rolls(self, fault: str, share: float | None = None) -> bool:
+        share = getattr(self.plan, fault) if share is None else share
         # No draw for what cannot happen: adding a fault to the plan of one operation leaves the
         # history of the others as it was.
         if not share:

@@ -484,16 +484,6 @@ def fill(root: Path, *keys: str) -> list[str]:
     return sorted(keys)
 
 
-@pytest.mark.parametrize("start_after", ["", "a", "a-b", "a/", "a/c", "a/c/d", "a/d", "a0", "z"])
-@pytest.mark.parametrize("prefix", ["", "a", "a/", "a/c", "a/c/", "b", "a/x/"])
-def test_prefix_and_start_choose_among_the_keys(
-    tmp_path: Path, prefix: str, start_after: str
-) -> None:
-    keys = fill(tmp_path, "a/b", "a-b", "a0", "a/c/d", "a/c-d", "b")
-    wanted = [key for key in keys if key.startswith(prefix) and key > start_after]
-    assert keys_below(tmp_path, prefix, start_after) == wanted
-
-
 def test_names_that_are_not_utf8_and_things_that_are_not_files_are_not_listed(
     tmp_path: Path,
 ) -> None:
@@ -502,12 +492,6 @@ def test_names_that_are_not_utf8_and_things_that_are_not_files_are_not_listed(
     os.mkfifo(tmp_path / "in" / "fifo")
     os.close(os.open(os.fsencode(tmp_path) + b"/in/\xff", os.O_CREAT))
     assert keys_below(tmp_path, "in/") == ["in/a"]
-
-
-def test_a_directory_that_is_missing_or_a_file_holds_nothing(tmp_path: Path) -> None:
-    fill(tmp_path, "in/a")
-    assert keys_below(tmp_path, "out/") == []
-    assert keys_below(tmp_path, "in/a/") == []
 
 
 def test_a_directory_that_cannot_be_read_is_an_error(

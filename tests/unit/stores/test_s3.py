@@ -211,19 +211,6 @@ def test_f36_a_bit_that_flipped_in_a_stored_batch_is_found_and_the_batch_is_skip
     assert read_copy(store, "ingest", copied) == flipped
 
 
-@pytest.mark.parametrize(
-    "fault", [Fault(500), Fault(Answer.RESET), Fault(Answer.TRUNCATE)], ids=lambda f: str(f.answer)
-)
-def test_a_listing_that_breaks_off_is_repeated_whole(
-    s3_server: S3Server, store: S3Store, fault: Fault
-) -> None:
-    s3_server.page_size = 2
-    for name in "abcde":
-        store.put(name, b"")
-    s3_server.inject(fault, method="GET")
-    assert [info.key for info in store.list("").objects] == list("abcde")
-
-
 def test_a_listing_with_a_limit_asks_for_no_more_than_it_returns(
     s3_server: S3Server, store: S3Store
 ) -> None:
