@@ -35,10 +35,11 @@ _NAME = re.compile(rf"([0-7][{_ALPHABET}]{{25}})\.batch")
 # OpenData's Go producer: a ULID for its run, and the number of the batch within the run.
 _RUN_NAME = re.compile(rf"({_ULID.pattern})/[0-9a-f]{{16}}")
 _APP = re.compile(r"[A-Za-z0-9._-]{1,200}")
-_TXN_NAME = re.compile(rf"app=({_APP.pattern})/batch=(0|[1-9][0-9]{{0,18}})/(.+)", re.DOTALL)
 # A version 1 UUID of RFC 4122 as its text is printed, so that one message has one name.
 _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-_MESSAGE_NAME = re.compile(rf"message=({_UUID})/{_NAME.pattern}")
+_BATCH_NAME = re.compile(
+    rf"(?:app=({_APP.pattern})/batch=(0|[1-9][0-9]{{0,18}})/)?(?:message=({_UUID})/)?{_NAME.pattern}"
+)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _MAX_TXN_BATCH = 2**63 - 1
 
@@ -175,20 +176,16 @@ def parse_location(location: str, prefix: str) -> BatchLocation | None:
     if not location.startswith(root):
         return None
     rest = location[len(root) :]
-    if plain := _NAME.fullmatch(rest) or _RUN_NAME.fullmatch(rest):
-        return BatchLocation(plain[1], ulid_timestamp_ms(plain[1]))
-    txn = None
-    if of_app := _TXN_NAME.fullmatch(rest):
-        batch = int(of_app[2])
-        if batch > _MAX_TXN_BATCH:
-            return None
-        txn = Transaction(of_app[1], batch)
-        rest = of_app[3]
-        if named := _NAME.fullmatch(rest):
-            return BatchLocation(named[1], ulid_timestamp_ms(named[1]), txn)
-    if sent := _MESSAGE_NAME.fullmatch(rest):
-        return BatchLocation(sent[2], ulid_timestamp_ms(sent[2]), txn, uuid.UUID(sent[1]))
-    return None
+    found = _BATCH_NAME.fullmatch(rest)
+    if found is None:
+        run = _RUN_NAME.fullmatch(rest)
+        return None if run is None else BatchLocation(run[1], ulid_timestamp_ms(run[1]))
+    app, batch, message, ulid = found.groups()
+    if batch is not None and int(batch) > _MAX_TXN_BATCH:
+        return None
+    txn = None if app is None else Transaction(app, int(batch))
+    sent = None if message is None else uuid.UUID(message)
+    return BatchLocation(ulid, ulid_timestamp_ms(ulid), txn, sent)
 
 
 def prefix_of(location: str) -> str | None:

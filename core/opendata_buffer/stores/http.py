@@ -353,31 +353,33 @@ class CloudStore(ABC):
         where it ends within a page."""
         check_limit(limit)
         full = self._prefix + prefix
+        most, after = limit, start_after
+        if self._unordered:
+            most, after, token = None, "", None
+        begins_at = token
+        keys = [start_after] if token else []
         objects: list[ObjectInfo] = []
         dates: list[int] = []
-        last, after = start_after if token else "", start_after
-        if self._unordered:
-            token, after = None, ""
         while True:
-            wanted = None if limit is None or self._unordered else limit - len(objects)
+            wanted = None if most is None else most - len(objects)
             page = self._repeated(partial(self._page, full, after, token, wanted), "list", full)
-            keys = [last, *(each.key for each in page.objects)]
-            last, is_all = keys[-1], not (page.token or token or start_after)
-            if keys != sorted(keys) and not (self._unordered or is_all or limit is None):
-                # What comes first is known only when everything was listed.
-                self._unordered = True
-                return self._list(prefix, start_after, limit, None)
             if token and token == page.token:
                 raise TransientStorageError(
                     f"cannot list {full!r} in {self.url}: the listing goes on where it was. Check "
                     "what answers at the endpoint, or try again later."
                 )
             dates += [] if page.now_ms is None else [page.now_ms]
+            keys += [each.key for each in page.objects]
             # A service that ignores start_after must not repeat what the caller already has.
             objects += [each for each in page.objects if each.key > start_after]
             token = page.token
-            if not token or (limit is not None and len(objects) >= limit and not self._unordered):
+            if not token or (most is not None and len(objects) >= most):
                 break
+        is_part = token or begins_at or start_after
+        if is_part and most is not None and keys != sorted(keys):
+            # What comes first is known only when everything was listed.
+            self._unordered = True
+            return self._list(prefix, start_after, limit, None)
         # Where the service sent no clock, its newest object is a lower bound: nothing looks older
         # than it is. This machine's clock would be no such bound (failure F6).
         now_ms = dates[0] if dates else max((each.last_modified_ms for each in objects), default=0)
