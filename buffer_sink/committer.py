@@ -1,37 +1,12 @@
 """The commits of writes: to a queue by one compare-and-swap, to all partitions of a topic or none.
 
-:class:`UploadAges` guards the uploads until then. No manifest names them before the driver appends
-them, so they are safe from a garbage collector only for a time (failure F5): it deletes an object
-once both the time in its name and the time of its upload are older than the grace period. Tasks
-therefore name their batches ahead of time, by the longest time that a write may take: by the name
-every collector knows how long to wait, also one of another version or client. See decision 0012.
+No manifest names the uploads of a write before that, so a garbage collector deletes them after a
+time (failure F5): :class:`UploadAges`, decision 0012.
 
-Of a topic, :mod:`opendata_buffer.transactions.coordinator` is the protocol; :class:`TopicCommitter`
-adds uploads that grow old, and partitions that leave the topic. The rest is about a single queue.
-
-A write with an identity (app, batch) has to enter the queue once, however often Spark commits
-it. A repeat is recognised, in this order:
-
-1. In the **commit record**, ``<prefix>/app=<id>/_commit.json``: the highest batch of the app
-   known to be committed, and the queue's next sequence just after. It is written after the
-   append, so it may lag; it never runs ahead.
-2. In the **manifest**: a queued entry of the app with this batch number or a higher one. This
-   is decided on the very manifest the compare-and-swap replaces, so of two drivers that append
-   the same batch at once one wins and the other finds it.
-3. By the **reader**. Neither of the above shows a commit whose record is missing (a crash in
-   between) and whose entries a consumer has dequeued already. Such a batch is appended again, and
-   the reader's :class:`~opendata_buffer.consumer.isolation.TransactionFilter` drops it: the
-   entries of a batch are contiguous, so a second group of the same batch is a repeat.
-
-The filter distinguishes two groups by the entries between them. There are none when the queue ran
-empty and no other writer appended; then an empty batch is put in between (``Separate``). It is
-needed only if an entry of ours can have been dequeued unseen, that is if the manifest's first
-sequence is beyond the one in the record: every commit of a later batch came after that. An idle
-queue with one writer has first == next == the record's sequence, so it never needs one.
-
-All of that holds within one query. Another query counts its batches from 0 as well, and each of
-them would be taken for a repeat and be lost. So the record names the query that an app id
-belongs to, from before its first append, and any other one is refused.
+A write with an identity (app, batch) has to enter the queue once, however often Spark commits it.
+Its repeat is recognised by the commit record, by the manifest that the compare-and-swap is about to
+replace, or by the reader (decision 0008). Of a topic,
+:mod:`opendata_buffer.transactions.coordinator` is the protocol.
 """
 
 from __future__ import annotations
@@ -42,9 +17,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from hashlib import sha256
 from typing import TypeVar
 
-from buffer_sink.messages import Group, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer import metrics, outcomes
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, QueueConfig
@@ -62,12 +37,14 @@ from opendata_buffer.formats.keys import (
     location_timestamp_ms,
     parse_location,
 )
-from opendata_buffer.formats.manifest import Manifest, NewEntry
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
+from opendata_buffer.messages import CONTINUE_TXN, build_uuid, new_producer_id
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.ownership import claim_for_writing, queue_hint
 from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause
 from opendata_buffer.runtime import Moment, Runtime, in_parallel
 from opendata_buffer.stores.base import List, Store
+from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.commit_record import (
     CommitRecord,
@@ -84,12 +61,114 @@ _RECORD_DEADLINE_MS = 10_000  # of one change of a record; a micro-batch waits f
 
 T = TypeVar("T")
 
+FIRST_CLOCK = 2
+"""Clock of a write's first message. An acknowledgement with clock 1 rolls the write back."""
+
+_TASK_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class TopicWrite:
+    """One attempt at a write to the partitions that the driver found in a topic.
+
+    Attributes:
+        active: Names of the partitions that are written, in the topic's order.
+        draining: Names of those that are written no more.
+        producer: The attempt's own producer id, 6 bytes.
+        app: App id for a write that was given none.
+    """
+
+    active: tuple[str, ...]
+    draining: tuple[str, ...]
+    producer: bytes
+    app: str
+
+    @classmethod
+    def planned(cls, description: TopicDescription, runtime: Runtime) -> TopicWrite:
+        """An attempt that writes to the topic as it is now."""
+        chance = sha256(runtime.ulid().encode()).digest()  # 80 bits of a ULID are random
+        producer = new_producer_id(lambda count: chance[:count])
+        app = f"write-{runtime.ulid()}"
+        return cls(tuple(description.active), tuple(description.draining), producer, app)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all partitions of the topic."""
+        return (*self.active, *self.draining)
+
+    def transaction(self, given: Transaction | None) -> Transaction:
+        """The write's identity: the given one, or one of its own."""
+        return given or Transaction(self.app, 0)
+
+    def clock(self, task: int, index: int) -> int:
+        """Clock of a batch, rising in the order in which a partition gets them.
+
+        Each task has a range of its own, in which ``index`` counts its earlier batches for the
+        same partition; Spark's numbers of tasks are below 2^31.
+        """
+        return FIRST_CLOCK + (task << _TASK_BITS) + index
+
+    def location(self, partition: str, ulid: str, txn: Transaction, clock: int) -> str:
+        """Key of a batch of this attempt."""
+        return batch_key(partition, ulid, txn, build_uuid(self.producer, clock, CONTINUE_TXN))
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedBatch:
+    """One batch object, stored and not yet queued.
+
+    Attributes:
+        location: Its key.
+        bytes: Size of the object.
+        metadata: Its ranges, as the queue entry will have them.
+        partition: Name of the partition it is for; None for a single queue.
+        clock: Clock of its message in that partition; 0 for a single queue.
+    """
+
+    location: str
+    records: int
+    bytes: int
+    metadata: tuple[Metadata, ...]
+    partition: str | None = None
+    clock: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All uploads of one write in the order of tasks and rows: queued together or not at all.
+
+    The other attributes are those of each :class:`WriteTask` of the write.
+    """
+
+    planned: Moment
+    uploads: tuple[UploadedBatch, ...]
+    transaction: Transaction | None = None
+    query: str | None = None
+    topic: TopicWrite | None = None
+
+    @property
+    def entries(self) -> list[NewEntry]:
+        """The queue entries to append."""
+        return [NewEntry(upload.location, upload.metadata) for upload in self.uploads]
+
+    @property
+    def locations(self) -> tuple[str, ...]:
+        """Keys of the uploads."""
+        return tuple(upload.location for upload in self.uploads)
+
+    @property
+    def records(self) -> int:
+        """Records in all uploads."""
+        return sum(upload.records for upload in self.uploads)
+
 
 class UploadAges:
     """Checks how long uploads are safe, from the plan of their write or by a listing.
 
-    By the grace period of the queue; where partitions have several, an age is compared with the
-    shortest, and a wait is by the longest."""
+    A collector deletes an object once both the time in its name and that of its upload are older
+    than the grace period. Where partitions have several, an age is compared with the shortest, and
+    a wait is by the longest.
+    """
 
     def __init__(self, store: List, options: SinkOptions, runtime: Runtime) -> None:
         self.grace_ms = options.queue.gc_grace_period_ms or DEFAULT_GRACE_PERIOD_MS
@@ -106,15 +185,15 @@ class UploadAges:
     def oldest(self, group: Group) -> Moment:
         """When the oldest upload of a group was made, as a collector may see it.
 
-        No upload is older than the write's plan, so the driver's clocks show without a request
-        that those of most writes are young. For an older write a listing gives the ages, by the
-        store's own clock: each upload must exist and be at most half of the grace period old. The
-        other half is the time that the append may take.
+        Each upload must be at most half of the grace period old; the other half is the time that
+        the append may take.
 
         Raises:
             TransientStorageError: Uploads are too old, or gone.
         """
         now = Moment.now(self._runtime)
+        # No upload is older than the plan, so the driver's clocks show without a request that those
+        # of most writes are young. For an older write a listing shows it, by the store's clock.
         age_ms = group.planned.age_ms(now) if group.planned.precedes(now) else None
         if age_ms is None or age_ms > self.grace_ms / 2:
             age_ms = self.oldest_ms(group.locations)
@@ -177,11 +256,7 @@ class UploadAges:
 class UploadCommitter:
     """Makes the uploads of a write visible; the common part of a commit to a queue and to a topic.
 
-    Args:
-        store: Where queue, or topic, and batches live.
-        options: The sink's options.
-        runtime: Clocks, names and threads.
-        open_pause: Has a queue's broker pause while this process appends.
+    ``open_pause`` has a queue's broker pause while this process appends.
     """
 
     def __init__(
@@ -245,14 +320,13 @@ class UploadCommitter:
         guard: Callable[[Manifest], T | None],
         objects_missing: Callable[[int], OpenDataBufferError],
     ) -> int | T:
-        """Append entries while the uploads that they name are safe (failure F5).
+        """Append entries, which name all uploads of the group, while these are safe (failure F5).
 
-        The entries name all uploads of the group, and may be more. ``guard`` is called with the
-        manifest that is about to be replaced; its answer, unless None, stops the append and is
-        returned. ``objects_missing`` makes the error, from the first sequence, for an append that
-        landed after the uploads had expired and some were gone: the process was suspended between
-        its last reading of the clock and the write. Raises TransientStorageError for uploads that
-        are too old or gone, and what :meth:`.Queue.append` raises.
+        The answer of ``guard`` about the manifest that is about to be replaced, unless None, stops
+        the append and is returned. ``objects_missing`` makes the error, from the first sequence,
+        for an append that landed after the uploads had expired and some were gone: the process was
+        suspended between its last reading of the clock and the write. Raises TransientStorageError
+        for uploads that are too old or gone, and what :meth:`.Queue.append` raises.
         """
         while True:
             oldest = self._ages.oldest(group)
@@ -287,16 +361,15 @@ class UploadCommitter:
 
 @dataclass(frozen=True, slots=True)
 class Separate:
-    """Append an empty batch and the group, so that the filter can recognise a repeat."""
+    """Append an empty batch and the group, so that the reader can recognise a repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlreadyDone:
-    """The batch is committed; there is nothing to append.
+    """The batch is committed: there is nothing to append.
 
-    Attributes:
-        queued: Locations of the batch in the manifest. Empty where the record, or a later batch
-            of the app, shows that it was committed.
+    ``queued`` are its locations in the manifest; none where the record, or a later batch of the
+    app, shows that it was committed.
     """
 
     queued: tuple[str, ...] = ()
@@ -313,14 +386,10 @@ def decide(
     prefix: str,
     key: str,
 ) -> Decision | None:
-    """What an append does to a manifest; None to append the group. Pure.
+    """What an append does to the ``manifest`` that it replaces; None to append the group. Pure.
 
-    Args:
-        manifest: The manifest that the compare-and-swap will replace.
-        record: The app's commit record, read before the manifest.
-        transaction: Identity of the write.
-        prefix: The queue's data prefix.
-        key: The manifest's key; for messages.
+    ``record`` is the app's commit record, read before the manifest; ``key`` is the manifest's, for
+    messages.
 
     Raises:
         QueueReset: The record knows of sequences the queue has not reached (failure F4).
@@ -341,6 +410,10 @@ def decide(
         folder = f"{prefix}/app={transaction.app}/batch={transaction.batch}/"
         locations = (entry.location for entry in manifest.entries())
         return AlreadyDone(tuple(each for each in locations if each.startswith(folder)))
+    # A crash before the record, and a consumer that has dequeued our entries: the batch is appended
+    # again, and the reader's filter drops it, as the second group of its entries. It tells two
+    # groups apart by the entries between them. In an empty queue there are none, so an empty batch
+    # is put there; not where all that was dequeued came before the record.
     unseen = manifest.first_sequence > (record.next_sequence if record is not None else 0)
     return Separate() if unseen and manifest.entry_count == 0 else None
 
@@ -378,10 +451,7 @@ class QueueCommitter(UploadCommitter):
         return replace(self._config, cas_deadline_ms=deadline_ms)
 
     def append(self, group: Group | None) -> bool:
-        """Append a group, unless it is in the queue or was there before.
-
-        Returns:
-            False when there was nothing to append.
+        """Append a group, unless it is in the queue or was there; False for nothing to append.
 
         Raises:
             InvalidInput: The group's app id belongs to another query; nothing was appended.
@@ -438,9 +508,9 @@ class QueueCommitter(UploadCommitter):
     def _claim_record(self, app: str, query: str | None) -> CasObject[CommitRecord]:
         """The app's commit record, which from now on belongs to this query.
 
-        Costs one read, and one write when the app id belongs to no query yet. The write has landed
-        before the first append under the id: two queries that begin at once would otherwise both
-        find nothing. Raises InvalidInput, and writes nothing, if the id is another query's.
+        Another query counts its batches from 0 as well, and each of them would be taken for a
+        repeat: it is refused by InvalidInput. The write has landed before the first append under
+        the id: two queries that begin at once would otherwise both find nothing.
         """
         prefix, settings = self._config.data_path_prefix, self._record_settings
         record = record_object(self._store, prefix, app, self._runtime, settings)
@@ -457,8 +527,7 @@ class QueueCommitter(UploadCommitter):
     ) -> None:
         """Note a committed batch, best effort: it is in the queue and must not fail any more.
 
-        Where the record lags, the manifest and the reader's filter recognise a repeat. The record
-        never falls when a driver that was thought dead writes late.
+        The record never falls when a driver that was thought dead writes late.
         """
         empty = CommitRecord(-1, 0, query)
         failure: object = None
@@ -523,13 +592,10 @@ class TopicCommitter(UploadCommitter):
         )
 
     def append(self, group: Group | None) -> bool:
-        """Append a group, unless it was committed before.
+        """Append a group, unless it was committed before; False when there was nothing to append.
 
         A group without uploads completes or rolls back what an earlier run of its app left
         undecided, and does nothing else.
-
-        Returns:
-            False when there was nothing to append.
 
         Raises:
             InvalidInput: The group's app id belongs to another query; nothing is visible.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from buffer_sink.messages import TopicWrite
+from buffer_sink.committer import TopicWrite
 from buffer_sink.options import SinkOptions
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
@@ -39,13 +39,10 @@ _LENGTH_BYTES = 4  # of every record in a block
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Positions of the input columns; ``key`` and ``partition`` are not stored.
+    """Positions of the input columns.
 
-    Attributes:
-        value: The record.
-        metadata: Payload of the record's metadata range.
-        key: Chooses a topic's partition.
-        partition: Names a topic's partition.
+    ``metadata`` is the payload of the record's metadata range. ``key`` chooses a topic's partition,
+    ``partition`` names it; these two are not stored.
     """
 
     value: int
@@ -94,13 +91,7 @@ def check_one_queue(columns: Columns) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The records of one batch object, encoded but not yet compressed.
-
-    Attributes:
-        pieces: The record block in pieces.
-        records: How many records it holds.
-        metadata: Its ranges.
-    """
+    """The record block of one batch object, in pieces, and its metadata ranges; not compressed."""
 
     pieces: tuple[bytes | memoryview, ...]
     records: int
@@ -115,15 +106,8 @@ class Block:
 class BlockBuilder:
     """Cuts a task's rows into blocks of at most ``target_batch_bytes``.
 
-    Only a single record larger than that makes a larger block, up to ``max_batch_bytes``.
-
-    Args:
-        columns: Where value and metadata are.
-        options: The sink's options.
-        where: Names the rows in messages.
-
-    Attributes:
-        size: Bytes of the block that is not full yet.
+    Only a single record larger than that makes a larger block, up to ``max_batch_bytes``. ``where``
+    names the rows in messages; ``size`` is the bytes of the block that is not full yet.
     """
 
     def __init__(self, columns: Columns, options: SinkOptions, where: str) -> None:
@@ -143,9 +127,7 @@ class BlockBuilder:
     def add(self, rows: pa.RecordBatch, now_ms: int) -> Iterator[Block]:
         """Add rows and give back each block that they fill.
 
-        Args:
-            rows: The rows, as Spark gives them.
-            now_ms: Ingestion time of blocks that begin with these rows.
+        ``now_ms`` is the ingestion time of blocks that begin with these rows.
 
         Raises:
             InvalidInput: A value is null or too large, or metadata changes too often.
@@ -174,7 +156,13 @@ class BlockBuilder:
                     yield self._close()
                     continue
                 stop = start + 1
-                self._check_size(ends[start] - done, start)
+                size, limit = ends[start] - done, self._options.max_batch_bytes
+                if size > limit:
+                    raise InvalidInput(
+                        f"value has {size - _LENGTH_BYTES} bytes in row {self._rows + start} of "
+                        f"{self._where} (counted from 0), more than the {limit} that a batch "
+                        "may have. Make it smaller"
+                    )
             self._append_runs(metadata, start, stop, now_ms)
             self._pieces.append(encode_arrow_block(values.slice(start, stop - start))[0])
             self._records += stop - start
@@ -207,15 +195,6 @@ class BlockBuilder:
                 f"metadata changes more than {most} times in {self._where}: every run "
                 "of equal metadata is kept in the manifest, which each append rewrites. Sort by "
                 "metadata, or put it into value."
-            )
-
-    def _check_size(self, size: int, start: int) -> None:
-        limit = self._options.max_batch_bytes
-        if size > limit:
-            raise InvalidInput(
-                f"value has {size - _LENGTH_BYTES} bytes in row {self._rows + start} of "
-                f"{self._where} (counted from 0), more than the {limit} that a batch "
-                "may have. Make it smaller"
             )
 
     def _close(self) -> Block:
@@ -280,12 +259,8 @@ def coalesced(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 class PartitionRouter:
     """Divides a task's rows among the partitions: by one sort and one copy of each batch.
 
-    Args:
-        columns: Where key and partition are in the rows; checked by :func:`check_topic`.
-        partitioner: The option; None for ``random``.
-        write: Has the partitions.
-        task: Number of the task, for messages.
-        runtime: Randomness of ``random``.
+    ``columns`` are checked by :func:`check_topic`; ``partitioner`` is the option, None for
+    ``random``. ``task`` is the task's number, for messages.
     """
 
     def __init__(
@@ -299,7 +274,6 @@ class PartitionRouter:
     ) -> None:
         self._columns = columns
         self._write = write
-        self._names = write.active
         self._task = task
         choices: dict[str, partitioners.Partitioner] = {
             "modulo": partitioners.modulo,
@@ -326,7 +300,7 @@ class PartitionRouter:
                 "partition. Let the value choose one, df.selectExpr('coalesce(key, value) AS key', "
                 "...), or filter such rows, df.where('key IS NOT NULL')."
             )
-        parts = partitioners.split(rows, keys, self._names, partitioner)
+        parts = partitioners.split(rows, keys, self._write.active, partitioner)
         self._rows += len(rows)
         return parts
 
@@ -343,8 +317,8 @@ class PartitionRouter:
         else:
             why = f"{name!r}, which the topic does not have"
         raise InvalidInput(
-            f"partition is {why}, in {self._row(wrong)}: use one of {_listed(self._names)}, or "
-            "leave out the column and let option partitioner choose"
+            f"partition is {why}, in {self._row(wrong)}: use one of {_listed(self._write.active)}, "
+            "or leave out the column and let option partitioner choose"
         )
 
     def _row(self, where: pa.Array) -> str:

@@ -1,13 +1,11 @@
 """Spark's writers, ``df.write`` and ``df.writeStream``: planned on the driver, run in tasks.
 
-Spark makes a writer on the driver, pickles it to the tasks, and commits with another copy of
-it, so a plan holds values only. What lives longer, stores and queue positions, is kept per
-process: Spark reuses its Python workers.
+Spark pickles a writer to the tasks, and commits with another copy of it, so a plan holds values
+only. Stores and queue positions are kept per process: Spark reuses its Python workers.
 
-A task divides, encodes and stores its rows (:class:`TaskWriter`). One with few rows
-(``gather_bytes``) stores nothing: its rows travel to the driver in the task's answer, and
-:func:`store_small` joins those of many tasks into few batches. Otherwise many tasks with few rows
-each would make an object and a queue entry each.
+A task divides, encodes and stores its rows (:class:`TaskWriter`). One with few rows sends them to
+the driver in its answer (:class:`TaskUploads`), and :func:`store_small` joins those of many tasks:
+otherwise each would make an object and a queue entry. :func:`collect` joins the answers.
 """
 
 from __future__ import annotations
@@ -23,17 +21,15 @@ from pyspark import TaskContext
 from pyspark.sql import datasource
 from pyspark.sql.datasource import WriterCommitMessage
 
-from buffer_sink.committer import QueueCommitter, TopicCommitter, UploadCommitter
-from buffer_sink.json_rows import Fields
-from buffer_sink.messages import (
-    Batch,
-    SmallBatch,
-    TaskUploads,
+from buffer_sink.committer import (
+    Group,
+    QueueCommitter,
+    TopicCommitter,
     TopicWrite,
+    UploadCommitter,
     UploadedBatch,
-    WriteTask,
-    collect,
 )
+from buffer_sink.json_rows import Fields
 from buffer_sink.options import SinkOptions
 from buffer_sink.rows import (
     Block,
@@ -46,7 +42,7 @@ from buffer_sink.rows import (
     coalesced,
 )
 from opendata_buffer import metrics
-from opendata_buffer.config import QueueConfig, StoreOptions
+from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import InvalidInput, ObjectNotFound, PermanentStorageError
 from opendata_buffer.formats.batch import seal_block
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
@@ -58,12 +54,52 @@ from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import DESCRIPTION, TopicDescription
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.types import StructType
 
 
 OPEN_BLOCKS = 4
 """Bytes of rows in blocks that are not full, at most, as a number of full blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallBatch:
+    """Rows of a task that stored nothing, for the driver to store; ``data`` is a record block."""
+
+    data: bytes
+    records: int
+    metadata: tuple[Metadata, ...]
+    partition: str | None = None
+    clock: int = 0
+
+
+Batch = UploadedBatch | SmallBatch
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTask:
+    """One task of a write, and what all tasks of that write have in common.
+
+    Attributes:
+        number: Spark's number of the task.
+        planned: When the driver planned the write, by its clocks. No upload of it is older.
+        transaction: Identity of the write, if it has one.
+        query: Id of the streaming query that writes, if there is one.
+        topic: The topic it writes to; None for a single queue.
+    """
+
+    number: int
+    planned: Moment
+    transaction: Transaction | None = None
+    query: str | None = None
+    topic: TopicWrite | None = None
+
+
+@dataclass(frozen=True)
+class TaskUploads(WriterCommitMessage):
+    """The answer of one task: its batches in the order of its rows, all of them small or none."""
+
+    task: WriteTask
+    uploads: tuple[Batch, ...]
 
 
 class TaskWriter:
@@ -77,13 +113,6 @@ class TaskWriter:
     topic there is a block being filled for each partition, of all together
     :data:`OPEN_BLOCKS` times ``target_batch_bytes``; and Arrow batches are joined by copying
     them, twice :data:`~buffer_sink.rows.COALESCED_BYTES`.
-
-    Args:
-        options: The sink's options.
-        columns: Where value and metadata are in the rows.
-        task: The task.
-        store: Where batches go.
-        runtime: Clocks, names and threads.
     """
 
     def __init__(
@@ -117,7 +146,8 @@ class TaskWriter:
         """
         with self._uploads as uploads:
             for batch in rows if self._router is None else coalesced(rows):
-                for name, part in self._by_partition(batch):
+                parts = {None: batch} if self._router is None else self._router.split(batch)
+                for name, part in parts.items():
                     for block in self._builder(name).add(part, self._runtime.now_ms()):
                         uploads.submit(name, self._clock(name), block)
                         del block  # it would stay in memory until the next one is full
@@ -127,9 +157,6 @@ class TaskWriter:
             for name in self._builders:
                 self._flush(name)
         return TaskUploads(self._task, uploads.uploaded)
-
-    def _by_partition(self, rows: pa.RecordBatch) -> Iterable[tuple[str | None, pa.RecordBatch]]:
-        return [(None, rows)] if self._router is None else self._router.split(rows).items()
 
     def _builder(self, name: str | None) -> BlockBuilder:
         if name not in self._builders:
@@ -154,7 +181,6 @@ class TaskWriter:
             self._uploads.submit(name, self._clock(name), block)
 
     def _small_batches(self) -> Iterator[SmallBatch]:
-        """All rows, for the driver to store."""
         for name, builder in self._builders.items():
             block = builder.finish()
             if block is not None:
@@ -174,16 +200,8 @@ class BatchUploads:
     """Names, seals and stores batches of one write, on ``upload_concurrency`` threads at most.
 
     A context manager: leaving it waits for all uploads; leaving it by an error waits for those
-    that run, and drops the one that waits.
-
-    Args:
-        options: The sink's options.
-        task: A task of the write: it has the write's identity and topic.
-        store: Where batches go.
-        runtime: Clocks, names and threads.
-
-    Attributes:
-        count: How many batches were submitted or added.
+    that run, and drops the one that waits. ``task`` may be any of the write; ``count`` is how many
+    batches were submitted or added.
     """
 
     def __init__(
@@ -300,18 +318,59 @@ class BatchUploads:
         )
 
 
+def collect(
+    messages: Iterable[WriterCommitMessage | None],
+    store_small: Callable[[Sequence[Batch], WriteTask], tuple[UploadedBatch, ...]],
+) -> Group | None:
+    """Join the tasks' answers, in the order of the tasks; None for no rows to a single queue.
+
+    A write of no rows to a topic is a group without uploads: it may be the first one after a
+    restart, and then has to complete or roll back what the run before left undecided.
+    ``store_small`` stores the small batches among others, for any task of the write.
+
+    Raises:
+        InvalidInput: The messages belong to different writes, or tasks of a write to a topic have
+            the same number.
+        StorageError: Small batches could not be stored.
+    """
+    # Spark calls commit only when every task has succeeded, but its interface allows None for a
+    # task without an answer.
+    answers = [each for each in messages if isinstance(each, TaskUploads)]
+    results = [each for each in answers if each.uploads or each.task.topic is not None]
+    results.sort(key=lambda each: each.task.number)
+    if not results:
+        return None
+    writes = {(each.task.transaction, each.task.query, each.task.topic) for each in results}
+    if len(writes) > 1:
+        names = sorted(f"{transaction} of query {query}" for transaction, query, _ in writes)
+        raise InvalidInput(f"tasks of one write carry different identities: {', '.join(names)}")
+    task = results[0].task
+    if task.topic is not None and len({each.task.number for each in results}) < len(results):
+        # Their batches have the same clocks: consumers would take the second for a repeat.
+        raise InvalidInput(
+            f"several tasks of one write carry the number {task.number}: this Spark does not give "
+            "tasks their TaskContext. Write to the topic with opendata_buffer.TopicProducer"
+        )
+    batches = [batch for each in results for batch in each.uploads]
+    uploads = tuple(batch for batch in batches if isinstance(batch, UploadedBatch))
+    if len(uploads) < len(batches):
+        uploads = store_small(batches, task)
+    return Group(
+        planned=min((each.task.planned for each in results), key=lambda each: each.monotonic),
+        uploads=uploads,
+        transaction=task.transaction,
+        query=task.query,
+        topic=task.topic,
+    )
+
+
 def store_small(
     batches: Sequence[Batch], uploads: BatchUploads, target: int
 ) -> tuple[UploadedBatch, ...]:
-    """On the driver: store what tasks did not, in batches of at most ``target`` bytes.
+    """On the driver: store what tasks did not, joined to record blocks of at most ``target`` bytes.
 
-    Args:
-        batches: All batches of a write, in the order of tasks and rows.
-        uploads: Stores the small ones.
-        target: Largest record block that small batches are joined to.
-
-    Returns:
-        Uploaded batches only, those of each of a topic's partitions in their order.
+    ``batches`` are all of a write, in the order of tasks and rows. Gives back uploaded ones only,
+    those of each of a topic's partitions in their order.
     """
     with uploads:
         for part in _grouped(batches, target):
@@ -392,8 +451,8 @@ class WritePlan:
     def locate(self) -> WritePlan:
         """The plan of one attempt, to the topic or the queue that the store holds.
 
-        Costs one small read, unless the options name one queue, or this process has written to
-        the queue within a minute.
+        Costs one small read, unless the options name one queue, or this process found no topic in
+        the store within a minute: none can be made beside a queue.
 
         Raises:
             InvalidInput: A column or the partitioner is missing, or cannot be used here.
@@ -402,7 +461,9 @@ class WritePlan:
         if self.located:
             return self
         options = self.options
-        description = None if options.one_queue else _topic_of(options.queue)
+        store, now = (options.queue.store, options.queue.store_options), _RUNTIME.monotonic()
+        is_queue = options.one_queue or now < _queues_until.get(store, now)
+        description = None if is_queue else find_topic(open_store(*store))
         if description is not None:
             check_topic(self.columns, options.partitioner)
             topic = TopicWrite.planned(description, _RUNTIME)
@@ -416,8 +477,8 @@ class WritePlan:
                 f"with 'opendata-buffer topic create {words} --partitions 4', or leave out the "
                 "option"
             )
-        if not options.one_queue:
-            _remember_queue(options.queue)
+        if not is_queue:
+            _queues_until[store] = now + QUEUE_KNOWN_S
         return replace(self, located=True)
 
     def upload(
@@ -454,8 +515,6 @@ class WritePlan:
 
 
 class _PlannedWriter:
-    """A write's plan, and how Spark's copies of a writer share it."""
-
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
 
@@ -589,20 +648,6 @@ def _store_of(options: SinkOptions) -> Store:
 
 
 _queues_until: dict[tuple[str, StoreOptions], float] = {}
-
-
-def _topic_of(queue: QueueConfig) -> TopicDescription | None:
-    store, now = (queue.store, queue.store_options), _RUNTIME.monotonic()
-    return None if now < _queues_until.get(store, now) else find_topic(open_store(*store))
-
-
-def _remember_queue(queue: QueueConfig) -> None:
-    """For a time, do not ask this store for a topic: none can be made beside a queue."""
-    store, now = (queue.store, queue.store_options), _RUNTIME.monotonic()
-    if now >= _queues_until.get(store, now):
-        _queues_until[store] = now + QUEUE_KNOWN_S
-
-
 _committers: dict[tuple[SinkOptions, bool], UploadCommitter] = {}
 _MOST_COMMITTERS = 8
 

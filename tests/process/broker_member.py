@@ -16,8 +16,7 @@ import sys
 import threading
 import time
 
-from buffer_sink.committer import QueueCommitter
-from buffer_sink.messages import Group, UploadedBatch
+from buffer_sink.committer import Group, QueueCommitter, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer import Producer, ProducerConfig, QueueConfig, Worker, WorkerConfig
 from opendata_buffer.broker.election import LeaderElection

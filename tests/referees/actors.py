@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import opendata_buffer as odb
-from buffer_sink.committer import QueueCommitter
-from buffer_sink.messages import Group, UploadedBatch
+from buffer_sink.committer import Group, QueueCommitter, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork

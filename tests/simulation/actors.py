@@ -10,8 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TypeVar
 
-from buffer_sink.committer import QueueCommitter
-from buffer_sink.messages import Group, UploadedBatch
+from buffer_sink.committer import Group, QueueCommitter, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer import outcomes
 from opendata_buffer.config import ConsumerConfig, ProducerConfig

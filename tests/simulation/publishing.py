@@ -17,8 +17,7 @@ from itertools import chain
 from random import Random
 from typing import Any, TypeVar
 
-from buffer_sink.committer import TopicCommitter
-from buffer_sink.messages import Group, TopicWrite, UploadedBatch
+from buffer_sink.committer import Group, TopicCommitter, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer.admin.transactions import TransactionScope, abort, list_open
 from opendata_buffer.config import ProducerConfig, QueueConfig

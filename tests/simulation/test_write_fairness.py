@@ -16,8 +16,7 @@ from statistics import median
 
 import pytest
 
-from buffer_sink.committer import QueueCommitter
-from buffer_sink.messages import Group, UploadedBatch
+from buffer_sink.committer import Group, QueueCommitter, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer.broker.committer import open_brokered_committer
 from opendata_buffer.broker.discovery import BrokerPause

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from buffer_sink.committer import QueueCommitter
-from buffer_sink.messages import Group, UploadedBatch
+from buffer_sink.committer import Group, QueueCommitter, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import TransactionFilter

@@ -6,17 +6,9 @@ import pickle
 
 import pytest
 
-from buffer_sink.messages import (
-    FIRST_CLOCK,
-    Batch,
-    Group,
-    SmallBatch,
-    TaskUploads,
-    TopicWrite,
-    UploadedBatch,
-    WriteTask,
-)
-from buffer_sink.messages import collect as collect_and_store
+from buffer_sink.committer import FIRST_CLOCK, Group, TopicWrite, UploadedBatch
+from buffer_sink.writer import Batch, SmallBatch, TaskUploads, WriteTask
+from buffer_sink.writer import collect as collect_and_store
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Metadata, NewEntry

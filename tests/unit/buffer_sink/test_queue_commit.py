@@ -12,13 +12,14 @@ import pytest
 from buffer_sink.committer import (
     AlreadyDone,
     Decision,
+    Group,
     QueueCommitter,
     Separate,
     UploadAges,
+    UploadedBatch,
     decide,
     is_queued,
 )
-from buffer_sink.messages import Group, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer import outcomes
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease, discovery_record_key

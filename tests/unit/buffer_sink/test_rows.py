@@ -18,7 +18,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from buffer_sink.messages import TopicWrite
+from buffer_sink.committer import TopicWrite
 from buffer_sink.options import SinkOptions
 from buffer_sink.rows import (
     COALESCED_BYTES,

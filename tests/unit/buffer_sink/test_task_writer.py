@@ -8,17 +8,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from buffer_sink.messages import (
-    Batch,
-    SmallBatch,
-    TaskUploads,
-    TopicWrite,
-    UploadedBatch,
-    WriteTask,
-)
+from buffer_sink.committer import TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
 from buffer_sink.rows import Columns
-from buffer_sink.writer import OPEN_BLOCKS, BatchUploads, TaskWriter, join_blocks, store_small
+from buffer_sink.writer import (
+    OPEN_BLOCKS,
+    Batch,
+    BatchUploads,
+    SmallBatch,
+    TaskUploads,
+    TaskWriter,
+    WriteTask,
+    join_blocks,
+    store_small,
+)
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.arrow import encode_arrow_block

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from buffer_sink.committer import TopicCommitter
-from buffer_sink.messages import Group, TopicWrite, UploadedBatch
+from buffer_sink.committer import Group, TopicCommitter, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig

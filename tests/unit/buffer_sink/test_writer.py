@@ -15,9 +15,16 @@ from pyspark.sql import datasource
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from buffer_sink import writer as module
-from buffer_sink.messages import TaskUploads, UploadedBatch, WriteTask
+from buffer_sink.committer import UploadedBatch
 from buffer_sink.options import SinkOptions
-from buffer_sink.writer import WritePlan, batch_writer, find_topic, stream_writer
+from buffer_sink.writer import (
+    TaskUploads,
+    WritePlan,
+    WriteTask,
+    batch_writer,
+    find_topic,
+    stream_writer,
+)
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CorruptData,
