@@ -120,8 +120,8 @@ class DefaultSource(DataSource):
         Makes one small request: whether a topic is there, which has one column more. With
         ``valueFormat`` it reads a sample of what is queued.
         """
-        from buffer_source.micro_batch_stream import reads_topic
         from buffer_source.options import SourceOptions
+        from buffer_source.partitions import reads_topic
         from buffer_source.schema import default_schema
         from buffer_source.schema_inference import infer_schema
         from opendata_buffer.errors import InvalidInput

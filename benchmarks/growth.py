@@ -27,12 +27,11 @@ from benchmarks.log import written
 from benchmarks.queues import fill
 from benchmarks.reading import apart, seconds
 from benchmarks.table import Row
-from buffer_sink.committer import QueueCommitter, TopicCommitter
-from buffer_sink.messages import Group, TopicWrite, UploadedBatch
+from buffer_sink.committer import Group, QueueCommitter, TopicCommitter, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
-from buffer_source.micro_batch_stream import MicroBatchStream
-from buffer_source.offsets import SourceOffset
 from buffer_source.options import SourceOptions
+from buffer_source.partitions import SourceOffset
+from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer import Consumer, ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.admin.trim import collect
 from opendata_buffer.config import QueueConfig

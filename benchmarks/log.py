@@ -23,8 +23,8 @@ from typing import Any
 
 from benchmarks.producers import CAS_MS, GET_MS, PUT_MS
 from benchmarks.table import Row
-from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.options import SourceOptions
+from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 from opendata_buffer.config import GarbageCollectorConfig, QueueConfig
 from opendata_buffer.formats.batch import encode_batch

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.queries import started
 from benchmarks.queues import fill, records_of
 from benchmarks.table import Row
-from buffer_source.micro_batch_stream import MicroBatchStream
 from buffer_source.options import SourceOptions
 from buffer_source.schema import default_schema
+from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from buffer_source.micro_batch_stream import SourcePartitions
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
 from buffer_source.partition_stream import READ_AHEAD
+from buffer_source.partitions import SourcePartitions, sequence_since, view_of
 from buffer_source.planner import BatchSizes, PartitionBatch, TaskBatches, plan_tasks
-from buffer_source.queue_cursor import sequence_since, view_of
 from buffer_source.schema import check_schema
 from buffer_source.task import read_batches
 from opendata_buffer.consumer.isolation import ReadCommitted

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from buffer_source.offsets import ONLY
+from buffer_source.partitions import ONLY
 from buffer_source.schema import OWN, arrow_schema, record_schema
 from opendata_buffer import metrics
 from opendata_buffer.errors import InvalidInput, MalformedRecord

@@ -8,9 +8,8 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
-from buffer_source.micro_batch_stream import SourcePartitions
 from buffer_source.options import SourceOptions
-from buffer_source.queue_cursor import view_of
+from buffer_source.partitions import SourcePartitions, view_of
 from buffer_source.schema import INFERRED, own_column_like
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.errors import InvalidInput, PoisonBatch

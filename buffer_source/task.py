@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 
-from buffer_source.offsets import ONLY
 from buffer_source.options import PROGRAM, SourceOptions
+from buffer_source.partitions import ONLY
 from buffer_source.planner import PartitionBatch
 from buffer_source.rows import ARRAY_BYTES, RowBuilder
 from opendata_buffer import metrics

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from buffer_sink.committer import QueueCommitter, TopicCommitter
-from buffer_sink.messages import Group, TopicWrite, UploadedBatch
+from buffer_sink.committer import Group, QueueCommitter, TopicCommitter, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
-from buffer_source.micro_batch_stream import MicroBatchStream
-from buffer_source.offsets import SourceOffset
 from buffer_source.options import SourceOptions
+from buffer_source.partitions import SourceOffset
+from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key

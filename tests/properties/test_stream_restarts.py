@@ -15,9 +15,9 @@ from uuid import UUID
 
 import pytest
 
-from buffer_source.micro_batch_stream import MicroBatchStream, Tracking
-from buffer_source.offsets import SourceOffset
 from buffer_source.options import SourceOptions
+from buffer_source.partitions import SourceOffset
+from buffer_source.stream_reader import MicroBatchStream, Tracking
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from buffer_source.micro_batch_stream import FIRST_BATCH_LOGGED_S, CommitLog, Tracking
-from buffer_source.offsets import ONLY, PartitionOffset, SourceOffset
+from buffer_source.partitions import ONLY, PartitionOffset, SourceOffset
+from buffer_source.stream_reader import FIRST_BATCH_LOGGED_S, CommitLog, Tracking
 
 SYNCHRONOUS, ASYNCHRONOUS, UNKNOWN = Tracking.SYNCHRONOUS, Tracking.ASYNCHRONOUS, Tracking.UNKNOWN
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from buffer_source.micro_batch_stream import POLL_INTERVAL_S, MicroBatchStream
-from buffer_source.offsets import ONLY, PartitionOffset, SourceOffset
 from buffer_source.options import SourceOptions
+from buffer_source.partitions import ONLY, PartitionOffset, SourceOffset
+from buffer_source.stream_reader import POLL_INTERVAL_S, MicroBatchStream
 from opendata_buffer import metrics
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.isolation import HORIZON_DAYS

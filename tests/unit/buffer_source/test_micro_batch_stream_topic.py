@@ -7,14 +7,9 @@ from typing import Any
 
 import pytest
 
-from buffer_source.micro_batch_stream import (
-    POLL_INTERVAL_S,
-    MicroBatchStream,
-    SourcePartitions,
-    reads_topic,
-)
-from buffer_source.offsets import PartitionOffset, SourceOffset
 from buffer_source.options import SourceOptions
+from buffer_source.partitions import PartitionOffset, SourceOffset, SourcePartitions, reads_topic
+from buffer_source.stream_reader import POLL_INTERVAL_S, MicroBatchStream
 from opendata_buffer.errors import DataLoss, InvalidInput, PermanentStorageError, QueueReset
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.stores.base import NotModified

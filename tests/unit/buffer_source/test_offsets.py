@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from buffer_source.offsets import INITIAL, ONLY, PartitionOffset, SourceOffset
+from buffer_source.partitions import INITIAL, ONLY, PartitionOffset, SourceOffset
 from opendata_buffer.errors import InvalidInput
 
 TRANSACTIONS = {"v": 1, "apps": {"a": 3}, "tail": None}

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from buffer_source.offsets import PartitionOffset
 from buffer_source.options import SourceOptions
-from buffer_source.partition_stream import PartitionStream
-from buffer_source.queue_cursor import EVERYTHING
+from buffer_source.partition_stream import EVERYTHING, PartitionStream
+from buffer_source.partitions import PartitionOffset
 from opendata_buffer.errors import InvalidInput, QueueReset
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.testing.runtime import ManualRuntime

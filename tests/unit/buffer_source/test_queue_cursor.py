@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from buffer_source.offsets import PartitionOffset
 from buffer_source.options import SourceOptions
-from buffer_source.partition_stream import stable_end_of
-from buffer_source.queue_cursor import EVERYTHING, QueueCursor, first_since, oldest_ms
+from buffer_source.partition_stream import EVERYTHING, QueueCursor, stable_end_of
+from buffer_source.partitions import PartitionOffset, first_since, oldest_ms
 from opendata_buffer import outcomes
 from opendata_buffer.broker.discovery import BrokerPause
 from opendata_buffer.errors import DataLoss, InvalidInput

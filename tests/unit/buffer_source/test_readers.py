@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from buffer_source import batch_reader, micro_batch_stream
+from buffer_source import batch_reader, stream_reader
 from buffer_source.batch_reader import select
-from buffer_source.micro_batch_stream import MicroBatchStream
-from buffer_source.offsets import SourceOffset
 from buffer_source.options import SourceOptions
-from buffer_source.queue_cursor import view_of
+from buffer_source.partitions import SourceOffset, view_of
 from buffer_source.schema_inference import infer_schema
+from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
@@ -221,7 +220,7 @@ def test_a_replay_reads_its_own_batches_and_not_those_before_them(
 def test_a_micro_batch_without_a_limit_reads_a_part_of_a_long_log(
     world: LogWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(micro_batch_stream, "MOST_ENTRIES", 20)
+    monkeypatch.setattr(stream_reader, "MOST_ENTRIES", 20)
     world.each(90)
     driver = world.run(reader="billing")
     driver.prepare_available_now()

@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql.streaming import datasource
 from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAvailableNow
 
-from buffer_source.offsets import INITIAL
 from buffer_source.options import SourceOptions
+from buffer_source.partitions import INITIAL
 from buffer_source.planner import TaskBatches
 from buffer_source.schema import default_schema
 from buffer_source.stream_reader import BufferStreamReader, know_engine
@@ -250,10 +250,10 @@ def test_the_process_of_a_query_loads_nothing_large() -> None:
 import sys
 import pyspark.sql.streaming.python_streaming_source_runner
 spark = set(sys.modules)
-import buffer_source.micro_batch_stream, buffer_source.stream_reader
+import buffer_source.stream_reader
 print(*set(sys.modules) - spark)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "buffer_source.micro_batch_stream" in loaded
+    assert "buffer_source.partition_stream" in loaded
     assert not loaded & {"boto3", "pandas", "pyarrow.parquet", "websockets"}

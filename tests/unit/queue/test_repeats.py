@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from buffer_source.offsets import SourceOffset
+from buffer_source.partitions import SourceOffset
 from opendata_buffer import metrics, outcomes
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import PermanentStorageError, TransientStorageError

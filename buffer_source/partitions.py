@@ -1,0 +1,440 @@
+"""The partitions of a source: their positions in Spark's offsets, their queues, and their starts.
+
+An offset maps each partition to a position in that partition's queue; a source that reads one queue
+has the one partition :data:`ONLY`. Spark compares offsets as JSON text, so the keys have one order.
+The initial offset is a fixed sentinel: Spark asks for it twice and stores it nowhere, so what it
+resolves to travels in the end offset of the first micro-batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from buffer_source.options import EARLIEST, LATEST, SourceOptions
+from opendata_buffer.consumer.read_only import ReadOnlyReader
+from opendata_buffer.errors import (
+    DataLoss,
+    InvalidInput,
+    OpenDataBufferError,
+    PermanentStorageError,
+)
+from opendata_buffer.formats.keys import location_timestamp_ms
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
+from opendata_buffer.queue.log import Log, LogView
+from opendata_buffer.queue.ownership import (
+    QueueClaim,
+    check_owner,
+    claim_for_writing,
+    missing_topic_hint,
+    queue_hint,
+)
+from opendata_buffer.runtime import Retries, Runtime, deadline
+from opendata_buffer.stores.base import Get, Store
+from opendata_buffer.topic.description import is_topic
+from opendata_buffer.topic.topic import REFRESH_S, Topic
+
+log = logging.getLogger(__name__)
+
+VERSION = 2
+_READABLE = (1, 2)
+
+ONLY = "0"
+"""The partition of a source that reads one queue."""
+
+_OF_ANOTHER = (
+    "the checkpoint belongs to another query. Give this query a checkpointLocation of its own"
+)
+
+INITIAL: dict[str, Any] = {"v": VERSION, "at": "start"}
+"""The offset of a query that has read nothing: ``startingOffsets`` decides where it begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionOffset:
+    """How far one queue was read: everything below sequence ``next``.
+
+    Attributes:
+        next: First sequence that has not been read.
+        base: Where reading began: the resolved ``startingOffsets``, or the sequence reading
+            continued at behind a loss, when ``failOnDataLoss`` is false.
+        transactions: State of the transaction filter, small JSON.
+        queue: Id of the queue, in which alone its sequences mean something; empty if it has none.
+        missing: Sequences of the micro-batch that ends here which it passes by, as their objects
+            were gone when it was planned: a replay that asked again might find otherwise. Those of
+            earlier ones stay while an open transaction begins in front of them.
+    """
+
+    next: int
+    base: int
+    transactions: dict[str, Any] = field(default_factory=dict)
+    queue: str = ""
+    missing: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """``{"queue":"01..","next":7,"base":0,"txn":{},"missing":[5]}``, keys in this order.
+
+        Without ``missing`` where no batch was.
+        """
+        missing = {"missing": list(self.missing)} if self.missing else {}
+        return {
+            "queue": self.queue,
+            "next": self.next,
+            "base": self.base,
+            "txn": self.transactions,
+            **missing,
+        }
+
+    @classmethod
+    def from_json(cls, position: Mapping[str, Any]) -> PartitionOffset:
+        """Read back what :meth:`to_json` wrote; a damaged position is an error."""
+        following, base, transactions = (position.get(key) for key in ("next", "base", "txn"))
+        queue, missing = position.get("queue", ""), position.get("missing", [])
+        if not (
+            isinstance(transactions, dict)
+            and isinstance(queue, str)
+            and isinstance(missing, list)
+            and all(map(_is_sequence, (following, base, *missing)))
+        ):
+            raise InvalidInput(
+                f"offset {position!r} is damaged: next, base and missing must be sequences, txn an "
+                "object and queue a text"
+            )
+        return cls(following, base, transactions, queue, tuple(missing))  # type: ignore[arg-type]
+
+    def begin_of(self, start: PartitionOffset | None) -> int:
+        """First sequence of the micro-batch from ``start`` to this position; pure, for replays."""
+        if start is None or self.base != start.base or self.next < start.next:
+            return self.base
+        return start.next
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOffset:
+    """A position for each partition of the source, by the partition's name."""
+
+    partitions: Mapping[str, PartitionOffset]
+
+    @property
+    def only(self) -> PartitionOffset:
+        """The position of a source that reads one queue; an error for other partitions."""
+        if set(self.partitions) != {ONLY}:
+            raise InvalidInput(
+                f"the checkpoint is about partitions {sorted(self.partitions)}, and this source "
+                f"reads one queue, partition {ONLY!r}: {_OF_ANOTHER}."
+            )
+        return self.partitions[ONLY]
+
+    def to_json(self) -> dict[str, Any]:
+        """The offset as Spark stores it: ``{"v":2,"partitions":{"0":{...}}}``, names in order."""
+        return {
+            "v": VERSION,
+            "partitions": {
+                name: self.partitions[name].to_json() for name in sorted(self.partitions)
+            },
+        }
+
+    @classmethod
+    def from_json(cls, offset: Mapping[str, Any] | None) -> SourceOffset | None:
+        """Read an offset of version 1 or 2; None stands for :data:`INITIAL`.
+
+        Raises:
+            InvalidInput: Not an offset of this source, or of a newer version of it.
+        """
+        if not isinstance(offset, Mapping) or "v" not in offset:
+            raise InvalidInput(
+                f"offset {offset!r} was not written by the opendata-buffer source: {_OF_ANOTHER}."
+            )
+        version = offset["v"]
+        if version not in _READABLE or isinstance(version, bool):
+            raise InvalidInput(
+                f"offset {offset!r} has version {version!r} and this release reads versions "
+                f"up to {VERSION}: the checkpoint was written by a newer release. Upgrade "
+                "opendata-buffer."
+            )
+        if offset == {"v": version, "at": "start"}:
+            return None
+        if version == 1:
+            return cls({ONLY: PartitionOffset.from_json(offset)})
+        partitions = offset.get("partitions")
+        if (
+            not isinstance(partitions, Mapping)
+            or not partitions
+            or not all(isinstance(each, Mapping) for each in partitions.values())
+        ):
+            raise InvalidInput(
+                f"offset {offset!r} is damaged: partitions must be an object of positions"
+            )
+        return cls({name: PartitionOffset.from_json(each) for name, each in partitions.items()})
+
+
+def _is_sequence(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64
+
+
+def reads_topic(options: SourceOptions, store: Get, runtime: Runtime) -> bool:
+    """Whether the options lead to a topic, by one small read; none where they name a queue."""
+    if options.one_queue:
+        return False
+    try:
+        with deadline(runtime, options.queue.cas_deadline_ms / 1000):
+            return is_topic(store)
+    except PermanentStorageError as error:
+        # A reader that may only read below one prefix has a queue there.
+        log.warning("reading a queue, as a topic's description may not be read: %s", error)
+        return False
+
+
+class SourcePartitions:
+    """The queues of a source by their names in its offsets; makes no request before it is asked."""
+
+    def __init__(
+        self, options: SourceOptions, store: Store, runtime: Runtime, retrying: Retries
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._runtime = runtime
+        self._retrying = retrying
+        self._is_known = False  # Whether it is known that the options lead to a topic, or a queue.
+        self._topic: Topic | None = None
+        self._drain_at = 0.0
+
+    @property
+    def topic(self) -> Topic | None:
+        """The topic, if the source reads one; one small read when it is asked first."""
+        if not self._is_known:
+            if self._retrying(reads_topic, self._options, self._store, self._runtime):
+                self._topic = Topic.open(
+                    self._options.queue, store=self._store, runtime=self._runtime
+                )
+            self._check_options(self._topic)
+            self._is_known = True
+        return self._topic
+
+    def names(self) -> list[str]:
+        """All partitions there are now; of a topic by one read of its description.
+
+        Raises:
+            InvalidInput, QueueReset: The options are about a queue; the topic was replaced.
+        """
+        return [ONLY] if self.topic is None else self.topic.read().names
+
+    def options_of(self, name: str) -> SourceOptions:
+        """What the query asked for, with the queue of one partition."""
+        return self._options if self.topic is None else self._options.of_partition(name)
+
+    def check(self, offset: SourceOffset | None) -> None:
+        """Refuse a queue's offset for a topic, and a topic's for a queue."""
+        if offset is None:
+            return
+        if self.topic is None:
+            # A checkpoint given up for a lost description would give up its positions, too.
+            if ONLY not in offset.partitions and (lost := missing_topic_hint(self._store)):
+                raise InvalidInput(lost)
+            offset.only  # noqa: B018  # raises
+        elif ONLY in offset.partitions:
+            raise InvalidInput(
+                f"the checkpoint is about one queue, and {self._store.url} is a topic with "
+                f"{len(self.topic.description.names)} partitions: {_OF_ANOTHER}, or name the "
+                "queue with the option dataPathPrefix."
+            )
+
+    def remove_drained(self, empty: Iterable[str]) -> None:
+        """Take drained partitions that are empty out of the topic; a failure is put off.
+
+        Only the consumer of a partition knows that it is done with it.
+        """
+        topic = self._topic
+        if (
+            topic is None
+            or not self._options.acknowledge
+            or not set(empty).intersection(topic.description.draining)
+            or self._runtime.monotonic() < self._drain_at
+        ):
+            return
+        try:
+            if not topic.remove_drained():  # Other readers of a log may take long.
+                self._drain_at = self._runtime.monotonic() + REFRESH_S
+        except OpenDataBufferError as error:
+            log.warning("drained partitions stay in the topic for now: %s", error)
+
+    def _check_options(self, topic: Topic | None) -> None:
+        for option, value in (
+            ("startingOffsets", self._options.starting_offsets),
+            ("endingOffsets", self._options.ending_offsets),
+        ):
+            if topic is not None and isinstance(value, int):
+                raise InvalidInput(
+                    f"option {option} is {value}, and {self._store.url} is a topic, each partition "
+                    'of which counts for itself: use sequences by partition such as {"0": '
+                    f"{value}}}, or name one partition with the option dataPathPrefix"
+                )
+            if isinstance(value, tuple):
+                names = [name for name, _ in value]
+                if topic is None:
+                    raise InvalidInput(
+                        f"option {option} has sequences by partition ({', '.join(names)}), and "
+                        f"{self._store.url} with manifest {self._options.queue.manifest_path!r} is "
+                        "one queue: use a sequence such as 42"
+                    )
+                # A partition may have left since the query began, which ignores the option now.
+                for name in names:
+                    if not topic.description.has_left(name):
+                        topic.description.resolved(name)
+
+
+def read_only(options: SourceOptions, store: Store, runtime: Runtime) -> ReadOnlyReader:
+    """A reader that takes nothing out of the queue and writes nothing."""
+    return ReadOnlyReader(
+        options.consumer,
+        store=store,
+        runtime=runtime,
+        allow_data_loss=not options.fail_on_data_loss,
+    )
+
+
+def check_start(options: SourceOptions, store: Store, runtime: Runtime) -> None:
+    """Refuse a new query that would acknowledge unread batches, before it fences a consumer."""
+    if options.acknowledge and not options.starts_at_oldest:
+        view = read_only(options, store, runtime).view()
+        if options.reader or not isinstance(view, LogView):  # Without, opening it is refused.
+            wanted_start(options, view, view.first_sequence, store.url)
+
+
+def wanted_start(options: SourceOptions, view: Manifest | LogView, first: int, url: str) -> int:
+    """The sequence that the options start at in a queue from ``first`` on; not below that.
+
+    Raises:
+        InvalidInput, DataLoss: It is beyond the end, or not queued any more; or the query would
+            acknowledge unread batches before it.
+    """
+    wanted, since_ms = options.starting_offsets, options.starting_timestamp_ms
+    key = options.queue.manifest_path
+    assert not isinstance(wanted, tuple), "of_partition() picks one"
+    end = view.next_sequence
+    if since_ms is not None:
+        begin = sequence_since(view, since_ms)
+    else:
+        begin = first if wanted == EARLIEST else end if wanted == LATEST else int(wanted)
+    if begin > end:
+        raise InvalidInput(
+            f"option startingOffsets is {wanted} and manifest {key!r} ends at {end - 1}: use a "
+            f"sequence up to {end}, 'earliest' or 'latest'"
+        )
+    if begin < first:
+        advice = "Start at 'earliest' or at a sequence that is still queued."
+        options.report_data_loss(DataLoss(key, begin, first, advice))
+    elif options.acknowledge and not options.reader and begin > first:
+        name = "startingOffsets" if since_ms is None else "startingTimestamp"
+        raise InvalidInput(
+            f"option {name} starts at sequence {begin} of manifest {key!r}, and {begin - first} "
+            f"unread batches from {first} on would leave the queue. To read without taking "
+            "anything, set the option acknowledge to false. To delete them first and keep a copy, "
+            f"run 'opendata-buffer trim {queue_hint(url, options.queue)} --to {begin}'. To read "
+            "them, start at 'earliest'"
+        )
+    return max(first, begin)
+
+
+def view_of(options: SourceOptions, store: Store, runtime: Runtime) -> Manifest | LogView | None:
+    """The queue's manifest, or all that a log keeps; None for a partition never written to.
+
+    Raises:
+        InvalidInput: There is no queue.
+        QueueReset: The manifest was lost, unless a loss is allowed (failure F4).
+    """
+    manifest = read_only(options, store, runtime).find()
+    if manifest is None:
+        if not options.create_if_missing:
+            raise _no_queue(options, store)
+        return None
+    log_ = Log(store, options.queue, runtime)
+    index = log_.read()
+    return manifest if index is None else log_.view(index, manifest)
+
+
+def _no_queue(options: SourceOptions, store: Store, advice: str = "") -> InvalidInput:
+    if lost := missing_topic_hint(store):
+        return InvalidInput(lost)
+    return InvalidInput(
+        f"there is no queue with manifest {options.queue.manifest_path!r} in {store.url}: check "
+        f"the path and the option dataPathPrefix{advice}"
+    )
+
+
+def oldest_ms(batch: BatchDescriptor) -> int | None:
+    """Ingestion time of the batch's oldest record, milliseconds since the Unix epoch."""
+    return min(_times_ms(batch), default=None)
+
+
+def sequence_since(view: Manifest | LogView, since_ms: int) -> int:
+    """As :func:`first_since`, in all of a queue; of a log without reading all of it."""
+    if isinstance(view, LogView):
+        return view.since(since_ms)
+    return first_since([*map(BatchDescriptor.of, view.entries())], since_ms, view.next_sequence)
+
+
+def first_since(queued: Sequence[BatchDescriptor], since_ms: int, end: int) -> int:
+    """The first batch with a record ingested at that time or later; the end if none has.
+
+    Warns where the time is before all that is queued, and earlier batches have left the queue.
+    """
+    oldest = oldest_ms(queued[0]) if queued and queued[0].sequence > 0 else None
+    if oldest is not None and oldest > since_ms:
+        log.warning(
+            "startingTimestamp is %s, and the oldest batch that is still queued, %d at %r, begins "
+            "at %s: what came between and was acknowledged has left the queue, and is not read",
+            _utc(since_ms),
+            queued[0].sequence,
+            queued[0].location,
+            _utc(oldest),
+        )
+    for each in queued:
+        times = _times_ms(each)
+        # A batch whose time is unknown is rather read once too often than never.
+        if not times or max(times) >= since_ms:
+            return each.sequence
+    return end
+
+
+def _utc(ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"  # no year that datetime has: times of other writers may be anything
+
+
+def _times_ms(batch: BatchDescriptor) -> list[int]:
+    """When the records were ingested, of each range of them; empty if that is unknown.
+
+    A batch without ranges is as old as the ULID in its name. The name is asked last: a Spark sink
+    names its batches ahead of time.
+    """
+    times = [each.ingestion_time_ms for each in batch.metadata]
+    if not times and (named_ms := location_timestamp_ms(batch.location)) is not None:
+        times.append(named_ms)
+    return times
+
+
+def check_exists(options: SourceOptions, store: Store, runtime: Runtime) -> None:
+    """Refuse a path that no queue was ever made at; a manifest that was lost is not this."""
+    if read_only(options, store, runtime).find() is not None:
+        return
+    claim = check_owner(store, options.consumer, runtime=runtime)
+    if claim is None or claim.watermark is None:
+        advice = "For a query that starts before its first producer"
+        raise _no_queue(options, store, f". {advice}, set the option createIfMissing to true")
+
+
+def claimed(options: SourceOptions, store: Store, runtime: Runtime) -> QueueClaim | None:
+    """The queue's claim. With ``acknowledge`` it is made where there is none."""
+    config = options.consumer
+    if options.acknowledge:
+        return claim_for_writing(store, config, runtime=runtime)
+    claim = check_owner(store, config, runtime=runtime)
+    if claim is not None and options.fail_on_data_loss:
+        claim.check(read_only(options, store, runtime).find())
+    return claim
