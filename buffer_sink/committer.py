@@ -61,9 +61,7 @@ _RECORD_DEADLINE_MS = 10_000  # of one change of a record; a micro-batch waits f
 
 T = TypeVar("T")
 
-FIRST_CLOCK = 2
-"""Clock of a write's first message. An acknowledgement with clock 1 rolls the write back."""
-
+FIRST_CLOCK = 2  # of a write's first message; an acknowledgement with clock 1 rolls it back
 _TASK_BITS = 32
 
 
@@ -115,19 +113,13 @@ class TopicWrite:
 
 @dataclass(frozen=True, slots=True)
 class UploadedBatch:
-    """One batch object, stored and not yet queued.
+    """One batch object, stored and not yet queued; ``metadata`` are the ranges of its entry.
 
-    Attributes:
-        location: Its key.
-        bytes: Size of the object.
-        metadata: Its ranges, as the queue entry will have them.
-        partition: Name of the partition it is for; None for a single queue.
-        clock: Clock of its message in that partition; 0 for a single queue.
+    For a topic with the partition's name, and the clock of its message in that partition.
     """
 
     location: str
     records: int
-    bytes: int
     metadata: tuple[Metadata, ...]
     partition: str | None = None
     clock: int = 0
@@ -137,7 +129,7 @@ class UploadedBatch:
 class Group:
     """All uploads of one write in the order of tasks and rows: queued together or not at all.
 
-    The other attributes are those of each :class:`WriteTask` of the write.
+    The other attributes are those of the write's tasks (:class:`~buffer_sink.writer.WriteTask`).
     """
 
     planned: Moment
@@ -186,10 +178,7 @@ class UploadAges:
         """When the oldest upload of a group was made, as a collector may see it.
 
         Each upload must be at most half of the grace period old; the other half is the time that
-        the append may take.
-
-        Raises:
-            TransientStorageError: Uploads are too old, or gone.
+        the append may take. Raises TransientStorageError for uploads that are older, or gone.
         """
         now = Moment.now(self._runtime)
         # No upload is older than the plan, so the driver's clocks show without a request that those
@@ -208,8 +197,7 @@ class UploadAges:
     def oldest_ms(self, locations: Collection[str]) -> float | None:
         """Age of the oldest object as a collector sees it, milliseconds; None when one is gone.
 
-        It is counted from the later of name and upload, by the store's clock, and is below 0 for
-        a name that is ahead of time.
+        By the store's clock; below 0 for a name that is ahead of time.
         """
         missing = set(locations)
         shared = os.path.commonprefix(list(locations))  # noqa: RUF071 - up to any character
@@ -230,10 +218,8 @@ class UploadAges:
             after = page.objects[-1].key
 
     def outlived_collector(self, locations: Collection[str]) -> bool:
-        """Whether all objects are there once no collector deletes by a manifest read before now.
-
-        A collector deletes by a manifest for a quarter of the grace period; this waits for that.
-        """
+        """Whether all objects are there once no collector deletes by a manifest read before now."""
+        # A collector deletes by a manifest for a quarter of the grace period.
         wait_s = max(self._known_ms) / 4000 + 1
         log.warning(
             "objects are older than the collector's grace period: waiting %.0f s to see that none "
@@ -304,11 +290,8 @@ class UploadCommitter:
         return self._queues[config.manifest_path]
 
     def _close_after(self, group: Group) -> None:
-        """Save now how far the queues got (failure F4), unless a query does so within a minute.
-
-        The process of a write outside of a query may end with that write.
-        """
-        if group.query is None:
+        """Save now how far the queues got (failure F4), unless a query does so within a minute."""
+        if group.query is None:  # The process of a write outside of a query may end with it.
             for queue in self._queues.values():
                 queue.close()
 
@@ -388,11 +371,8 @@ def decide(
 ) -> Decision | None:
     """What an append does to the ``manifest`` that it replaces; None to append the group. Pure.
 
-    ``record`` is the app's commit record, read before the manifest; ``key`` is the manifest's, for
-    messages.
-
-    Raises:
-        QueueReset: The record knows of sequences the queue has not reached (failure F4).
+    ``record`` is the app's commit record, read before the manifest. QueueReset if it knows of
+    sequences that the queue, with the manifest ``key``, has not reached (failure F4).
     """
     # "At least" and not "equal", as Delta's txnVersion rule: a driver that was restored from
     # an older checkpoint may repeat a batch before the last one.
@@ -467,8 +447,8 @@ class QueueCommitter(UploadCommitter):
             self._append(group, group.entries, lambda before: None)
             return True
         except CommitStateUnknown as error:
-            # The batch may have landed and be gone again. Only an append from the start can go
-            # on from here; it puts a separator in front, so the reader recognises the repeat.
+            # The batch may have landed and be gone again. Only an append from the start, with a
+            # separator in front, can go on from here.
             if group.transaction is not None:
                 error.add_note(
                     f"Start the query again: Spark repeats the batch {group.transaction.batch} "
@@ -497,7 +477,10 @@ class QueueCommitter(UploadCommitter):
                     return self._drop_repeat(group, transaction)
                 log.warning("%s is queued, but its objects are gone: again", transaction)
             accepted.append(type(outcome))
-            entries = [self._separator(), *group.entries]
+            # An empty batch without identity, to lie between two groups of one batch.
+            location = batch_key(self._config.data_path_prefix, self._runtime.ulid())
+            self._store.put(location, encode_batch([]))
+            entries = [NewEntry(location), *group.entries]
         log.info(
             "%s: %d records in %d batches at sequence %d",
             transaction, group.records, len(group.uploads), outcome,
@@ -562,10 +545,9 @@ class QueueCommitter(UploadCommitter):
     def _objects_missing(self, queued: tuple[str, ...]) -> bool:
         """Whether queued batches of a transaction have lost their objects: it landed too late.
 
-        Then they must be written again. A reader cannot deliver the first ones; once it skips them,
-        its filter passes the others (``TransactionFilter.skip``). A listing is compared with the
-        manifest that was read before it: a later manifest would not show skipped entries. If the
-        reader delivered them before they were collected, its filter drops the others as a repeat.
+        Then they must be written again. The reader's filter tells the two apart (decision 0008). A
+        listing is compared with the manifest that was read before it: a later manifest would not
+        show skipped entries.
         """
         if not queued:  # a record is written only once all objects outlived the collector
             return False
@@ -573,12 +555,6 @@ class QueueCommitter(UploadCommitter):
         if oldest_ms is not None and oldest_ms > self._ages.grace_ms:
             return not self._ages.outlived_collector(queued)
         return oldest_ms is None
-
-    def _separator(self) -> NewEntry:
-        """An empty batch without identity, to lie between two groups of one batch."""
-        location = batch_key(self._config.data_path_prefix, self._runtime.ulid())
-        self._store.put(location, encode_batch([]))
-        return NewEntry(location)
 
 
 class TopicCommitter(UploadCommitter):
@@ -643,7 +619,7 @@ class TopicCommitter(UploadCommitter):
     def _append_pending(
         self, group: Group, attempt: Attempt, uploads: dict[str, list[UploadedBatch]]
     ) -> dict[str, int]:
-        """Append to all partitions at once. Returns the first sequence of each partition's part."""
+        """Append to all partitions at once; the first sequence of each partition's part."""
         since: dict[str, int] = {}
 
         def append(name: str) -> None:
@@ -677,12 +653,10 @@ class TopicCommitter(UploadCommitter):
         try:
             self._coordinator.complete(attempt, since)
         except OpenDataBufferError as error:
-            words = f"{queue_hint(self._config.store, self._config)} {attempt.producer.hex()}"
-            again = (
-                "Start the query again"
-                if group.transaction is not None
-                else f"Run 'opendata-buffer abort {words}'"
-            )
+            again = "Start the query again"
+            if group.transaction is None:
+                words = f"{queue_hint(self._config.store, self._config)} {attempt.producer.hex()}"
+                again = f"Run 'opendata-buffer abort {words}'"
             error.add_note(
                 f"{attempt.txn} is committed, and not visible in all partitions yet. {again}: "
                 "that completes it. Do not write it again."

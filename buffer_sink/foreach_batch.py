@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 class ForeachBatchWriter:
     """A function for ``foreachBatch``; also to be called from within one. Picklable.
 
-    Attributes:
-        store: The store's URL.
-        options: Options of the batch sink; ``txnAppId`` among them.
+    ``store`` is the store's URL; ``options`` are those of the batch sink, with ``txnAppId``.
     """
 
     store: str
@@ -66,7 +64,11 @@ def foreach_batch_writer(store: str, *, txn_app_id: str, **options: Any) -> Fore
     Raises:
         InvalidInput: An option is unknown or cannot be used.
     """
-    texts = {_camel(name): _text(value) for name, value in options.items() if value is not None}
+    texts = {
+        _camel(name): str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+        if value is not None
+    }
     texts["txnAppId"] = txn_app_id
     # Now, where the mistake is, and not in the first micro-batch.
     SinkOptions.for_batch({**texts, "path": store, "txnVersion": "0"})
@@ -76,7 +78,3 @@ def foreach_batch_writer(store: str, *, txn_app_id: str, **options: Any) -> Fore
 def _camel(name: str) -> str:
     head, *rest = name.split("_")
     return head + "".join(each.capitalize() for each in rest)
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

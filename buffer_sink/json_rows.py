@@ -34,12 +34,7 @@ without ``valueFormat``."""
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The columns of the rows that are fields of a record, and the buffer's own ones.
-
-    Attributes:
-        fields: Name and column of each field, in order.
-        own: Name and column of each of the others, without the underscore.
-    """
+    """Name and column of each field of a record, and of the buffer's own, without underscore."""
 
     fields: tuple[tuple[str, int], ...]
     own: tuple[tuple[str, int], ...]
@@ -48,8 +43,7 @@ class Fields:
     def of(cls, schema: StructType) -> tuple[Fields, StructType]:
         """The fields of a schema, and what is left of it once they are one column ``value``.
 
-        Raises:
-            InvalidInput: There is no field, two have one name, or a type has no form in JSON.
+        InvalidInput if there is no field, two have one name, or a type has no form in JSON.
         """
         fields: list[tuple[str, int]] = []
         own: list[tuple[str, int]] = []

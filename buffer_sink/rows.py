@@ -54,8 +54,7 @@ class Columns:
 def check_schema(schema: StructType) -> Columns:
     """Find the input columns by name, in any case as Spark resolves names.
 
-    Raises:
-        InvalidInput: ``value`` is missing, a type is wrong, or there is any other column.
+    InvalidInput if ``value`` is missing, a type is wrong, or there is any other column.
     """
     found: dict[str, int] = {}
     for position, field in enumerate(schema.fields):
@@ -127,10 +126,8 @@ class BlockBuilder:
     def add(self, rows: pa.RecordBatch, now_ms: int) -> Iterator[Block]:
         """Add rows and give back each block that they fill.
 
-        ``now_ms`` is the ingestion time of blocks that begin with these rows.
-
-        Raises:
-            InvalidInput: A value is null or too large, or metadata changes too often.
+        ``now_ms`` is the ingestion time of blocks that begin with these rows. InvalidInput for a
+        value that is null or too large, or metadata that changes too often.
         """
         values = rows.column(self._columns.value)
         if values.null_count:
@@ -214,11 +211,7 @@ COALESCED_BYTES = 8 * MIB
 
 
 def check_topic(columns: Columns, partitioner: str | None) -> None:
-    """Refuse columns and a partitioner (None where the option is not given) that contradict.
-
-    Raises:
-        InvalidInput: Column ``key`` is missing or not used, or the partition is chosen twice.
-    """
+    """Refuse columns and a partitioner (None where the option is not given) that contradict."""
     if columns.partition is not None:
         if partitioner is not None or columns.key is not None:
             other = f"option partitioner ({partitioner!r})" if partitioner else "column 'key'"
@@ -286,8 +279,7 @@ class PartitionRouter:
     def split(self, rows: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
         """The rows of each partition that gets some, in the order in which they came.
 
-        Raises:
-            InvalidInput: A key or a partition is null, or there is no such partition.
+        InvalidInput for a key or a partition that is null, or a partition that there is not.
         """
         columns, partitioner = self._columns, self._partitioner
         # `random` reads no key: without a column of keys the values serve, as they are as many.

@@ -42,23 +42,22 @@ from buffer_sink.rows import (
     coalesced,
 )
 from opendata_buffer import metrics
-from opendata_buffer.config import StoreOptions
-from opendata_buffer.errors import InvalidInput, ObjectNotFound, PermanentStorageError
+from opendata_buffer.config import QueueConfig, StoreOptions
+from opendata_buffer.errors import InvalidInput, PermanentStorageError
 from opendata_buffer.formats.batch import seal_block
 from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.queue.ownership import TOPIC_KEY, queue_hint
+from opendata_buffer.queue.ownership import queue_hint
 from opendata_buffer.runtime import Moment, Runtime, SystemRuntime, Task, queue_retry
-from opendata_buffer.stores.base import Get, Put, Store, read_sidecar
+from opendata_buffer.stores.base import Put, Store
 from opendata_buffer.stores.open import open_store
-from opendata_buffer.topic.description import DESCRIPTION, TopicDescription
+from opendata_buffer.topic.topic import Topic
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-OPEN_BLOCKS = 4
-"""Bytes of rows in blocks that are not full, at most, as a number of full blocks."""
+OPEN_BLOCKS = 4  # so many full blocks are the most bytes of rows in blocks that are not full
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +102,7 @@ class TaskUploads(WriterCommitMessage):
 
 
 class TaskWriter:
-    """Uploads the rows of one task as batches.
-
-    Batches are in the queue only when the driver appends them. The uploads of a failed or a
-    repeated task are orphans, and the collector deletes them by their age.
+    """Uploads the rows of one task as batches, which are queued only when the driver appends them.
 
     Memory: the block being filled, one waiting and ``upload_concurrency`` in upload, these with
     their sealed copy, each of ``target_batch_bytes``; and one of Spark's Arrow batches. For a
@@ -314,7 +310,7 @@ class BatchUploads:
         metrics.bytes_written.add(len(data))
         metrics.flush_duration_seconds.record(self._runtime.monotonic() - began)
         self._uploaded[position] = UploadedBatch(
-            key, block.records, len(data), block.metadata, partition, clock
+            key, block.records, block.metadata, partition, clock
         )
 
 
@@ -415,8 +411,7 @@ def join_blocks(smalls: Sequence[SmallBatch]) -> Block:
 
 _RUNTIME = SystemRuntime()
 
-QUEUE_KNOWN_S = 60.0
-"""How long a store in which no topic was found is not asked for one again."""
+QUEUE_KNOWN_S = 60.0  # for which a store in which no topic was found is not asked for one again
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,8 +422,7 @@ class WritePlan:
         made: When it was planned; no upload of the write is older.
         transaction: Identity of a batch write, if it has one.
         fields: The columns that are encoded into one value; None where a column is the value.
-        located: Whether the store was asked what it holds, a topic or a queue.
-        topic: The topic it goes to; None for a single queue, and until the store was asked.
+        located: Whether the store was asked what it holds: ``topic``, or a single queue.
     """
 
     options: SinkOptions
@@ -463,10 +457,10 @@ class WritePlan:
         options = self.options
         store, now = (options.queue.store, options.queue.store_options), _RUNTIME.monotonic()
         is_queue = options.one_queue or now < _queues_until.get(store, now)
-        description = None if is_queue else find_topic(open_store(*store))
-        if description is not None:
+        found = None if is_queue else find_topic(options.queue, open_store(*store))
+        if found is not None:
             check_topic(self.columns, options.partitioner)
-            topic = TopicWrite.planned(description, _RUNTIME)
+            topic = TopicWrite.planned(found.description, _RUNTIME)
             return replace(self, located=True, topic=topic)
         check_one_queue(self.columns)
         if options.partitioner is not None:
@@ -633,11 +627,11 @@ def query_id() -> str | None:
     return task_property("sql.streaming.queryId")
 
 
-def find_topic(store: Get) -> TopicDescription | None:
+def find_topic(queue: QueueConfig, store: Store) -> Topic | None:
     """The topic at a store's root, by one read; None when there is none or no right to read it."""
     try:
-        return read_sidecar(store, TOPIC_KEY, DESCRIPTION, TopicDescription.from_json)
-    except (ObjectNotFound, PermanentStorageError):
+        return Topic.find(queue, store=store, runtime=_RUNTIME)
+    except PermanentStorageError:
         # Without the right to list, S3 refuses where it would answer "not found", for example a
         # writer that may use one prefix of the bucket only.
         return None

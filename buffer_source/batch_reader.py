@@ -10,9 +10,9 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
 from buffer_source.partition_stream import READ_AHEAD
 from buffer_source.partitions import SourcePartitions, sequence_since, view_of
-from buffer_source.planner import BatchSizes, PartitionBatch, TaskBatches, plan_tasks
+from buffer_source.planner import BatchSizes, PartitionBatch, plan_tasks
 from buffer_source.schema import check_schema
-from buffer_source.task import read_batches
+from buffer_source.task import read_partition
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, QueueEntry
@@ -29,12 +29,9 @@ if TYPE_CHECKING:
 class BufferBatchReader(DataSourceReader):
     """Reads what is queued, or what a log keeps; claims no epoch and acknowledges nothing.
 
-    A DataFrame is a snapshot: Spark plans it once, at its first action, and every later action
-    reads the same batches. For that reason no filter prunes batches here: Spark would use the plan
-    with the filters of the first action for every other action and branch of the DataFrame.
-
-    A consumer that acknowledges batches while the read runs lets the garbage collector delete
-    them, ``gcGracePeriodMs`` later; the read then fails and names the batch.
+    A DataFrame is a snapshot: Spark plans it once, and every later action reads the same batches.
+    So no filter prunes batches here: it would be that of the first action. Batches that a consumer
+    acknowledges meanwhile are deleted ``gcGracePeriodMs`` later; the read then fails and names one.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -54,7 +51,7 @@ class BufferBatchReader(DataSourceReader):
         options, runtime = self._options, SystemRuntime()
         store = open_store(options.queue.store, options.queue.store_options)
         retrying = queue_retry(runtime, options.queue)
-        partitions = SourcePartitions(options, store, runtime, retrying)
+        partitions = SourcePartitions(options, store, runtime)
 
         def queued(name: str) -> tuple[list[PartitionBatch], list[int]]:
             own = partitions.options_of(name)
@@ -74,19 +71,15 @@ class BufferBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Fetch, decode and cut the batches of one task. Runs on an executor."""
-        # Spark makes up an input partition of its own where there is none to read.
-        batches = partition.batches if isinstance(partition, TaskBatches) else ()
-        return read_batches(self._options, self._schema, batches)
+        return read_partition(self._options, self._schema, partition)
 
 
 def select(view: Manifest | LogView, options: SourceOptions, repeats: Repeats) -> list[QueueEntry]:
     """The entries a batch read wants, without repeats and what is not committed.
 
     Of a log it reads the wanted range, what lies right before it, to know repeats, and what lies
-    behind it as far as transactions are undecided.
-
-    Raises:
-        InvalidInput, DataLoss: The wanted positions are not in the queue.
+    behind it as far as transactions are undecided. Raises InvalidInput or DataLoss for positions
+    that are not in the queue.
     """
     first, end = view.first_sequence, view.next_sequence
     start, last = options.starting_offsets, options.ending_offsets

@@ -1,17 +1,8 @@
 """Options of the source: parsed once, on the driver, into one frozen value.
 
-The value also decides what a query does about data that it cannot deliver:
-
-===================  ========================  ==========================================
-lost or wrong        error                     option
-===================  ========================  ==========================================
-entries of a queue   ``DataLoss``              ``failOnDataLoss``: fail or go on behind it
-another queue        ``QueueReset``            ``failOnDataLoss``: fail or read that one
-a batch's object     ``BatchMissing``          ``failOnDataLoss``: fail or skip it
-corrupt object       ``BatchUnreadable``       ``corruptBatches``: fail or quarantine it
-===================  ========================  ==========================================
-
-A manifest that was lost ends every query: only a command, or who deletes the queue, starts it over.
+The value also decides what a query does about data that it cannot deliver (decision 0014): with
+``failOnDataLoss`` about lost entries (``DataLoss``), another queue (``QueueReset``) and a batch
+without its object (``BatchMissing``); with ``corruptBatches`` about ``BatchUnreadable``.
 """
 
 from __future__ import annotations
@@ -61,8 +52,8 @@ SKIP_LOSS = (
     "false; to start as a new query, give it a new checkpointLocation."
 )
 
-EARLIEST = "earliest"
-LATEST = "latest"
+EARLIEST, LATEST = "earliest", "latest"
+FAIL, QUARANTINE = "fail", "quarantine"
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 Offsets = str | int | tuple[tuple[str, int], ...]
@@ -70,9 +61,6 @@ Offsets = str | int | tuple[tuple[str, int], ...]
 
 PROGRAM = "Spark"
 """The program in the consumer info of a queue that the source claimed."""
-
-FAIL = "fail"
-QUARANTINE = "quarantine"
 
 _OF_CSV = ("sep", "quote", "nullValue")
 
@@ -132,8 +120,7 @@ class SourceOptions:
         max_records: Records per trigger (``maxOffsetsPerTrigger``); soft, at least one batch.
         cores: Tasks that run at the same time, as ``pyspark_opendata_buffer.register`` saw it.
         min_partitions: Least number of tasks per trigger, while there are as many batches, or parts
-            of very large ones. Default: ``cores``, else the CPUs of the driver, for triggers that
-            are large enough.
+            of very large ones. Default: ``cores``, else the driver's CPUs, for large triggers.
         values: How records are read into columns (``valueFormat``, ``mode`` and so on); None: not
             at all, they are delivered as ``value``.
         gc: The collector the driver runs (``gcEnabled``).
@@ -273,10 +260,7 @@ class SourceOptions:
         log.warning("data loss allowed: %s", loss)
 
     def tolerates(self, error: PoisonBatch) -> bool:
-        """Whether a query goes on behind a batch that cannot be delivered.
-
-        If it does not, the error gets the advice which option would let it.
-        """
+        """Whether a query goes on behind a batch that cannot be delivered; else advises how to."""
         if isinstance(error, BatchMissing) and not self.fail_on_data_loss:
             return True
         if isinstance(error, BatchUnreadable) and self.checks_whole_batch:
@@ -288,10 +272,7 @@ class SourceOptions:
 
     @property
     def checks_whole_batch(self) -> bool:
-        """Whether a batch is checked to its end before its first row is handed to Spark.
-
-        The repaired copy of a batch that was read in part would repeat those rows.
-        """
+        """Whether a batch is checked before its first row: a repaired copy would repeat rows."""
         return self.corrupt_batches == QUARANTINE
 
 

@@ -15,6 +15,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from buffer_source.options import PROGRAM, SourceOptions
 from buffer_source.partitions import (
@@ -49,14 +50,9 @@ from opendata_buffer.stores.base import Store
 
 log = logging.getLogger(__name__)
 
-EVERYTHING = 1 << 64
-"""A sequence beyond the end of any queue."""
-
-MOST_ENTRIES = 100_000
-"""Entries that a micro-batch without a limit reads; a log may have millions of them."""
-
-READ_AHEAD = 10_000
-"""Entries polled for one trigger when only bytes or records limit it."""
+EVERYTHING = 1 << 64  # a sequence beyond the end of any queue
+MOST_ENTRIES = 100_000  # of a micro-batch without a limit; a log may have millions of them
+READ_AHEAD = 10_000  # entries polled for one trigger when only bytes or records limit it
 
 
 class QueueCursor:
@@ -91,13 +87,9 @@ class QueueCursor:
 
         ``start`` is in the commit log: what was read before it may leave the queue, up to the
         sequence ``stable_end`` (0 without a start). ``queue_id`` is the queue that the checkpoint
-        is about, or empty.
-
-        Raises:
-            InvalidInput: There is no queue, and none is to be created.
-            QueueReset: The checkpoint is about another queue, unless a loss is allowed; or the
-                queue's manifest is gone or went backwards.
-            DataLoss: The queue begins behind ``start``, unless a loss is allowed.
+        is about, or empty. Raises InvalidInput where there is no queue and none is to be created,
+        QueueReset for a manifest that is gone or went backwards, and unless a loss is allowed for
+        another queue; DataLoss, unless that is allowed, for a queue that begins behind ``start``.
         """
         if queue_id or not options.create_if_missing:
             check_exists(options, store, runtime)
@@ -120,14 +112,12 @@ class QueueCursor:
     @property
     def read_end(self) -> int:
         """First sequence whose entry was not read yet."""
-        last = self._reader.last_handed_out_sequence
-        return 0 if last is None else last + 1
+        return _behind(self._reader.last_handed_out_sequence)
 
     @property
     def acknowledged(self) -> int:
         """First sequence that is not acknowledged."""
-        last = self._reader.last_acked_sequence
-        return 0 if last is None else last + 1
+        return _behind(self._reader.last_acked_sequence)
 
     @property
     def end(self) -> int:
@@ -150,12 +140,7 @@ class QueueCursor:
         return start.next, start.base
 
     def starting_offset(self, run_end: int) -> int:
-        """The sequence at which a new query begins, if its run ends at ``run_end``.
-
-        Raises:
-            InvalidInput, DataLoss: The wanted sequence is beyond the end, or not queued any more;
-                or the query would acknowledge unread batches before it.
-        """
+        """Where a new query begins, if its run ends at ``run_end``; as :func:`.wanted_start`."""
         options, first = self._options, self.read_end
         if options.starts_at_oldest:
             return first
@@ -168,11 +153,8 @@ class QueueCursor:
         )
 
     def seek(self, begin: int) -> None:
-        """Read from ``begin`` on, where a query begins that has no position yet.
-
-        The position of a reader moves there, back or forward. A queue's entries are all read.
-        """
-        first = self._pending[0].sequence if self._pending else self.read_end
+        """Read from ``begin`` on. The position of a log's reader moves there, back or forward."""
+        first = self.next_available(0)
         is_log = self._claim is not None and self._claim.is_log
         if is_log and not first <= begin <= self.read_end:
             self._reader.close()
@@ -192,8 +174,8 @@ class QueueCursor:
 
     def pending(self, begin: int, stop: int = EVERYTHING) -> list[BatchDescriptor]:
         """Entries in [begin, stop) that were read and not acknowledged."""
-        first = bisect_left(self._pending, begin, key=_sequence)
-        return self._pending[first : bisect_left(self._pending, stop, key=_sequence)]
+        first = bisect_left(self._pending, begin, key=attrgetter("sequence"))
+        return self._pending[first : bisect_left(self._pending, stop, key=attrgetter("sequence"))]
 
     def next_available(self, begin: int) -> int:
         """The first sequence from ``begin`` on that may be queued; a later one behind a loss."""
@@ -201,12 +183,7 @@ class QueueCursor:
         return pending[0].sequence if pending else max(begin, self.read_end)
 
     def entries(self, begin: int, stop: int) -> list[BatchDescriptor]:
-        """Exactly the entries [begin, stop).
-
-        Raises:
-            DataLoss: They are gone, unless a loss is allowed.
-            QueueReset: The queue ends before them, unless a loss is allowed.
-        """
+        """Exactly the entries [begin, stop); DataLoss or QueueReset unless a loss is allowed."""
         if begin >= stop:
             return []
         self.read_until(stop)
@@ -329,15 +306,14 @@ class QueueCursor:
         self._beyond = start
 
 
-def _sequence(descriptor: BatchDescriptor) -> int:
-    return descriptor.sequence
+def _behind(last: int | None) -> int:
+    return 0 if last is None else last + 1
 
 
 def rule_behind(start: PartitionOffset | None, options: SourceOptions) -> ReadCommitted:
     """The rule in the state it had at a position.
 
-    Raises:
-        InvalidInput: Transactions were open there, and the query does not hold any back now.
+    InvalidInput if transactions were open there, and the query does not hold any back now.
     """
     prefix, isolation = options.queue.data_path_prefix, options.isolation
     if start is None or not start.transactions:
@@ -363,7 +339,8 @@ def stable_end_of(position: PartitionOffset, options: SourceOptions) -> int:
 class IsolationFilter:
     """Applies the rule to the entries behind ``start``, in order of sequence.
 
-    ``entries`` gives the entries of a range of sequences that are still in the queue.
+    ``entries`` gives those of a range of sequences that are still in the queue; ``repeats`` are
+    left out because their writer had repeated an append or a transaction.
     """
 
     def __init__(
@@ -375,7 +352,6 @@ class IsolationFilter:
         self.rule = rule_behind(start, options)
         self.delivered: list[BatchDescriptor] = []
         self.repeats: list[BatchDescriptor] = []
-        """Left out because their writer had repeated an append or a transaction."""
         self._prefix = options.queue.data_path_prefix
         self._entries = entries
         self._expected = None if start is None else start.next
@@ -443,10 +419,9 @@ class PartitionPlan:
 
 
 class PartitionStream:
-    """Positions, limits and plans of one queue, for one run of one query.
+    """Positions, limits and plans of one queue, for one run of one query. Not thread-safe.
 
-    Nothing is claimed before the first position is handed over. Not thread-safe: calls of one
-    partition follow each other, those of several may be made at once.
+    Nothing is claimed before the first position is handed over.
     """
 
     def __init__(
@@ -478,7 +453,7 @@ class PartitionStream:
     def acknowledge(self, end: PartitionOffset) -> None:
         """What was read below ``end`` is safe with Spark: let it leave the queue.
 
-        Cumulative and repeatable. An undecided batch stays, and all behind it.
+        An undecided batch stays, and all behind it.
         """
         cursor, stable_end = self._opened(end, end.queue), stable_end_of(end, self._options)
         if cursor.acknowledge(end, stable_end):
@@ -536,8 +511,18 @@ class PartitionStream:
         missing = frozenset(end.missing)
         for batch in (found := cursor.entries(begin, end.next)):
             isolated.step(batch, missing=batch.sequence in missing)
-        if len(found) == end.next - begin > 0:  # What was lost may be what decides the others.
-            self._check_isolation(isolated.rule, end)
+        # What was lost may be what decides the others.
+        if len(found) == end.next - begin > 0 and (
+            isolated.rule.stable_end(end.next) < stable_end_of(end, self._options)
+        ):
+            # A batch would be held back that the position behind it does not name: it is lost.
+            raise InvalidInput(
+                f"option isolationLevel is {self._options.isolation!r}, and the micro-batch that "
+                f"is repeated was planned with read_uncommitted, up to sequence {end.next - 1} of "
+                f"{self._options.queue.data_path_prefix!r}: its undecided batches would never be "
+                "read. Start the query with read_uncommitted until that micro-batch is done, then "
+                "change it"
+            )
         return PartitionPlan(
             [PartitionBatch.within(self.name, each) for each in isolated.delivered],
             self.sizes.estimates(isolated.delivered),
@@ -691,17 +676,6 @@ class PartitionStream:
         if named is None or is_acknowledgement(batch.location, prefix):
             return False
         return named.txn is not None or named.message is not None
-
-    def _check_isolation(self, rule: ReadCommitted, end: PartitionOffset) -> None:
-        """Refuse to hold back a batch that the position behind it does not name: it is lost."""
-        if rule.stable_end(end.next) < stable_end_of(end, self._options):
-            raise InvalidInput(
-                f"option isolationLevel is {self._options.isolation!r}, and the micro-batch that "
-                f"is repeated was planned with read_uncommitted, up to sequence {end.next - 1} of "
-                f"{self._options.queue.data_path_prefix!r}: its undecided batches would never be "
-                "read. Start the query with read_uncommitted until that micro-batch is done, then "
-                "change it"
-            )
 
 
 def _contiguous(batches: Sequence[BatchDescriptor], begin: int) -> list[BatchDescriptor]:

@@ -32,9 +32,8 @@ from opendata_buffer.queue.ownership import (
     missing_topic_hint,
     queue_hint,
 )
-from opendata_buffer.runtime import Retries, Runtime, deadline
-from opendata_buffer.stores.base import Get, Store
-from opendata_buffer.topic.description import is_topic
+from opendata_buffer.runtime import Runtime
+from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.topic import REFRESH_S, Topic
 
 log = logging.getLogger(__name__)
@@ -141,8 +140,7 @@ class SourceOffset:
     def from_json(cls, offset: Mapping[str, Any] | None) -> SourceOffset | None:
         """Read an offset of version 1 or 2; None stands for :data:`INITIAL`.
 
-        Raises:
-            InvalidInput: Not an offset of this source, or of a newer version of it.
+        InvalidInput for what is no offset of this source, or one of a newer version of it.
         """
         if not isinstance(offset, Mapping) or "v" not in offset:
             raise InvalidInput(
@@ -175,29 +173,25 @@ def _is_sequence(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64
 
 
-def reads_topic(options: SourceOptions, store: Get, runtime: Runtime) -> bool:
-    """Whether the options lead to a topic, by one small read; none where they name a queue."""
+def find_topic(options: SourceOptions, store: Store, runtime: Runtime) -> Topic | None:
+    """The topic that the options lead to, by one small read; none where they name a queue."""
     if options.one_queue:
-        return False
+        return None
     try:
-        with deadline(runtime, options.queue.cas_deadline_ms / 1000):
-            return is_topic(store)
+        return Topic.find(options.queue, store=store, runtime=runtime)
     except PermanentStorageError as error:
         # A reader that may only read below one prefix has a queue there.
         log.warning("reading a queue, as a topic's description may not be read: %s", error)
-        return False
+        return None
 
 
 class SourcePartitions:
     """The queues of a source by their names in its offsets; makes no request before it is asked."""
 
-    def __init__(
-        self, options: SourceOptions, store: Store, runtime: Runtime, retrying: Retries
-    ) -> None:
+    def __init__(self, options: SourceOptions, store: Store, runtime: Runtime) -> None:
         self._options = options
         self._store = store
         self._runtime = runtime
-        self._retrying = retrying
         self._is_known = False  # Whether it is known that the options lead to a topic, or a queue.
         self._topic: Topic | None = None
         self._drain_at = 0.0
@@ -206,20 +200,13 @@ class SourcePartitions:
     def topic(self) -> Topic | None:
         """The topic, if the source reads one; one small read when it is asked first."""
         if not self._is_known:
-            if self._retrying(reads_topic, self._options, self._store, self._runtime):
-                self._topic = Topic.open(
-                    self._options.queue, store=self._store, runtime=self._runtime
-                )
+            self._topic = find_topic(self._options, self._store, self._runtime)
             self._check_options(self._topic)
             self._is_known = True
         return self._topic
 
     def names(self) -> list[str]:
-        """All partitions there are now; of a topic by one read of its description.
-
-        Raises:
-            InvalidInput, QueueReset: The options are about a queue; the topic was replaced.
-        """
+        """All partitions there are now; of a topic by one read, QueueReset if it was replaced."""
         return [ONLY] if self.topic is None else self.topic.read().names
 
     def options_of(self, name: str) -> SourceOptions:
@@ -307,9 +294,8 @@ def check_start(options: SourceOptions, store: Store, runtime: Runtime) -> None:
 def wanted_start(options: SourceOptions, view: Manifest | LogView, first: int, url: str) -> int:
     """The sequence that the options start at in a queue from ``first`` on; not below that.
 
-    Raises:
-        InvalidInput, DataLoss: It is beyond the end, or not queued any more; or the query would
-            acknowledge unread batches before it.
+    Raises InvalidInput for one beyond the end, or before which a query would acknowledge unread
+    batches; DataLoss for one that is not queued any more.
     """
     wanted, since_ms = options.starting_offsets, options.starting_timestamp_ms
     key = options.queue.manifest_path
@@ -342,9 +328,7 @@ def wanted_start(options: SourceOptions, view: Manifest | LogView, first: int, u
 def view_of(options: SourceOptions, store: Store, runtime: Runtime) -> Manifest | LogView | None:
     """The queue's manifest, or all that a log keeps; None for a partition never written to.
 
-    Raises:
-        InvalidInput: There is no queue.
-        QueueReset: The manifest was lost, unless a loss is allowed (failure F4).
+    InvalidInput without a queue; QueueReset for a lost manifest, unless it is allowed (failure F4).
     """
     manifest = read_only(options, store, runtime).find()
     if manifest is None:

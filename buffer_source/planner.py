@@ -1,11 +1,7 @@
 """The size of waiting batches, the number that a trigger reads, and their division among tasks.
 
-:class:`BatchSizes` asks the store for sizes and records; all else here is pure. Limits are soft, as
-everywhere in Spark: the first batch is always admitted, because a batch larger than a limit would
-otherwise stop the stream for good.
-
-"Partition" is a partition of a topic here. Spark's ``InputPartition`` is a task's input,
-:class:`TaskBatches`.
+:class:`BatchSizes` asks the store for sizes and records; all else here is pure. "Partition" is a
+partition of a topic here. Spark's ``InputPartition`` is a task's input, :class:`TaskBatches`.
 """
 
 from __future__ import annotations
@@ -36,36 +32,20 @@ from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.runtime import Retries, Runtime
 from opendata_buffer.stores.base import Blob, Store
 
-OPEN_COST_BYTES = 256 * 1024
-"""Cost of opening one more batch in a task, in bytes it could have read instead."""
-
-MIN_TASK_BYTES = 1 * MIB
-"""Bytes below which a second task costs more than it saves."""
-
-MAX_TASK_BYTES = 128 * MIB
-"""Bytes above which a task is split, so that a retried task repeats little."""
+OPEN_COST_BYTES = 256 * 1024  # that a task could have read instead of opening one more batch
+MIN_TASK_BYTES = 1 * MIB  # below which a second task costs more than it saves
+MAX_TASK_BYTES = 128 * MIB  # above which a task is split, so that a retried task repeats little
 
 MIN_PART_BYTES = 16 * MIB
 """Bytes of the smallest part of a batch: each task that shares a batch fetches all of it, and
 decodes what lies before its part."""
 
-LIST_INTERVAL_S = 30.0
-"""Seconds between two listings that are made for estimates only."""
-
-PAGE = 1000
-"""Objects in one listing: as many as S3 gives in one answer."""
-
-KEEP = 50_000
-"""Sizes that are remembered of objects which a listing showed and no caller asked for yet."""
-
-MOST_LISTED = 10_000
-"""Batches whose sizes are listed for estimates; the others count as average."""
-
-WORTH_LISTING = 16
-"""Batches of unknown size from which on tasks are planned by a listing."""
-
-UNKNOWN_SIZE = 1 * MIB
-"""Bytes of a batch while no size is known."""
+LIST_INTERVAL_S = 30.0  # between two listings that are made for estimates only
+PAGE = 1000  # objects in one listing: as many as S3 gives in one answer
+KEEP = 50_000  # remembered sizes of objects which a listing showed and no caller asked for yet
+MOST_LISTED = 10_000  # batches whose sizes are listed for estimates; the others count as average
+WORTH_LISTING = 16  # batches of unknown size from which on tasks are planned by a listing
+UNKNOWN_SIZE = 1 * MIB  # of a batch while no size is known
 
 T = TypeVar("T")
 
@@ -81,12 +61,9 @@ class ReadLimits:
 
 @dataclass(frozen=True, slots=True)
 class PartitionBatch(BatchDescriptor):
-    """A queued batch of one partition, or the part of it that one task reads.
+    """A queued batch of one partition, or of ``parts`` that tasks share the one numbered ``part``.
 
-    Attributes:
-        partition: The partition's name in offsets and in the column ``partition``.
-        part: Of a batch that several tasks share, the number of this part: from 0.
-        parts: How many tasks share it.
+    ``partition`` is the partition's name in offsets and in the column of that name.
     """
 
     partition: str = ONLY
@@ -131,8 +108,7 @@ class TaskBatches(InputPartition):
 class BatchSizes:
     """Stored sizes (bytes) and record counts of one queue's waiting batches, kept once known.
 
-    A size is listed once, from the first batch whose size is unknown to the last. Batches outside
-    of the data prefix count as average.
+    Batches outside of the data prefix count as average.
     """
 
     def __init__(
@@ -288,8 +264,9 @@ def rate_limit(
 ) -> int:
     """How many of the batches that wait, from the front, one trigger reads.
 
-    ``sizes`` and ``records`` measure some batches, where there is such a limit: ``chunk`` of them
-    together. That costs requests, so no more are measured than the limits may admit.
+    Limits are soft: a first batch larger than one would otherwise stop the stream for good.
+    ``sizes`` and ``records`` measure ``chunk`` batches together, which costs requests, and no more
+    of them than the limits may admit.
     """
     most = len(batches) if limits.batches is None else min(len(batches), limits.batches)
     if limits.bytes is None and limits.records is None:
@@ -313,10 +290,9 @@ def rate_limit(
 def interleave(lengths: Sequence[int], backlogs: Sequence[int]) -> Iterator[int]:
     """The order in which a trigger takes batches from several queues, as indices of queues.
 
-    Wherever the order is cut, each queue has a share in proportion to its backlog, and the first
-    round takes one batch of each: long queues do not keep a short one waiting. Equal queues are
-    taken in the order they are given. ``lengths`` are the batches that may be taken of each queue,
-    ``backlogs`` those that wait, which may be more.
+    Wherever it is cut, each queue has a share in proportion to its backlog, and at least one batch
+    before any has two. Equal queues are taken in the order they are given. ``lengths`` are the
+    batches that may be taken of each queue, ``backlogs`` those that wait, which may be more.
     """
     heap = [(0.0, index, 0) for index, length in enumerate(lengths) if length]
     while heap:
@@ -334,8 +310,8 @@ def plan_tasks(
 ) -> list[TaskBatches]:
     """Divide batches, in the order they are read, among tasks; several share a very large one.
 
-    ``sizes`` are the stored bytes of each; estimates will do. A batch is shared from one and a half
-    shares of a task on: below that, reading all of it twice costs more than the other tasks save.
+    A batch is shared from one and a half shares of a task on: below that, reading all of it twice
+    costs more than the other tasks save.
     """
     # A source does not get the size of the cluster from Spark.
     parallelism = options.cores or options.min_partitions or os.cpu_count() or 1

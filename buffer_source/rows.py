@@ -1,9 +1,7 @@
 """Converts decoded batches to the rows Spark sees: Arrow record batches, never a Python row.
 
 A task makes one :class:`RowBuilder`, and in it one builder for each column that is wanted. A batch
-is cut into pieces; each builder makes one array for each piece, and may keep arrays between
-pieces. Metadata ranges are runs of rows (:class:`Runs`): they become columns by decoding an Arrow
-run-end array.
+is cut into pieces; each builder makes one array for each piece, and may keep arrays between pieces.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -47,11 +45,8 @@ ARRAY_BYTES = 16 * MIB
 copy. Arrow reserves memory for as many bytes as are left of a batch, and copies what it has into
 less when it is done: of several arrays each would be copied twice."""
 
-_HEAD = 64
-"""Bytes of a malformed record that an error shows."""
-
-PIECE_ROWS = 256 * 1024
-"""Rows in one record batch at most; bounds the columns that are not values."""
+PIECE_ROWS = 256 * 1024  # in one record batch at most; bounds the columns that are not values
+_HEAD = 64  # bytes of a malformed record that an error shows
 
 _DAY_MS = 24 * 60 * 60 * 1000
 _EPOCH = datetime.date(1970, 1, 1)
@@ -63,11 +58,7 @@ MAX_TIME_MS = (datetime.date(9999, 12, 31) - _EPOCH).days * _DAY_MS - 1
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Metadata ranges of a batch as runs of rows.
-
-    A range holds for every record from its start to the next range's. ``values[i]``
-    holds up to row ``ends[i]``, exclusive, and from where the run before ends.
-    """
+    """Metadata ranges of a batch as runs of rows: ``values[i]`` holds up to row ``ends[i]``."""
 
     ends: list[int]
     values: list[Metadata | None]
@@ -76,9 +67,8 @@ class Runs:
     def of(cls, ranges: Sequence[Metadata], count: int) -> Runs:
         """Cut the ranges to the rows there are.
 
-        A range reaches to where the next one starts, the last to the end. Starts beyond the end
-        are legal and cover nothing; of ranges out of order the later in the list wins where they
-        overlap.
+        A range reaches to where the next one starts, the last to the end. Starts beyond the end are
+        legal; of ranges out of order the later in the list wins where they overlap.
         """
         starts: list[int] = []
         values: list[Metadata | None] = []
@@ -136,10 +126,8 @@ class Piece:
     partition: str
 
 
-class ColumnBuilder(Protocol):
-    """Builds one column: an array with one value for each row of a piece."""
-
-    def build(self, piece: Piece) -> pa.Array: ...  # noqa: D102
+Build = Callable[[Piece], pa.Array]
+"""Builds one column: an array with one value for each row of a piece."""
 
 
 class RowBuilder:
@@ -206,7 +194,7 @@ class RowBuilder:
             del values  # or its memory is not free when the next one is decoded
 
     def _build(self, piece: Piece) -> pa.RecordBatch:
-        columns = {name: builder.build(piece) for name, builder in self._builders.items()}
+        columns = {name: build(piece) for name, build in self._builders.items()}
         if self._decoder is None:
             return pa.RecordBatch.from_arrays(list(columns.values()), schema=self.schema)
         decoded = self._decoder.decode(piece.values)
@@ -263,12 +251,10 @@ class RowBuilder:
 
 
 class _Values:
-    """The records themselves."""
-
     def __init__(self, dtype: pa.DataType) -> None:
         self._dtype = dtype
 
-    def build(self, piece: Piece) -> pa.Array:
+    def __call__(self, piece: Piece) -> pa.Array:
         if piece.values.type == self._dtype:
             return piece.values
         try:
@@ -287,10 +273,7 @@ class _Values:
 
 
 class _Repeated:
-    """One value for each metadata range, or one for all rows, repeated on its rows.
-
-    Consecutive pieces with the same single value share the array.
-    """
+    """One value for each metadata range, or one for all rows, whose array next pieces share."""
 
     def __init__(
         self, dtype: pa.DataType, values_of: Callable[[Piece, pa.DataType], list[Any]]
@@ -300,7 +283,7 @@ class _Repeated:
         self._value: Any = None
         self._array: pa.Array | None = None
 
-    def build(self, piece: Piece) -> pa.Array:
+    def __call__(self, piece: Piece) -> pa.Array:
         values, count = self._values_of(piece, self._dtype), len(piece.values)
         if len(values) > 1:
             return piece.runs.expand(values, self._dtype)
@@ -336,7 +319,7 @@ OTEL_SIGNALS = {1: "metrics", 2: "logs", 3: "traces"}
 OTEL_ENCODINGS = {1: "otlp_protobuf"}
 
 
-def _otel(names: dict[int, str], at: int) -> Callable[[pa.DataType], ColumnBuilder]:
+def _otel(names: dict[int, str], at: int) -> Callable[[pa.DataType], Build]:
     """Names of one byte of the exporter's metadata: version, signal, encoding, 0."""
 
     def named(piece: Piece, _: pa.DataType) -> list[Any]:
@@ -350,13 +333,11 @@ def _otel(names: dict[int, str], at: int) -> Callable[[pa.DataType], ColumnBuild
 
 
 class _Indexes:
-    """Positions of records in their batch."""
-
     def __init__(self, dtype: pa.DataType) -> None:
         self._dtype = dtype
         self._counter: pa.Array | None = None
 
-    def build(self, piece: Piece) -> pa.Array:
+    def __call__(self, piece: Piece) -> pa.Array:
         end = piece.begin + len(piece.values)
         if self._counter is None or len(self._counter) < end:
             # Grown by doubling and sliced, so that counting costs nothing per batch.
@@ -367,7 +348,7 @@ class _Indexes:
         return self._counter.slice(piece.begin, len(piece.values))
 
 
-COLUMN_BUILDERS: dict[str, Callable[[pa.DataType], ColumnBuilder]] = {
+COLUMN_BUILDERS: dict[str, Callable[[pa.DataType], Build]] = {
     "value": _Values,
     "metadata": lambda dtype: _Repeated(dtype, _payloads),
     "partition": lambda dtype: _Repeated(dtype, lambda piece, _: [piece.partition]),

@@ -1,14 +1,17 @@
-"""The streaming source as Spark calls it: JSON offsets in, JSON offsets and partitions out.
+"""The streaming source: Spark's calls, and the offsets and tasks that answer them.
 
-For each source of a query Spark makes one reader in a process of its own beside the driver,
-which lives as long as the query runs, and another that it pickles into every task. A DataFrame
-that is joined with itself is two sources, and neither learns which query it belongs to: the
-second one fences the first, as another query would.
+For each source of a query Spark makes one :class:`BufferStreamReader` in a process of its own
+beside the driver, and another that it pickles into every task. A DataFrame that is joined with
+itself is two sources, and neither learns which query it belongs to: the second one fences the
+first, as another query would.
 
-Spark asks for what a reader can do, and so does the reader: no version is compared. The runner of
-Spark 4.0 and 4.1 calls ``latestOffset()`` without a start and a limit (:class:`UntoldStart`). And
-the runner may be of another copy of pyspark than the one that is imported here, so its classes
-are known by their names.
+No version of Spark is compared. The runner of Spark 4.0 and 4.1 calls ``latestOffset()`` without a
+start and a limit (:class:`UntoldStart`). And the runner may be of another copy of pyspark than the
+one that is imported here, so its classes are known by their names.
+
+Every answer of a :class:`MicroBatchStream` is a function of the offsets Spark hands over and of the
+manifests; what is kept between calls only saves requests. So a replay after a crash, which plans
+first, needs nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from enum import Enum
 from importlib import import_module
 from itertools import islice
@@ -45,7 +48,7 @@ from buffer_source.planner import (
     rate_limit,
 )
 from buffer_source.schema import check_not_inferred, check_schema
-from buffer_source.task import read_batches
+from buffer_source.task import read_partition
 from opendata_buffer import metrics
 from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
 from opendata_buffer.queue.ownership import TOPIC_KEY
@@ -65,47 +68,34 @@ Json = dict[str, Any]
 M_ARENA_MAX = -8
 """Of glibc's malloc.h: how many heaps a process may have."""
 
-FIRST_BATCH_LOGGED_S = 60.0
-"""Idle seconds after which the first batch of a run counts as being in Spark's commit log."""
-
-POLL_INTERVAL_S = 0.1
-"""Least seconds between two polls of an idle queue."""
+FIRST_BATCH_LOGGED_S = 60.0  # idle, after which a run's first batch counts as being in the log
+POLL_INTERVAL_S = 0.1  # at least between two polls of an idle queue
 
 COMMITS_THAT_PROVE = 2
-"""Commits in a row, each where a normal query makes it, that prove synchronous tracking.
-
-Asynchronous tracking would have to win the same race each time: another thread would have to write
-its log between two statements of Spark's main thread."""
+"""Commits in a row, each where a normal query makes it, that prove synchronous tracking: another
+thread would have to write its log each time between two statements of Spark's main thread."""
 
 T = TypeVar("T")
 
 
-class Tracking(Enum):
-    """How the query keeps its progress."""
-
-    UNKNOWN = "unknown"
-    SYNCHRONOUS = "synchronous"
-    ASYNCHRONOUS = "asynchronous"
+Tracking = Enum("Tracking", ("UNKNOWN", "SYNCHRONOUS", "ASYNCHRONOUS"))
+"""How the query keeps its progress."""
 
 
 class CommitLog:
     """What Spark's commit log certainly holds, by the order of Spark's calls in one run.
 
-    A batch may leave the queue only when no restart can ask for it again, that is when its end
-    offset is in the commit log. ``commit(end)`` proves that, but comes only with the next batch
-    that has data: an idle query would never acknowledge its last one. In a normal query
-    ``latestOffset(start)`` proves it too. With asynchronous progress tracking it does not, and a
-    source finds out which of the two it serves only by these signs:
+    ``commit(end)`` proves that ``end`` is in it, but comes only with the next batch that has data.
+    ``latestOffset(start)`` proves it of ``start``, unless the query tracks its progress
+    asynchronously (decision 0006). Which of the two it does shows only by these signs:
 
     - a normal query calls ``commit(start)`` between ``latestOffset(start)`` and
       ``partitions(start, end)``, always;
-    - with asynchronous tracking ``commit`` follows the log's writes, some batches later; but a
-      write that ends before Spark's main thread checks for it is committed in the place a normal
-      query's would be, so one commit in its place proves nothing yet;
+    - with asynchronous tracking ``commit`` follows the log's writes, some batches later; one that
+      ends in time is committed in the place a normal query's would be, and proves nothing yet;
     - ``Trigger.AvailableNow`` refuses asynchronous tracking;
-    - what the first call of a run hands over was read from the log;
-    - with asynchronous tracking the log is always written for the first batch of a run, in the
-      background, so after some idle time it is on record as well.
+    - what the first call of a run hands over was read from the log; and the log is always written
+      for the first batch of a run, in the background, so after some idle time it is on record.
     """
 
     def __init__(self) -> None:
@@ -138,13 +128,9 @@ class CommitLog:
             self.tracking = Tracking.ASYNCHRONOUS
 
     def planned(self, start: SourceOffset | None) -> None:
-        """``partitions(start, end)`` was called.
-
-        A query that scans the source in two places, as a union of a DataFrame with itself
-        does, calls it twice for each micro-batch; the second call proves nothing.
-        """
+        """``partitions(start, end)`` was called."""
         if self._planned_from == (start,):
-            return
+            return  # The second of two scans of the source, as in a union, proves nothing.
         self._planned_from = (start,)
         self._planned += 1
         if start is None or start != self._handed:
@@ -159,19 +145,10 @@ class CommitLog:
 
 @dataclass(slots=True)
 class Progress:
-    """Counts of one run, of planned and skipped batches.
-
-    Attributes:
-        batches: Batches given to tasks.
-        bytes: Their stored bytes; None once the size of one was not known. Sizes are looked up
-            for ``maxBytesPerTrigger`` and for large micro-batches only.
-        repeats: Batches left out because their writer had repeated a transaction.
-        missing: Batches passed by because their objects are gone.
-        retries: Requests of the driver that were made again.
-    """
+    """Counts of one run, of planned and skipped batches; see :meth:`MicroBatchStream.report`."""
 
     batches: int = 0
-    bytes: int | None = 0
+    bytes: int | None = 0  # None once the size of one batch was not known.
     repeats: int = 0
     missing: int = 0
     retries: int = 0
@@ -201,26 +178,14 @@ class Progress:
         """A request is about to be made again."""
         self.retries += 1
 
-    def to_json(self) -> dict[str, Any]:
-        """The counts as Spark shows them."""
-        return {
-            "batches": self.batches,
-            "bytes": self.bytes,
-            "droppedRepeats": self.repeats,
-            "missing": self.missing,
-            "retries": self.retries,
-        }
-
 
 class MicroBatchStream:
     """Offsets, limits and plans of one run of one query, over all partitions of its source.
 
-    A :class:`~buffer_source.partition_stream.PartitionStream` reads one queue. Here is what they
-    share: the trigger's limits, the tasks, and what Spark has committed. Partitions are polled,
-    acknowledged and planned at the same time.
-
-    Nothing is claimed before Spark hands over the first offset: a reader that is only made, to
-    be pickled or to show its schema, must not fence a running query.
+    Partitions are polled, acknowledged and planned at the same time, each by its
+    :class:`~buffer_source.partition_stream.PartitionStream`. Nothing is claimed before Spark hands
+    over the first offset: a reader that is only made, to be pickled or to show its schema, must not
+    fence a running query.
     """
 
     def __init__(self, options: SourceOptions, store: Store, runtime: Runtime) -> None:
@@ -230,7 +195,7 @@ class MicroBatchStream:
         # An error in any call ends the query, so transient ones are retried.
         self._progress = Progress()
         self._retrying = queue_retry(runtime, options.consumer, before_pause=self._progress.retried)
-        self._partitions = SourcePartitions(options, store, runtime, self._retrying)
+        self._partitions = SourcePartitions(options, store, runtime)
         self._streams: dict[str, PartitionStream] = {}
         self._log = CommitLog()
         self._frozen: list[str] | None = None  # What a run with AvailableNow reads.
@@ -249,12 +214,8 @@ class MicroBatchStream:
         """The end of the micro-batch behind ``start``; ``start`` itself when nothing waits.
 
         Partitions that are new are read from their beginning; those that have left the topic
-        leave the offset with the next one that is made.
-
-        Raises:
-            Fenced: Another consumer took the queue.
-            DataLoss, QueueReset: ``start`` is not a position of this queue any more.
-            InvalidInput: ``start`` is about something else than this source reads.
+        leave the offset with the next one that is made. Raises Fenced for another consumer,
+        DataLoss or QueueReset for a position that is not queued, InvalidInput for another source's.
         """
         self._partitions.check(start)
         before: Mapping[str, PartitionOffset] = {} if start is None else start.partitions
@@ -290,15 +251,9 @@ class MicroBatchStream:
     def plan_input_partitions(
         self, start: SourceOffset | None, end: SourceOffset
     ) -> list[TaskBatches]:
-        """The tasks of the micro-batch from ``start`` to ``end``.
+        """The tasks of the micro-batch from ``start`` to ``end``, in any run the same.
 
-        The same batches in the same order for equal arguments, in any run. Repeats of a
-        transaction that was read already are left out.
-
-        Raises:
-            Fenced: Another consumer took the queue.
-            DataLoss, QueueReset: The queue does not have these entries any more.
-            InvalidInput: ``end`` is about something else than this source reads.
+        Repeats of a transaction that was read are left out. Raises as :meth:`latest_offset`.
         """
         self._partitions.check(end)
         self._log.planned(start)
@@ -319,12 +274,8 @@ class MicroBatchStream:
     def commit(self, end: SourceOffset) -> None:
         """Everything below ``end`` is safe with Spark: let it leave the queues.
 
-        Cumulative and repeatable. A store that does not answer is no failure here: the next
-        commit makes up for it.
-
-        Raises:
-            Fenced: Another consumer took the queue.
-            InvalidInput: ``end`` is about something else than this source reads.
+        A store that does not answer is no failure here: the next commit makes up for it. Raises
+        Fenced for another consumer, InvalidInput for another source's offset.
         """
         self._partitions.check(end)
         self._log.committed(end)
@@ -334,18 +285,20 @@ class MicroBatchStream:
         """The source's name, the end and backlog of the queue, and what was read; makes no request.
 
         Spark shows it as the ``latestOffset`` of the query's progress, the only place that a
-        Python source has there. All counts are of this run. ``{"v":1, "source":
-        "<store>/<manifest>", "next": first sequence not queued yet, "backlogBatches", "lagMs": age
-        of the oldest of them, "batches" and "bytes" planned, "droppedRepeats", "missing",
-        "retries"}``; see :class:`Progress`. Of a topic ``next`` is a map, as is
-        ``partitionBacklogs`` with those partitions that have one, and ``lagMs`` is the largest.
+        Python source has there. ``{"v":1, "source": "<store>/<manifest>", "next": first sequence
+        not queued yet, "backlogBatches", "lagMs": age of the oldest of them, ...}``, and of this
+        run ``"batches"`` given to tasks, their stored ``"bytes"`` (null where one is not known:
+        sizes are looked up for ``maxBytesPerTrigger`` and large micro-batches only),
+        ``"droppedRepeats"`` of writers, ``"missing"`` batches passed by, ``"retries"`` of requests.
+        Of a topic ``next`` is a map, as is ``partitionBacklogs`` with those partitions that have
+        one, and ``lagMs`` is the largest.
         """
         streams = sorted(
             (each for each in self._streams.values() if each.opened), key=lambda each: each.name
         )
         if not streams:
             return None
-        topic = self._partitions.topic
+        topic, progress = self._partitions.topic, self._progress
         key = self._options.queue.manifest_path if topic is None else TOPIC_KEY
         ends = {each.name: each.queue_end for each in streams}
         report = {
@@ -354,7 +307,11 @@ class MicroBatchStream:
             "next": ends if topic is not None else streams[0].queue_end,
             "backlogBatches": sum(each.backlog for each in streams),
             "lagMs": max(each.lag_ms for each in streams),
-            **self._progress.to_json(),
+            "batches": progress.batches,
+            "bytes": progress.bytes,
+            "droppedRepeats": progress.repeats,
+            "missing": progress.missing,
+            "retries": progress.retries,
         }
         if topic is not None:
             report["partitionBacklogs"] = {
@@ -376,7 +333,6 @@ class MicroBatchStream:
         return self._streams[name]
 
     def _in_parallel(self, function: Callable[[str], T], names: Sequence[str]) -> dict[str, T]:
-        """What a function returns for each partition, called for all at the same time."""
         return dict(zip(names, in_parallel(self._runtime, function, names), strict=True))
 
     def _poll(
@@ -457,8 +413,8 @@ class MicroBatchStream:
     def _await_poll(self) -> None:
         """Let :data:`POLL_INTERVAL_S` pass between two polls of idle queues.
 
-        Waits and then polls, rather than answering from the last poll: an answer older than
-        the call would let ``processAllAvailable()`` return before it saw what was there.
+        An answer from the last poll, older than the call, would let ``processAllAvailable()``
+        return before it saw what was there.
         """
         if self._idle_at is not None and self._frozen is None:
             due = self._idle_at + POLL_INTERVAL_S
@@ -467,40 +423,18 @@ class MicroBatchStream:
                 self._runtime.sleep(left)
 
 
-@dataclass(frozen=True)
-class ReadAllAvailable:
-    """No limit. This and the next three have the names and fields of Spark's own classes, by which
-    its runner knows them."""
-
-
-@dataclass(frozen=True)
-class ReadMaxRows:
-    """A limit of records."""
-
-    max_rows: int
-
-
-@dataclass(frozen=True)
-class ReadMaxFiles:
-    """A limit of batches."""
-
-    max_files: int
-
-
-@dataclass(frozen=True)
-class ReadMaxBytes:
-    """A limit of stored bytes."""
-
-    max_bytes: int
+# Spark's runner knows a limit by the name and the field of its class.
+ReadAllAvailable = make_dataclass("ReadAllAvailable", [], frozen=True)
+ReadMaxRows = make_dataclass("ReadMaxRows", [("max_rows", int)], frozen=True)
+ReadMaxFiles = make_dataclass("ReadMaxFiles", [("max_files", int)], frozen=True)
+ReadMaxBytes = make_dataclass("ReadMaxBytes", [("max_bytes", int)], frozen=True)
 
 
 class UntoldStart:
     """Where the next micro-batch starts, for a Spark that calls ``latestOffset()`` without it.
 
-    It starts where the last planned one ended: Spark 4.0 and 4.1 plan each micro-batch before they
-    ask for the end of the next one, and at a restart they first plan the last one that is on
-    record. Until Spark has planned an end, it gets the same one again: what it wrote into its log
-    is the answer that it heard last.
+    It starts where the last planned one ended (decision 0031). Until Spark has planned an end, it
+    gets the same one again: what it wrote into its log is the answer that it heard last.
     """
 
     def __init__(self) -> None:
@@ -516,11 +450,9 @@ class UntoldStart:
         return self._end
 
     def planned(self, start: Json, end: Json) -> None:
-        """Spark plans a micro-batch.
+        """Spark plans a micro-batch. InvalidInput if it had another answer for its end.
 
-        Raises:
-            InvalidInput: Spark had another answer for its end: it may repeat batches or pass some
-                by. This is seen before Spark logs that answer, since a restart plans first.
+        It would repeat batches or pass some by, and has not logged that answer yet: it plans first.
         """
         if self._end is not None and (start, end) != (self._start, self._end):
             raise InvalidInput(
@@ -536,8 +468,8 @@ class UntoldStart:
 def know_engine(schema: StructType) -> None:
     """Let the runner that made ``schema`` see that the reader supports Trigger.AvailableNow.
 
-    It asks for an instance of its own class, which is another one than that of the pyspark here
-    where Databricks runs a copy under another name, and which Spark 4.0 and 4.1 lack.
+    It asks for an instance of its own class, which Spark 4.0 and 4.1 lack, and which is not that of
+    the pyspark here where Databricks runs a copy under another name.
     """
     for package in {"pyspark", type(schema).__module__.partition(".")[0]}:
         try:
@@ -586,30 +518,27 @@ class BufferStreamReader(DataSourceStreamReader):
     def latestOffset(self, start: Json | None = None, limit: object = None) -> Json:
         """The end of the next micro-batch; ``start`` itself when nothing waits.
 
-        Args:
-            start: Where it starts; None by Spark 4.0 and 4.1.
-            limit: Spark's :class:`ReadAllAvailable` where all is to be read; None by the same.
+        ``start`` is None by Spark 4.0 and 4.1, and ``limit`` Spark's ``ReadAllAvailable`` where
+        all is to be read.
         """
         with _with_advice():
             if start is not None:
                 # Given back only where no limit is set, or by Trigger.Once, which has none.
                 return self._latest(start, unlimited=type(limit).__name__ == "ReadAllAvailable")
-            if not self._untold.is_used:
-                self._warn_of_limits()
+            limits = not isinstance(self.getDefaultReadLimit(), ReadAllAvailable)
+            if limits and not self._untold.is_used:
+                log.warning(
+                    "this Spark does not tell a Python source its trigger: with "
+                    "Trigger.AvailableNow or Trigger.Once a run reads one micro-batch, not more "
+                    "than the limits allow. Leave the limits out, or start the run again until "
+                    "nothing is left"
+                )
             return self._untold.latest(lambda start: self._latest(start, unlimited=False))
 
     def _latest(self, start: Json, *, unlimited: bool) -> Json:
         position = SourceOffset.from_json(start)
         end = self._stream().latest_offset(position, unlimited=unlimited)
         return start if end == position else end.to_json()
-
-    def _warn_of_limits(self) -> None:
-        if not isinstance(self.getDefaultReadLimit(), ReadAllAvailable):
-            log.warning(
-                "this Spark does not tell a Python source its trigger: with Trigger.AvailableNow "
-                "or Trigger.Once a run reads one micro-batch, not more than the limits allow. "
-                "Leave the limits out, or start the run again until nothing is left"
-            )
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Backlog and lag, for the query's progress."""
@@ -631,9 +560,7 @@ class BufferStreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Fetch, decode and cut the batches of one task. Runs on an executor."""
-        # Spark makes up an input partition of its own where there is none to read.
-        batches = partition.batches if isinstance(partition, TaskBatches) else ()
-        return read_batches(self._options, self._schema, batches)
+        return read_partition(self._options, self._schema, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """The batches before ``end`` may leave the queue."""

@@ -1,8 +1,7 @@
 """The work of a task on an executor: download ahead, decode, cut into record batches.
 
-A task also adds the query's id to the info about the queue's consumer, for ``opendata-buffer
-status``: Spark passes the id to the tasks of a micro-batch, and not to the process that claims the
-queue.
+A task also adds the query's id to the info about the queue's consumer: Spark does not pass it to
+the process that claims the queue.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pyspark import TaskContext
 
 from buffer_source.options import PROGRAM, SourceOptions
 from buffer_source.partitions import ONLY
-from buffer_source.planner import PartitionBatch
+from buffer_source.planner import PartitionBatch, TaskBatches
 from buffer_source.rows import ARRAY_BYTES, RowBuilder
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
@@ -33,16 +32,14 @@ from opendata_buffer.stores.open import open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.datasource import InputPartition
     from pyspark.sql.types import StructType
 
 
 log = logging.getLogger(__name__)
 
-IN_FLIGHT_BYTES = 64 * MIB
-"""Stored bytes that a task may have downloaded and not yet decoded."""
-
-RECORD_INTERVAL_S = 60.0
-"""Seconds between two records of one query's id by one process."""
+IN_FLIGHT_BYTES = 64 * MIB  # stored, that a task may have downloaded and not yet decoded
+RECORD_INTERVAL_S = 60.0  # between two records of one query's id by one process
 
 
 class QueryIdRecorder:
@@ -74,10 +71,10 @@ class QueryIdRecorder:
         self._runtime.spawn(record, "opendata-buffer-query-id")
 
 
-def read_batches(
-    options: SourceOptions, schema: StructType, descriptors: Sequence[PartitionBatch]
+def read_partition(
+    options: SourceOptions, schema: StructType, partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of some batches, in order, while later ones are still being downloaded.
+    """The rows of a task's batches, in order, while later ones are still being downloaded.
 
     Downloads run ahead within their budget; decoding does not: a worker holds that many stored
     bytes, one batch more, decompressed if it was compressed, and :data:`~.rows.ARRAY_BYTES` of its
@@ -86,9 +83,10 @@ def read_batches(
     Raises:
         PoisonBatch: A batch is missing, unreadable or outside the data prefix, and the options
             do not say to go on without it.
-        InvalidInput: A STRING column was asked for and a record is not UTF-8.
-        MalformedRecord: A record does not fit the schema, and mode is FAILFAST.
+        InvalidInput, MalformedRecord: As :meth:`.RowBuilder.pieces`.
     """
+    # Spark makes up an input partition of its own where there is none to read.
+    descriptors = partition.batches if isinstance(partition, TaskBatches) else ()
     _record_query_id(options, descriptors)
     builder = RowBuilder(schema, options.values)
     for batch, records in _readable(options, descriptors):
@@ -196,5 +194,5 @@ def _handle(options: SourceOptions) -> FetchHandle:
 
 @lru_cache(maxsize=32)
 def _adaptive_concurrency(options: SourceOptions) -> AdaptiveConcurrency:
-    """How many downloads at once the tasks of a worker process found to be best for the store."""
+    """What the tasks of a worker process found to be the best concurrency for the store."""
     return _handle(options).adaptive_concurrency()
