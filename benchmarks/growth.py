@@ -308,7 +308,7 @@ def _queue_day(store: Store, runtime: ManualRuntime) -> Callable[[int], None]:
     def day(number: int) -> None:
         queue.append([NewEntry(batch_key("ingest", runtime.ulid())) for _ in range(A_DAY)])
         txn = Transaction("query", number)
-        upload = UploadedBatch(batch_key("ingest", runtime.ulid(), txn), 1, 1, (Metadata(0, 7),))
+        upload = UploadedBatch(batch_key("ingest", runtime.ulid(), txn), 1, (Metadata(0, 7),))
         assert sink.append(Group(Moment.now(runtime), (upload,), txn, "query"))
         read = consumer.next_descriptors(10 * A_DAY)
         assert len(read) == A_DAY + 1
@@ -354,7 +354,7 @@ def _topic_day(store: Store, runtime: ManualRuntime) -> Callable[[int], None]:
         for name in write.active:
             key = write.location(name, runtime.ulid(), txn, write.clock(0, 0))
             store.put(key, RECORD)
-            uploads.append(UploadedBatch(key, 1, 1, (Metadata(0, 7),), name, write.clock(0, 0)))
+            uploads.append(UploadedBatch(key, 1, (Metadata(0, 7),), name, write.clock(0, 0)))
         assert sink.append(Group(Moment.now(runtime), tuple(uploads), txn, "query", write))
         read = 0
         while (batch := consumer.next_batch()) is not None:

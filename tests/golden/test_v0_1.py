@@ -74,7 +74,7 @@ def test_a_batch_that_was_committed_to_a_queue_is_not_appended_again(old: Path, 
     txn = Transaction(query, batch)
     key = batch_key("ingest", RUNTIME.ulid(), txn)
     store.put(key, b"again")
-    upload = UploadedBatch(key, 1, 5, ())
+    upload = UploadedBatch(key, 1, ())
     group = Group(Moment.now(RUNTIME), (upload,), txn, query)
     assert not QueueCommitter(store, options, RUNTIME).append(group)
     assert (old / "target" / "ingest" / "manifest").read_bytes() == before
@@ -90,7 +90,7 @@ def test_a_batch_that_was_committed_to_a_topic_is_not_appended_again(old: Path, 
     txn = Transaction(query, batch)
     key = topic.location(name, RUNTIME.ulid(), txn, topic.clock(0, 0))
     store.put(key, b"again")
-    upload = UploadedBatch(key, 1, 5, (), name, topic.clock(0, 0))
+    upload = UploadedBatch(key, 1, (), name, topic.clock(0, 0))
     group = Group(Moment.now(RUNTIME), (upload,), txn, query, topic)
     assert not TopicCommitter(store, SinkOptions(queue=config), RUNTIME).append(group)
     assert (old / "topic" / name / "manifest").read_bytes() == before

@@ -84,7 +84,7 @@ def sink(store: str, batch: int, over: threading.Event) -> None:
         data = encode_batch([b"job:%06d" % batch])
         try:
             objects.put(key, data)
-            uploads = (UploadedBatch(key, 1, len(data), (Metadata(0, 7, b""),)),)
+            uploads = (UploadedBatch(key, 1, (Metadata(0, 7, b""),)),)
             committer.append(Group(Moment.now(runtime), uploads, txn, "query"))
         except OpenDataBufferError as error:
             print(f"sink: {error}", file=sys.stderr, flush=True)

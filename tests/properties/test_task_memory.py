@@ -38,7 +38,8 @@ from buffer_source.batch_reader import BufferBatchReader
 from buffer_source.options import SourceOptions
 from buffer_source.schema import default_schema
 from buffer_source import task
-from buffer_source.task import read_batches
+from buffer_source.planner import TaskBatches
+from buffer_source.task import read_partition
 task.IN_FLIGHT_BYTES = int(sys.argv[3])
 task.fetch_many = partial(task.fetch_many, concurrency=8)
 
@@ -50,9 +51,9 @@ def peak():
 def read(store):
     options = SourceOptions.from_spark({"path": store})
     tasks = BufferBatchReader(options, default_schema()).partitions()
-    descriptors = [each for task in tasks for each in task.batches]
+    descriptors = tuple(each for task in tasks for each in task.batches)
     rows = size = 0
-    for piece in read_batches(options, default_schema(), descriptors):
+    for piece in read_partition(options, default_schema(), TaskBatches(descriptors)):
         rows += piece.num_rows
         size += piece.nbytes
         assert piece.nbytes < 5 << 20

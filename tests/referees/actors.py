@@ -198,7 +198,7 @@ def commit_batches(scene: Scene) -> None:
         record = f"job:{batch}#{scene.name}.{scene.runtime.ulid()}"
         data, key = encode_batch([record.encode()]), batch_key("ingest", scene.runtime.ulid(), txn)
         scene.store.put(key, data)
-        uploads = (UploadedBatch(key, 1, len(data), (Metadata(0, 7, b""),)),)
+        uploads = (UploadedBatch(key, 1, (Metadata(0, 7, b""),)),)
         with scene.recorder.call("append", "ingest", record=record, txn=f"job:{batch}") as answer:
             answer["repeat"] = not committer.append(Group(planned, uploads, txn, "query"))
         batch += 1

@@ -232,7 +232,7 @@ class SinkDriver:
             if self._slow_s:
                 node.runtime.sleep(self._slow_s * self.SIZE / len(records))
             ranges = (Metadata(0, node.runtime.now_ms(), payload(part)),)
-            uploads.append(UploadedBatch(location, len(part), len(data), ranges))
+            uploads.append(UploadedBatch(location, len(part), ranges))
         appended = committer.append(Group(planned, tuple(uploads), transaction))
         self._committed = batch + 1
         self.waited_s.append(self._world.simulation.now - began)

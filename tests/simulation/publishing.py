@@ -323,7 +323,7 @@ class PublishingWorld(Processes):
             data = encode_batch([f"{app}/{batch}/{row}".encode()])
             store.put(key, data)
             metadata = (Metadata(0, process.now_ms(), b""),)
-            uploads.append(UploadedBatch(key, 1, len(data), metadata, name, clock))
+            uploads.append(UploadedBatch(key, 1, metadata, name, clock))
         return Group(planned, tuple(uploads), txn, app, write)
 
     # Readers.

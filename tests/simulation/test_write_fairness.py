@@ -343,7 +343,7 @@ class Query:
             data = encode_batch([b"%d" % batch])
             try:
                 store.put(key, data)
-                upload = UploadedBatch(key, 1, len(data), (Metadata(0, 7, b""),))
+                upload = UploadedBatch(key, 1, (Metadata(0, 7, b""),))
                 committer.append(Group(Moment.now(runtime), (upload,), txn, "query"))
             except OpenDataBufferError as error:
                 world.simulation.log(f"{runtime.name}: {error}")

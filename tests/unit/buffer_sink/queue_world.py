@@ -62,7 +62,7 @@ class World:
             key = batch_key(PREFIX, later_ulid(self.runtime.ulid(), ahead_s * 1000), txn)
             data = encode_batch([value])
             self.store.put(key, data)
-            uploads.append(UploadedBatch(key, 1, len(data), (Metadata(0, 7, b""),)))
+            uploads.append(UploadedBatch(key, 1, (Metadata(0, 7, b""),)))
         return Group(Moment.now(self.runtime), tuple(uploads), txn, query)
 
     def drain(self, most: int = 1_000) -> None:

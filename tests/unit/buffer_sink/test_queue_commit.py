@@ -22,13 +22,11 @@ from buffer_sink.committer import (
 )
 from buffer_sink.options import SinkOptions
 from opendata_buffer import outcomes
-from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease, discovery_record_key
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import (
     CommitStateUnknown,
-    CorruptData,
     InvalidInput,
     PermanentStorageError,
     PrefixConflict,
@@ -134,49 +132,6 @@ def test_all_batches_enter_the_queue_in_one_write() -> None:
     record = "p/app=q/_commit.json"
     assert world.store.get(record).data == CommitRecord(0, 3).to_json()
     assert parse_location(record, PREFIX) is None, "the collector deletes what is named as a batch"
-
-
-@pytest.mark.parametrize("announced", [False, True])
-def test_a_driver_that_loses_no_race_makes_no_request_for_a_broker(
-    announced: bool,
-) -> None:
-    world = World(ScriptedStore())
-    if announced:
-        Lease(world.store, CONFIG, world.runtime).take(
-            DiscoveryRecord(0, "id", "nowhere:1", b"s" * 32), None
-        )
-    driver, read = world.driver(), list[str]()
-    get = world.store.get
-    world.store.get = lambda key, **how: read.append(key) or get(key, **how)  # type: ignore
-    for batch in range(3):
-        driver.append(world.group(batch, b"x", query="q"))
-    assert world.manifest.next_sequence == 3
-    assert discovery_record_key(PREFIX) not in read
-
-
-def test_a_driver_that_lost_a_race_reads_the_discovery_record() -> None:
-    read: list[str] = []
-
-    class Busy(ScriptedStore):
-        def get(self, key: str, **options: Any) -> Any:
-            read.append(key)
-            return super().get(key, **options)
-
-    def lost(store: ScriptedStore, key: str, data: bytes, when: Absent | IfVersion) -> PutOutcome:
-        if key != CONFIG.manifest_path:
-            store.script.insert(0, lost)
-            return store.really_put_if(key, data, when)
-        return outcomes.Conflict()
-
-    world = World(Busy())
-    driver = world.driver()
-    driver.append(world.group(0, b"a"))
-    world.store.script = [lost]
-    read.clear()
-    driver.append(world.group(1, b"b"))
-    assert world.store.script == []
-    assert read.count(discovery_record_key(PREFIX)) == 1
-    assert world.manifest.next_sequence == 2
 
 
 def test_a_write_without_rows_touches_nothing() -> None:
@@ -555,13 +510,6 @@ def test_a_claim_that_cannot_be_written_stops_the_append() -> None:
         world.driver().append(world.group(0, b"a", query="one"))
 
 
-def test_an_unreadable_record_is_refused_with_its_key() -> None:
-    world = World()
-    world.store.put(RECORD, b"{}")
-    with pytest.raises(CorruptData, match=r"'p/app=q/_commit.json'.*not readable"):
-        world.driver().append(world.group(0, b"a"))
-
-
 def test_a_record_that_its_operator_deleted_is_made_anew() -> None:
     world = World()
     driver = world.driver()
@@ -570,21 +518,6 @@ def test_a_record_that_its_operator_deleted_is_made_anew() -> None:
     world.store.delete_many([RECORD])
     assert driver.append(world.group(0, b"b", query="two"))
     assert CommitRecord.from_json(world.store.get(RECORD).data).query == "two"
-
-
-def test_a_query_is_refused_also_before_the_other_one_s_first_record() -> None:
-    world = World(ScriptedStore())
-    other = world.group(0, b"theirs", query="two")
-
-    def meanwhile(store: ScriptedStore) -> None:
-        with pytest.raises(InvalidInput, match="belongs to query one"):
-            world.driver().append(other)
-
-    # The claim has landed, the append of the first query has not.
-    world.store.script = [applied, then(applied, meanwhile)]
-    assert world.driver().append(world.group(0, b"mine", query="one"))
-    world.drain()
-    assert world.read == [b"mine"]
 
 
 def test_a_repeat_within_one_query_is_a_warning_with_a_count(

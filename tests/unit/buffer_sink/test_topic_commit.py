@@ -86,7 +86,7 @@ class World:
             key = write.location(name, ulid, write.transaction(txn), clock)
             data = encode_batch([value.encode()])
             self.store.put(key, data)
-            uploads.append(UploadedBatch(key, 1, len(data), (Metadata(0, 7, b""),), name, clock))
+            uploads.append(UploadedBatch(key, 1, (Metadata(0, 7, b""),), name, clock))
         return Group(Moment.now(self.runtime), tuple(uploads), txn, query, write)
 
     def manifest(self, name: str) -> Manifest:
@@ -158,16 +158,6 @@ def test_the_entries_of_a_partition_are_in_the_order_of_tasks_and_rows() -> None
     assert world.driver().append(group)
     locations = world.manifest("p-00000-04pn").locations()
     assert locations[:5] == [each.location for each in group.uploads]
-
-
-def test_a_restart_after_a_kill_before_the_decision_repeats_the_batch() -> None:
-    world = World()
-    world.append_killed_at_decision(world.group(0, "a", "b", "c"))
-    assert world.read() == []
-    assert world.undecided() == 3
-    assert world.driver().append(world.group(0, "a", "b", "c"))
-    assert world.read() == ["a", "b", "c"]
-    assert world.undecided() == 0
 
 
 def test_a_query_without_rows_after_a_kill_ends_what_was_left() -> None:

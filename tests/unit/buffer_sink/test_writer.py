@@ -31,7 +31,6 @@ from opendata_buffer.errors import (
     InvalidInput,
     PermanentStorageError,
     QueueReset,
-    TransientStorageError,
 )
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction
@@ -152,7 +151,7 @@ def test_a_store_with_a_queue_is_not_asked_for_a_topic_at_each_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-    monkeypatch.setattr("buffer_sink.writer.find_topic", asked.append)
+    monkeypatch.setattr("buffer_sink.writer.find_topic", lambda *at: asked.append(at))
     for _ in range(3):
         assert plan(tmp_path).locate().topic is None
     assert len(asked) == 1
@@ -220,7 +219,7 @@ def test_write_and_commit_but_abort_deletes_nothing(
 
 
 def test_commit_of_another_batch_than_the_tasks_wrote(tmp_path: Path) -> None:
-    upload = UploadedBatch("ingest/x.batch", 1, 1, ())
+    upload = UploadedBatch("ingest/x.batch", 1, ())
     message = TaskUploads(WriteTask(0, Moment(0, 0.0), Transaction("q", 7)), (upload,))
     with pytest.raises(InvalidInput, match="wrote batch 7 and Spark commits batch 8"):
         made_stream(tmp_path).commit([None, message], 8)
@@ -282,11 +281,6 @@ def test_a_topic_is_found_on_the_way_to_the_tasks_and_the_commit_reads_it_no_mor
     assert all(each == sorted(each) for each in found), "the order of each key is kept"
 
 
-def test_a_prefix_names_one_queue_also_in_a_topic(tmp_path: Path) -> None:
-    Topic.create(str(tmp_path), 2)
-    assert made_stream(tmp_path, dataPathPrefix="p-00000-04pn")._plan.topic is None
-
-
 @pytest.mark.parametrize(
     ("is_topic", "schema", "partitioner", "message"),
     [
@@ -306,24 +300,20 @@ def test_columns_or_a_partitioner_that_do_not_fit_the_store_are_refused_before_t
 
 
 def test_a_topic_is_found_by_one_read() -> None:
-    store = MemoryStore()
-    assert find_topic(store) is None
+    store, config = MemoryStore(), QueueConfig(store="memory://x")
+    assert find_topic(config, store) is None
     topic = Topic.create("memory://x", 4, store=store, runtime=ManualRuntime())
-    assert find_topic(store) == topic.description
+    found = find_topic(config, store)
+    assert found is not None
+    assert found.description == topic.description
     store.put("_topic.json", b"{}")
     with pytest.raises(CorruptData, match=r"'_topic\.json'"):
-        find_topic(store)
+        find_topic(config, store)
 
 
-def test_a_store_that_refuses_may_have_a_queue_but_one_that_does_not_answer_is_an_error() -> None:
-    store = MemoryStore()
+def test_a_store_that_refuses_may_have_a_queue() -> None:
+    class Refusing(MemoryStore):
+        def get(self, key: str, **how: Any) -> Any:
+            raise PermanentStorageError("403")
 
-    def fail(*_: Any, **__: Any) -> Any:
-        raise error
-
-    store.get = fail
-    error: Exception = PermanentStorageError("403")
-    assert find_topic(store) is None
-    error = TransientStorageError("503")
-    with pytest.raises(TransientStorageError):
-        find_topic(store)
+    assert find_topic(QueueConfig(store="memory://x"), Refusing()) is None

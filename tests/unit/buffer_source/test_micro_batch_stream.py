@@ -440,24 +440,6 @@ def test_trigger_once_ignores_the_limits(world: World) -> None:
 # Transactions
 
 
-def test_a_repeated_transaction_is_read_once_over_restarts(world: World) -> None:
-    txn = Transaction("app", 7)
-    world.produce(2, txn=txn)
-    first, read = batch(world.run(), None)
-    assert read == [0, 1]
-    world.produce(1)
-    world.produce(2, txn=txn)
-    world.produce(1, txn=Transaction("app", 8))
-    again = world.run()
-    second, read = batch(again, first)
-    assert read == [2, 5]
-    assert second.only.transactions["apps"] == {"app": 8}
-    replay = world.run()
-    assert planned(replay, first, second) == [2, 5]
-    replay.commit(second)
-    assert world.queued == []
-
-
 def gone(world: World, sequence: int) -> None:
     """A batch's object is deleted; its entry stays."""
     (entry,) = world.manifest().entries(start=sequence, limit=1)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
 from buffer_source.options import SourceOptions
-from buffer_source.partitions import PartitionOffset, SourceOffset, SourcePartitions, reads_topic
+from buffer_source.partitions import PartitionOffset, SourceOffset, SourcePartitions, find_topic
 from buffer_source.stream_reader import POLL_INTERVAL_S, MicroBatchStream
 from opendata_buffer.errors import DataLoss, InvalidInput, PermanentStorageError, QueueReset
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
+from opendata_buffer.messages import CONTINUE_TXN, build_uuid
 from opendata_buffer.stores.base import NotModified
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import DRAIN_S
@@ -185,21 +184,6 @@ def test_available_now_reads_what_was_there_in_the_partitions_that_were_there(
     assert world.queued_in(P0) == [2]
 
 
-def test_one_transaction_over_several_partitions(world: TopicWorld) -> None:
-    driver = world.run()
-    for name in (P0, P2):
-        world.append(name, b"part", message=build_uuid(b"writer", 2, CONTINUE_TXN))
-    world.append(P1, b"plain")
-    position, read = batch(driver, None)
-    assert read == [b"plain"]
-    for name in (P0, P2):
-        world.append(name, message=build_uuid(b"writer", 3, ACK_TXN))
-    position, read = batch(driver, position)
-    assert read == [b"part", b"part"]
-    driver.commit(position)
-    assert [world.queued_in(name) for name in (P0, P1, P2)] == [[], [], []]
-
-
 @pytest.mark.parametrize("undecided", [0, 3])
 @pytest.mark.parametrize("options", [{}, {"maxBatchesPerTrigger": "2"}])
 def test_an_idle_trigger_reads_the_topic_and_each_manifest_once(
@@ -264,15 +248,6 @@ def test_progress_shows_the_partitions_that_lag(world: TopicWorld) -> None:
     assert report["batches"] == 2
 
 
-def test_stop_lets_all_partitions_go_and_acknowledges_nothing(world: TopicWorld) -> None:
-    world.append(P0, b"x")
-    driver = world.run()
-    batch(driver, None)
-    driver.stop()
-    driver.stop()
-    assert world.queued_in(P0) == [0]
-
-
 def test_each_partition_begins_at_its_starting_offset(world: TopicWorld) -> None:
     for name in (P0, P1, P2):
         world.append(name, *numbered(name, 3))
@@ -287,16 +262,12 @@ def test_each_partition_begins_at_its_starting_offset(world: TopicWorld) -> None
     assert {name: each.base for name, each in end.partitions.items()} == {P0: 2, P1: 3, P2: 0}
 
 
-def once(call: Any, *args: Any, **kwargs: Any) -> Any:
-    return call(*args, **kwargs)
-
-
 def options(**given: str) -> SourceOptions:
     return SourceOptions.from_spark({"path": "/world", "gcEnabled": "false", **given})
 
 
 def partitions(world: World, **given: str) -> SourcePartitions:
-    return SourcePartitions(options(**given), world.store, world.runtime, once)
+    return SourcePartitions(options(**given), world.store, world.runtime)
 
 
 @pytest.fixture
@@ -306,13 +277,13 @@ def topic(runtime: ManualRuntime) -> TopicWorld:
 
 def test_naming_a_queue_leads_to_that_queue_also_in_a_topic(topic: TopicWorld) -> None:
     given = {"dataPathPrefix": "p-00001-05mv"}
-    assert not reads_topic(options(**given), topic.store, topic.runtime)
+    assert find_topic(options(**given), topic.store, topic.runtime) is None
     assert partitions(topic, **given).names() == ["0"]
 
 
 def test_a_reader_that_may_only_read_below_a_prefix_has_a_queue(topic: TopicWorld) -> None:
     topic.store.fail("get", 1, PermanentStorageError("403 AccessDenied"), "_topic.json")
-    assert not reads_topic(options(), topic.store, topic.runtime)
+    assert find_topic(options(), topic.store, topic.runtime) is None
 
 
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])

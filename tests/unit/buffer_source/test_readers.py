@@ -11,7 +11,7 @@ from buffer_source import batch_reader, stream_reader
 from buffer_source.batch_reader import select
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourceOffset, view_of
-from buffer_source.schema_inference import infer_schema
+from buffer_source.schema import infer_schema
 from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
 from opendata_buffer.formats.batch import encode_batch

@@ -103,26 +103,6 @@ def test_a_record_that_is_not_utf8_is_named_by_sequence_and_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranges", "expected"),
-    [
-        ([(0, b"a"), (9, b"b")], [b"a", b"a", b"a"]),
-        ([(4_294_967_295, b"b")], [None, None, None]),
-        ([(3, b"b")], [None, None, None]),
-        ([(1, b"a"), (1, b"b")], [None, b"b", b"b"]),
-        ([(2, b"a"), (0, b"b")], [b"b", b"b", b"b"]),
-        ([(0, b"a"), (2, b"b"), (1, b"c")], [b"a", b"c", b"c"]),
-        ([(9, b"a"), (1, b"b"), (0, b"c"), (2, b"d")], [b"c", b"c", b"d"]),
-    ],
-)
-def test_ranges_out_of_order_or_out_of_range_do_not_crash(
-    ranges: list[tuple[int, bytes]], expected: list[bytes | None]
-) -> None:
-    metadata = [Metadata(start, 0, payload) for start, payload in ranges]
-    got = rows(batch([b"x"] * 3, *metadata), struct("metadata binary"))
-    assert [row["metadata"] for row in got] == expected
-
-
-@pytest.mark.parametrize(
     ("time_ms", "expected"),
     [
         (-(1 << 63), None),

@@ -1,4 +1,4 @@
-"""What a user schema may ask for."""
+"""What a user schema may ask for, and what records show."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from buffer_source.schema import check_schema
+from buffer_source.options import SourceOptions
+from buffer_source.schema import check_not_inferred, check_schema, infer_schema
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.values import ValueOptions
 from tests.unit.buffer_source.structs import struct
+from tests.unit.buffer_source.world import TopicWorld, World
 
 
 def check(schema: StructType, **options: str) -> None:
@@ -70,3 +73,81 @@ def test_a_type_that_is_something_else_to_arrow_is_refused_at_any_depth(
     with pytest.raises(InvalidInput) as caught:
         check(StructType().add("c", dtype))
     assert f"schema wants column {named}, which records are not read into" in str(caught.value)
+
+
+# Inference.
+
+
+def inferred(world: World | TopicWorld, **given: str) -> str:
+    options = SourceOptions.from_spark({"path": "/world", "valueFormat": "json", **given})
+    assert options.values is not None
+    schema = infer_schema(options, options.values, world.store, world.runtime)
+    return schema.simpleString()
+
+
+def test_the_oldest_and_the_newest_batches_say_which_columns_there_are(
+    runtime: ManualRuntime,
+) -> None:
+    world = World(runtime)
+    world.produce(records=[b'{"id":1}'])
+    world.produce(20, records=[b'{"never":"seen"}'])
+    world.produce(4, records=[b'{"id":2.5,"at":{"x":[1]}}', b"broken"])
+    assert inferred(world) == (
+        "struct<id:double,never:string,at:struct<x:array<bigint>>,_corrupt_record:string>"
+    )
+
+
+def test_fields_that_are_called_like_our_columns_are_left_out_and_named(
+    runtime: ManualRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(runtime)
+    world.produce(records=[b'{"_index":"logs-7","_id":"x","_locations":[1],"took":3}', b"broken"])
+    assert inferred(world) == "struct<_id:string,took:bigint,_corrupt_record:string>"
+    assert "'_index' (_index), '_locations' (_location)" in caplog.text
+
+
+def test_columns_of_csv_have_numbers(runtime: ManualRuntime) -> None:
+    world = World(runtime)
+    world.produce(records=[b"a,_index,b", b"1,2,3"])
+    assert inferred(world, valueFormat="csv", mode="FAILFAST") == (
+        "struct<_c0:string,_c1:string,_c2:string>"
+    )
+
+
+def test_a_topic_is_sampled_in_all_its_partitions(runtime: ManualRuntime) -> None:
+    world = TopicWorld(runtime, 2)
+    first, second = world.topic.read().names
+    world.append(first, b'{"a":1}')
+    world.append(second, b'{"b":"x"}')
+    assert inferred(world) == "struct<a:bigint,b:string,_corrupt_record:string>"
+
+
+def test_a_batch_whose_object_is_gone_is_not_in_the_sample(runtime: ManualRuntime) -> None:
+    world = World(runtime)
+    world.produce(records=[b'{"a":1}'])
+    world.produce(records=[b'{"b":1}'])
+    world.store.delete_many([world.manifest().entries()[0].location])
+    assert inferred(world, mode="FAILFAST") == "struct<b:bigint>"
+
+
+def test_where_nothing_shows_columns_it_says_how_to_name_them(runtime: ManualRuntime) -> None:
+    world = World(runtime)
+    world.produce(records=[b"plain"])
+    with pytest.raises(InvalidInput, match=r"none of 1 records .*\.schema\('id BIGINT"):
+        inferred(world)
+    with pytest.raises(InvalidInput, match="there is no queue with manifest"):
+        inferred(world, dataPathPrefix="other")
+
+
+def test_a_stream_refuses_an_inferred_schema_and_prints_the_line_to_paste(
+    runtime: ManualRuntime,
+) -> None:
+    world = World(runtime)
+    world.produce(records=[b'{"id":1,"a b":"x"}'])
+    options = SourceOptions.from_spark({"path": "/world", "valueFormat": "json"})
+    assert options.values is not None
+    schema = infer_schema(options, options.values, world.store, runtime)
+    with pytest.raises(InvalidInput) as caught:
+        check_not_inferred(schema)
+    assert '    .schema("id BIGINT, `a b` STRING, _corrupt_record STRING")\n' in str(caught.value)
+    check_not_inferred(struct("id bigint"))

@@ -8,9 +8,9 @@ import pytest
 
 from buffer_source import task
 from buffer_source.options import PROGRAM, SourceOptions
-from buffer_source.planner import PartitionBatch
+from buffer_source.planner import PartitionBatch, TaskBatches
 from buffer_source.schema import default_schema
-from buffer_source.task import RECORD_INTERVAL_S, QueryIdRecorder, read_batches
+from buffer_source.task import RECORD_INTERVAL_S, QueryIdRecorder, read_partition
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocation
@@ -42,7 +42,7 @@ def put(store: Store, runtime: ManualRuntime, *batches: bytes) -> list[Partition
 
 
 def sequences(given: SourceOptions, descriptors: list[PartitionBatch]) -> list[int]:
-    pieces = list(read_batches(given, default_schema(), descriptors))
+    pieces = list(read_partition(given, default_schema(), TaskBatches(tuple(descriptors))))
     return [row for piece in pieces for row in piece["sequence"].to_pylist()]
 
 
@@ -92,7 +92,10 @@ def test_tasks_that_share_a_batch_read_each_row_once(
     records = [b"%d" % number for number in range(10)]
     large = put(store, runtime, encode_batch([b"x"]), encode_batch(records))[1]
     parts = large.shared_by(3)
-    read = [list(read_batches(options(tmp_path), default_schema(), [part])) for part in parts]
+    read = [
+        list(read_partition(options(tmp_path), default_schema(), TaskBatches((part,))))
+        for part in parts
+    ]
     found = [[value for piece in each for value in piece["value"].to_pylist()] for each in read]
     assert found == [records[0:3], records[3:6], records[6:10]]
     indices = [index for each in read for piece in each for index in piece["index"].to_pylist()]
