@@ -259,10 +259,6 @@ class UploadCommitter:
         self._open_pause = open_pause
         self._queues: dict[str, Queue] = {}
 
-    def append(self, group: Group | None) -> bool:
-        """Append a group, unless it was committed before; False when nothing was appended."""
-        raise NotImplementedError
-
     def disconnect(self) -> None:
         """End connections that outlive an append; the next one makes what it needs."""
         for queue in self._queues.values():

@@ -25,8 +25,6 @@ SINK_OPTIONS = (
     "partitioner",
 )
 
-VALUE_FORMATS = ("bytes", "json")
-
 PARTITIONERS = ("random", "modulo", "rendezvous")  # the last two by column `key`
 
 
@@ -39,19 +37,16 @@ class SinkOptions:
         app: Half of the exactly-once identity (``txnAppId``). Default: a stream's query id; a
             batch write has no identity then.
         version: The other half in a batch write (``txnVersion``); a stream uses its batch id.
-        target_batch_bytes: Record block at which a task closes a batch, before compression. A task
-            holds ``upload_concurrency + 2`` of them at most.
+        target_batch_bytes: Record block at which a task closes a batch, before compression.
         max_batch_bytes: Largest record block written; readers refuse larger ones.
-        gather_bytes: A task with no more than this sends its rows to the driver, which joins those
-            of all such tasks into batches of ``target_batch_bytes``.
+        gather_bytes: A task with no more than this sends its rows to the driver, which joins them.
         value_format: ``bytes``: column ``value`` is the record; ``json``: all columns are.
         compression: ``Compression.NONE`` or ``Compression.ZSTD``.
         upload_concurrency: Uploads at once of one task.
         max_metadata_ranges: Runs of equal ``metadata`` that one task may write: each costs bytes in
             the manifest, which every append rewrites (failure F35).
-        max_write_duration_ms: Longest time of a write, from its plan to its commit; a longer one is
-            refused. Batches are named so far ahead of time, and no collector deletes them, used or
-            not, before that and the grace period are over.
+        max_write_duration_ms: Longest time of a write, from its plan to its commit; batches are
+            named so far ahead of time (decision 0012).
         partitioner: How rows are divided among the partitions of a topic; None for ``random``.
         one_queue: A data prefix is named, so this is a single queue.
     """
@@ -126,7 +121,7 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
         queue=queue,
         app=reader.text("txnAppId"),
         version=reader.integer("txnVersion", None),
-        value_format=reader.choice("valueFormat", VALUE_FORMATS, "bytes"),
+        value_format=reader.choice("valueFormat", ("bytes", "json"), "bytes"),
         compression=Compression[compression.upper()],
         partitioner=partitioner,
         one_queue=one_queue,

@@ -26,7 +26,6 @@ from buffer_sink.committer import (
     QueueCommitter,
     TopicCommitter,
     TopicWrite,
-    UploadCommitter,
     UploadedBatch,
 )
 from buffer_sink.json_rows import Fields
@@ -642,11 +641,11 @@ def _store_of(options: SinkOptions) -> Store:
 
 
 _queues_until: dict[tuple[str, StoreOptions], float] = {}
-_committers: dict[tuple[SinkOptions, bool], UploadCommitter] = {}
+_committers: dict[tuple[SinkOptions, bool], QueueCommitter | TopicCommitter] = {}
 _MOST_COMMITTERS = 8
 
 
-def _committer(options: SinkOptions, is_of_topic: bool) -> UploadCommitter:
+def _committer(options: SinkOptions, is_of_topic: bool) -> QueueCommitter | TopicCommitter:
     """The process's committer for these options; those that were used last are kept."""
     committer = _committers.pop((options, is_of_topic), None)
     if committer is None:

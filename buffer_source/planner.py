@@ -85,11 +85,6 @@ class PartitionBatch(BatchDescriptor):
             return [self]
         return [replace(self, part=part, parts=parts) for part in range(parts)]
 
-    def __str__(self) -> str:
-        part = f" (part {self.part + 1} of {self.parts})" if self.parts > 1 else ""
-        partition = "" if self.partition == ONLY else f"{self.partition}:"
-        return f"{partition}{self.sequence}{part}"
-
 
 class TaskBatches(InputPartition):
     """The batches of one task, of each partition in queue order; Spark pickles them to it."""
@@ -97,12 +92,6 @@ class TaskBatches(InputPartition):
     def __init__(self, batches: tuple[PartitionBatch, ...]) -> None:
         super().__init__(batches)
         self.batches = batches
-
-    def __repr__(self) -> str:
-        if not self.batches:
-            return "TaskBatches()"
-        first, last = self.batches[0], self.batches[-1]
-        return f"TaskBatches({len(self.batches)} batches, {first} to {last})"
 
 
 class BatchSizes:

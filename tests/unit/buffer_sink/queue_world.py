@@ -16,7 +16,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.transactions.commit_record import CommitRecord, record_key
+from opendata_buffer.transactions.commit_record import record_key
 
 PREFIX = "p"
 CONFIG = QueueConfig(store="memory://x", data_path_prefix=PREFIX)
@@ -77,9 +77,3 @@ class World:
             if self.passes.offer(entry.sequence, entry.location):
                 self.read += records
             queue.dequeue(entry.sequence, epoch)
-
-    def forget_record(self, record: CommitRecord | None) -> None:
-        """As if the driver died before it wrote the record."""
-        self.store.delete_many([RECORD])
-        if record is not None:
-            self.store.put(RECORD, record.to_json())

@@ -190,11 +190,8 @@ def test_every_row_of_every_batch_is_read_once_and_in_order(
     assert read == [(number, row) for number in range(len(sizes)) for row in range(100)]
 
 
-def test_a_task_says_what_is_in_it_and_pickles() -> None:
-    part = PartitionBatch(4, "b").shared_by(3)[1]
-    task = TaskBatches((PartitionBatch(3, "a"), part))
-    assert repr(task) == "TaskBatches(2 batches, 3 to 4 (part 2 of 3))"
-    assert repr(TaskBatches(())) == "TaskBatches()"
+def test_a_task_pickles() -> None:
+    task = TaskBatches((PartitionBatch(3, "a"), PartitionBatch(4, "b").shared_by(3)[1]))
     assert pickle.loads(pickle.dumps(task)).batches == task.batches
 
 
