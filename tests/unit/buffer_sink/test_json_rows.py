@@ -153,25 +153,6 @@ def test_dates_times_and_bytes() -> None:
     assert encoded(b=[b"\x00\xff", None]) == ['{"b":"AP8="}', "{}"]
 
 
-def test_structs_lists_and_maps() -> None:
-    assert encoded(s=[{"x": 1, "y": None}, None, {"x": None, "y": None}]) == [
-        '{"s":{"x":1}}',
-        "{}",
-        '{"s":{}}',
-    ]
-    assert encoded(l=[["a", None], [], None]) == ['{"l":["a",null]}', '{"l":[]}', "{}"]
-    assert encoded(l=[[[1], None], [[]]]) == ['{"l":[[1],null]}', '{"l":[[]]}']
-    assert encoded(l=[[{"x": None}], [None]]) == ['{"l":[{}]}', '{"l":[null]}']
-    kind = pa.map_(pa.string(), pa.int64())
-    assert encoded(m=pa.array([[('k"', 1), ("n", None)], None, []], kind)) == [
-        '{"m":{"k\\"":1,"n":null}}',
-        "{}",
-        '{"m":{}}',
-    ]
-    numbered = pa.map_(pa.int32(), pa.list_(pa.string()))
-    assert encoded(m=pa.array([[(1, ["a"])]], numbered)) == ['{"m":{"1":["a"]}}']
-
-
 def test_keys_of_any_type_become_names_that_json_takes() -> None:
     moment = datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC)
     for kind, key, name in (

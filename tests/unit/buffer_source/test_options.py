@@ -47,15 +47,6 @@ def test_keys_arrive_lower_cased_from_spark() -> None:
     assert (consumer.manifest_path, consumer.gc) == ("a/b/manifest", options.gc)
 
 
-def test_the_store_is_made_absolute_because_executors_have_another_directory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
-) -> None:
-    monkeypatch.chdir(str(tmp_path))
-    assert SourceOptions.from_spark({"path": "queue"}).queue.store == f"{tmp_path}/queue"
-    assert SourceOptions.from_spark({"path": "s3://b/r"}).queue.store == "s3://b/r"
-    assert SourceOptions.from_spark({"path": "file:///d"}).queue.store == "file:///d"
-
-
 @pytest.mark.parametrize(
     ("name", "value", "accepted"),
     [

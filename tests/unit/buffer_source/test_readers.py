@@ -62,15 +62,6 @@ def everything(driver: MicroBatchStream, start: SourceOffset | None = None) -> l
         found, start = found + read, end
 
 
-def test_two_queries_with_two_readers_read_everything_each(world: LogWorld) -> None:
-    world.each(50)
-    assert everything(world.run(reader="billing")) == list(range(50))
-    world.each(10)
-    assert everything(world.run(reader="audit", maxBatchesPerTrigger="7")) == list(range(60))
-    assert (world.at("billing"), world.at("audit")) == (50, 60)
-    assert world.moved() > 30
-
-
 def test_a_restarted_query_goes_on_where_its_checkpoint_is(world: LogWorld) -> None:
     world.each(50)
     first, _ = batch(world.run(reader="billing", maxBatchesPerTrigger="10"), None)

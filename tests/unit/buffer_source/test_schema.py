@@ -78,6 +78,11 @@ def test_a_type_that_is_something_else_to_arrow_is_refused_at_any_depth(
 # Inference.
 
 
+@pytest.fixture
+def world(runtime: ManualRuntime) -> World:
+    return World(runtime)
+
+
 def inferred(world: World | TopicWorld, **given: str) -> str:
     options = SourceOptions.from_spark({"path": "/world", "valueFormat": "json", **given})
     assert options.values is not None
@@ -85,10 +90,7 @@ def inferred(world: World | TopicWorld, **given: str) -> str:
     return schema.simpleString()
 
 
-def test_the_oldest_and_the_newest_batches_say_which_columns_there_are(
-    runtime: ManualRuntime,
-) -> None:
-    world = World(runtime)
+def test_the_oldest_and_the_newest_batches_say_which_columns_there_are(world: World) -> None:
     world.produce(records=[b'{"id":1}'])
     world.produce(20, records=[b'{"never":"seen"}'])
     world.produce(4, records=[b'{"id":2.5,"at":{"x":[1]}}', b"broken"])
@@ -98,20 +100,11 @@ def test_the_oldest_and_the_newest_batches_say_which_columns_there_are(
 
 
 def test_fields_that_are_called_like_our_columns_are_left_out_and_named(
-    runtime: ManualRuntime, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = World(runtime)
     world.produce(records=[b'{"_index":"logs-7","_id":"x","_locations":[1],"took":3}', b"broken"])
     assert inferred(world) == "struct<_id:string,took:bigint,_corrupt_record:string>"
     assert "'_index' (_index), '_locations' (_location)" in caplog.text
-
-
-def test_columns_of_csv_have_numbers(runtime: ManualRuntime) -> None:
-    world = World(runtime)
-    world.produce(records=[b"a,_index,b", b"1,2,3"])
-    assert inferred(world, valueFormat="csv", mode="FAILFAST") == (
-        "struct<_c0:string,_c1:string,_c2:string>"
-    )
 
 
 def test_a_topic_is_sampled_in_all_its_partitions(runtime: ManualRuntime) -> None:
@@ -122,16 +115,14 @@ def test_a_topic_is_sampled_in_all_its_partitions(runtime: ManualRuntime) -> Non
     assert inferred(world) == "struct<a:bigint,b:string,_corrupt_record:string>"
 
 
-def test_a_batch_whose_object_is_gone_is_not_in_the_sample(runtime: ManualRuntime) -> None:
-    world = World(runtime)
+def test_a_batch_whose_object_is_gone_is_not_in_the_sample(world: World) -> None:
     world.produce(records=[b'{"a":1}'])
     world.produce(records=[b'{"b":1}'])
     world.store.delete_many([world.manifest().entries()[0].location])
     assert inferred(world, mode="FAILFAST") == "struct<b:bigint>"
 
 
-def test_where_nothing_shows_columns_it_says_how_to_name_them(runtime: ManualRuntime) -> None:
-    world = World(runtime)
+def test_where_nothing_shows_columns_it_says_how_to_name_them(world: World) -> None:
     world.produce(records=[b"plain"])
     with pytest.raises(InvalidInput, match=r"none of 1 records .*\.schema\('id BIGINT"):
         inferred(world)
@@ -139,14 +130,11 @@ def test_where_nothing_shows_columns_it_says_how_to_name_them(runtime: ManualRun
         inferred(world, dataPathPrefix="other")
 
 
-def test_a_stream_refuses_an_inferred_schema_and_prints_the_line_to_paste(
-    runtime: ManualRuntime,
-) -> None:
-    world = World(runtime)
+def test_a_stream_refuses_an_inferred_schema_and_prints_the_line_to_paste(world: World) -> None:
     world.produce(records=[b'{"id":1,"a b":"x"}'])
     options = SourceOptions.from_spark({"path": "/world", "valueFormat": "json"})
     assert options.values is not None
-    schema = infer_schema(options, options.values, world.store, runtime)
+    schema = infer_schema(options, options.values, world.store, world.runtime)
     with pytest.raises(InvalidInput) as caught:
         check_not_inferred(schema)
     assert '    .schema("id BIGINT, `a b` STRING, _corrupt_record STRING")\n' in str(caught.value)

@@ -13,7 +13,7 @@ from buffer_source.schema import default_schema
 from buffer_source.task import RECORD_INTERVAL_S, QueryIdRecorder, read_partition
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocation
+from opendata_buffer.errors import BatchUnreadable, ForeignLocation
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.quarantine import list_quarantine, read_copy
@@ -122,20 +122,6 @@ def test_a_corrupt_batch_ends_the_query_by_default_and_names_the_option(
     with pytest.raises(BatchUnreadable, match=r"batch 1 at .* corruptBatches set to quarantine"):
         sequences(options(tmp_path), descriptors)
     assert list_quarantine(store, "ingest") == []
-
-
-def test_the_two_options_are_independent(
-    tmp_path: Path, store: Store, runtime: ManualRuntime
-) -> None:
-    descriptors = put(store, runtime, encode_batch([b"a"]), b"x" * 100, encode_batch([b"a"]))
-    store.delete_many([descriptors[2].location])
-    with pytest.raises(BatchMissing):
-        sequences(options(tmp_path, corruptBatches="quarantine"), descriptors)
-    with pytest.raises(BatchUnreadable):
-        sequences(options(tmp_path, failOnDataLoss="false"), descriptors)
-    both = options(tmp_path, corruptBatches="quarantine", failOnDataLoss="false")
-    assert sequences(both, descriptors) == [0]
-    assert [each.sequence for each in list_quarantine(store, "ingest")] == [1]
 
 
 def test_a_foreign_batch_is_neither_read_nor_copied(
