@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.jvm import LATE, prepare, starting, warm_up
-from tests.spark.written import Pipe
+from tests.spark.queues import Pipe, Query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,5 +89,10 @@ def checkpoint(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def pipe(spark: SparkSession, store: str, checkpoint: str, tmp_path: Path) -> Pipe:
-    return Pipe(spark, store, checkpoint, tmp_path)
+def query(spark: SparkSession, store: str, checkpoint: str) -> Query:
+    return Query(spark, store, checkpoint)
+
+
+@pytest.fixture
+def pipe(spark: SparkSession, store: str, tmp_path: Path) -> Pipe:
+    return Pipe(spark, store, tmp_path)

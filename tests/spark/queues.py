@@ -1,17 +1,27 @@
-"""A queue to stream from, and a sink that remembers: what the source tests have in common."""
+"""Queues that Spark reads and writes, seen without Spark; queries over their restarts."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from opendata_buffer.config import ConsumerConfig, ProducerConfig, QueueConfig
-from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.config import (
+    DEFAULT_DATA_PATH_PREFIX,
+    ProducerConfig,
+    QueueConfig,
+    StoreOptions,
+)
+from opendata_buffer.consumer.isolation import TransactionFilter
+from opendata_buffer.formats.batch import decode_batch, encode_batch
+from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
@@ -23,9 +33,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TELLS = find_spec("pyspark.sql.streaming.datasource") is not None
+FORMAT = "opendata-buffer"
+
+TELLS = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
 """Whether this Spark tells a Python source its start, limit and trigger, and shows its report. On
 Spark 4.0 and 4.1 a run with AvailableNow is one micro-batch, or the repeat of an unfinished one."""
+
+LONG_S = 600
+"""Spark tells whether a query ended in this time: it is no error of its own."""
 
 
 def until_done(checkpoint: str, run: Callable[[], T]) -> T:
@@ -43,6 +58,9 @@ def logged(checkpoint: str, name: str) -> list[int]:
     return sorted(int(path.name) for path in paths if path.name.isdigit())
 
 
+# What comes into a queue, and what is in it.
+
+
 def produce(
     store: str,
     batches: Iterable[Iterable[bytes]],
@@ -57,28 +75,96 @@ def produce(
             producer.flush()
 
 
+def orders(ids: Iterable[int]) -> list[bytes]:
+    """Records that the examples read."""
+    return [json.dumps({"id": each, "amount": each * 10.0}).encode() for each in ids]
+
+
 def numbered(begin: int, end: int) -> list[list[bytes]]:
     """Batches of one record each, which is its number."""
     return [[b"%d" % number] for number in range(begin, end)]
 
 
-def manifest(store: str) -> Manifest:
-    config = QueueConfig(store=store)
-    opened = open_store(store)
-    read = Queue(opened, config, runtime=SystemRuntime(), role="test").read()
-    assert read is not None
-    return read
+def append(
+    store: str,
+    prefix: str,
+    values: list[bytes],
+    txn: Transaction | None = None,
+    message: uuid.UUID | None = None,
+) -> str:
+    """One batch of a transaction or a message of a partition; returns its location."""
+    location = batch_key(prefix, SystemRuntime().ulid(), txn, message=message)
+    open_store(store).put(location, encode_batch(values))
+    ranges = (Metadata(0, SystemRuntime().now_ms(), b"m"),)
+    open_queue(store, prefix).append([NewEntry(location, ranges)])
+    return location
+
+
+def open_queue(
+    store: str, prefix: str = DEFAULT_DATA_PATH_PREFIX, options: StoreOptions | None = None
+) -> Queue:
+    options = options or StoreOptions()
+    config = QueueConfig(store=store, data_path_prefix=prefix, store_options=options)
+    return Queue(open_store(store, options), config, runtime=SystemRuntime(), role="test")
+
+
+def manifest(
+    store: str, prefix: str = DEFAULT_DATA_PATH_PREFIX, options: StoreOptions | None = None
+) -> Manifest:
+    """The manifest, which is empty where there is no queue."""
+    return open_queue(store, prefix, options).read() or Manifest.empty()
 
 
 def queued(store: str) -> list[int]:
+    """The sequences that wait in a queue."""
     return [entry.sequence for entry in manifest(store).entries()]
 
 
-def consume(store: str, through: int) -> None:
-    """Another consumer takes the queue over and reads up to a sequence."""
-    with Consumer(ConsumerConfig(store=store)) as consumer:
-        consumer.next_descriptors(1_000_000)
-        consumer.ack_through(through)
+@dataclass(frozen=True)
+class Written:
+    """A batch in a queue, decoded."""
+
+    sequence: int
+    location: str
+    transaction: Transaction | None
+    records: list[bytes]
+    metadata: tuple[Metadata, ...]
+
+
+def written(
+    store: str, prefix: str = DEFAULT_DATA_PATH_PREFIX, options: StoreOptions | None = None
+) -> list[Written]:
+    """Every queued batch."""
+    found = open_store(store, options or StoreOptions())
+    result = []
+    for entry in manifest(store, prefix, options).entries():
+        blob: Any = found.get(entry.location)
+        parsed = parse_location(entry.location, prefix)
+        assert parsed is not None
+        each = decode_batch(blob.data)
+        result.append(Written(entry.sequence, entry.location, parsed.txn, each, entry.metadata))
+    return result
+
+
+def records(batches: list[Written]) -> list[bytes]:
+    return [record for each in batches for record in each.records]
+
+
+def filtered(batches: list[Written], prefix: str = DEFAULT_DATA_PATH_PREFIX) -> list[bytes]:
+    """The records that a reader with a transaction filter passes on."""
+    passes = TransactionFilter(prefix)
+    return records([each for each in batches if passes.offer(each.sequence, each.location)])
+
+
+def drain(store: str) -> list[Written]:
+    """Take everything, as a consumer does."""
+    taken, queue = written(store), open_queue(store)
+    if taken:
+        queue.dequeue(taken[-1].sequence, queue.claim_epoch(None).epoch)
+    return taken
+
+
+# Queries.
 
 
 class Interrupted(Exception):
@@ -106,7 +192,7 @@ class Sink:
 
 @dataclass
 class Query:
-    """One query over its restarts."""
+    """One query from a queue into a :class:`Sink` over its restarts."""
 
     spark: SparkSession
     store: str
@@ -116,7 +202,7 @@ class Query:
 
     def start(self, write: Callable[[Any], Any] | None = None, **options: str) -> StreamingQuery:
         frame = (
-            self.spark.readStream.format("opendata-buffer")
+            self.spark.readStream.format(FORMAT)
             .options(**{"gcEnabled": "false", **self.options, **options})
             .load(self.store)
         )
@@ -125,10 +211,8 @@ class Query:
         return (write(writer) if write else writer).start()
 
     @contextmanager
-    def running(
-        self, write: Callable[[Any], Any] | None = None, **options: str
-    ) -> Iterator[StreamingQuery]:
-        query = self.start(write, **options)
+    def running(self, **options: str) -> Iterator[StreamingQuery]:
+        query = self.start(**options)
         try:
             yield query
         finally:
@@ -139,11 +223,64 @@ class Query:
 
         def run() -> StreamingQuery:
             query = self.start(lambda writer: writer.trigger(availableNow=True), **options)
-            assert query.awaitTermination(600)
+            assert query.awaitTermination(LONG_S)
             return query
 
         return until_done(self.checkpoint, run)
 
-    def log(self, name: str) -> list[int]:
-        """Batches in the checkpoint's ``offsets`` or ``commits``."""
-        return logged(self.checkpoint, name)
+
+class Pipe:
+    """Text files in, a buffer at ``url`` out; each file is a micro-batch."""
+
+    def __init__(self, spark: SparkSession, url: str, home: Path) -> None:
+        self.spark = spark
+        self.url = url
+        self.checkpoint = home / "checkpoint"
+        self.input = home / "input"
+        self.input.mkdir()
+        self.options: dict[str, str] = {}
+        self.files = 0
+
+    def feed(self, *lines: str) -> None:
+        path = self.input / f"{self.files:05}.txt"
+        path.write_text("".join(f"{line}\n" for line in lines))
+        # The file source takes them by modification time.
+        os.utime(path, (1_700_000_000 + self.files, 1_700_000_000 + self.files))
+        self.files += 1
+
+    @property
+    def frame(self) -> DataFrame:
+        reader = self.spark.readStream.schema("value STRING").option("maxFilesPerTrigger", 1)
+        return reader.text(str(self.input))
+
+    def run(self, frame: DataFrame | None = None, mode: str = "append", each: Any = None) -> None:
+        """Write all there is into the buffer, or give each micro-batch to a function; then stop.
+
+        Raises what the query fails with.
+        """
+        import pytest
+        from pyspark.sql import datasource
+
+        writer = (self.frame if frame is None else frame).writeStream.outputMode(mode)
+        if each is None:
+            if not hasattr(datasource, "DataSourceStreamArrowWriter"):
+                pytest.skip("this Spark has no streaming sink of Arrow batches in Python")
+            writer = writer.format(FORMAT).options(path=self.url, **self.options)
+        else:
+            writer = writer.foreachBatch(each)
+        writer = writer.option("checkpointLocation", str(self.checkpoint))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    def forget_commit(self, batch: int) -> None:
+        """As if the driver died after the sink's commit, before Spark's."""
+        (self.checkpoint / "commits" / str(batch)).unlink()
+
+
+def program(path: Path) -> Any:
+    """A program of the examples, as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.formats.keys import Transaction
-from tests.spark.queues import TELLS, manifest, produce, queued
-from tests.spark.written import queued as written
+from tests.spark.queues import TELLS, manifest, produce, queued, written
 
 SOURCE = """
 import json, os, sys

@@ -17,8 +17,7 @@ from typing import Any, NoReturn
 import pyspark
 import pytest
 
-from tests.spark.queues import produce, queued
-from tests.spark.written import drain
+from tests.spark.queues import drain, orders, produce, queued, records
 
 pytestmark = [pytest.mark.delta, pytest.mark.slow]
 
@@ -31,7 +30,6 @@ NoSuchMethodError: LogicalRDD.<init> got a parameter. Nothing can be read or app
 """
 
 RECORDS = [[f"{n}{letter}".encode() for letter in "abc"] for n in range(4)]
-ORDERS = [{"id": number, "amount": number * 10.0} for number in range(20)]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "foreach_batch_delta.py"
 ROWS = [[n, i, f"{n}{letter}"] for n in range(4) for i, letter in enumerate("abc")]
 
@@ -167,7 +165,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     home = tmp_path_factory.mktemp("delta")
     for store in ("one", "two"):
         produce(str(home / store), RECORDS)
-    produce(str(home / "orders"), [[json.dumps(each).encode() for each in ORDERS]])
+    produce(str(home / "orders"), [orders(range(20))])
     settings = os.environ.get("OPENDATA_BUFFER_IVY_SETTINGS")
     if settings is None:
         settings = str(home / "ivysettings.xml")
@@ -220,10 +218,8 @@ def test_the_example_of_two_targets_writes_a_repeated_batch_once_to_both(
     result: dict[str, Any],
 ) -> None:
     assert "after both writes" in result["example failed"]
-    assert result["example"] == [[each["id"], each["amount"]] for each in ORDERS]
+    assert result["example"] == [[number, number * 10.0] for number in range(20)]
     assert transactions(result, "example") == [("orders-v1", 0)]
-    large = [
-        json.loads(record) for each in drain(result["home"] + "/large") for record in each.records
-    ]
-    assert sorted(order["id"] for order in large) == list(range(10, 20))
+    large = [json.loads(record)["id"] for record in records(drain(result["home"] + "/large"))]
+    assert sorted(large) == list(range(10, 20))
     assert queued(result["home"] + "/orders") == []

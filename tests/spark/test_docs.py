@@ -40,23 +40,6 @@ def test_sql_reads_what_is_queued_through_a_temporary_view(spark: SparkSession, 
     assert queued(store) == [0, 1]
 
 
-def test_one_dataframe_is_one_snapshot_and_its_index_column_needs_brackets(
-    spark: SparkSession, store: str
-) -> None:
-    def load() -> Any:
-        return spark.read.format("opendata-buffer").load(store)
-
-    produce(store, [[b"a", b"b"]])
-    frame = load()
-    assert frame.count() == 2
-    produce(store, [[b"c"]])
-    assert frame.count() == 2
-    assert load().count() == 3
-    row = frame.first()
-    assert row["index"] == 0
-    assert callable(row.index)
-
-
 def test_opentelemetry_s_records_become_rows(spark: SparkSession, store: str) -> None:
     pytest.importorskip("opentelemetry.proto.metrics.v1.metrics_pb2")
     made = json.loads((DOCS.parent / "tests" / "golden" / "otel.json").read_text())

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from tests.spark.chaos.processes import PATIENCE_S
 from tests.spark.jvm import LATE
 from tests.spark.queues import Query, Sink, manifest, numbered, produce, queued
+from tests.support.killed import PATIENCE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,9 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.spark.queues import produce, queued
-from tests.spark.written import queued as written
-from tests.spark.written import records
+from tests.spark.queues import produce, queued, records, written
 from tests.support.s3_server import Request, S3Server
 
 WATCH = Path(__file__).parents[2] / "docs" / "operations" / "watch.md"

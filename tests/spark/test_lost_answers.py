@@ -13,10 +13,10 @@ from pyspark.errors import StreamingQueryException
 
 from opendata_buffer.config import ProducerConfig, StoreOptions
 from opendata_buffer.producer.producer import Producer
-from tests.spark.chaos.processes import seeded, wait_for
+from tests.spark.chaos.processes import wait_for
 from tests.spark.jvm import LATE
-from tests.spark.queues import Query, Sink
-from tests.spark.written import filtered, open_queue, queued
+from tests.spark.queues import FORMAT, Query, Sink, filtered, manifest, written
+from tests.support.killed import seeded
 from tests.support.s3_server import Answer, Fault, S3Server
 
 if TYPE_CHECKING:
@@ -123,10 +123,10 @@ def test_f1_f2_every_record_once_over_a_store_that_loses_answers(
     to_memory = Query(spark, s3_server.url, str(tmp_path / "one"), options=limited)
 
     def to_buffer() -> StreamingQuery:
-        reader = spark.readStream.format("opendata-buffer").schema("value STRING")
+        reader = spark.readStream.format(FORMAT).schema("value STRING")
         reader = reader.options(**settings("two"), maxBatchesPerTrigger="6", createIfMissing="true")
         frame = reader.load(s3_server.url)
-        writer = frame.writeStream.format("opendata-buffer").options(**settings("out"))
+        writer = frame.writeStream.format(FORMAT).options(**settings("out"))
         return writer.option("checkpointLocation", str(tmp_path / "two")).start(s3_server.url)
 
     with seeded("CHAOS_SEED") as rng:
@@ -149,10 +149,8 @@ def test_f1_f2_every_record_once_over_a_store_that_loses_answers(
                         run.stop()
         print(f"{weather.faults} faults in {len(s3_server.requests)} requests")
         assert once(to_memory.sink) == list(range(BATCHES))
-        written = filtered(queued(s3_server.url, "out", options), "out")
-        assert sorted(int(each) for each in written) == list(range(BATCHES))
+        copied = filtered(written(s3_server.url, "out", options), "out")
+        assert sorted(int(each) for each in copied) == list(range(BATCHES))
     for prefix in ("one", "two"):
-        manifest = open_queue(s3_server.url, prefix, options).read()
-        assert manifest is not None
-        assert manifest.next_sequence == BATCHES
+        assert manifest(s3_server.url, prefix, options).next_sequence == BATCHES
     assert weather.faults >= BATCHES // 2

@@ -17,9 +17,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from opendata_buffer import Consumer, ConsumerConfig
 from tests.spark.jvm import SMALL_JVM, java_options, starting
-from tests.spark.queues import produce
+from tests.spark.queues import drain, orders, produce, records
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE = EXAMPLES / "pipelines"
@@ -62,11 +61,6 @@ spark.driver.extraJavaOptions {java_options()}
     assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-2000:]
 
 
-def orders(first: int, last: int) -> list[bytes]:
-    numbers = range(first, last)
-    return [json.dumps({"id": each, "amount": each * 10.0}).encode() for each in numbers]
-
-
 @pytest.mark.slow
 def test_a_streaming_table_of_a_queue_and_a_sink_into_one_have_each_order_once(
     tmp_path: Path,
@@ -83,16 +77,13 @@ def test_a_streaming_table_of_a_queue_and_a_sink_into_one_have_each_order_once(
     (tmp_path / "pipelines").mkdir()
     (tmp_path / SPEC).write_text(spec)
 
-    produce(str(tmp_path / "orders"), [orders(0, 7), orders(7, 12)])
+    produce(str(tmp_path / "orders"), [orders(range(7)), orders(range(7, 12))])
     run(tmp_path)
-    produce(str(tmp_path / "orders"), [orders(12, 20)])
+    produce(str(tmp_path / "orders"), [orders(range(12, 20))])
     run(tmp_path)
 
     files = [path for path in tmp_path.rglob("*.parquet") if re.search(r"/orders/", str(path))]
     ids = [each for path in files for each in pq.read_table(path)["id"].to_pylist()]
     assert sorted(ids) == list(range(20))
-    large = []
-    with Consumer(ConsumerConfig(store=str(tmp_path / "large"))) as consumer:
-        while batch := consumer.next_batch():
-            large += [json.loads(record)["id"] for record in batch.entries]
+    large = [json.loads(record)["id"] for record in records(drain(str(tmp_path / "large")))]
     assert sorted(large) == list(range(10, 20))

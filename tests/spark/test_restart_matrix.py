@@ -6,28 +6,18 @@ log, which is what a crash at the same point leaves.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from tests.spark.queues import TELLS, Query, numbered, produce, queued
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-@pytest.fixture
-def query(spark: SparkSession, store: str, checkpoint: str) -> Query:
-    return Query(spark, store, checkpoint)
+from tests.spark.queues import LONG_S, TELLS, Query, logged, numbered, produce, queued
 
 
 def crash_in(query: Query, batch_id: int, **options: str) -> None:
     query.sink.fail_in = batch_id
     with pytest.raises(StreamingQueryException, match="failing in batch"):
         query.available_now(**options)
-    assert query.log("offsets")[-1] == batch_id
-    assert batch_id not in query.log("commits")
+    assert logged(query.checkpoint, "offsets")[-1] == batch_id
+    assert batch_id not in logged(query.checkpoint, "commits")
 
 
 def test_clean_restarts_without_and_with_new_data(query: Query, store: str) -> None:
@@ -53,56 +43,38 @@ def test_uncommitted_batch_in_the_middle_is_replayed_as_it_was(query: Query, sto
     assert queued(store) == []
 
 
-@pytest.mark.parametrize("starting", ["earliest", "latest", "1"])
-def test_uncommitted_batch_0_is_replayed_as_it_was(query: Query, store: str, starting: str) -> None:
+@pytest.mark.parametrize(
+    ("starting", "first"), [("earliest", [0, 1, 2]), ("latest", []), ("1", [1, 2])]
+)
+def test_uncommitted_batch_0_is_replayed_as_it_was(
+    query: Query, store: str, starting: str, first: list[int]
+) -> None:
     query.options["acknowledge"] = str(starting == "earliest")
     produce(store, numbered(0, 3))
     crash_in(query, 0, startingOffsets=starting)
     produce(store, numbered(3, 5))
-    query.available_now(startingOffsets=starting)
-    first = {"earliest": [0, 1, 2], "latest": [], "1": [1, 2]}[starting]
+    # The option of a later run changes nothing.
+    query.available_now(startingOffsets="earliest")
     assert query.sink.batches == [(0, first), (0, first), (1, [3, 4])]
     assert queued(store) == ([] if starting == "earliest" else [0, 1, 2, 3, 4])
 
 
-def test_uncommitted_batch_0_keeps_its_start_when_the_option_changes(
+def test_a_batch_fails_twice_and_then_limits_and_the_end_of_the_run_are_new(
     query: Query, store: str
 ) -> None:
-    query.options["acknowledge"] = "false"
-    produce(store, numbered(0, 3))
-    crash_in(query, 0, startingOffsets="latest")
-    query.available_now(startingOffsets="earliest")
-    assert query.sink.values == []
-
-
-def test_a_batch_that_fails_twice(query: Query, store: str) -> None:
     produce(store, numbered(0, 4))
     crash_in(query, 1, maxBatchesPerTrigger="2")
     crash_in(query, 1, maxBatchesPerTrigger="2")
-    query.available_now(maxBatchesPerTrigger="2")
-    assert query.sink.batches == [(0, [0, 1]), (1, [2, 3]), (1, [2, 3]), (1, [2, 3])]
+    produce(store, numbered(4, 6))
+    query.available_now(maxBatchesPerTrigger="1")
+    assert query.sink.batches == [(0, [0, 1]), *[(1, [2, 3])] * 3, (2, [4]), (3, [5])]
     assert queued(store) == []
-
-
-def test_limits_may_change_between_runs(query: Query, store: str) -> None:
-    produce(store, numbered(0, 6))
-    crash_in(query, 0, maxBatchesPerTrigger="4")
-    query.available_now(maxBatchesPerTrigger="1")
-    assert query.sink.batches == [(0, [0, 1, 2, 3]), (0, [0, 1, 2, 3]), (1, [4]), (2, [5])]
-
-
-def test_available_now_freezes_its_target_again_after_a_crash(query: Query, store: str) -> None:
-    produce(store, numbered(0, 3))
-    crash_in(query, 1, maxBatchesPerTrigger="1")
-    produce(store, numbered(3, 5))
-    query.available_now(maxBatchesPerTrigger="1")
-    assert query.sink.batches == [(0, [0]), (1, [1]), (1, [1]), (2, [2]), (3, [3]), (4, [4])]
 
 
 def test_trigger_once_reads_all_in_one_batch(query: Query, store: str) -> None:
     produce(store, numbered(0, 5))
     run = query.start(lambda writer: writer.trigger(once=True), maxBatchesPerTrigger="1")
-    assert run.awaitTermination(600)
+    assert run.awaitTermination(LONG_S)
     # Where Spark does not tell a Python source its trigger, the limit holds.
     assert query.sink.batches == [(0, [0, 1, 2, 3, 4] if TELLS else [0])]
     # Once asks for no later offset, so nothing is acknowledged before the next run.

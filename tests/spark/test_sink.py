@@ -1,3 +1,5 @@
+"""Streams of text into a buffer, as a sink and as a function for ``foreachBatch``."""
+
 from __future__ import annotations
 
 import shutil
@@ -13,13 +15,10 @@ from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.stores.open import open_store
-from tests.spark.queues import until_done
-from tests.spark.written import Pipe, Queued, drain, filtered, queued, records
+from tests.spark.queues import Pipe, drain, filtered, records, written
 
 if TYPE_CHECKING:
-    pass
-
-FORMAT = "opendata-buffer"
+    from pyspark.sql import DataFrame
 
 
 def app_of(pipe: Pipe) -> str:
@@ -35,36 +34,56 @@ def forget_record(pipe: Pipe) -> None:
     (Path(pipe.url) / "ingest" / f"app={app_of(pipe)}" / "_commit.json").unlink()
 
 
-def versions(batches: list[Queued]) -> list[int]:
-    return [each.transaction.batch for each in batches if each.transaction is not None]
+def run(pipe: Pipe, way: str, app: str) -> None:
+    """Write all there is under an application's id, as a sink or as a function."""
+    if way == "sink":
+        pipe.options = {"txnAppId": app}
+        pipe.run()
+    else:
+        pipe.run(each=foreach_batch_writer(pipe.url, txn_app_id=app))
 
 
-def test_every_micro_batch_is_a_transaction_and_a_restart_goes_on(pipe: Pipe) -> None:
+@pytest.mark.parametrize("way", ["sink", "function"])
+def test_a_restart_goes_on_and_a_deleted_checkpoint_is_refused_under_the_same_app_id(
+    pipe: Pipe, way: str
+) -> None:
     pipe.feed("a", "b")
     pipe.feed("c")
-    pipe.run()
+    run(pipe, way, "one")
     pipe.feed("d", "e", "f")
-    pipe.run()
-    batches = queued(pipe.url)
+    run(pipe, way, "one")
+    batches = written(pipe.url)
     assert records(batches) == [b"a", b"b", b"c", b"d", b"e", b"f"]
-    assert [each.transaction for each in batches] == [
-        Transaction(app_of(pipe), batch) for batch in range(3)
-    ]
+    assert [each.transaction for each in batches] == [Transaction("one", n) for n in range(3)]
+    shutil.rmtree(pipe.checkpoint)
+    # Batch ids begin at 0 again, so all of them would be taken for repeats.
+    with pytest.raises(Exception, match=r"txnAppId 'one' belongs to query .* of its own"):
+        run(pipe, way, "one")
+    assert len(written(pipe.url)) == 3
+    run(pipe, way, "two")
+    assert records(written(pipe.url)[3:]) == records(batches)
 
 
-def test_no_data_appends_nothing(pipe: Pipe) -> None:
-    pipe.feed()
-    pipe.run()
-    assert open_store(pipe.url).list("").objects == ()
+def test_a_function_that_failed_after_the_write_runs_again_without_a_repeat(
+    pipe: Pipe, tmp_path: Path
+) -> None:
+    to_buffer = foreach_batch_writer(pipe.url, txn_app_id="job", compression="zstd")
+    attempts: list[int] = []
 
+    def both(frame: DataFrame, batch: int) -> None:
+        to_buffer(frame.selectExpr("to_json(struct(*)) AS value"), batch)
+        attempts.append(batch)
+        if len(attempts) == 1:
+            raise RuntimeError("the write after it failed")
+        frame.write.mode("append").parquet(str(tmp_path / "out"))
 
-def test_a_micro_batch_of_several_tasks_is_one_group(pipe: Pipe) -> None:
-    pipe.feed(*(str(number) for number in range(20)))
-    # More than a task sends to the driver, so each stores its own.
-    pipe.run(pipe.frame.repartition(2).selectExpr("rpad(value, 20000, ' ') AS value"))
-    batches = queued(pipe.url)
-    assert versions(batches) == [0, 0]
-    assert sorted(map(int, records(batches))) == list(range(20))
+    pipe.feed("a", "b")
+    with pytest.raises(Exception, match="the write after it failed"):
+        pipe.run(each=both)
+    pipe.run(each=both)
+    assert attempts[:2] == [0, 0]
+    assert records(written(pipe.url)) == [b'{"value":"a"}', b'{"value":"b"}']
+    assert pipe.spark.read.parquet(str(tmp_path / "out")).count() == 2
 
 
 def test_a_driver_that_died_before_spark_s_commit_or_the_record_repeats_nothing(pipe: Pipe) -> None:
@@ -77,9 +96,11 @@ def test_a_driver_that_died_before_spark_s_commit_or_the_record_repeats_nothing(
     pipe.forget_commit(2)
     forget_record(pipe)
     pipe.run()
-    batches = queued(pipe.url)
+    batches = written(pipe.url)
     assert records(batches) == [b"a", b"b", b"c"]
-    assert versions(batches) == [0, 1, 2]
+    assert [each.transaction for each in batches] == [
+        Transaction(app_of(pipe), number) for number in range(3)
+    ]
 
 
 def test_what_slips_through_is_caught_by_the_reader_s_filter(pipe: Pipe) -> None:
@@ -90,7 +111,7 @@ def test_what_slips_through_is_caught_by_the_reader_s_filter(pipe: Pipe) -> None
     forget_record(pipe)
     pipe.feed("b")
     pipe.run()
-    taken += queued(pipe.url)
+    taken += written(pipe.url)
     assert records(taken) == [b"a", b"a", b"b"]
     assert filtered(taken) == [b"a", b"b"]
 
@@ -106,36 +127,9 @@ def test_a_commit_that_failed_is_made_by_the_next_run(pipe: Pipe) -> None:
     assert len(uploaded) == 1
     marker.unlink()
     pipe.run()
-    assert records(queued(pipe.url)) == [b"a"]
+    assert records(written(pipe.url)) == [b"a"]
     # abort deleted nothing: what failed is an orphan for the collector.
     assert uploaded[0].exists()
-
-
-def test_two_queries_write_into_one_buffer(pipe: Pipe) -> None:
-    pipe.feed("a")
-    pipe.run()
-    pipe.checkpoint = pipe.checkpoint.with_name("second")
-    pipe.run()
-    batches = queued(pipe.url)
-    assert records(batches) == [b"a", b"a"]
-    assert len({each.transaction for each in batches}) == 2
-
-
-def test_a_deleted_checkpoint_is_refused_under_the_same_app_id_and_loses_nothing(
-    pipe: Pipe,
-) -> None:
-    pipe.options = {"txnAppId": "one"}
-    pipe.feed("a")
-    pipe.run()
-    shutil.rmtree(pipe.checkpoint)
-    # Batch ids begin at 0 again, so all of them would be taken for repeats.
-    pipe.feed("b")
-    with pytest.raises(PySparkException, match=r"txnAppId 'one' belongs to query .* of its own"):
-        pipe.run()
-    assert records(queued(pipe.url)) == [b"a"]
-    pipe.options = {"txnAppId": "two"}
-    pipe.run()
-    assert records(queued(pipe.url)) == [b"a", b"a", b"b"]
 
 
 def test_f5_a_micro_batch_of_three_grace_periods_gets_through_beside_a_collector(
@@ -177,7 +171,7 @@ def test_f5_a_micro_batch_of_three_grace_periods_gets_through_beside_a_collector
     finally:
         collector.stop()
     assert time.monotonic() - began > 3 * grace_ms / 1000
-    batches = queued(pipe.url)
+    batches = written(pipe.url)
     found = sorted(each.strip() for each in records(batches))
     assert found == [b"a", b"b", b"c", b"d", b"first", b"slow"]
     uploaded_ms = [(Path(pipe.url) / each.location).stat().st_mtime * 1000 for each in batches]
@@ -191,20 +185,3 @@ def test_only_append_mode_is_written(pipe: Pipe) -> None:
         pipe.run(counts, mode="complete")
     with pytest.raises(PySparkException, match="does not support Update mode"):
         pipe.run(mode="update")
-
-
-def test_from_buffer_to_buffer(pipe: Pipe, tmp_path: Path) -> None:
-    origin = str(tmp_path / "origin")
-    for batch in range(3):
-        frame = pipe.spark.range(100 * batch, 100 * batch + 100, 1, 2)
-        frame = frame.selectExpr(
-            "CAST(id AS STRING) AS value", "CAST(id DIV 40 AS STRING) AS metadata"
-        )
-        frame.write.format(FORMAT).mode("append").save(origin)
-        reader = pipe.spark.readStream.format(FORMAT).option("maxBatchesPerTrigger", 1)
-        rows = reader.load(origin).select("value", "metadata")
-        until_done(str(pipe.checkpoint), lambda rows=rows: pipe.run(rows))
-    batches = queued(pipe.url)
-    assert records(batches) == [str(number).encode() for number in range(300)]
-    payloads = [each.payload for batch in batches for each in batch.metadata]
-    assert sorted({int(payload) for payload in payloads}) == list(range(8))

@@ -1,49 +1,36 @@
+"""Batch writes of a session."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
 from chispa import assert_df_equality
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
 from opendata_buffer.formats.keys import Transaction
-from tests.spark.written import drain, filtered, queued, records
+from tests.spark.queues import FORMAT, drain, filtered, records, written
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-FORMAT = "opendata-buffer"
 
-
-def numbers(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
-    return spark.range(0, count, 1, partitions).selectExpr("CAST(id AS STRING) AS value")
+def numbers(spark: SparkSession, count: int) -> DataFrame:
+    return spark.range(0, count, 1, 2).selectExpr("CAST(id AS STRING) AS value")
 
 
 def test_two_partitions_become_one_group_in_partition_order(
     spark: SparkSession, store: str
 ) -> None:
     numbers(spark, 25_000).write.format(FORMAT).mode("append").save(store)
-    batches = queued(store)
+    batches = written(store)
     assert [each.sequence for each in batches] == [0, 1]
     assert records(batches) == [str(number).encode() for number in range(25_000)]
     assert [each.transaction for each in batches] == [None, None]
     assert all(len(each.metadata) == 1 for each in batches)
     assert batches[0].metadata[0].payload == b""
     assert batches[0].metadata[0].ingestion_time_ms > 1_700_000_000_000
-
-
-def test_other_prefix_and_manifest(spark: SparkSession, store: str) -> None:
-    writer = numbers(spark, 3, 1).write.format(FORMAT).mode("append")
-    writer.option("dataPathPrefix", "a b/ü").save(store)
-    assert records(queued(store, "a b/ü")) == [b"0", b"1", b"2"]
-
-
-def test_a_null_value_is_refused_with_its_row(spark: SparkSession, store: str) -> None:
-    frame = numbers(spark, 100, 1).selectExpr("NULLIF(value, '77') AS value")
-    with pytest.raises(PySparkException, match="value is null in row 77 of task 0"):
-        frame.write.format(FORMAT).mode("append").save(store)
-    assert queued(store) == []
 
 
 def test_any_other_column_is_an_error_that_shows_the_fix(spark: SparkSession, store: str) -> None:
@@ -53,22 +40,16 @@ def test_any_other_column_is_an_error_that_shows_the_fix(spark: SparkSession, st
     assert "column 'delay' (int) cannot be written" in str(caught.value)
     fixed = frame.selectExpr("to_json(struct(*)) AS value")
     fixed.write.format(FORMAT).mode("append").save(store)
-    assert records(queued(store))[0] == b'{"value":"0","delay":1}'
+    assert records(written(store))[0] == b'{"value":"0","delay":1}'
 
 
-@pytest.mark.parametrize(
-    ("mode", "message"),
-    [
+def test_other_modes_than_append_are_refused(spark: SparkSession, store: str) -> None:
+    for mode, message in (
         ("overwrite", "mode overwrite cannot be written to a buffer"),
-        ("error", "UNSUPPORTED_DATA_SOURCE_SAVE_MODE"),
-        ("ignore", "UNSUPPORTED_DATA_SOURCE_SAVE_MODE"),
-    ],
-)
-def test_other_modes_than_append_are_refused(
-    spark: SparkSession, store: str, mode: str, message: str
-) -> None:
-    with pytest.raises(AnalysisException, match=message):
-        numbers(spark, 3).write.format(FORMAT).mode(mode).save(store)
+        ("error", "UNSUPPORTED_DATA_SOURCE_SAVE_MODE"),  # Spark's own
+    ):
+        with pytest.raises(AnalysisException, match=message):
+            numbers(spark, 3).write.format(FORMAT).mode(mode).save(store)
 
 
 def write(frame: DataFrame, store: str, version: int) -> None:
@@ -78,16 +59,16 @@ def write(frame: DataFrame, store: str, version: int) -> None:
 
 def test_a_write_with_an_identity_happens_once(spark: SparkSession, store: str) -> None:
     for version in (0, 0, 3, 2, 3):
-        write(numbers(spark, 2, 2), store, version)
-    batches = queued(store)
+        write(numbers(spark, 2), store, version)
+    batches = written(store)
     assert [each.transaction for each in batches] == [
         Transaction("job-1", version) for version in (0, 3)
     ]
     assert records(batches) == [b"0", b"1"] * 2
     assert filtered(batches) == records(batches)
     drain(store)
-    write(numbers(spark, 2, 2), store, 3)
-    assert queued(store) == [], "also after a consumer has taken it"
+    write(numbers(spark, 2), store, 3)
+    assert written(store) == [], "also after a consumer has taken it"
 
 
 OF_ALL_TYPES = (
@@ -112,7 +93,7 @@ def test_columns_written_as_json_are_what_to_json_means_and_come_back_as_they_we
     frame = spark.range(0, 100, 1, 4).selectExpr(*OF_ALL_TYPES)
     writer = frame.write.format(FORMAT).mode("append")
     writer.option("valueFormat", "json").save(store)
-    (batch,) = queued(store)
+    (batch,) = written(store)
     values = spark.createDataFrame([(each.decode(),) for each in batch.records], "value STRING")
     parsed = f.from_json("value", frame.schema).alias("row")
     theirs = frame.select(f.to_json(f.struct("*")).alias("value"))

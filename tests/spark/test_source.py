@@ -7,68 +7,44 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyspark
 import pytest
 from chispa import assert_df_equality
 from pyspark.errors import StreamingQueryException
 
 from opendata_buffer.config import ProducerConfig, QueueConfig
-from opendata_buffer.formats.batch import Compression, encode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key
-from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.formats.batch import Compression
+from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.quarantine import list_quarantine, read_copy
 from opendata_buffer.queue.ownership import change_grace_period
-from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
 from tests.spark.queues import (
+    FORMAT,
+    LONG_S,
     TELLS,
     Query,
-    consume,
+    append,
+    logged,
     manifest,
     numbered,
     produce,
     queued,
     until_done,
 )
+from tests.unit.broker.local import eventually
 from tests.unit.cli import shell
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-reports = pytest.mark.skipif(not TELLS, reason="this Spark shows no report of a Python source")
-
-LONG_S = 600
-"""Spark tells whether a query ended in this time: it is no error of its own."""
-
-
-@pytest.fixture
-def query(spark: SparkSession, store: str, checkpoint: str) -> Query:
-    return Query(spark, store, checkpoint)
-
-
 def stream(spark: SparkSession, store: str, **options: str) -> Any:
-    return spark.readStream.format("opendata-buffer").options(gcEnabled="false", **options)
-
-
-def table_of(spark: SparkSession, frame: DataFrame, checkpoint: str, name: str) -> DataFrame:
-    """All that a stream has now, through the memory sink."""
-    writer = frame.writeStream.format("memory").queryName(name)
-    run = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
-    assert run.awaitTermination(LONG_S)
-    return spark.table(name)
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.05)
+    return spark.readStream.format(FORMAT).options(gcEnabled="false", **options)
 
 
 def test_the_format_is_found_without_registration(spark: SparkSession, store: str) -> None:
@@ -81,7 +57,7 @@ def test_the_format_is_found_without_registration(spark: SparkSession, store: st
     assert list(Path(store).iterdir()) == []
 
 
-def test_rows_columns_and_order(spark: SparkSession, store: str, checkpoint: str) -> None:
+def test_rows_columns_and_order(spark: SparkSession, store: str) -> None:
     # Two calls are one batch, however long the second takes to come.
     config = ProducerConfig(store=store, compression=Compression.ZSTD, flush_interval_ms=60_000)
     with Producer(config) as producer:
@@ -103,7 +79,9 @@ def test_rows_columns_and_order(spark: SparkSession, store: str, checkpoint: str
         )
         .load(store)
     )
-    got = table_of(spark, frame, checkpoint, "rows")
+    writer = frame.writeStream.format("memory").queryName("rows").trigger(availableNow=True)
+    assert writer.start().awaitTermination(LONG_S)
+    got = spark.table("rows")
     one, two = (entry.location for entry in entries)
     expected = spark.createDataFrame(
         [
@@ -117,32 +95,18 @@ def test_rows_columns_and_order(spark: SparkSession, store: str, checkpoint: str
     assert_df_equality(got, expected)
 
 
-def test_bad_options_fail_at_load(spark: SparkSession, store: str) -> None:
-    with pytest.raises(Exception, match="Did you mean 'maxBytesPerTrigger'"):
-        stream(spark, store, maxBytePerTrigger="5").load(store)
-
-
 def test_available_now_with_limits_reads_all_in_several_batches_and_empties_the_queue(
     query: Query, store: str
 ) -> None:
     produce(store, numbered(0, 7))
-    query.available_now(maxBatchesPerTrigger="3")
+    run = query.available_now(maxBatchesPerTrigger="3")
     assert query.sink.batches == [(0, [0, 1, 2]), (1, [3, 4, 5]), (2, [6])]
     assert queued(store) == []
-    produce(store, numbered(7, 9))
-    query.available_now(maxBatchesPerTrigger="3")
-    assert query.sink.batches[3:] == [(3, [7, 8])]
-    assert queued(store) == []
-
-
-def test_process_all_available_never_answers_too_early(query: Query, store: str) -> None:
-    produce(store, numbered(0, 1))
-    with query.running() as run:
-        run.processAllAvailable()
-        for number in range(1, 6):
-            produce(store, numbered(number, number + 1))
-            run.processAllAvailable()
-            assert query.sink.values == list(range(number + 1))
+    if TELLS:
+        reports = [json.loads(each["sources"][0]["latestOffset"]) for each in run.recentProgress]
+        assert [each["backlogBatches"] for each in reports[:3]] == [4, 1, 0]
+        assert reports[0]["lagMs"] > 0
+        assert reports[0]["source"] == f"file://{store}/ingest/manifest"
 
 
 def test_an_idle_query_acknowledges_its_last_batch(query: Query, store: str) -> None:
@@ -150,8 +114,8 @@ def test_an_idle_query_acknowledges_its_last_batch(query: Query, store: str) -> 
         for number in range(3):
             produce(store, numbered(number, number + 1))
             run.processAllAvailable()
+            assert query.sink.values == list(range(number + 1)), "never too early"
         eventually(lambda: queued(store) == [])
-        assert query.sink.values == [0, 1, 2]
 
 
 def test_asynchronous_progress_tracking_is_safe(
@@ -174,8 +138,8 @@ def test_asynchronous_progress_tracking_is_safe(
         assert queued(store)[-4:] == [1, 2, 3, 4]
     finally:
         run.stop()
-    logged = sorted(int(path.name) for path in (Path(checkpoint) / "offsets").glob("[0-9]*"))
-    last = (Path(checkpoint) / "offsets" / str(logged[-1])).read_text().splitlines()[-1]
+    newest = str(logged(checkpoint, "offsets")[-1])
+    last = (Path(checkpoint) / "offsets" / newest).read_text().splitlines()[-1]
     assert queued(store)[0] <= json.loads(last)["partitions"]["0"]["next"]
     # Restarted, as after a crash: everything since the log's last entry is there to be read.
     again = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
@@ -190,15 +154,6 @@ def read_through(run: Any) -> int:
     # Spark 4.0 shows it as a map of Scala's.
     found = re.search(r"\bnext\W+(\d+)", end or "")
     return int(found[1]) if found else -1
-
-
-@reports
-def test_progress_shows_backlog_and_lag(query: Query, store: str) -> None:
-    produce(store, numbered(0, 5))
-    run = query.available_now(maxBatchesPerTrigger="2")
-    reports = [json.loads(each["sources"][0]["latestOffset"]) for each in run.recentProgress]
-    assert [each["backlogBatches"] for each in reports[:3]] == [3, 1, 0]
-    assert reports[0]["lagMs"] > 0
 
 
 def test_a_second_query_fences_the_first_and_status_names_the_reader(
@@ -271,22 +226,7 @@ def test_one_dataframe_in_a_union_with_itself_is_read_on_while_the_query_runs(
     assert sorted(query.sink.values) == sorted([0, 1, 2, 3, 4] * 2)
 
 
-def test_a_path_without_a_queue_is_named_and_the_option_that_makes_one(
-    query: Query, store: str
-) -> None:
-    with pytest.raises(
-        StreamingQueryException,
-        match=f"no queue with manifest .* in file://{store}.*createIfMissing",
-    ):
-        query.available_now()
-    assert list(Path(store).iterdir()) == []
-    query.available_now(createIfMissing="true")
-    assert queued(store) == []
-
-
-def test_a_corrupt_batch_is_quarantined_and_the_query_goes_on(
-    query: Query, spark: SparkSession, store: str
-) -> None:
+def test_a_corrupt_batch_is_quarantined_and_the_query_goes_on(query: Query, store: str) -> None:
     produce(store, numbered(0, 4))
     victim = Path(store) / manifest(store).entries()[1].location
     bad = b"not a batch" * 9
@@ -299,34 +239,19 @@ def test_a_corrupt_batch_is_quarantined_and_the_query_goes_on(
     (report,) = list_quarantine(open_store(store), "ingest")
     assert (report.sequence, report.query) == (1, str(run.id))
     assert read_copy(open_store(store), "ingest", report) == bad
-    produce(store, numbered(4, 5))
-    run = query.available_now(corruptBatches="quarantine")
-    assert query.sink.values == [0, 2, 3, 4]
-    if TELLS:
-        latest = json.loads(run.recentProgress[-1]["sources"][0]["latestOffset"])
-        assert latest["source"] == f"file://{store}/ingest/manifest"
 
 
 def test_f5_the_repeat_of_a_batch_that_was_gone_is_read(query: Query, store: str) -> None:
-    runtime, opened = SystemRuntime(), open_store(store)
-    queue = Queue(opened, QueueConfig(store=store), runtime=runtime, role="test")
-
-    def append(value: bytes, txn: Transaction | None) -> str:
-        location = batch_key("ingest", runtime.ulid(), txn)
-        opened.put(location, encode_batch([value]))
-        queue.append([NewEntry(location)])
-        return location
-
     produce(store, [])
-    append(b"0", Transaction("app", 0))
-    gone = append(b"1", Transaction("app", 1))
-    append(b"2", Transaction("app", 2))
-    opened.delete_many([gone])
+    append(store, "ingest", [b"0"], txn=Transaction("app", 0))
+    gone = append(store, "ingest", [b"1"], txn=Transaction("app", 1))
+    append(store, "ingest", [b"2"], txn=Transaction("app", 2))
+    open_store(store).delete_many([gone])
     query.available_now(failOnDataLoss="false")
     assert query.sink.values == [0, 2]
-    append(b"3", None)
-    append(b"1", Transaction("app", 1))
-    append(b"2", Transaction("app", 2))
+    append(store, "ingest", [b"3"])
+    append(store, "ingest", [b"1"], txn=Transaction("app", 1))
+    append(store, "ingest", [b"2"], txn=Transaction("app", 2))
     query.available_now(failOnDataLoss="false")
     assert query.sink.values == [0, 2, 1, 3]
 
@@ -339,7 +264,7 @@ def test_sql_reads_a_view_of_a_queue_and_makes_no_table(spark: SparkSession, sto
         spark.sql(f"CREATE TABLE queued {using}")
     # Where columns are given, Spark does not ask the source before the first query.
     spark.sql(f"CREATE TABLE queued (value STRING) {using}")
-    rows = spark.range(2).selectExpr("CAST(id AS STRING) AS value").write.format("opendata-buffer")
+    rows = spark.range(2).selectExpr("CAST(id AS STRING) AS value").write.format(FORMAT)
     rows.option("path", store).saveAsTable("saved")
     assert len(queued(store)) > 3  # it did write
     try:
@@ -354,28 +279,6 @@ def test_sql_reads_a_view_of_a_queue_and_makes_no_table(spark: SparkSession, sto
         spark.sql(f"SELECT * FROM `opendata-buffer`.`{store}`")
     spark.sql(f"CREATE TEMPORARY VIEW seen {using}")
     assert spark.sql("SELECT count(*) FROM seen").first()[0] == 5  # type: ignore[index]
-
-
-def test_a_column_that_there_is_not_is_named_by_the_query(spark: SparkSession, store: str) -> None:
-    produce(store, numbered(0, 1))
-    frame = spark.readStream.format("opendata-buffer").schema("value BINARY, offset LONG")
-    query = frame.load(store).writeStream.format("noop").start()
-    with pytest.raises(StreamingQueryException, match="schema has the column 'offset'") as raised:
-        query.awaitTermination(60)
-    assert "UnboundLocalError" not in str(raised.value)
-
-
-def test_lost_sequences_end_the_query_and_name_the_option(query: Query, store: str) -> None:
-    produce(store, numbered(0, 2))
-    query.available_now()
-    produce(store, numbered(2, 6))
-    consume(store, 3)
-    with pytest.raises(
-        StreamingQueryException, match=r"sequence 2 is needed but .* starts at 4.*failOnDataLoss"
-    ):
-        query.available_now()
-    query.available_now(failOnDataLoss="false")
-    assert query.sink.values == [0, 1, 4, 5]
 
 
 def test_f4_a_replaced_queue_ends_the_query_and_names_the_option(query: Query, store: str) -> None:
@@ -395,9 +298,9 @@ def test_f4_a_replaced_queue_ends_the_query_and_names_the_option(query: Query, s
 def test_the_driver_collects_garbage(query: Query, store: str) -> None:
     produce(store, numbered(0, 3))
     query.available_now()
-    assert len(list((Path(store) / "ingest").glob("*.batch"))) == 3
     time.sleep(0.01)
     produce(store, numbered(3, 4))
+    assert len(list((Path(store) / "ingest").glob("*.batch"))) == 4
     config = QueueConfig(store=store)
     change_grace_period(open_store(store), config, SystemRuntime(), 1)
     with query.running(gcEnabled="true") as run:
@@ -405,31 +308,8 @@ def test_the_driver_collects_garbage(query: Query, store: str) -> None:
         eventually(lambda: len(list((Path(store) / "ingest").glob("*.batch"))) <= 1)
 
 
-def test_a_second_reader_beside_the_owner_fences_nobody(
-    spark: SparkSession, query: Query, store: str, tmp_path: Path
-) -> None:
-    produce(store, numbered(0, 3))
-    with query.running() as owner:
-        owner.processAllAvailable()
-        since = str(int(time.time() * 1000))
-        produce(store, numbered(3, 5))
-        frame = stream(spark, store, acknowledge="false", startingTimestamp=since).load(store)
-        beside = table_of(spark, frame.select("value"), str(tmp_path / "beside"), "beside")
-        assert sorted(bytes(row["value"]) for row in beside.collect()) == [b"3", b"4"]
-        owner.processAllAvailable()
-        assert owner.exception() is None
-    assert query.sink.values == [0, 1, 2, 3, 4]
+def test_processes_that_spark_starts_load_the_compiled_pyspark(spark: SparkSession) -> None:
+    def loaded(_: int) -> str:
+        return str(pyspark.__file__)
 
-
-def test_s3(spark: SparkSession, checkpoint: str, moto_endpoint: str, moto_bucket: str) -> None:
-    from opendata_buffer.config import StoreOptions
-
-    url = f"s3://{moto_bucket}/root"
-    options = StoreOptions(endpoint_url=moto_endpoint)
-    with Producer(ProducerConfig(store=url, store_options=options)) as producer:
-        for number in range(5):
-            producer.produce([b"%d" % number])
-            producer.flush()
-    frame = stream(spark, url, endpointUrl=moto_endpoint, region="us-east-1").load(url)
-    got = table_of(spark, frame, checkpoint, "s3").collect()
-    assert sorted(bytes(row["value"]) for row in got) == [b"0", b"1", b"2", b"3", b"4"]
+    assert spark.sparkContext.parallelize([0], 1).map(loaded).collect() == [pyspark.__file__]

@@ -9,25 +9,19 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from buffer_source.schema import arrow_schema
-from opendata_buffer.config import ProducerConfig
-from opendata_buffer.producer.producer import Producer
+from tests.spark.queues import FORMAT, LONG_S, produce
 from tests.values import corpus
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 RECORDS = [b'{"id":1,"at":"2020-01-01T02:00:00+02:00"}', b'{"id":"x"}', b'{"id":3,"more":true}']
 
 
-def queue_of(store: str, records: list[bytes]) -> str:
-    with Producer(ProducerConfig(store=store)) as producer:
-        producer.produce(records)
-    return store
-
-
 @pytest.fixture
 def queue(store: str) -> str:
-    return queue_of(store, RECORDS)
+    produce(store, [RECORDS])
+    return store
 
 
 @pytest.mark.parametrize(
@@ -40,29 +34,26 @@ def test_the_corpus_becomes_its_rows_in_a_query(
     with_index = schema.append(pa.field("_index", pa.int32()))
     asked = from_arrow_schema(with_index, prefer_timestamp_ntz=True)
     assert arrow_schema(asked) == with_index
-    queue_of(store, [record for record, _ in cases])
-    reader = spark.read.format("opendata-buffer").option("valueFormat", value_format)
+    produce(store, [[record for record, _ in cases]])
+    reader = spark.read.format(FORMAT).option("valueFormat", value_format)
     found = reader.schema(asked).load(store).toArrow().sort_by("_index").drop_columns(["_index"])
     wanted: list[dict[str, Any]] = corpus.table(cases, schema)
     assert found.to_pylist() == wanted
 
 
-def test_a_stream_has_the_fields_of_records_as_columns(
-    spark: SparkSession, queue: str, checkpoint: str
-) -> None:
+def test_a_stream_has_the_fields_of_records_as_columns(spark: SparkSession, queue: str) -> None:
     schema = "id BIGINT, at TIMESTAMP, _index INT, _sequence BIGINT, _corrupt_record STRING"
     query = (
-        spark.readStream.format("opendata-buffer")
+        spark.readStream.format(FORMAT)
         .option("valueFormat", "json")
         .schema(schema)
         .load(queue)
         .writeStream.format("memory")
         .queryName("typed")
-        .option("checkpointLocation", checkpoint)
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(600)
+    assert query.awaitTermination(LONG_S)
     assert query.exception() is None
     rows = spark.table("typed").selectExpr("id", "unix_millis(at)", "_index", "_corrupt_record")
     assert sorted(map(tuple, rows.collect()), key=lambda row: row[2]) == [
@@ -73,28 +64,15 @@ def test_a_stream_has_the_fields_of_records_as_columns(
 
 
 def test_a_batch_read_infers_a_schema_and_a_stream_asks_for_it(
-    spark: SparkSession, queue: str, checkpoint: str
+    spark: SparkSession, queue: str
 ) -> None:
-    frame = spark.read.format("opendata-buffer").option("valueFormat", "json").load(queue)
+    frame = spark.read.format(FORMAT).option("valueFormat", "json").load(queue)
     assert frame.schema.simpleString() == (
         "struct<id:bigint,at:string,more:boolean,_corrupt_record:string>"
     )
     assert [row.id for row in frame.collect()] == [1, None, 3]
-    stream = spark.readStream.format("opendata-buffer").option("valueFormat", "json").load(queue)
-    with pytest.raises(Exception, match=r'\.schema\("id BIGINT, at STRING, more BOOLEAN, _corr'):
-        run(stream, checkpoint)
-
-
-def run(stream: DataFrame, checkpoint: str) -> None:
-    writer = stream.writeStream.format("noop").option("checkpointLocation", checkpoint)
-    writer.trigger(availableNow=True).start().awaitTermination(600)
-
-
-def test_failfast_names_the_record_and_dropmalformed_leaves_it_out(
-    spark: SparkSession, queue: str
-) -> None:
-    reader = spark.read.format("opendata-buffer").option("valueFormat", "json").schema("id BIGINT")
-    kept = reader.option("mode", "DROPMALFORMED").load(queue)
-    assert [row.id for row in kept.collect()] == [1, 3]
-    with pytest.raises(Exception, match=r"record 1 of batch 0 .* is malformed: Column\(/id\)"):
-        reader.option("mode", "FAILFAST").load(queue).collect()
+    stream = spark.readStream.format(FORMAT).option("valueFormat", "json").load(queue)
+    query = stream.writeStream.format("noop").start()
+    with pytest.raises(Exception, match=r'\.schema\("id BIGINT, at STRING, more BOO') as raised:
+        query.awaitTermination(LONG_S)
+    assert "UnboundLocalError" not in str(raised.value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -23,9 +22,3 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     make(archive, home)
     yield SMALL_JVM + (sharing(archive) if archive.exists() else "")
     archive.unlink(missing_ok=True)
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """Where the queues, checkpoints, outputs and logs of a test are."""
-    return tmp_path

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from tests.spark.chaos.processes import Stream
-from tests.spark.written import Queued, drain, filtered
+from tests.spark.queues import Written, drain, filtered
 
 LINES = 40
 AHEAD = 3
@@ -15,12 +15,12 @@ AHEAD = 3
 
 
 class Lines:
-    """Feeds a stream of kind ``lines`` and empties its buffer, in a thread, until it is ended."""
+    """Feeds a stream of kind ``lines`` and empties its buffer, in a thread, until it is closed."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._files = 0
-        self._taken: list[Queued] = []
+        self._taken: list[Written] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -41,7 +41,7 @@ class Lines:
         path.rename(path.with_name(path.name.removeprefix(".")))
         self._files += 1
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Feed and take no more."""
         self._over.set()
         self._thread.join()

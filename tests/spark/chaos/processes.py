@@ -1,8 +1,7 @@
-"""Driver and producer processes that are killed, and what can be seen of them from outside."""
+"""Driver processes that are killed, and what can be seen of their queries from outside."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import random
@@ -10,38 +9,34 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from opendata_buffer.stores.local import RESERVED
-from tests.spark.chaos.worker_produce import GRACE_MS
 from tests.spark.jvm import SMALL_JVM
+from tests.support.killed import PATIENCE_S, Writer, nobody_writes
+from tests.support.worker_produce import values
 
 HERE = Path(__file__).parent
-PATIENCE_S = 600.0
-"""Until something that never happens fails a test; far from anything that is expected."""
+GRACE_MS = 20_000
+"""Of producers and collectors: on a slow machine an append may come seconds after its upload."""
 
 SOON_S = 60.0
 """Until a kill comes anyway."""
 
-FOREVER = 10**9
 
-KILLS = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16"))
-"""Drivers that are killed: half feed three sinks, a quarter are of a chain, an eighth copy topics,
-and an eighth are suspended first."""
-
-BACKLOG = 40
-"""Batches that wait in a queue before a writer takes a rest."""
+def writer(*stores: str) -> Writer:
+    """It takes a rest while the queues are long."""
+    backlog = 40 * len(stores)
+    return Writer("writer", *stores, grace_ms=GRACE_MS, pause_s=0.05, backlog=backlog)
 
 
-def wait_for(condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
-    until = time.monotonic() + patience_s
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < until, f"{what} did not happen in {patience_s} s"
+        assert time.monotonic() < until, f"{what} did not happen in {PATIENCE_S} s"
         time.sleep(0.002)
 
 
@@ -121,18 +116,14 @@ class Stream:
     def locked(self) -> Iterator[None]:
         """Meanwhile no driver holds a lock of the queue's store or is within a transaction of the
         database: one that is suspended there would keep its lock, and its successor out."""
-        with ExitStack() as held:
-            for path in Path(self.store).rglob(f"{RESERVED}/*"):
-                if path.is_file():
-                    lock = held.enter_context(path.open("rb"))
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-            if self.kind == "sqlite":
-                database = held.enter_context(
-                    closing(sqlite3.connect(self.out, timeout=120, isolation_level=None))
-                )
+        with nobody_writes(self.store):
+            if self.kind != "sqlite":
+                yield
+                return
+            with closing(sqlite3.connect(self.out, timeout=120, isolation_level=None)) as database:
                 database.execute("begin immediate")
-                held.callback(database.execute, "rollback")
-            yield
+                yield
+                database.execute("rollback")
 
 
 def _last(directory: Path) -> int:
@@ -152,7 +143,6 @@ class Job:
     java: str = SMALL_JVM  # Options of its JVM.
     master: str = "local[2]"
     restarts: int = 0  # How often a query that fails while it drains is started again.
-    shows: bool = False  # Print what the Parquet sinks have at the end, as Spark reads it.
 
 
 class Driver:
@@ -203,18 +193,14 @@ class Driver:
         return self.process.poll() is not None
 
     def finish(self) -> list[str]:
-        """Wait for the end of what it drains; returns what it printed."""
+        """Wait for the end of what it drains; returns what its Parquet sink has, in order."""
         try:
             out, _ = self.process.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the driver hangs: {self.errors()}") from None
         assert self.process.returncode == 0, self.errors()
-        return out.splitlines()
-
-    def show(self) -> list[str]:
-        """Let one that ``shows`` drain; returns the values in the Parquet sink, in order."""
-        self.go("drain")
-        return values_in(self.finish())
+        lists = [json.loads(line) for line in out.splitlines() if line.startswith("[")]
+        return [value for each in lists for value in each]
 
     def errors(self) -> str:
         """Its log, without the lines of stack traces of the JVM."""
@@ -222,28 +208,23 @@ class Driver:
         return "\n".join(line for line in lines if not line.startswith("\tat "))
 
 
-def values_in(printed: list[str]) -> list[str]:
-    """What a driver that ``shows`` printed of its Parquet sink."""
-    (line,) = (each for each in printed if each.startswith("["))
-    found: list[str] = json.loads(line)
-    return found
-
-
 class Fleet:
     """The driver of a job over its lives, with the next one's session always made ahead."""
 
+    driver: Driver
+
     def __init__(self, job: Job, home: Path, name: str = "driver", *, ahead: bool = True) -> None:
         self.job = job
-        self.home = home
-        self.name = name
-        self.lives = 0
+        self._home = home
+        self._name = name
+        self._all: list[Driver] = []
         self._ahead = ahead
         self._next = self._start() if ahead else None
-        self.driver: Driver | None = None
 
     def _start(self) -> Driver:
-        self.lives += 1
-        return Driver(self.job, self.home / f"{self.name}-{self.lives}.log")
+        made = Driver(self.job, self._home / f"{self._name}-{len(self._all)}.log")
+        self._all.append(made)
+        return made
 
     def go(self, word: str = "run") -> Driver:
         """Put the next driver in charge."""
@@ -252,84 +233,10 @@ class Fleet:
         self.driver.go(word)
         return self.driver
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Leave no process behind."""
-        for each in (self.driver, self._next):
-            if each is not None:
-                each.kill()
-
-
-class Writer:
-    """A writer over its lives: what was not seen durable is written again.
-
-    Args:
-        stores: What it writes into.
-        script: ``worker_produce.py``, or ``worker_publish.py`` for a topic.
-        backlog: Batches that wait there before the writer takes a rest.
-    """
-
-    def __init__(
-        self, *stores: str, script: str = "worker_produce.py", backlog: int = BACKLOG
-    ) -> None:
-        self._stores = stores
-        self._script = script
-        self._backlog = backlog
-        self.durable = -1
-        self.kills = 0
-        self._process = self._start(FOREVER)
-
-    def _start(self, end: int) -> subprocess.Popen[str]:
-        # The last one finishes, also where no query reads any more.
-        arguments = (self.durable + 1, end, self._backlog if end == FOREVER else FOREVER)
-        process = subprocess.Popen(
-            [sys.executable, str(HERE / self._script), *map(str, arguments), *self._stores],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read, args=(process,))
-        self._reader.start()
-        return process
-
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        with process.stdout as out:
-            for line in out:
-                if line.endswith("\n"):  # kill -9 may cut the last one short
-                    self.durable = int(line)
-
-    def kill(self) -> None:
-        assert self._process.poll() is None, "the writer ended by itself"
-        self.end()
-        self.kills += 1
-        self._process = self._start(FOREVER)
-
-    def finish(self) -> int:
-        """Kill it a last time and write what it left open; returns how many there are."""
-        self.end()
-        end = self.durable + 3
-        self._process = self._start(end)
-        assert self._process.wait(PATIENCE_S) == 0
-        self._reader.join()
-        assert self.durable == end - 1
-        return end
-
-    def end(self) -> None:
-        """Leave no process behind."""
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
-
-
-@contextmanager
-def seeded(name: str) -> Iterator[random.Random]:
-    """Randomness that a failure can be repeated with, as far as processes repeat themselves."""
-    seed = int(os.environ.get(name, random.randrange(10**6)))
-    try:
-        yield random.Random(seed)
-    except BaseException as error:
-        error.add_note(f"Again with the same choices: {name}={seed}")
-        print(f"{name}={seed}")
-        raise
+        for each in self._all:
+            each.kill()
 
 
 def await_first_commits(driver: Driver, streams: list[Stream]) -> None:
@@ -371,3 +278,11 @@ MOMENTS = (
     Moment("acknowledgement", Stream.committed, 0.15),
     Moment("anywhere", None, 6.0),
 )
+
+
+def check_sinks(sqlite: Stream, parquet: list[str], end: int) -> None:
+    """Both have all transactions of the writer once, and in order."""
+    expected = values("writer", end)
+    rows = sorted(sqlite.rows(), key=lambda row: row[1:])
+    assert [value for value, *_ in rows] == expected
+    assert parquet == expected

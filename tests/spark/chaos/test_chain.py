@@ -1,64 +1,122 @@
-"""Buffer to Spark to buffer to Spark, the drivers of both ends killed: every record once."""
+"""Buffer to Spark to buffer to Spark, and the same with topics: drivers and writers are killed."""
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.spark.chaos.processes import KILLS, MOMENTS, Driver, Fleet, Job, Stream, Writer, seeded
-from tests.spark.chaos.worker_produce import values
+from opendata_buffer.messages import undecided
+from opendata_buffer.topic.topic import Topic
+from tests.spark.chaos.processes import (
+    GRACE_MS,
+    MOMENTS,
+    Fleet,
+    Job,
+    Stream,
+    await_first_commits,
+    writer,
+)
+from tests.spark.chaos.worker_publish import RECORDS_EACH
 from tests.spark.queues import manifest
+from tests.support.killed import KILLS, Writer, seeded
+from tests.support.worker_produce import values
 
 pytestmark = pytest.mark.slow
 
-LIVES = max(4, KILLS // 4)
+LIVES = max(3, KILLS // 4)
+TOPIC_KILLS = max(2, KILLS // 8)
+PARTITIONS = 4 if TOPIC_KILLS < 8 else 16
+"""16 in the night, when there is time for more kills."""
 
 
-def test_every_record_once_at_the_end_of_a_chain(java: str, home: Path) -> None:
-    between = home / "queue-2"
-    front = Stream.make(home, "front", "buffer", home / "queue-1", between)
-    back = Stream.make(home, "back", "sqlite", between)
-    writer = Writer(front.store)
-    ends = {
-        front: Fleet(Job([front], java), home, "front", ahead=False),
-        back: Fleet(Job([back], java), home, "back", ahead=False),
-    }
-    try:
-        with seeded("CHAOS_SEED") as rng:
-            for fleet in ends.values():
-                fleet.go()
-            kills = repeats = 0
-            while True:
-                # In turn, each at the points where a micro-batch is half done or just done.
-                stream = (front, back)[kills % 2]
-                driver = ends[stream].driver
-                assert driver is not None
-                rng.choice(MOMENTS[1:7]).await_in(driver, stream, rng)
-                driver.kill()
-                kills += 1
-                repeats += stream.planned() > stream.committed()
-                # A machine may be too fast or too slow for each of a few: one must count.
-                if kills >= LIVES - 1 and repeats:
-                    break
-                assert kills < 10 * LIVES, "no kill came in the middle of a micro-batch"
-                ends[stream].go()
-            for fleet in ends.values():
-                fleet.end()  # A kill, too, of the one that still runs.
-            end = writer.finish()
-            last = Driver(Job([front, back], java), home / "last.log")
-            try:
-                last.go("drain")
-                last.finish()
-            finally:
-                last.kill()
+def kill_all(fleets: list[Fleet], writer: Writer, kills: int, rng: random.Random) -> int:
+    """Kill drivers in turn, each at the points where a micro-batch is half done or just done.
 
-            rows = sorted(back.rows(), key=lambda row: row[1:])
-            expected = [value for number in range(end) for value in values(number)]
-            # A micro-batch of the front is written by two tasks; between them there is no order.
-            assert sorted(value for value, *_ in rows) == sorted(expected)
-            assert [manifest(stream.store).entry_count for stream in ends] == [0, 0]
-    finally:
-        for fleet in ends.values():
-            fleet.end()
-        writer.end()
+    The writer is killed as often. Returns how many transactions there are at the end.
+    """
+    for fleet in fleets:
+        fleet.go()
+    count = repeats = 0
+    while True:
+        fleet = fleets[count % len(fleets)]
+        driver, queries = fleet.driver, fleet.job.queries
+        await_first_commits(driver, queries)
+        rng.choice(MOMENTS[1:7]).await_in(driver, queries[0], rng)
+        driver.kill()
+        writer.kill_again()
+        count += 1
+        repeats += queries[0].planned() > queries[0].committed()
+        # A machine may be too fast or too slow for each of a few: one must count.
+        if count >= kills and repeats:
+            break
+        assert count < 10 * kills, "no kill came in the middle of a micro-batch"
+        fleet.go()
+    end = writer.kill_last(3)
+    writer.wait()
+    return end
+
+
+def test_every_record_once_at_the_end_of_a_chain(java: str, tmp_path: Path) -> None:
+    between = tmp_path / "queue-2"
+    front = Stream.make(tmp_path, "front", "buffer", tmp_path / "queue-1", between)
+    back = Stream.make(tmp_path, "back", "sqlite", between)
+    with (
+        closing(writer(front.store)) as writing,
+        closing(Fleet(Job([front], java), tmp_path, "front", ahead=False)) as first,
+        closing(Fleet(Job([back], java), tmp_path, "back", ahead=False)) as second,
+        seeded("CHAOS_SEED") as rng,
+    ):
+        end = kill_all([first, second], writing, LIVES, rng)
+        for fleet in (first, second):
+            fleet.close()
+        with closing(Fleet(Job([front, back], java), tmp_path, "last", ahead=False)) as last:
+            last.go("drain").finish()
+        # A micro-batch of the front is written by two tasks; between them there is no order.
+        assert sorted(value for value, *_ in back.rows()) == sorted(values("writer", end))
+        assert [manifest(each.store).entry_count for each in (front, back)] == [0, 0]
+
+
+def undecided_in(store: str) -> int:
+    count = 0
+    for name in Topic.open(store).description.names:
+        found = manifest(store, name)
+        count += len(undecided(enumerate(found.locations(), found.first_sequence), name))
+    return count
+
+
+def test_every_transaction_is_whole_at_the_end_of_a_chain_of_topics(
+    java: str, tmp_path: Path
+) -> None:
+    ends = tmp_path / "topic-1", tmp_path / "topic-2"
+    front = Stream.make(tmp_path, "front", "topic", *ends)
+    back = Stream.make(tmp_path, "back", "sqlite", ends[1])
+    for each in (front, back):
+        each.options["maxBatchesPerTrigger"] = str(10 * PARTITIONS)
+        Topic.create(each.store, PARTITIONS)
+    publisher = Writer(
+        "chaos",
+        front.store,
+        module="tests.spark.chaos.worker_publish",
+        grace_ms=GRACE_MS,
+        pause_s=0.03,
+        backlog=40 * PARTITIONS,
+    )
+    with (
+        closing(publisher),
+        closing(Fleet(Job([front, back], java), tmp_path)) as fleet,
+        seeded("CHAOS_SEED") as rng,
+    ):
+        end = kill_all([fleet], publisher, TOPIC_KILLS, rng)
+        fleet.go("drain").finish()
+        delivered: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
+        for value, *_ in back.rows():
+            number, attempt, k = value.split("/")
+            delivered[int(number), attempt].append(int(k))
+        for transaction, records in delivered.items():
+            assert sorted(records) == list(range(RECORDS_EACH)), transaction
+        assert {number for number, _ in delivered} == set(range(end))
+        assert [undecided_in(stream.store) for stream in (front, back)] == [0, 0]

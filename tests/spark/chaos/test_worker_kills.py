@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import random
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.spark.chaos.processes import (
-    PATIENCE_S,
-    Driver,
-    Job,
-    Stream,
-    seeded,
-    values_in,
-    wait_for,
-)
-from tests.spark.queues import manifest, produce
-from tests.spark.written import filtered, queued
+from tests.spark.chaos.processes import Driver, Fleet, Job, Stream, wait_for
+from tests.spark.queues import filtered, manifest, produce, written
+from tests.support.killed import PATIENCE_S, seeded
 
 pytestmark = pytest.mark.slow
 
@@ -35,35 +27,33 @@ def expected() -> list[str]:
     return [f"{b}.{k} {'-' * 2000}" for b in range(BATCHES) for k in range(RECORDS_EACH)]
 
 
-def test_every_record_once_after_kills_of_workers(java: str, home: Path) -> None:
-    parquet = Stream.make(home, "files", "parquet", home / "queue-1", pause=0.004)
-    buffer = Stream.make(home, "buffer", "buffer", home / "queue-2", home / "queue-3", pause=0.004)
+def test_every_record_once_after_kills_of_workers(java: str, tmp_path: Path) -> None:
+    parquet = Stream.make(tmp_path, "files", "parquet", tmp_path / "in-1", pause=0.004)
+    into = tmp_path / "in-2", tmp_path / "out"
+    buffer = Stream.make(tmp_path, "buffer", "buffer", *into, pause=0.004)
     streams = [parquet, buffer]
     records = [value.encode() for value in expected()]
     for stream in streams:
         batches = (records[n : n + RECORDS_EACH] for n in range(0, len(records), RECORDS_EACH))
         produce(stream.store, batches)
     # A task may fail eight times; a query whose planning process dies is started again.
-    job = Job(streams, java, master="local[2,8]", restarts=40, shows=True)
-    driver = Driver(job, home / "log")
-    try:
-        with seeded("CHAOS_SEED") as rng:
-            driver.go("drain")
-            # Not while Spark searches for formats, which it does once: it would not find this one.
-            wait_for(lambda: driver.ended() or parquet.planned() >= 0, "the first micro-batch")
-            kills = kill_workers(driver, rng)
-            printed = driver.finish()
-            lost = lost_tasks(driver)
-            print(f"{kills} kills, {lost} lost tasks, {len(printed) - 1} restarts of a query")
-
-            assert values_in(printed) == expected()
-            written = [each.decode() for each in filtered(queued(buffer.out))]
-            assert sorted(written) == sorted(expected())
-            assert [manifest(stream.store).entry_count for stream in streams] == [0, 0]
-            assert kills >= ENOUGH_KILLS // 2
-            assert lost >= ENOUGH_LOST // 2, "the kills did not hit tasks"
-    finally:
-        driver.kill()
+    job = Job(streams, java, master="local[2,8]", restarts=40)
+    with (
+        closing(Fleet(job, tmp_path, ahead=False)) as fleet,
+        seeded("CHAOS_SEED") as rng,
+    ):
+        driver = fleet.go("drain")
+        # Not while Spark searches for formats, which it does once: it would not find this one.
+        wait_for(lambda: driver.ended() or parquet.planned() >= 0, "the first micro-batch")
+        kills = kill_workers(driver, rng)
+        assert driver.finish() == expected()
+        lost = lost_tasks(driver)
+        print(f"{kills} kills, {lost} lost tasks")
+        copied = [each.decode() for each in filtered(written(buffer.out))]
+        assert sorted(copied) == sorted(expected())
+        assert [manifest(stream.store).entry_count for stream in streams] == [0, 0]
+        assert kills >= ENOUGH_KILLS // 2
+        assert lost >= ENOUGH_LOST // 2, "the kills did not hit tasks"
 
 
 def kill_workers(driver: Driver, rng: random.Random) -> int:

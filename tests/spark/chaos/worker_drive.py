@@ -44,9 +44,8 @@ def main() -> None:
     if word == "drain":
         for query in job["queries"]:
             drain(spark, query, job["restarts"])
-        if job["shows"]:
-            for query in job["queries"]:
-                show(spark, query)
+        for query in job["queries"]:
+            show(spark, query)
         spark.stop()
 
 

@@ -1,0 +1,57 @@
+"""Produces numbered transactions into some queues until killed; prints each durable number.
+
+Arguments: app, first number, end (exclusive), grace period in milliseconds, seconds to rest after
+each transaction, how many batches make a queue long, stores. It waits while a queue is long.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+
+from opendata_buffer import Producer, ProducerConfig, Transaction
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import SystemRuntime
+from opendata_buffer.stores.open import open_store
+from tests.support.killed import FOREVER
+
+RECORDS_EACH = 20
+
+
+def values(app: str, end: int) -> list[str]:
+    """The records of all transactions before ``end``, in order."""
+    return [f"{app} {number} {k}" for number in range(end) for k in range(RECORDS_EACH)]
+
+
+def await_short(long: int, queues: list[Queue]) -> None:
+    """Wait while so many batches or more are in the queues."""
+    while long < FOREVER:
+        manifests = [queue.read() for queue in queues]
+        if sum(each.entry_count for each in manifests if each is not None) <= long:
+            return
+        time.sleep(0.05)
+
+
+def main() -> None:
+    app, first, end, grace_ms, pause_s, long, *stores = sys.argv[1:]
+    with ExitStack() as stack:
+        producers, queues = [], []
+        for store in stores:
+            config = ProducerConfig(
+                store=store, flush_interval_ms=2, gc_grace_period_ms=int(grace_ms)
+            )
+            producers.append(stack.enter_context(Producer(config)))
+            queues.append(Queue(open_store(store), config, runtime=SystemRuntime(), role="test"))
+        for number in range(int(first), int(end)):
+            records = [f"{app} {number} {k}".encode() for k in range(RECORDS_EACH)]
+            transaction = Transaction(app, number)
+            for handle in [each.produce(records, transaction=transaction) for each in producers]:
+                handle.result(120)
+            print(number, flush=True)
+            time.sleep(float(pause_s))
+            await_short(int(long), queues)
+
+
+if __name__ == "__main__":
+    main()
