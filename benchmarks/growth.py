@@ -33,6 +33,7 @@ from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourceOffset
 from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer import Consumer, ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import collect
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import encode_batch
@@ -345,7 +346,7 @@ def _topic_day(store: Store, runtime: ManualRuntime) -> Callable[[int], None]:
 
     def day(number: int) -> None:
         if number % 30 == 0:
-            collect(store, config, topic, runtime)
+            collect(Target(store, config, runtime, topic))
             topic.drain(topic.read().active[0])
             topic.expand(4)
         write = TopicWrite.planned(topic.read(), runtime)

@@ -10,6 +10,7 @@ import pytest
 
 from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 from opendata_buffer.admin.readers import enable_log, view_of
+from opendata_buffer.admin.target import Target
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.ownership import claim_for_writing
@@ -61,7 +62,7 @@ def test_each_named_reader_of_a_log_reads_everything_and_again(
     runtime = SystemRuntime()
     opened = open_store(config.store, options)
     claim_for_writing(opened, config, runtime=runtime)
-    enable_log(opened, config, runtime, retention_ms=DAY_MS)
+    enable_log(Target(opened, config, runtime), retention_ms=DAY_MS)
     records = [b"%d" % number for number in range(30)]
     settings = {"store": config.store, "store_options": options, "flush_interval_ms": 1}
     with Producer(ProducerConfig(**settings)) as out:
@@ -81,5 +82,5 @@ def test_each_named_reader_of_a_log_reads_everything_and_again(
     index = Log(opened, config, runtime).need()
     assert index.end > 8
     assert index.readers == ("audit", "billing")
-    reset_reader(opened, config, "billing", 5, view_of(opened, config, runtime), runtime)
+    reset_reader(opened, config, "billing", 5, view_of(Target(opened, config, runtime)), runtime)
     assert read("billing", 30) == records[5:]

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 from buffer_sink.committer import Group, TopicCommitter, TopicWrite, UploadedBatch
 from buffer_sink.options import SinkOptions
-from opendata_buffer.admin.transactions import TransactionScope, abort, list_open
+from opendata_buffer.admin.target import Target
+from opendata_buffer.admin.transactions import abort, list_open
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import (
@@ -401,7 +402,7 @@ class PublishingWorld(Processes):
         def abort_all() -> None:
             config = QueueConfig(store=URL)
             topic = Topic.open(config, store=store, runtime=process)
-            scope = TransactionScope(config, store, process, topic)
+            scope = Target(store, config, process, topic)
             for each in list_open(scope):
                 if each.producer in saved or (each.app is None and not everything):
                     continue

@@ -17,17 +17,16 @@ import pyarrow.compute as pc
 from opendata_buffer.admin.rebuild import (
     RebuildPlan,
     compare,
-    read_raw,
     rebuild,
     rebuild_index,
 )
 from opendata_buffer.admin.status import read_claims
+from opendata_buffer.admin.target import Target, read_raw
 from opendata_buffer.admin.trim import skip_batch
 from opendata_buffer.broker.claims import claims_key
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.consumer.read_ahead import fetch_many
-from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import (
     BatchMissing,
     CorruptData,
@@ -47,16 +46,14 @@ from opendata_buffer.queue.log import Log, index_key, parts_folder
 from opendata_buffer.queue.log_index import LogIndex
 from opendata_buffer.queue.ownership import (
     PrefixOwner,
-    check_owner,
     misplaced,
     owner_key,
     owner_object,
-    queue_hint,
     read_manifest,
     write_owner,
 )
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Store, WrongChecksum, read_bytes
+from opendata_buffer.stores.base import WrongChecksum, read_bytes
 
 CONCURRENCY = 8
 """Batches that are decoded in memory at once."""
@@ -156,29 +153,30 @@ class _Checked(NamedTuple):
     problem: Finding | None = None
 
 
-def check_queue(store: Store, config: ConsumerConfig, runtime: Runtime) -> Report:
+def check_queue(queue: Target) -> Report:
     """Check the manifest, then fetch and decode every batch it names.
 
     A manifest that is damaged, gone, or behind what the owner marker remembers is the only problem
     reported then. Each batch that no entry names and that was not surely read is a note.
     """
-    reader = ReadOnlyReader(config, store=store, runtime=runtime)
+    store, config, runtime = queue.store, queue.config, queue.runtime
+    reader = queue.reader()
     claim, conflict = None, None
     try:
-        claim = check_owner(store, config, runtime=runtime)
+        claim = queue.owner()
     except PrefixConflict as error:
         conflict = error
     seen = None if claim is None else claim.watermark
     report = Report(is_log=claim is not None and claim.is_log)
-    raw, plan = compare(store, config, runtime, claim)
+    raw, plan = compare(queue, claim)
     if plan.fault is not None and conflict is not None:
         raise conflict
     # Without manifest, marker and batches there never was a queue: reader.manifest() raises that.
     if plan.fault is not None and (raw is not None or seen is not None or plan.found):
-        _add_manifest_fault(report, plan, config, store.url)
+        _add_manifest_fault(report, plan, queue)
         return report
     manifest = reader.manifest()
-    if claim is None and (wrong := _wrong_marker(store, config, runtime, manifest)) is not None:
+    if claim is None and (wrong := _wrong_marker(queue, manifest)) is not None:
         text = "it keeps this queue out, and the queue that it names has no batch in its folder"
         problem = Finding(None, owner_key(wrong), text, Kind.OWNER, "owner marker")
         report.problems.append(problem)
@@ -211,7 +209,7 @@ def check_queue(store: Store, config: ConsumerConfig, runtime: Runtime) -> Repor
             each for each in report.problems if each.sequence is None or each.sequence >= first
         ]
     try:
-        read_claims(store, config)
+        read_claims(queue)
     except CorruptData as error:
         key = claims_key(config.data_path_prefix)
         report.problems.append(Finding(None, key, str(error), Kind.CLAIMS, "record of claims"))
@@ -293,14 +291,12 @@ def _kind(error: PoisonBatch, stored: int | None) -> Kind:
     return Kind.UNREADABLE
 
 
-def _add_manifest_fault(
-    report: Report, plan: RebuildPlan, config: ConsumerConfig, url: str
-) -> None:
+def _add_manifest_fault(report: Report, plan: RebuildPlan, queue: Target) -> None:
     text = f"{plan.fault}".rstrip(".")
     if "fsck --repair" not in text:
         text += ". Stop everything and repair it with 'opendata-buffer fsck --repair'"
-    text = with_queue_in_hint(text, queue_hint(url, config))
-    report.problems.append(Finding(None, config.manifest_path, text, Kind.MANIFEST, "manifest"))
+    text, path = with_queue_in_hint(text, queue.hint), queue.config.manifest_path
+    report.problems.append(Finding(None, path, text, Kind.MANIFEST, "manifest"))
     for location in plan.found:
         text = "no entry names it, and no consumer of this queue is known to have read it"
         report.notes.append(Finding(None, location, text, Kind.UNREAD, "unread batch"))
@@ -309,17 +305,16 @@ def _add_manifest_fault(
         report.notes.append(Finding(None, location, text, Kind.MISSING, "batch"))
 
 
-def _wrong_marker(
-    store: Store, config: ConsumerConfig, runtime: Runtime, own: Manifest
-) -> str | None:
+def _wrong_marker(queue: Target, own: Manifest) -> str | None:
     """The folder of an owner marker that keeps this queue out of its prefix without a reason.
 
     The folder is the prefix or lies around it, this queue has batches in the prefix, and the queue
     that the marker names has none in the folder.
     """
-    folder = prefix = config.data_path_prefix
+    store, runtime = queue.store, queue.runtime
+    folder = prefix = queue.prefix
     while folder:
-        there = replace(config, data_path_prefix=folder)
+        there = replace(queue.config, data_path_prefix=folder)
         try:
             owner = owner_object(store, there, runtime).read()
         except PermanentStorageError:
@@ -340,8 +335,9 @@ def _wrong_marker(
     return None
 
 
-def _replace_marker(store: Store, config: ConsumerConfig, runtime: Runtime, folder: str) -> str:
+def _replace_marker(queue: Target, folder: str) -> str:
     """Give the prefix to this queue in place of a wrong marker; returns the key of its copy."""
+    store, config, runtime = queue.store, queue.config, queue.runtime
     key, path = owner_key(folder), config.manifest_path
     saved = f"{key}.wrong-{runtime.ulid()}"
     wrong = read_bytes(store, key)
@@ -378,9 +374,7 @@ def plan_repair(report: Report, hint: str = "") -> tuple[list[Finding], list[tup
     return to_repair, leave
 
 
-def repair(
-    store: Store, config: ConsumerConfig, plan: Sequence[Finding], runtime: Runtime
-) -> list[tuple[Finding, str | None]]:
+def repair(queue: Target, plan: Sequence[Finding]) -> list[tuple[Finding, str | None]]:
     """Repair the problems that :func:`plan_repair` named. After an error check and repair again.
 
     Stop the queue's producers and consumers first. A consumer that still runs is fenced.
@@ -390,21 +384,21 @@ def repair(
         manifest was saved; None where there was nothing to copy.
     """
     done: list[tuple[Finding, str | None]] = []
+    store = queue.store
     for finding in plan:
         if finding.kind is Kind.MANIFEST:
-            copy = rebuild(store, config, runtime)
+            copy = rebuild(queue)
         elif finding.kind is Kind.CLAIMS:
-            copy = f"{finding.location}.broken-{runtime.ulid()}"
+            copy = f"{finding.location}.broken-{queue.runtime.ulid()}"
             store.put(copy, read_raw(store, finding.location) or b"")
             store.delete_many([finding.location])
         elif finding.kind is Kind.INDEX:
-            copy = rebuild_index(store, config, runtime)
+            copy = rebuild_index(queue)
         elif finding.kind is Kind.OWNER:
-            folder = finding.location.rpartition("/")[0]
-            copy = _replace_marker(store, config, runtime, folder)
+            copy = _replace_marker(queue, finding.location.rpartition("/")[0])
         else:
             assert finding.sequence is not None
             force = finding.kind is Kind.REPEATED
-            copy = skip_batch(store, config, finding.sequence, runtime, force=force)[0].id
+            copy = skip_batch(queue, finding.sequence, force=force)[0].id
         done.append((finding, copy))
     return done

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from opendata_buffer.admin.target import Target
 from opendata_buffer.broker.claims import claims_key
-from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import Drained, InvalidInput
 from opendata_buffer.queue.log import Log, LogView, parts_folder
 from opendata_buffer.queue.log_index import DEFAULT_READER_EXPIRY_MS, LogIndex
-from opendata_buffer.queue.ownership import check_owner, claim_for_writing
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.readers import (
     enable_readers,
     read_positions,
@@ -20,8 +19,6 @@ from opendata_buffer.queue.readers import (
     unknown_reader,
     unregister,
 )
-from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Store
 
 LEAST_EXPIRY_MS = 10 * 60 * 1000
 """A reader that has nothing to read writes its position once a minute at most."""
@@ -30,19 +27,18 @@ SOON = 0.25
 """Share of the expiry below which an operator is warned."""
 
 
-def view_of(store: Store, config: QueueConfig, runtime: Runtime) -> LogView:
+def view_of(queue: Target) -> LogView:
     """All that a log keeps; ``InvalidInput`` where there is no queue, or one that is no log."""
-    claim = check_owner(store, config, runtime=runtime)
+    claim = queue.owner()
     # Behind the marker, and before the index: what left the manifest in between is in the index.
-    manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
-    found = Log(store, config, runtime, "" if claim is None else claim.queue_id)
+    manifest = queue.reader().manifest()
+    queue_id = "" if claim is None else claim.queue_id
+    found = Log(queue.store, queue.config, queue.runtime, queue_id)
     index = found.need(marked=claim is not None and claim.is_log)
     return found.view(index, manifest)
 
 
-def enable_log(
-    store: Store, config: QueueConfig, runtime: Runtime, **given: int | None
-) -> tuple[LogIndex, bool]:
+def enable_log(queue: Target, **given: int | None) -> tuple[LogIndex, bool]:
     """Make a log of a queue, or change what one keeps: ``retention_ms``, ``retention_bytes``,
     ``reader_expiry_ms``. What is not given stays, or is the default.
 
@@ -62,6 +58,7 @@ def enable_log(
             "the reader expiry is 10 minutes at least: a reader that has nothing to read writes "
             "its position only now and then"
         )
+    store, config, runtime = queue.store, queue.config, queue.runtime
     claim = claim_for_writing(store, config, runtime=runtime)
     found = Log(store, config, runtime, claim.queue_id)
     index = found.read()
@@ -69,7 +66,7 @@ def enable_log(
     if index is None and any(store.list(each, limit=1).objects for each in folders):
         # Made anew, it would not name the segments that there are (failure F45).
         index = found.need(marked=True)
-    manifest = ReadOnlyReader(config, store=store, runtime=runtime).find()
+    manifest = queue.reader().find()
     if manifest is not None and manifest.sealed:
         raise Drained(config.manifest_path)
     settings: dict[str, Any] = {
@@ -109,18 +106,17 @@ class ReaderStatus:
         return f"{self.program} on {self.host}{process}"
 
 
-def readers_of(
-    store: Store, config: QueueConfig, view: LogView, runtime: Runtime, name: str | None = None
-) -> list[ReaderStatus]:
+def readers_of(queue: Target, view: LogView, name: str | None = None) -> list[ReaderStatus]:
     """All readers of a log, by name, or only the one of a ``name``; one small read for each."""
-    index, now_ms = view.index, runtime.now_ms()
+    index, now_ms = view.index, queue.runtime.now_ms()
     if name is not None:
         index = replace(index, readers=tuple(each for each in index.readers if each == name))
     found = []
-    for each, position in read_positions(store, config, index, runtime).items():
+    positions = read_positions(queue.store, queue.config, index, queue.runtime)
+    for each, position in positions.items():
         left_ms = position.moved_ms + index.reader_expiry_ms - now_ms
         status = ReaderStatus(
-            partition=config.data_path_prefix,
+            partition=queue.prefix,
             name=each,
             next_sequence=position.next,
             lag=max(0, view.next_sequence - max(position.next, view.first_sequence)),
@@ -138,11 +134,9 @@ def readers_of(
     return found
 
 
-def reader_of(
-    store: Store, config: QueueConfig, view: LogView, name: str, runtime: Runtime
-) -> ReaderStatus:
+def reader_of(queue: Target, view: LogView, name: str) -> ReaderStatus:
     """One reader; ``InvalidInput`` with the known ones where there is none of this name."""
-    for each in readers_of(store, config, view, runtime, name):
+    for each in readers_of(queue, view, name):
         return each
     raise unknown_reader(name, view.index)
 
@@ -165,43 +159,29 @@ Where = Callable[[LogView, int], int]
 
 
 def plan_reset(
-    store: Store,
-    config: QueueConfig,
-    name: str,
-    where: Where,
-    runtime: Runtime,
-    *,
-    relative: bool = False,
+    queue: Target, name: str, where: Where, *, relative: bool = False
 ) -> tuple[ResetPlan, LogView]:
     """Where a reader would be set; changes nothing. A name without a reader is a new one, but for
     a ``relative`` place, of which there is none then."""
-    view = view_of(store, config, runtime)
+    view = view_of(queue)
     before, runs = None, ""
     if name in view.index.readers or relative:
-        found = reader_of(store, config, view, name, runtime)
+        found = reader_of(queue, view, name)
         before = max(found.next_sequence, view.first_sequence)
         runs = found.who if found.runs else ""
     at = view.first_sequence if before is None else before
     after = where(view, at)
     again, passed = (max(0, at - after), max(0, after - at)) if before is not None else (0, 0)
-    return ResetPlan(config.data_path_prefix, name, before, after, again, passed, runs), view
+    return ResetPlan(queue.prefix, name, before, after, again, passed, runs), view
 
 
-def delete_reader(
-    store: Store,
-    config: QueueConfig,
-    name: str,
-    view: LogView,
-    runtime: Runtime,
-    *,
-    force: bool = False,
-) -> None:
+def delete_reader(queue: Target, name: str, view: LogView, *, force: bool = False) -> None:
     """Delete a reader, which then holds nothing; ``InvalidInput`` for one that runs."""
-    found = reader_of(store, config, view, name, runtime)
+    found = reader_of(queue, view, name)
     if found.runs and not force:
         raise InvalidInput(
             f"reader {name!r} runs: {found.who}. Stop it first, or give --force: it ends with an "
             "error"
         )
-    unregister(store, config, name, runtime, view.index.queue_id)
-    store.delete_many([claims_key(config.data_path_prefix, name)])  # of its workers
+    unregister(queue.store, queue.config, name, queue.runtime, view.index.queue_id)
+    queue.store.delete_many([claims_key(queue.prefix, name)])  # of its workers

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from opendata_buffer import outcomes
+from opendata_buffer.admin.target import Target, read_raw
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, QueueConfig
 from opendata_buffer.errors import (
     Conflict,
     CorruptData,
     CorruptManifest,
-    ObjectNotFound,
     TransientStorageError,
 )
 from opendata_buffer.formats.keys import BatchLocation, Transaction, is_confined, parse_location
@@ -48,14 +48,12 @@ from opendata_buffer.queue.ownership import (
     OWNER_NAME,
     QueueClaim,
     Watermark,
-    check_owner,
     claim_for_writing,
     exists,
 )
-from opendata_buffer.queue.queue import Queue, no_such_queue
+from opendata_buffer.queue.queue import no_such_queue
 from opendata_buffer.queue.readers import ReaderPosition, position_object, readers_folder
-from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Listing, Store, read_bytes
+from opendata_buffer.stores.base import Listing, read_bytes
 
 SEQUENCES_AHEAD = 1_000_000
 EPOCHS_AHEAD = 1_000
@@ -287,12 +285,12 @@ def _by_clock(own: Sequence[_Found]) -> list[_Found]:
     ] + final
 
 
-def _read_moved(store: Store, config: QueueConfig, runtime: Runtime) -> Moved:
+def _read_moved(queue: Target) -> Moved:
     """What the segments of a log have.
 
     Raises CorruptData where index or a segment cannot be read: batches would be queued again.
     """
-    log = Log(store, config, runtime)
+    log = Log(queue.store, queue.config, queue.runtime)
     index = log.need(marked=True)
     locations: set[str] = set()
     # Also those before the floor, whose objects may still be there.
@@ -303,7 +301,7 @@ def _read_moved(store: Store, config: QueueConfig, runtime: Runtime) -> Moved:
     return Moved(index.end, frozenset(locations))
 
 
-def rebuild_index(store: Store, config: QueueConfig, runtime: Runtime) -> str | None:
+def rebuild_index(queue: Target) -> str | None:
     """Make the index of a log anew, of its segments and of the positions of its readers.
 
     Reads all segments (failure F45). The floor is at the first batch that is there. What the log
@@ -316,28 +314,29 @@ def rebuild_index(store: Store, config: QueueConfig, runtime: Runtime) -> str | 
     Raises:
         CorruptManifest: A segment that is needed cannot be read; no index was written.
     """
-    queue = open_for_repair(store, config, runtime)
-    manifest = queue.claim_epoch(None)
+    store, config, runtime = queue.store, queue.config, queue.runtime
+    opened = queue.open_for_repair()
+    manifest, queue_id = opened.claim_epoch(None), opened.queue_id
     folder, positions = parts_folder(config), readers_folder(config)
     spans = {}
     for each in store.list(folder).objects:
         if (span := span_of_segment(each.key)) is not None:
             spans[span] = each.key
-    log = Log(store, config, runtime, queue.queue_id)
+    log = Log(store, config, runtime, queue_id)
     new, floor = None, manifest.first_sequence
     for span in chain_of(spans, manifest.first_sequence):
         segment = Manifest.parse(read_bytes(store, spans[span], MAX_SEGMENT_BYTES))
         if new is None or floor == new.end:
             there = (e.sequence for e in segment.entries() if exists(store, e.location))
             floor = next(there, segment.next_sequence)
-        new = new or LogIndex(queue.queue_id, span[0], 0)
+        new = new or LogIndex(queue_id, span[0], 0)
         new = new.with_segment(Part.of(segment, spans[span].removeprefix(folder)))
         while (paged := log.with_page(new)) is not None:
             new = paged
-    new = new or LogIndex(queue.queue_id, manifest.first_sequence, 0)
+    new = new or LogIndex(queue_id, manifest.first_sequence, 0)
     files = (each.key[len(positions) :] for each in store.list(positions).objects)
     names = (each.removesuffix(".json") for each in files if "/" not in each)
-    readers = (name for name in names if _reads(store, config, name, queue.queue_id, runtime))
+    readers = (name for name in names if _reads(queue, name, queue_id))
     new = replace(new, floor=floor, readers=tuple(sorted(readers)), retention_ms=KEEP_ALL_MS)
     saved = None
     if (raw := read_raw(store, index_key(config))) is not None:
@@ -348,51 +347,36 @@ def rebuild_index(store: Store, config: QueueConfig, runtime: Runtime) -> str | 
     return saved
 
 
-def _reads(store: Store, config: QueueConfig, name: str, queue_id: str, runtime: Runtime) -> bool:
+def _reads(queue: Target, name: str, queue_id: str) -> bool:
     """Whether a position is of a reader of this queue; one that cannot be read holds the floor."""
     try:
-        found = position_object(store, config, name, runtime).read()
+        found = position_object(queue.store, queue.config, name, queue.runtime).read()
     except CorruptData:
         return True
     return isinstance(found, ReaderPosition) and found.queue_id == queue_id
 
 
-def read_raw(store: Store, key: str) -> bytes | None:
-    """A manifest's bytes; None without an object, CorruptData for one larger than a manifest."""
-    try:
-        return read_bytes(store, key, MAX_MANIFEST_BYTES)
-    except ObjectNotFound:
-        return None
-
-
-def open_for_repair(store: Store, config: QueueConfig, runtime: Runtime) -> Queue:
-    """The queue, to be written by an operator's command; raises as claim_for_writing does."""
-    claim = claim_for_writing(store, config, runtime=runtime)
-    return Queue(store, config, runtime=runtime, role="operator", claim=claim)
-
-
-def compare(
-    store: Store, config: QueueConfig, runtime: Runtime, claim: QueueClaim | None
-) -> tuple[bytes | None, RebuildPlan]:
+def compare(queue: Target, claim: QueueClaim | None) -> tuple[bytes | None, RebuildPlan]:
     """The manifest's bytes, None where it is gone, and the plan by what is in the store.
 
     A log may keep millions of objects: they are listed only where its manifest has a fault.
     """
+    store, config = queue.store, queue.config
     is_log = claim is not None and claim.is_log
     seen, grace_ms = (claim.watermark, claim.grace_ms) if claim else (None, DEFAULT_GRACE_PERIOD_MS)
-    prefix = f"{config.data_path_prefix}/"
+    prefix = f"{queue.prefix}/"
     # Before the manifest: a batch that is enqueued between the two is named by it.
     listing = Listing((), 0, False) if is_log else store.list(prefix)
     raw = read_raw(store, config.manifest_path)
     plan = plan_rebuild(raw, listing, seen, config=config, grace_ms=grace_ms)
     if is_log and plan.fault is not None:
-        moved = _read_moved(store, config, runtime)
+        moved = _read_moved(queue)
         listing = store.list(prefix)
         plan = plan_rebuild(raw, listing, seen, config=config, grace_ms=grace_ms, moved=moved)
     return raw, plan
 
 
-def rebuild(store: Store, config: QueueConfig, runtime: Runtime) -> str | None:
+def rebuild(queue: Target) -> str | None:
     """Replace a manifest that is gone, damaged or restored by a sound one.
 
     Stop producers, consumers and collectors first: a batch that a producer uploads right now would
@@ -405,8 +389,9 @@ def rebuild(store: Store, config: QueueConfig, runtime: Runtime) -> str | None:
         InvalidInput: There is neither a manifest, nor a marker, nor a batch: no queue.
         Conflict: The manifest was written meanwhile; nothing was changed.
     """
-    claim = check_owner(store, config, runtime=runtime)
-    raw, plan = compare(store, config, runtime, claim)
+    store, config, runtime = queue.store, queue.config, queue.runtime
+    claim = queue.owner()
+    raw, plan = compare(queue, claim)
     if raw is None and (claim is None or claim.watermark is None) and not plan.found:
         raise no_such_queue(store, config)
     if plan.fault is None:

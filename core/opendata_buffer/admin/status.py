@@ -6,16 +6,16 @@ Everything here reads manifests and the small objects next to them, and changes 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from opendata_buffer.admin.readers import ReaderStatus, readers_of
+from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.transactions import (
     STALE_AFTER_S,
     OpenTransaction,
-    TransactionScope,
     open_among,
 )
 from opendata_buffer.broker.claims import claims_key, claims_kind, decode
@@ -41,7 +41,7 @@ from opendata_buffer.quarantine import count_quarantine, quarantined_names, read
 from opendata_buffer.queue.consumer_info import ConsumerInfo, read_consumer_info
 from opendata_buffer.queue.log import Log, LogView
 from opendata_buffer.queue.log_index import name_ms
-from opendata_buffer.queue.ownership import QueueClaim, check_owner, queue_hint, topic_hint
+from opendata_buffer.queue.ownership import QueueClaim, topic_hint
 from opendata_buffer.queue.queue import fullness
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import Blob, Listing, Store, read_sidecar
@@ -138,13 +138,13 @@ def ask_broker(
     return replace(known, alive=True, **counters)
 
 
-def read_claims(store: Store, config: QueueConfig) -> ClaimsStatus | None:
+def read_claims(queue: Target) -> ClaimsStatus | None:
     """The claims of workers; None where the queue never had one. Raises CorruptData for an object
     that cannot be read, with the command that replaces it."""
-    kind = claims_kind(queue_hint(store.url, config))
-    key = claims_key(config.data_path_prefix)
+    kind = claims_kind(queue.hint)
+    key = claims_key(queue.prefix)
     try:
-        claims = read_sidecar(store, key, kind, lambda data: decode(data, kind))
+        claims = read_sidecar(queue.store, key, kind, lambda data: decode(data, kind))
     except ObjectNotFound:
         return None
     oldest = min(claims.held, default=None)
@@ -219,7 +219,7 @@ def read_status(
     """Read the manifest, list the data prefix up to ``LISTED``, and ask the broker; see
     :func:`ask_broker`. What it costs does not rise with the length of the queue."""
     store, config, runtime = reader.store, reader.config, reader.runtime
-    notes: list[str] = []
+    queue, notes = Target(store, config, runtime), list[str]()
 
     def noted(read: Callable[[], T | None]) -> T | None:
         try:
@@ -232,39 +232,42 @@ def read_status(
 
     # Before the manifest: the consumer's record must not be the newer one.
     consumer = noted(lambda: read_consumer_info(store, config, runtime))
-    marker = _marker_of(reader)
+    marker = _marker_of(queue)
     before = reader.manifest()
     most = LISTED_OF_LOG if marker.is_log else LISTED
-    listing = store.list(config.data_path_prefix + "/", limit=most)
+    listing = store.list(f"{queue.prefix}/", limit=most)
     # Read again (not transferred when unchanged): a batch enqueued while the listing ran is no
     # orphan, and one dequeued and collected meanwhile is not missing.
-    after, refused = _checked(marker, reader.manifest)
-    view, fault = _log_of(reader, marker, after)
-    refused = refused or fault
+    seen = _see(queue, marker, reader.manifest())
+    after, view, refused = seen.manifest, seen.log, seen.refused
     found = summarise(before, after, listing, store.url, config, runtime.now_ms(), view)
     notes += [each for each in (refused, fullness(after.size, config.max_manifest_bytes)) if each]
-    log_status = None
+    sizes = {each.key: each.size for each in listing.objects}
+    log_status, records = None, dict[str, Any]()
     if view is not None:
-        readers = noted(lambda: readers_of(store, config, view, runtime)) or []
-        readers = [*_with_bytes(readers, view, listing)]
+        readers = noted(lambda: readers_of(queue, view)) or []
+        if not listing.truncated:
+            readers = [_with_bytes(each, view, sizes) for each in readers]
         log_status = _log_status(view, readers)
-        damage = _first_damage(view, readers)
-        refused = refused or damage
-        notes += [*_log_notes(view, readers), *([damage] if damage else [])]
-    scope, prefix = TransactionScope(config, store, runtime), config.data_path_prefix
-    records = {}
-    if view is None:  # Of a log, each reader has records of its own that wait.
-        listed = {each.key: each.size for each in listing.objects}
-        records = _records(store, runtime, {prefix: after}, listed)
-    transactions = open_among(scope, {prefix: after})
+        notes += _log_notes(view, readers)
+        if damage := _first_damage(view, readers):
+            notes.append(damage)
+            refused = refused or damage
+    else:  # Of a log, each reader has records of its own that wait.
+        records = _records(store, runtime, {queue.prefix: after}, sizes)
+    transactions = open_among(queue, {queue.prefix: after})
     notes += _stale(transactions, store.url, config)
     announced = noted(lambda: Lease(store, config, runtime).read())
     if announced is not None and announced.fault:
         notes.append(announced.fault)
         announced = None
-    names = quarantined_names(store, prefix)
+    names = quarantined_names(store, queue.prefix)
     reports = read_reports(
-        store, prefix, names[-SHOWN:], runtime, unreadable=lambda error: notes.append(str(error))
+        store,
+        queue.prefix,
+        names[-SHOWN:],
+        runtime,
+        unreadable=lambda error: notes.append(str(error)),
     )
     return replace(
         found,
@@ -273,7 +276,7 @@ def read_status(
         log=log_status,
         consumer=consumer,
         broker=None if announced is None else ask_broker(announced, connect),
-        claims=noted(lambda: read_claims(store, config)),
+        claims=noted(lambda: read_claims(queue)),
         undecided=len(transactions),
         oldest_undecided_seconds=max(
             (each.age_seconds or 0.0 for each in transactions), default=None
@@ -391,39 +394,44 @@ class _Marker(NamedTuple):
         return None if self.claim is None else self.claim.grace_ms
 
 
-def _marker_of(reader: ReadOnlyReader) -> _Marker:
+def _marker_of(queue: Target) -> _Marker:
     """Read before the manifest: a marker that was read later may be ahead of it."""
     try:
-        return _Marker(check_owner(reader.store, reader.config, runtime=reader.runtime))
+        return _Marker(queue.owner())
     except (CorruptData, PrefixConflict) as error:
         return _Marker(None, error)
 
 
-def _checked(marker: _Marker, read: Callable[[], T]) -> tuple[T, str]:
-    """A manifest, and why producers and consumers are refused although it can be read."""
-    manifest, error = read(), marker.error
-    if isinstance(manifest, Manifest):
+class _Seen(NamedTuple):
+    """A queue as it was read: its manifest, and what a log keeps behind it."""
+
+    manifest: Manifest  # empty where the queue was never written
+    log: LogView | None  # None of a queue that is no log, and of one whose readers fail
+    refused: str  # why producers, consumers or readers fail although the manifest can be read
+
+    @property
+    def view(self) -> Manifest | LogView:
+        return self.manifest if self.log is None else self.log
+
+
+def _see(queue: Target, marker: _Marker, manifest: Manifest | None) -> _Seen:
+    error = marker.error
+    if manifest is not None:
         try:
             if marker.claim is not None:
                 marker.claim.check(manifest)
             manifest.check()
         except (CorruptManifest, QueueReset) as found:
             error = found
-    return manifest, "" if error is None else f"producers and consumers are refused: {error}"
-
-
-def _log_of(
-    reader: ReadOnlyReader, marker: _Marker, manifest: Manifest
-) -> tuple[LogView | None, str]:
-    """What a log keeps, behind a manifest that was just read, or why its readers fail."""
+    manifest = manifest or Manifest.empty()
+    refused = "" if error is None else f"producers and consumers are refused: {error}"
     if not marker.is_log:
-        return None, ""
-    found = Log(reader.store, reader.config, reader.runtime)
+        return _Seen(manifest, None, refused)
+    log = Log(queue.store, queue.config, queue.runtime)
     try:
-        index = found.need(marked=True)
-    except CorruptData as error:
-        return None, f"readers are refused: {error}"
-    return found.view(index, manifest), ""
+        return _Seen(manifest, log.view(log.need(marked=True), manifest), refused)
+    except CorruptData as fault:
+        return _Seen(manifest, None, refused or f"readers are refused: {fault}")
 
 
 def _log_status(view: LogView, readers: Sequence[ReaderStatus]) -> LogStatus:
@@ -440,19 +448,13 @@ def _log_status(view: LogView, readers: Sequence[ReaderStatus]) -> LogStatus:
     )
 
 
-def _with_bytes(
-    readers: Iterable[ReaderStatus], view: LogView, listing: Listing
-) -> Iterator[ReaderStatus]:
-    """With the bytes that wait for each, where the manifest names them and all were listed."""
-    sizes = {found.key: found.size for found in listing.objects}
-    manifest = view.manifest
-    for each in readers:
-        behind = max(each.next_sequence, view.first_sequence) - manifest.first_sequence
-        if behind < 0 or listing.truncated:
-            yield each
-        else:
-            waiting = manifest.locations()[behind:]
-            yield replace(each, lag_bytes=sum(sizes.get(each, 0) for each in waiting))
+def _with_bytes(reader: ReaderStatus, view: LogView, sizes: Mapping[str, int]) -> ReaderStatus:
+    """With the bytes that wait for it, where the manifest names them all."""
+    behind = max(reader.next_sequence, view.first_sequence) - view.manifest.first_sequence
+    if behind < 0:
+        return reader
+    waiting = view.manifest.locations()[behind:]
+    return replace(reader, lag_bytes=sum(sizes.get(each, 0) for each in waiting))
 
 
 def _first_damage(view: LogView, readers: Sequence[ReaderStatus]) -> str:
@@ -544,44 +546,42 @@ class TopicStatus:
     notes: tuple[str, ...]
 
 
-def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStatus:
+def read_topic(target: Target, topic: Topic) -> TopicStatus:
     """Read the description, then all manifests and records of consumers in parallel."""
-    description = topic.read()
+    description, runtime = topic.read(), target.runtime
 
     def read(partition: Partition) -> tuple[PartitionStatus, Manifest]:
-        own = topic.config_of(partition.name, config)
+        queue = target.queue(partition.name)
         consumer = None
         with suppress(CorruptData):
-            consumer = read_consumer_info(topic.store, own, runtime)
-        reader = ReadOnlyReader(own, store=topic.store, runtime=runtime)
-        marker = _marker_of(reader)
-        found, refused = _checked(marker, reader.find)
-        manifest, now_ms = found or Manifest.empty(), runtime.now_ms()
-        log, fault = _log_of(reader, marker, manifest)
-        readers = [] if log is None else readers_of(topic.store, own, log, runtime)
+            consumer = read_consumer_info(queue.store, queue.config, runtime)
+        marker = _marker_of(queue)
+        seen = _see(queue, marker, queue.reader().find())
+        manifest, log, refused = seen
+        log_status = None
         if log is not None:
-            fault = _first_damage(log, readers)
-        view = manifest if log is None else log
+            readers = readers_of(queue, log)
+            log_status = _log_status(log, readers)
+            refused = refused or _first_damage(log, readers)
         status = PartitionStatus(
             name=partition.name,
             state=str(partition.state),
-            queue_length=view.entry_count,
-            oldest_age_seconds=view.age_s(now_ms),
+            queue_length=seen.view.entry_count,
+            oldest_age_seconds=seen.view.age_s(runtime.now_ms()),
             next_sequence=manifest.next_sequence,
             epoch=_epoch(manifest),
             manifest_bytes=manifest.size,
             grace_period_ms=marker.grace_ms,
-            quarantined=count_quarantine(topic.store, partition.name),
+            quarantined=count_quarantine(queue.store, partition.name),
             consumer=consumer,
-            log=None if log is None else _log_status(log, readers),
-            refused=refused or fault,
+            log=log_status,
+            refused=refused,
         )
         return status, manifest
 
     read_all = in_parallel(runtime, read, description.partitions)
-    scope = TransactionScope(config, topic.store, runtime, topic)
     manifests = {each.name: manifest for each, manifest in read_all}
-    transactions = open_among(scope, manifests)
+    transactions = open_among(target, manifests)
     undecided = Counter(each.partition for each in transactions)
     found = tuple(replace(each, undecided=undecided[each.name]) for each, _ in read_all)
     ages = [each.oldest_age_seconds for each in found if each.oldest_age_seconds is not None]
@@ -590,25 +590,25 @@ def read_topic(topic: Topic, config: QueueConfig, runtime: Runtime) -> TopicStat
         id=description.topic_id,
         partitions=found,
         queue_length=sum(each.queue_length for each in found),
-        **_records(topic.store, runtime, manifests, {}),
+        **_records(target.store, runtime, manifests, {}),
         oldest_age_seconds=max(ages, default=None),
         undecided=len({each.producer for each in transactions}),
         quarantined=sum(each.quarantined for each in found),
         transactions=tuple(transactions),
-        notes=_stale(transactions, topic.url, config),
+        notes=_stale(transactions, topic.url, target.config),
     )
 
 
-def running_consumer(store: Store, config: QueueConfig, runtime: Runtime) -> str:
+def running_consumer(queue: Target) -> str:
     """The consumer that owns a queue and may run, in words; empty where none is known."""
     with suppress(CorruptData):
-        found = read_consumer_info(store, config, runtime)
-        manifest = ReadOnlyReader(config, store=store, runtime=runtime).find()
+        found = read_consumer_info(queue.store, queue.config, queue.runtime)
+        manifest = queue.reader().find()
         epoch = None if manifest is None else _epoch(manifest)
         if found is not None and found.epoch == epoch and found.may_run():
             return (
-                f"the consumer of {config.data_path_prefix!r} ({found.program}, process "
-                f"{found.process} on {found.host})"
+                f"the consumer of {queue.prefix!r} ({found.program}, process {found.process} on "
+                f"{found.host})"
             )
     return ""
 
@@ -623,29 +623,26 @@ class Backlog:
     refused: str  # why producers and consumers of one queue fail; empty where they do not
 
 
-def read_backlog(
-    store: Store, configs: Iterable[QueueConfig], runtime: Runtime, *, topic: bool = False
-) -> Backlog:
+def read_backlog(target: Target) -> Backlog:
     """Read manifests and owner markers, and nothing else: a probe asks every few seconds.
 
     Of a log also the positions of its readers: what waits is what the last of them has not read.
-    The manifests of a ``topic`` need not have been written yet.
+    Partitions of a topic need not have been written yet.
     """
 
-    def read(config: QueueConfig) -> tuple[int, float, int, str]:
-        reader = ReadOnlyReader(config, store=store, runtime=runtime)
-        marker = _marker_of(reader)
-        found, refused = _checked(marker, reader.find if topic else reader.manifest)
-        manifest = found or Manifest.empty()
-        log, fault = _log_of(reader, marker, manifest)
-        batches, oldest_s = manifest.entry_count, manifest.age_s(runtime.now_ms())
+    def read(queue: Target) -> tuple[int, float, int, str]:
+        marker, reader = _marker_of(queue), queue.reader()
+        found = reader.manifest() if target.topic is None else reader.find()
+        manifest, log, refused = _see(queue, marker, found)
+        batches, oldest_s = manifest.entry_count, manifest.age_s(queue.runtime.now_ms())
         if log is not None:
-            readers = readers_of(store, config, log, runtime)
+            readers = readers_of(queue, log)
             batches = max((each.lag for each in readers), default=0)
             oldest_s = max((each.oldest_unread_seconds or 0.0 for each in readers), default=0.0)
-        return batches, oldest_s or 0.0, manifest.size, refused or fault
+        return batches, oldest_s or 0.0, manifest.size, refused
 
-    batches, ages, sizes, refused = zip(*in_parallel(runtime, read, configs), strict=True)
+    found = in_parallel(target.runtime, read, target.queues())
+    batches, ages, sizes, refused = zip(*found, strict=True)
     return Backlog(
         batches=sum(batches), oldest_s=max(ages), largest=max(sizes), refused=max(refused)
     )

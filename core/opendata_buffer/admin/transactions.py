@@ -9,21 +9,18 @@ with :func:`abort`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cache
 
-from opendata_buffer.admin.rebuild import open_for_repair
-from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, QueueConfig
-from opendata_buffer.consumer.read_only import ReadOnlyReader
+from opendata_buffer.admin.target import Target
+from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS
 from opendata_buffer.errors import InvalidInput, ObjectNotFound
-from opendata_buffer.formats.keys import Transaction, parse_location
+from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid, undecided
-from opendata_buffer.queue.ownership import queue_hint
-from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Runtime, in_parallel
-from opendata_buffer.stores.base import Store, read_sidecar
+from opendata_buffer.runtime import in_parallel
+from opendata_buffer.stores.base import read_sidecar
 from opendata_buffer.topic.description import is_topic
-from opendata_buffer.topic.topic import Topic
 from opendata_buffer.transactions.commit_record import (
     RECORD,
     TOPIC_FOLDER,
@@ -58,42 +55,6 @@ class OpenTransaction:
     committed: bool = False
 
 
-@dataclass
-class TransactionScope:
-    """The queues whose transactions are listed or ended: those of a topic, or one."""
-
-    config: QueueConfig
-    store: Store
-    runtime: Runtime
-    topic: Topic | None = None
-    _queues: dict[str, Queue] = field(default_factory=dict)
-
-    @property
-    def folder(self) -> str:
-        """Where the commit records are."""
-        return self.config.data_path_prefix if self.topic is None else TOPIC_FOLDER
-
-    def names(self) -> list[str]:
-        """Data prefixes of the queues."""
-        if self.topic is not None:
-            return self.topic.read().names
-        self.reader(self.config.data_path_prefix).manifest()
-        return [self.config.data_path_prefix]
-
-    def queue(self, name: str) -> Queue:
-        """One of the queues, to be written."""
-        if name not in self._queues:
-            self._queues[name] = open_for_repair(self.store, self._config_of(name), self.runtime)
-        return self._queues[name]
-
-    def reader(self, name: str) -> ReadOnlyReader:
-        """A reader of one of the queues."""
-        return ReadOnlyReader(self._config_of(name), store=self.store, runtime=self.runtime)
-
-    def _config_of(self, name: str) -> QueueConfig:
-        return self.config if self.topic is None else self.topic.config_of(name, self.config)
-
-
 def open_in(manifest: Manifest, data_path_prefix: str, now_ms: int) -> list[OpenTransaction]:
     """The undecided transactions of one queue, in the order of their first batches; pure."""
     if b"/message=" not in manifest.raw:
@@ -117,28 +78,34 @@ def open_in(manifest: Manifest, data_path_prefix: str, now_ms: int) -> list[Open
     ]
 
 
-def list_open(scope: TransactionScope) -> list[OpenTransaction]:
+def list_open(target: Target) -> list[OpenTransaction]:
     """All undecided transactions of a topic or a queue, by partition; changes nothing."""
-    names = scope.names()
-    manifests = in_parallel(scope.runtime, lambda name: scope.reader(name).find(), names)
-    return open_among(scope, dict(zip(names, manifests, strict=True)))
+    names = _names(target)
+    manifests = in_parallel(target.runtime, lambda name: target.queue(name).reader().find(), names)
+    return open_among(target, dict(zip(names, manifests, strict=True)))
 
 
-def open_among(
-    scope: TransactionScope, manifests: Mapping[str, Manifest | None]
-) -> list[OpenTransaction]:
+def _names(target: Target) -> list[str]:
+    """Data prefixes of the queues; ``InvalidInput`` where there is no queue."""
+    if target.topic is not None:
+        return target.topic.read().names
+    target.reader().manifest()
+    return [target.prefix]
+
+
+def open_among(target: Target, manifests: Mapping[str, Manifest | None]) -> list[OpenTransaction]:
     """As :func:`list_open`, by manifests that were read; None where a queue was never written."""
-    now_ms, there = scope.runtime.now_ms(), [(n, each) for n, each in manifests.items() if each]
+    now_ms, there = target.runtime.now_ms(), [(n, each) for n, each in manifests.items() if each]
     found = [part for name, each in there for part in open_in(each, name, now_ms)]
     acknowledged = set().union(*(_committed_in(each, name) for name, each in there))
     # After the manifests: a transaction that the record names by then stays committed.
     apps = sorted({each.app for each in found if each.app is not None})
-    read_records = in_parallel(scope.runtime, lambda app: _record(scope, app), apps)
+    read_records = in_parallel(target.runtime, lambda app: _record(target, app), apps)
     records = dict(zip(apps, read_records, strict=True))
     return [_judged(each, records, acknowledged) for each in found]
 
 
-def abort(scope: TransactionScope, producer: str, *, force: bool = False) -> list[OpenTransaction]:
+def abort(target: Target, producer: str, *, force: bool = False) -> list[OpenTransaction]:
     """End the transaction of a producer in all partitions, and all others of the same app.
 
     The commit record decides: a transaction that it names is committed, and is completed; the
@@ -155,41 +122,57 @@ def abort(scope: TransactionScope, producer: str, *, force: bool = False) -> lis
         The parts that were ended: committed ones are delivered now, the others never.
 
     Raises:
-        InvalidInput: No such transaction is undecided; it is young; or ``scope`` is one
+        InvalidInput: No such transaction is undecided; it is young; or ``target`` is one
             partition of the topic that the transaction may span. Nothing was changed.
         Superseded: Its writer was started again at this moment, and ends it itself.
         OpenDataBufferError: Storage failed. Call it again: what is ended is not ended twice.
     """
-    listed = list_open(scope)
+    listed = list_open(target)
     chosen = [each for each in listed if each.producer == producer]
     if not chosen:
         raise InvalidInput(
-            f"no transaction of producer {producer!r} is undecided in {scope.store.url}: it has "
+            f"no transaction of producer {producer!r} is undecided in {target.store.url}: it has "
             "ended, or another one is meant. See 'opendata-buffer status "
-            f"{queue_hint(scope.store.url, scope.config)}'."
+            f"{target.hint}'."
         )
     app = chosen[0].app
     if not force and not any(each.committed for each in chosen):
         _refuse_running(producer, app, chosen)
-    if scope.topic is None and is_topic(scope.store):
+    if target.topic is None and is_topic(target.store):
         raise InvalidInput(
-            f"{scope.config.data_path_prefix!r} is a partition of a topic, and a transaction "
+            f"{target.prefix!r} is a partition of a topic, and a transaction "
             "is ended in all of them or in none: leave --partition and --data-path-prefix out"
         )
+    open_queue = cache(lambda name: target.queue(name).open_for_repair())
     if app is None:
-        _end(scope, chosen)
+        markers = {
+            each.partition: [
+                TransactionMarker(
+                    bytes.fromhex(each.producer),
+                    each.last_clock + 1 if each.committed else ROLL_BACK,
+                )
+            ]
+            for each in chosen
+        }
+        MarkerWriter(
+            target.store,
+            target.config,
+            open_queue,
+            target.runtime,
+            ahead_ms=DEFAULT_GRACE_PERIOD_MS,
+        ).write(markers)
         return chosen
     coordinator = TransactionCoordinator(
-        scope.store,
-        scope.config,
-        scope.queue,
-        scope.runtime,
+        target.store,
+        target.config,
+        open_queue,
+        target.runtime,
         ahead_ms=DEFAULT_GRACE_PERIOD_MS,
-        folder=scope.folder,
+        folder=_records_folder(target),
     )
-    coordinator.recover(app, None, scope.names())
+    coordinator.recover(app, None, _names(target))
     # recover() claimed the record, so it does not change any more.
-    records = {app: _record(scope, app)}
+    records = {app: _record(target, app)}
     return [_judged(each, records, set()) for each in listed if each.app == app]
 
 
@@ -224,24 +207,14 @@ def _committed_in(manifest: Manifest, data_path_prefix: str) -> set[str]:
     return found
 
 
-def _end(scope: TransactionScope, chosen: list[OpenTransaction]) -> None:
-    markers = {}
-    for each in chosen:
-        txn = None
-        if each.app is not None and each.batch is not None:
-            txn = Transaction(each.app, each.batch)
-        clock = each.last_clock + 1 if each.committed else ROLL_BACK
-        markers[each.partition] = [TransactionMarker(bytes.fromhex(each.producer), clock, txn)]
-    writer = MarkerWriter(
-        scope.store, scope.config, scope.queue, scope.runtime, ahead_ms=DEFAULT_GRACE_PERIOD_MS
-    )
-    writer.write(markers)
+def _records_folder(target: Target) -> str:
+    return target.prefix if target.topic is None else TOPIC_FOLDER
 
 
-def _record(scope: TransactionScope, app: str) -> CommitRecord | None:
-    key = record_key(scope.folder, app)
+def _record(target: Target, app: str) -> CommitRecord | None:
+    key = record_key(_records_folder(target), app)
     try:
-        return read_sidecar(scope.store, key, RECORD, CommitRecord.from_json)
+        return read_sidecar(target.store, key, RECORD, CommitRecord.from_json)
     except ObjectNotFound:
         return None
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from opendata_buffer.admin.rebuild import open_for_repair
-from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig, QueueConfig
+from opendata_buffer.admin.target import Target
+from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, QueueConfig
 from opendata_buffer.consumer.fetch import FetchHandle
-from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import (
     CommitStateUnknown,
     CorruptBatch,
@@ -43,14 +42,13 @@ from opendata_buffer.quarantine import (
 )
 from opendata_buffer.queue.consumer_info import TRIM, write_consumer_info
 from opendata_buffer.queue.log import LogView
-from opendata_buffer.queue.ownership import check_owner, queue_hint, topic_hint
-from opendata_buffer.runtime import Runtime, in_parallel
-from opendata_buffer.stores.base import Store, read_bytes
-from opendata_buffer.topic.topic import Topic
+from opendata_buffer.queue.ownership import queue_hint, topic_hint
+from opendata_buffer.runtime import in_parallel
+from opendata_buffer.stores.base import read_bytes
 
 
 def skip_batch(
-    store: Store, config: ConsumerConfig, sequence: int, runtime: Runtime, *, force: bool = False
+    queue: Target, sequence: int, *, force: bool = False
 ) -> tuple[QuarantineReport, int]:
     """Copy a queued batch to the quarantine, then put an empty batch in its place.
 
@@ -61,15 +59,14 @@ def skip_batch(
     Returns:
         The batch's report in the quarantine, and the epoch that the queue was claimed with.
     """
-    hint = queue_hint(store.url, config)
     _refuse_log(
-        store,
-        config,
-        runtime,
+        queue,
         "an entry of a log never changes, and each reader passes a batch by for itself. "
-        f"'opendata-buffer readers reset {hint} NAME --to-sequence {sequence + 1}' has one do so",
+        f"'opendata-buffer readers reset {queue.hint} NAME --to-sequence {sequence + 1}' has one "
+        "do so",
     )
-    manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
+    store, config, runtime = queue.store, queue.config, queue.runtime
+    manifest = queue.reader().manifest()
     if not manifest.first_sequence <= sequence < manifest.next_sequence:
         raise InvalidInput(
             f"sequence {sequence} is not in the queue with manifest {config.manifest_path!r}: "
@@ -87,9 +84,8 @@ def skip_batch(
             f"batch {sequence} at {entry.location!r} can be read: a consumer delivers it. To skip "
             "it all the same, pass force=True"
         )
-    queue = open_for_repair(store, config, runtime)
-    why = fault or "skipped on request although it can be read"
-    report = _copy(store, config, entry, why, runtime)
+    opened = queue.open_for_repair()
+    report = _copy(queue, entry, fault or "skipped on request although it can be read")
     # The empty batch keeps the transaction and the message in its name. Without the transaction,
     # readers would take the entries behind it for a repeat of the same one and drop them. Without
     # an acknowledgement, what it decides would stay undecided.
@@ -97,32 +93,37 @@ def skip_batch(
     txn, message = (parsed.txn, parsed.message) if parsed else (None, None)
     location = batch_key(config.data_path_prefix, runtime.ulid(), txn, message)
     store.put(location, encode_batch([]))
-    after = queue.replace(sequence, entry.location, NewEntry(location))
-    queue.close()
+    after = opened.replace(sequence, entry.location, NewEntry(location))
+    opened.close()
     return report, after.epoch
 
 
-def _refuse_log(store: Store, config: QueueConfig, runtime: Runtime, why: str) -> None:
+def _refuse_log(queue: Target, why: str) -> None:
     """Raise InvalidInput where the queue is a log; ``why`` also says what to do."""
-    claim = check_owner(store, config, runtime=runtime)
+    claim = queue.owner()
     if claim is not None and claim.is_log:
         raise InvalidInput(
-            f"the queue with manifest {config.manifest_path!r} is a log with named readers: {why}"
+            f"the queue with manifest {queue.config.manifest_path!r} is a log with named readers: "
+            f"{why}"
         )
 
 
-def _queue_view(store: Store, config: QueueConfig, runtime: Runtime) -> Manifest | LogView:
+def _view(queue: Target) -> Manifest | LogView:
     """The queue as it is now, of a log all that it keeps; ``InvalidInput`` where there is none."""
-    reader = ReadOnlyReader(config, store=store, runtime=runtime)
+    reader = queue.reader()
     reader.manifest()
     return reader.view()
 
 
-def _copy(
-    store: Store, config: ConsumerConfig, entry: QueueEntry, why: str, runtime: Runtime
-) -> QuarantineReport:
-    prefix, foreign = config.data_path_prefix, config.allow_foreign_locations
-    return quarantine(store, prefix, entry, why, runtime=runtime, allow_foreign_locations=foreign)
+def _copy(queue: Target, entry: QueueEntry | BatchDescriptor, why: str) -> QuarantineReport:
+    return quarantine(
+        queue.store,
+        queue.prefix,
+        entry,
+        why,
+        runtime=queue.runtime,
+        allow_foreign_locations=queue.config.allow_foreign_locations,
+    )
 
 
 def _range_of(manifest: Manifest | LogView) -> str:
@@ -131,9 +132,7 @@ def _range_of(manifest: Manifest | LogView) -> str:
     return f"it holds {manifest.first_sequence} to {manifest.next_sequence - 1}"
 
 
-def restore_batch(
-    store: Store, config: ConsumerConfig, name: str, runtime: Runtime
-) -> QuarantineReport:
+def restore_batch(queue: Target, name: str) -> QuarantineReport:
     """Produce the batch of a report again, at the end of the queue. Idempotent.
 
     The copy and its report, which is returned with ``restored_sequence``, stay. The restored batch
@@ -145,23 +144,23 @@ def restore_batch(
             is still queued.
         CommitStateUnknown: An earlier call may have restored it, and a consumer has read since.
     """
-    prefix = config.data_path_prefix
-    manifest = _queue_view(store, config, runtime)
+    store, prefix = queue.store, queue.prefix
+    manifest = _view(queue)
     try:
         report = read_report(store, prefix, name)
     except ObjectNotFound:
         raise InvalidInput(
             f"there is no batch {name!r} in the quarantine of {prefix!r}: see 'opendata-buffer "
-            f"status {queue_hint(store.url, config)}'"
+            f"status {queue.hint}'"
         ) from None
     if report.restored_sequence is not None:
         return report
     _refuse_queued(report, manifest)
-    data = _readable_copy(store, config, report)
-    queue = open_for_repair(store, config, runtime)
+    data = _readable_copy(queue, report)
+    opened = queue.open_for_repair()
     if report.restored_location is None:
         # Written before the append, so that the next call finds out whether this one appended.
-        location = batch_key(prefix, runtime.ulid())
+        location = batch_key(prefix, queue.runtime.ulid())
         after = manifest.next_sequence
         report = replace(report, restored_location=location, restored_after=after)
         write_report(store, prefix, report)
@@ -171,40 +170,40 @@ def restore_batch(
     if sequence is None:
         if manifest.available_from(report.restored_after) > report.restored_after:
             raise CommitStateUnknown(
-                config.manifest_path,
+                queue.config.manifest_path,
                 report.restored_after,
                 (report.restored_location,),
                 manifest.next_sequence,
                 "an earlier restore was interrupted, and a consumer has read on since",
             )
         store.put(report.restored_location, data)
-        sequence = queue.append([NewEntry(report.restored_location, report.metadata)])
-    queue.close()
+        sequence = opened.append([NewEntry(report.restored_location, report.metadata)])
+    opened.close()
     report = replace(report, restored_sequence=sequence)
     write_report(store, prefix, report)
     return report
 
 
-def check_unqueued(store: Store, config: ConsumerConfig, location: str, runtime: Runtime) -> str:
+def check_unqueued(queue: Target, location: str) -> str:
     """What :func:`restore_object` would do, as a sentence to ask with; changes nothing.
 
     Raises:
         InvalidInput: It is no batch of this queue, is queued, is not there, cannot be read, or
             is so young that its producer may still enqueue it.
     """
-    prefix = config.data_path_prefix
+    prefix, runtime = queue.prefix, queue.runtime
     parsed = parse_location(location, prefix)
-    manifest = _queue_view(store, config, runtime)
+    manifest = _view(queue)
     if parsed is None:
         raise InvalidInput(f"{location!r} is no name of a batch in {prefix!r}: give the whole key")
     if (sequence := _find(manifest, location, manifest.first_sequence)) is not None:
         raise InvalidInput(f"{location!r} is queued as sequence {sequence}, and delivered from it")
-    handle = FetchHandle.of(config, store=store, runtime=runtime)
+    handle = FetchHandle.of(queue.config, store=queue.store, runtime=runtime)
     try:
         batch = handle.fetch_arrow(BatchDescriptor(0, location))
     except PoisonBatch as error:
         raise InvalidInput(f"{location!r} cannot be enqueued: {error.reason}") from error
-    claim = check_owner(store, config, runtime=runtime)
+    claim = queue.owner()
     grace_ms = DEFAULT_GRACE_PERIOD_MS if claim is None else claim.grace_ms
     if runtime.now_ms() - parsed.timestamp_ms < grace_ms:
         raise InvalidInput(
@@ -222,15 +221,14 @@ def check_unqueued(store: Store, config: ConsumerConfig, location: str, runtime:
     return question
 
 
-def restore_object(
-    store: Store, config: ConsumerConfig, location: str, runtime: Runtime
-) -> QuarantineReport:
+def restore_object(queue: Target, location: str) -> QuarantineReport:
     """As :func:`restore_batch`, of an object that :func:`check_unqueued` accepts."""
-    prefix, why = config.data_path_prefix, "no entry named it, and it was enqueued on request"
-    known = [each for each in list_quarantine(store, prefix, runtime) if each.location == location]
+    reports = list_quarantine(queue.store, queue.prefix, queue.runtime)
+    known = [each for each in reports if each.location == location]
     if not known:
-        known = [quarantine(store, prefix, BatchDescriptor(0, location), why, runtime=runtime)]
-    return restore_batch(store, config, known[-1].id, runtime)
+        why = "no entry named it, and it was enqueued on request"
+        known = [_copy(queue, BatchDescriptor(0, location), why)]
+    return restore_batch(queue, known[-1].id)
 
 
 def _find(queue: Manifest | LogView, location: str, since: int) -> int | None:
@@ -252,14 +250,14 @@ def _refuse_queued(report: QuarantineReport, manifest: Manifest | LogView) -> No
         )
 
 
-def _readable_copy(store: Store, config: ConsumerConfig, report: QuarantineReport) -> bytes:
+def _readable_copy(queue: Target, report: QuarantineReport) -> bytes:
     try:
-        if report.copied_bytes is None and is_confined(report.location, config.data_path_prefix):
+        if report.copied_bytes is None and is_confined(report.location, queue.prefix):
             # Its object was gone, and may have been brought back since.
-            data = read_bytes(store, report.location, MAX_OBJECT_BYTES)
+            data = read_bytes(queue.store, report.location, MAX_OBJECT_BYTES)
         else:
-            data = read_copy(store, config.data_path_prefix, report)
-        decode_batch(data, config.max_batch_bytes)
+            data = read_copy(queue.store, queue.prefix, report)
+        decode_batch(data, queue.config.max_batch_bytes)
     except ObjectNotFound:
         raise InvalidInput(
             f"batch {report.id!r} has no copy in the quarantine: there was no object to copy "
@@ -268,7 +266,7 @@ def _readable_copy(store: Store, config: ConsumerConfig, report: QuarantineRepor
     except CorruptBatch as error:
         raise InvalidInput(
             f"the copy of batch {report.id!r} cannot be read: {error} Repair the object "
-            f"'{config.data_path_prefix}/_quarantine/{report.id}.object' first"
+            f"'{queue.prefix}/_quarantine/{report.id}.object' first"
         ) from error
     return data
 
@@ -365,7 +363,7 @@ class TrimResult(NamedTuple):
     copies: list[str]  # ids in the quarantine of the dropped batches
 
 
-def plan_trim(store: Store, config: ConsumerConfig, start: Start, runtime: Runtime) -> TrimPlan:
+def plan_trim(queue: Target, start: Start) -> TrimPlan:
     """The entries that lie before ``start``; changes nothing.
 
     Of a transaction with batches on both sides of ``start`` those behind it stay, and are delivered
@@ -375,30 +373,21 @@ def plan_trim(store: Store, config: ConsumerConfig, start: Start, runtime: Runti
         InvalidInput: There is no queue; it does not have that sequence; or an undecided
             transaction begins before it, which the trim would cut.
     """
-    hint = queue_hint(store.url, config)
+    hint = queue.hint
     _refuse_log(
-        store,
-        config,
-        runtime,
+        queue,
         "what its readers have acknowledged is deleted when the retention is over. "
         f"'opendata-buffer readers reset {hint} NAME --to-datetime TIME' moves a reader on, and "
         f"'opendata-buffer readers enable {hint} --retention DURATION' how long batches stay",
     )
-    manifest = ReadOnlyReader(config, store=store, runtime=runtime).manifest()
-    target = start.sequence_in(manifest, config, store.url)
+    manifest = queue.reader().manifest()
+    target = start.sequence_in(manifest, queue.config, queue.store.url)
     dropped = manifest.entries(limit=target - manifest.first_sequence)
-    _refuse_undecided(manifest, target, config, store.url)
+    _refuse_undecided(manifest, target, queue)
     return TrimPlan(target, dropped)
 
 
-def trim_queue(
-    store: Store,
-    config: ConsumerConfig,
-    plan: TrimPlan,
-    runtime: Runtime,
-    *,
-    copy: bool = True,
-) -> TrimResult:
+def trim_queue(queue: Target, plan: TrimPlan, *, copy: bool = True) -> TrimResult:
     """Copy what a plan drops, then drop it and claim the queue. Idempotent.
 
     Entries that the consumer took since the plan are gone. Entries that were appended since stay.
@@ -408,63 +397,59 @@ def trim_queue(
         InvalidInput: A batch is too large to be copied; nothing was dropped.
         Conflict, CorruptManifest, StorageError: Nothing was dropped; call it again.
     """
-    queue = open_for_repair(store, config, runtime)
+    opened = queue.open_for_repair()
+    why = f"trimmed up to {plan.target}, not for a fault of its own"
 
     def save(entry: QueueEntry) -> str:
-        why = f"trimmed up to {plan.target}, not for a fault of its own"
-        return _copy(store, config, entry, why, runtime).id
+        return _copy(queue, entry, why).id
 
-    copies = in_parallel(runtime, save, plan.dropped if copy else (), most=CONCURRENCY)
+    copies = in_parallel(queue.runtime, save, plan.dropped if copy else (), most=CONCURRENCY)
     # A consumer may have read past the target meanwhile: then nothing is left to drop.
     last = plan.target - 1 if plan.target else None
-    after = queue.claim_epoch(last, allow_data_loss=True)
-    write_consumer_info(store, config, runtime, after.epoch, program=TRIM)
-    queue.close()
+    after = opened.claim_epoch(last, allow_data_loss=True)
+    write_consumer_info(queue.store, queue.config, queue.runtime, after.epoch, program=TRIM)
+    opened.close()
     return TrimResult(after.first_sequence, after.epoch, copies)
 
 
-def _refuse_undecided(manifest: Manifest, target: int, config: ConsumerConfig, url: str) -> None:
+def _refuse_undecided(manifest: Manifest, target: int, queue: Target) -> None:
     pairs = enumerate(manifest.locations(), manifest.first_sequence)
-    for producer, each in undecided(pairs, config.data_path_prefix).items():
+    for producer, each in undecided(pairs, queue.prefix).items():
         if each.first_sequence < target:
             raise InvalidInput(
                 f"the transaction of producer {producer.hex()} begins at sequence "
-                f"{each.first_sequence} and is open: a trim behind that would delete "
-                "a part of it. End it with 'opendata-buffer abort "
-                f"{topic_hint(url, config)} {producer.hex()}', or trim up to {each.first_sequence} "
-                "at the most"
+                f"{each.first_sequence} and is open: a trim behind that would delete a part of it. "
+                f"End it with 'opendata-buffer abort {topic_hint(queue.store.url, queue.config)} "
+                f"{producer.hex()}', or trim up to {each.first_sequence} at the most"
             )
 
 
-def collect(
-    store: Store,
-    config: ConsumerConfig,
-    topic: Topic | None,
-    runtime: Runtime,
-    *,
-    dry_run: bool = False,
-) -> GcReport:
+def collect(target: Target, *, dry_run: bool = False) -> GcReport:
     """One cycle of the garbage collector in a queue, or in each partition of a topic.
 
     A partition that has left its topic has no consumer whose collector would run. When nothing of
     it is left to collect, it is removed from the topic's description. ``dry_run`` writes nothing.
     """
+
+    def run(queue: Target) -> GcReport:
+        collector = GarbageCollector(queue.store, queue.config, runtime=queue.runtime)
+        return collector.run_once(dry_run=dry_run)
+
+    topic = target.topic
     if topic is None:
         # The collector would claim the prefix, also for a mistyped manifest.
-        ReadOnlyReader(config, store=store, runtime=runtime).manifest()
-        return GarbageCollector(store, config, runtime=runtime).run_once(dry_run=dry_run)
+        target.reader().manifest()
+        return run(target)
     description = topic.read()
     report, finished = GcReport(), list[str]()
     for name in (*description.names, *description.left):
-        own = topic.config_of(name, config)
-        if ReadOnlyReader(own, store=store, runtime=runtime).find() is None:
+        queue = target.queue(name)
+        if queue.reader().find() is None:
             continue  # It was never written: a partition that leaves gets a manifest when sealed.
-        found = GarbageCollector(store, own, runtime=runtime).run_once(dry_run=dry_run)
+        found = run(queue)
         report += found
-        nothing_left = not (
-            found.plan.waiting or found.plan.held or found.failed or found.abandoned
-        )
-        if nothing_left and name in description.left:
+        something_left = found.plan.waiting or found.plan.held or found.failed or found.abandoned
+        if name in description.left and not something_left:
             finished.append(name)
     if finished and not dry_run:
         topic.forget_left(finished)

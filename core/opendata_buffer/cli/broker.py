@@ -9,13 +9,13 @@ from urllib.parse import urlsplit
 
 import click
 
+from opendata_buffer.admin.target import Target
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork, listen_for
 from opendata_buffer.cli import options
 from opendata_buffer.cli.options import LONG_MS, command
-from opendata_buffer.cli.target import Target, target_of
+from opendata_buffer.cli.target import target_of
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.queue.queue import no_such_queue
 from opendata_buffer.runtime import Runtime
 
@@ -98,7 +98,7 @@ def broker(
     # refused, also when it is started again. Listening once reports a wrong address now.
     network.listen().close()
     if not target.config.create_if_missing:
-        _wait_for_queue(target, runtime)
+        _wait_for_queue(target)
     election = LeaderElection(store, target.config, runtime, network)
     try:
         _report(election, store.url, runtime)
@@ -106,9 +106,9 @@ def broker(
         election.stop(STOP_S)
 
 
-def _wait_for_queue(target: Target, runtime: Runtime) -> None:
+def _wait_for_queue(target: Target) -> None:
     """Return when there is a queue; say so once while there is none."""
-    reader = ReadOnlyReader(target.config, store=target.store, runtime=runtime)
+    reader = target.reader()
     told = False
     while reader.find() is None:
         if not told:
@@ -117,7 +117,7 @@ def _wait_for_queue(target: Target, runtime: Runtime) -> None:
                 f"waiting: there is no manifest {target.config.manifest_path!r} in "
                 f"{target.store.url} yet. A producer creates it, or --create-if-missing"
             )
-        runtime.sleep(WAIT_S)
+        target.runtime.sleep(WAIT_S)
 
 
 def _report(election: LeaderElection, url: str, runtime: Runtime) -> None:

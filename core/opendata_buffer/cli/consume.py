@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any, BinaryIO, NamedTuple
 
 import click
@@ -20,11 +19,12 @@ import pyarrow.compute as pc
 
 from opendata_buffer.admin.readers import reader_of, view_of
 from opendata_buffer.admin.status import running_consumer
+from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import EARLIEST, Start
 from opendata_buffer.cli import options
 from opendata_buffer.cli.options import LONG_MS, SOON_MS, command
 from opendata_buffer.cli.signals import print_summary
-from opendata_buffer.cli.target import Target, target_of
+from opendata_buffer.cli.target import check_start, target_of
 from opendata_buffer.cli.text import confirm
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch
@@ -37,9 +37,8 @@ from opendata_buffer.errors import InvalidInput, PoisonBatch
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.framing import FRAMINGS, Framing
 from opendata_buffer.runtime import Runtime, in_parallel
-from opendata_buffer.stores.base import Store
 from opendata_buffer.topic.consumer import TopicConsumer
-from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
+from opendata_buffer.topic.topic import REFRESH_S, CachedTopic
 
 PROGRAM = "opendata-buffer consume"
 
@@ -54,8 +53,6 @@ PARTITION_ENTRIES = 256
 
 POLL_S = 0.5
 """Seconds between two reads of an empty queue, with ``--follow``."""
-
-_LOSS_ADVICE = "Run it again to read what is left."
 
 
 @command(timeout_ms=LONG_MS)
@@ -133,10 +130,9 @@ def consume(
     start = Start.parse(EARLIEST if from_ is None else from_)
     target = target_of(runtime, queue, ConsumerConfig, topic_deadline_ms=SOON_MS)
     config, store, is_topic = target.config, target.store, target.topic is not None
-    target.check_start(start, "--from")
+    check_start(target, start, "--from")
     if ack:
-        running = partial(_running, store, runtime)
-        others = in_parallel(runtime, running, target.configs())
+        others = in_parallel(runtime, _running, target.queues())
         if names := [each for each in others if each]:
             confirm(f"{names[0]} seems to run. It will be fenced and deliver nothing more", yes)
     render = json_lines(config.data_path_prefix) if as_json else as_framing(FRAMINGS[framing])
@@ -144,14 +140,14 @@ def consume(
     with ExitStack() as stack:
         stack.enter_context(print_summary(writer.summary))
         if is_topic and not ack:
-            source = BatchSource(ReadOnlyTopic(target, runtime, start).read)
+            source = BatchSource(ReadOnlyTopic(target, start).read)
         elif is_topic:
             consumer = TopicConsumer(config, store=store, runtime=runtime, program=PROGRAM)
             source = _topic_source(stack.enter_context(consumer))
         elif not ack:
-            reader = ReadOnlyReader(config, store=store, runtime=runtime, advice=_LOSS_ADVICE)
+            reader = _read_only(target)
             reader.manifest()
-            reader.seek(_begin_of(config, reader, start))
+            reader.seek(_begin_of(target, reader, start))
             source = _queue_source(reader, FetchHandle.of(config, store=store), runtime)
         else:
             owner = Consumer(config, store=store, runtime=runtime, program=PROGRAM)
@@ -334,25 +330,27 @@ def _fetched(
     )
 
 
-def _running(store: Store, runtime: Runtime, config: ConsumerConfig) -> str:
+def _running(queue: Target) -> str:
     """The consumer that ``--ack`` would fence, in words; empty where none seems to run."""
-    if not config.reader:
-        return running_consumer(store, config, runtime)
+    if not queue.config.reader:
+        return running_consumer(queue)
     with suppress(InvalidInput):  # Of no queue, or of a name that is new.
-        view = view_of(store, config, runtime)
-        found = reader_of(store, config, view, config.reader, runtime)
+        found = reader_of(queue, view_of(queue), queue.config.reader)
         return f"reader {found.name!r} ({found.who})" if found.runs else ""
     return ""
 
 
-def _begin_of(config: ConsumerConfig, reader: ReadOnlyReader, start: Start) -> int:
+def _begin_of(queue: Target, reader: ReadOnlyReader, start: Start) -> int:
     """Where to begin to look: at a place in the queue, or where a named reader is."""
-    view = reader.view()
-    if not config.reader:
-        return start.sequence_in(view, config, reader.store.url)
-    log = view_of(reader.store, config, reader.runtime)
-    found = reader_of(reader.store, config, log, config.reader, reader.runtime)
-    return max(found.next_sequence, view.first_sequence)
+    view, name = reader.view(), queue.config.reader
+    if not name:
+        return start.sequence_in(view, queue.config, queue.store.url)
+    return max(reader_of(queue, view_of(queue), name).next_sequence, view.first_sequence)
+
+
+def _read_only(queue: Target) -> ReadOnlyReader:
+    advice = "Run it again to read what is left."
+    return ReadOnlyReader(queue.config, store=queue.store, runtime=queue.runtime, advice=advice)
 
 
 def _topic_source(consumer: TopicConsumer) -> BatchSource:
@@ -374,16 +372,13 @@ def _topic_source(consumer: TopicConsumer) -> BatchSource:
 class ReadOnlyPartition:
     """The committed batches of one partition, without consuming it."""
 
-    def __init__(
-        self, config: ConsumerConfig, store: Store, runtime: Runtime, start: Start
-    ) -> None:
+    def __init__(self, queue: Target, start: Start) -> None:
         self.ready: deque[BatchDescriptor] = deque()  # committed, and not fetched yet
-        self._config = config
-        self._runtime = runtime
-        self._reader = ReadOnlyReader(config, store=store, runtime=runtime, advice=_LOSS_ADVICE)
-        self._handle = FetchHandle.of(config, store=store)
+        self._queue = queue
+        self._reader = _read_only(queue)
+        self._handle = FetchHandle.of(queue.config, store=queue.store)
         self._start = start
-        self._filter = ReadCommitted(config.data_path_prefix)
+        self._filter = ReadCommitted(queue.prefix)
         self._begin: int | None = None
 
     def read(self) -> bool:
@@ -396,7 +391,7 @@ class ReadOnlyPartition:
                 return False
             # Entries before the start pass the filter, too: they may belong to a transaction that
             # an acknowledgement behind the start commits.
-            self._begin = _begin_of(self._config, self._reader, self._start)
+            self._begin = _begin_of(self._queue, self._reader, self._start)
         found = self._reader.next_entries(PARTITION_ENTRIES)
         for each in found:
             if each.repeats is not None:
@@ -411,10 +406,10 @@ class ReadOnlyPartition:
 
     def take(self, limit: int) -> Iterator[ArrowBatch]:
         """Fetch at most ``limit`` of the batches that are ready."""
-        name = self._config.data_path_prefix
+        name = self._queue.prefix
         wanted = [self.ready.popleft() for _ in range(min(limit, len(self.ready)))]
         try:
-            for each in _fetched(self._handle, wanted, self._runtime):
+            for each in _fetched(self._handle, wanted, self._queue.runtime):
                 yield replace(each, partition=name)
         except PoisonBatch as error:
             raise error.of(name) from error
@@ -423,25 +418,23 @@ class ReadOnlyPartition:
 class ReadOnlyTopic:
     """A topic without consuming it, partition by partition."""
 
-    def __init__(self, target: Target, runtime: Runtime, start: Start) -> None:
+    def __init__(self, target: Target, start: Start) -> None:
         assert target.topic is not None
-        self._topic = CachedTopic(target.topic, runtime, REFRESH_S)
+        self._topic = CachedTopic(target.topic, target.runtime, REFRESH_S)
         self._target = target
-        self._runtime = runtime
         self._start = start
         self._partitions: dict[str, ReadOnlyPartition] = {}
 
     def read(self, limit: int) -> Iterator[ArrowBatch]:
         """The next batches; raises as :meth:`ReadOnlyPartition.read`."""
-        partitions, store, runtime = self._partitions, self._target.store, self._runtime
+        partitions = self._partitions
         # What a partition has that is added later was produced after the start.
         start = Start(EARLIEST) if partitions else self._start
         for name in self._topic.get().names:
             if name not in partitions:
-                config = Topic.config_of(name, self._target.config)
-                partitions[name] = ReadOnlyPartition(config, store, runtime, start)
+                partitions[name] = ReadOnlyPartition(self._target.queue(name), start)
         # Entries of undecided transactions are read and give no batch: then read on.
-        while any(in_parallel(runtime, ReadOnlyPartition.read, partitions.values())):
+        while any(in_parallel(self._target.runtime, ReadOnlyPartition.read, partitions.values())):
             if any(each.ready for each in partitions.values()):
                 break
         for name, partition in list(partitions.items()):

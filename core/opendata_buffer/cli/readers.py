@@ -18,17 +18,16 @@ from opendata_buffer.admin.readers import (
     view_of,
 )
 from opendata_buffer.admin.status import running_consumer
+from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import Start
 from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.options import Command, Group
-from opendata_buffer.cli.target import Target, target_of
+from opendata_buffer.cli.target import target_of
 from opendata_buffer.cli.terminal import open_console, reader_table, readers_table
 from opendata_buffer.cli.text import confirm, format_retention, format_span, plural
-from opendata_buffer.config import QueueConfig, check_reader_name
-from opendata_buffer.consumer.read_only import ReadOnlyReader
+from opendata_buffer.config import check_reader_name
 from opendata_buffer.errors import Drained, InvalidInput
-from opendata_buffer.queue.ownership import check_owner
 from opendata_buffer.queue.readers import reset_reader, unknown_reader
 from opendata_buffer.runtime import Runtime
 
@@ -95,19 +94,19 @@ def enable(
     if reader_expiry is not None:
         given["reader_expiry_ms"] = options.duration_ms(reader_expiry)
     target = target_of(runtime, queue)
-    plain = [each for each in target.configs() if not _is_log(target, each, runtime)]
-    for name in filter(None, (running_consumer(target.store, each, runtime) for each in plain)):
+    plain = [each for each in target.queues() if not _is_log(each, target)]
+    for name in filter(None, map(running_consumer, plain)):
         click.echo(f"warning: {name} seems to run: it is fenced, and ends with an error", err=True)
     if plain:
         which = "the queue" if target.topic is None else plural(len(plain), "partition")
         confirm(f"{which} of {target.store.url} will be a log with named readers. {MEANS}", yes)
-    for config in target.configs():
+    for each in target.queues():
         try:
-            index, made = enable_log(target.store, config, runtime, **given)
+            index, made = enable_log(each, **given)
         except Drained:
             continue  # A partition that leaves the topic has nothing to be read.
         fields = {
-            "partition": config.data_path_prefix,
+            "partition": each.prefix,
             "made": made,
             "first_sequence": index.floor,
             "retention_ms": index.retention_ms,
@@ -116,7 +115,7 @@ def enable(
         }
         kept = format_retention(index.retention_ms, index.retention_bytes)
         line = (
-            f"{config.data_path_prefix}: {'is a log now' if made else 'is a log'}, from sequence "
+            f"{each.prefix}: {'is a log now' if made else 'is a log'}, from sequence "
             f"{index.floor:,} on; retention: {kept}; readers expire after "
             f"{format_span(index.reader_expiry_ms)}"
         )
@@ -133,7 +132,7 @@ def list_(runtime: Any, /, as_json: bool, **queue: Any) -> None:
     With --json an object for each reader and partition.
     """
     target = target_of(runtime, queue)
-    found = _readers_in(target, runtime)
+    found = _readers_in(target)
     if not as_json:
         open_console().print(readers_table(found, target.topic is not None))
     for each in found if as_json else ():
@@ -147,7 +146,7 @@ def list_(runtime: Any, /, as_json: bool, **queue: Any) -> None:
 @click.pass_obj
 def describe(runtime: Any, /, name: str | None, as_json: bool, **queue: Any) -> None:
     """Show all that is known of one reader, or of each."""
-    for each in _readers_in(target_of(runtime, queue), runtime, name):
+    for each in _readers_in(target_of(runtime, queue), name):
         if as_json:
             click.echo(json.dumps(asdict(each)))
         else:
@@ -197,8 +196,7 @@ def reset(
         )
     relative = kind == "shift_by"
     plans = [
-        (each, *plan_reset(target.store, each, name, where, runtime, relative=relative))
-        for each in _existing(target, runtime)
+        (each, *plan_reset(each, name, where, relative=relative)) for each in _existing(target)
     ]
     for _, plan, _ in plans:
         if plan.runs and not (force or dry_run):
@@ -206,9 +204,9 @@ def reset(
                 f"reader {name!r} runs: {plan.runs}. Stop it, or give --force, which fences it: it "
                 "ends with an error"
             )
-    for config, plan, view in plans:
+    for queue, plan, view in plans:
         if not dry_run:
-            reset_reader(target.store, config, name, plan.after, view, runtime, force=force)
+            reset_reader(queue.store, queue.config, name, plan.after, view, runtime, force=force)
         if as_json:
             click.echo(json.dumps({"dry_run": dry_run, **asdict(plan)}))
             continue
@@ -238,14 +236,14 @@ def delete(runtime: Any, /, name: str, force: bool, as_json: bool, **queue: Any)
     """
     target = target_of(runtime, queue)
     deleted = False
-    for config in _existing(target, runtime):
-        view = view_of(target.store, config, runtime)
+    for each in _existing(target):
+        view = view_of(each)
         if name not in view.index.readers:
             continue
-        delete_reader(target.store, config, name, view, runtime, force=force)
+        delete_reader(each, name, view, force=force)
         deleted = True
-        fields = {"partition": config.data_path_prefix, "deleted": name}
-        line = f"{config.data_path_prefix}: deleted reader {name}"
+        fields = {"partition": each.prefix, "deleted": name}
+        line = f"{each.prefix}: deleted reader {name}"
         click.echo(json.dumps(fields) if as_json else line)
     if not deleted:
         raise unknown_reader(name, view.index)
@@ -270,22 +268,20 @@ def _where(kind: str, value: Any, runtime: Runtime) -> Where:
     return lambda view, at: view.since(since_ms)
 
 
-def _existing(target: Target, runtime: Runtime) -> list[Any]:
-    """Settings of the queue, or of each partition that was ever used."""
-    if target.topic is None:
-        return [target.config]
-    found = target.written(runtime)
+def _existing(target: Target) -> list[Target]:
+    """The queue, or each partition that was ever used."""
+    found = [target] if target.topic is None else target.written()
     if not found:
         raise Failure(f"no partition of the topic at {target.store.url} was ever written")
     return found
 
 
-def _readers_in(target: Target, runtime: Runtime, name: str | None = None) -> list[ReaderStatus]:
+def _readers_in(target: Target, name: str | None = None) -> list[ReaderStatus]:
     """All readers of a log, or of all partitions, or those of a ``name``, which has to be there."""
     found: list[ReaderStatus] = []
-    for config in _existing(target, runtime):
-        view = view_of(target.store, config, runtime)
-        found += readers_of(target.store, config, view, runtime, name)
+    for each in _existing(target):
+        view = view_of(each)
+        found += readers_of(each, view, name)
     if not found and name is not None:
         raise unknown_reader(name, view.index)
     if not found:
@@ -293,8 +289,8 @@ def _readers_in(target: Target, runtime: Runtime, name: str | None = None) -> li
     return found
 
 
-def _is_log(target: Target, config: QueueConfig, runtime: Runtime) -> bool:
+def _is_log(queue: Target, target: Target) -> bool:
     if target.topic is None:  # A partition need not have been written yet.
-        ReadOnlyReader(config, store=target.store, runtime=runtime).manifest()
-    claim = check_owner(target.store, config, runtime=runtime)
+        queue.reader().manifest()
+    claim = queue.owner()
     return claim is not None and claim.is_log

@@ -18,6 +18,7 @@ from opendata_buffer.admin.fsck import (
     plan_repair,
     repair,
 )
+from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import (
     Start,
     TrimResult,
@@ -33,11 +34,10 @@ from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.options import LONG_MS, command
 from opendata_buffer.cli.signals import print_summary
-from opendata_buffer.cli.target import Target, one_queue, target_of
+from opendata_buffer.cli.target import check_start, one_queue, target_of
 from opendata_buffer.cli.text import confirm, plural
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig
-from opendata_buffer.consumer.read_only import ReadOnlyReader
-from opendata_buffer.queue.ownership import change_grace_period, check_owner, queue_hint
+from opendata_buffer.queue.ownership import change_grace_period
 
 KEPT = "copied to the quarantine first"
 NOT_KEPT = (
@@ -86,11 +86,10 @@ def fsck(
 
     problems: dict[str, int] = {}
     repairable, reasons = 0, list[str]()
-    for config in target.written(runtime):
-        where = "" if target.topic is None else f"{config.data_path_prefix}: "
-        hint = queue_hint(target.store.url, config)
-        report = check_queue(target.store, config, runtime)
-        plan, left = plan_repair(report, hint)
+    for each in target.written():
+        where = "" if target.topic is None else f"{each.prefix}: "
+        report = check_queue(each)
+        plan, left = plan_repair(report, each.hint)
         repaired: list[tuple[Finding, str | None]] = []
         tries = repair_found and not report.ok
         if tries:
@@ -102,26 +101,28 @@ def fsck(
                 click.echo(f"not repaired: {finding.name}: {reason}", err=as_json)
             if plan and not dry_run:
                 what = plural(len(plan), "problem")
-                confirm(f"{what} of {config.data_path_prefix!r} will be repaired", yes)
-                repaired = repair(target.store, config, plan, runtime)
-                report = check_queue(target.store, config, runtime)
-                plan, left = plan_repair(report, hint)
+                confirm(f"{what} of {each.prefix!r} will be repaired", yes)
+                repaired = repair(each, plan)
+                report = check_queue(each)
+                plan, left = plan_repair(report, each.hint)
         if as_json:
-            fields = {"ok": report.ok, **asdict(report), "partition": config.data_path_prefix}
+            fields = {"ok": report.ok, **asdict(report), "partition": each.prefix}
             del fields["is_log"]
             if tries:
-                fields["repaired"] = [{**asdict(each), "copy": copy} for each, copy in repaired]
+                fields["repaired"] = [
+                    {**asdict(finding), "copy": copy} for finding, copy in repaired
+                ]
             click.echo(json.dumps(fields))
         else:
-            for each, copy in repaired:
+            for finding, copy in repaired:
                 copied = "there was nothing to copy" if copy is None else f"copied as {copy}"
-                click.echo(f"repaired {each.name} ({each.kind}); {copied}")
-                if each.kind is Kind.MANIFEST:
+                click.echo(f"repaired {finding.name} ({finding.kind}); {copied}")
+                if finding.kind is Kind.MANIFEST:
                     click.echo(READERS_GO_ON if report.is_log else GO_ON)
             if repaired or not tries:
                 _print_report(report, where)
         if not report.ok:
-            problems[config.manifest_path] = len(left) if dry_run else len(report.problems)
+            problems[each.config.manifest_path] = len(left) if dry_run else len(report.problems)
             repairable += len(plan)
             reasons += [reason for _, reason in left]
     if reasons or (problems and not dry_run):
@@ -171,8 +172,8 @@ def skip(runtime: Any, /, sequence: int, force: bool, as_json: bool, **queue: An
     first, and an empty one takes its place; all others are kept. Stop the queue's consumer or
     Spark query before, and start it again afterwards: one that still runs is fenced.
     """
-    target = one_queue(queue, ConsumerConfig)
-    report, epoch = skip_batch(target.store, target.config, sequence, runtime, force=force)
+    target = one_queue(runtime, queue, ConsumerConfig)
+    report, epoch = skip_batch(target, sequence, force=force)
     if as_json:
         click.echo(json.dumps({**report.as_json(), "epoch": epoch}))
         return
@@ -199,13 +200,13 @@ def restore(runtime: Any, /, ids: tuple[str, ...], yes: bool, **queue: Any) -> N
 
     LOCATION is the whole key of a batch object that is there and not queued. Asks first.
     """
-    target = one_queue(queue, ConsumerConfig)
+    target = one_queue(runtime, queue, ConsumerConfig)
     for each in ids:
         if "/" in each:
-            confirm(check_unqueued(target.store, target.config, each, runtime), yes)
-            report = restore_object(target.store, target.config, each, runtime)
+            confirm(check_unqueued(target, each), yes)
+            report = restore_object(target, each)
         else:
-            report = restore_batch(target.store, target.config, each, runtime)
+            report = restore_batch(target, each)
         click.echo(f"restored batch {report.id} as sequence {report.restored_sequence}")
 
 
@@ -240,15 +241,13 @@ def trim(
     """
     start = Start.parse(to)
     target = target_of(runtime, queue, ConsumerConfig)
-    target.check_start(start, "--to")
-    plans = [
-        (each, plan_trim(target.store, each, start, runtime)) for each in target.written(runtime)
-    ]
-    for config, plan in plans:
+    check_start(target, start, "--to")
+    plans = [(each, plan_trim(each, start)) for each in target.written()]
+    for each, plan in plans:
         if plan.dropped and not (as_json or yes):
             which = f"sequences {plan.dropped[0].sequence:,} to {plan.target - 1:,}"
             count = plural(len(plan.dropped), "batch")
-            click.echo(f"{config.data_path_prefix}: {count}, {which}", err=not dry_run)
+            click.echo(f"{each.prefix}: {count}, {which}", err=not dry_run)
     trimmed = sum(len(plan.dropped) for _, plan in plans)
     if trimmed and not dry_run:
         kept = KEPT if copy else NOT_KEPT
@@ -258,12 +257,12 @@ def trim(
         f"ended by a signal: 'opendata-buffer status {options.queue_words()}' shows what still "
         "waits. Copies alone delete nothing: run it again, and no batch is copied twice"
     )
-    for config, plan in plans:
+    for each, plan in plans:
         first, epoch, copies = TrimResult(plan.target, None, [])
         if plan.dropped and not dry_run:
             with print_summary(lambda: summary):
-                first, epoch, copies = trim_queue(target.store, config, plan, runtime, copy=copy)
-        prefix = config.data_path_prefix
+                first, epoch, copies = trim_queue(each, plan, copy=copy)
+        prefix = each.prefix
         if as_json:
             fields = {
                 "partition": prefix,
@@ -289,13 +288,12 @@ def trim(
         click.echo(GO_ON)
 
 
-def _change_grace_period(target: Target, runtime: Any, grace_ms: int, yes: bool) -> None:
-    queues = list(target.written(runtime))
-    longest = 0
-    for config in queues:
-        claim = check_owner(target.store, config, runtime=runtime)
+def _change_grace_period(target: Target, grace_ms: int, yes: bool) -> None:
+    queues, longest = target.written(), 0
+    for queue in queues:
+        claim = queue.owner()
         if claim is None:  # A mistyped path gets no marker.
-            ReadOnlyReader(config, store=target.store, runtime=runtime).manifest()
+            queue.reader().manifest()
         longest = max(longest, DEFAULT_GRACE_PERIOD_MS if claim is None else claim.grace_ms)
     if grace_ms < longest:
         confirm(
@@ -303,8 +301,8 @@ def _change_grace_period(target: Target, runtime: Any, grace_ms: int, yes: bool)
             "a producer or sink that still runs goes by the longer one, and loses batches",
             yes,
         )
-    for config in queues:
-        change_grace_period(target.store, config, runtime, grace_ms)
+    for queue in queues:
+        change_grace_period(queue.store, queue.config, queue.runtime, grace_ms)
 
 
 @command()
@@ -338,8 +336,8 @@ def gc(
     if grace_period_ms is not None:
         if dry_run:
             raise click.UsageError("--grace-period-ms changes the queue: leave out --dry-run")
-        _change_grace_period(target, runtime, grace_period_ms, yes)
-    report = collect(target.store, target.config, target.topic, runtime, dry_run=dry_run)
+        _change_grace_period(target, grace_period_ms, yes)
+    report = collect(target, dry_run=dry_run)
     plan = report.plan
     if as_json:
         found = {

@@ -10,15 +10,15 @@ from typing import Any
 import click
 
 from opendata_buffer.admin.status import read_backlog, read_status, read_topic
+from opendata_buffer.admin.target import Target
 from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Exceeded, Failure
 from opendata_buffer.cli.options import command
-from opendata_buffer.cli.target import Target, one_queue, target_of
+from opendata_buffer.cli.target import one_queue, target_of
 from opendata_buffer.cli.text import waiting
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import CorruptData, ObjectNotFound
 from opendata_buffer.formats import batch as batch_format
 from opendata_buffer.formats import manifest as manifest_format
@@ -72,7 +72,7 @@ def status(
     if max_lag is not None or max_backlog is not None:
         if watch:
             raise click.UsageError("--watch shows, and a probe answers once: leave one out")
-        _probe(target, runtime, max_lag, max_backlog, as_json)
+        _probe(target, max_lag, max_backlog, as_json)
         return
     # A probe runs every few seconds, and rich would be a third of its time.
     from rich.live import Live
@@ -80,13 +80,13 @@ def status(
     from opendata_buffer.cli.terminal import open_console, status_table, topic_table
 
     console = open_console()
-    reader = ReadOnlyReader(target.config, store=target.store, runtime=runtime)
+    reader = target.reader()
     refused = ""
 
     def show() -> Any:
         nonlocal refused
         if target.topic is not None:
-            topic = read_topic(target.topic, target.config, runtime)
+            topic = read_topic(target, target.topic)
             refused = max(each.refused for each in topic.partitions)
             _warn(max(each.manifest_bytes for each in topic.partitions), target)
             return json.dumps(asdict(topic)) if as_json else topic_table(topic)
@@ -120,11 +120,8 @@ def _warn(manifest_bytes: int, target: Target) -> None:
         click.echo(f"warning: {warning}", err=True)
 
 
-def _probe(
-    target: Target, runtime: Runtime, max_lag: float | None, max_backlog: int | None, as_json: bool
-) -> None:
-    is_topic = target.topic is not None
-    found = read_backlog(target.store, target.configs(), runtime, topic=is_topic)
+def _probe(target: Target, max_lag: float | None, max_backlog: int | None, as_json: bool) -> None:
+    found = read_backlog(target)
     if found.refused:
         raise Failure(found.refused)
     _warn(found.largest, target)
@@ -150,14 +147,15 @@ def _probe(
 @options.queue
 @click.argument("key", required=False)
 @options.max_batch_bytes
-def dump(key: str | None, **queue: Any) -> None:
+@click.pass_obj
+def dump(runtime: Any, /, key: str | None, **queue: Any) -> None:
     """Print the manifest or a batch as JSON.
 
     KEY is the whole key of a batch object, as the manifest, errors and 'consume --json' show it.
     Without KEY it is the manifest; so is a KEY that begins with the manifest's, such as the copy
     that a repair leaves, and a segment of a log. What need not be text is in base64.
     """
-    target = one_queue(queue, ConsumerConfig)
+    target = one_queue(runtime, queue, ConsumerConfig)
     key = target.config.manifest_path if key is None else key
     is_manifest = key.startswith(target.config.manifest_path) or key.endswith(".segment")
     largest = largest_object(target.config.max_batch_bytes)

@@ -1,22 +1,22 @@
-"""The queue, or the topic with all its partitions, that a command's STORE and options name."""
+"""From a command's STORE and options to the queue or the topic that they name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from opendata_buffer.admin.rebuild import read_raw
+from opendata_buffer.admin.target import Target, read_raw
 from opendata_buffer.cli.options import NAMES_ONE_QUEUE, REACH_STORE, remember_queue
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.errors import CorruptData, PermanentStorageError
 from opendata_buffer.formats.keys import is_confined, prefix_of
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.ownership import LISTED_BELOW, OWNER_NAME, check_owner, has_letters
-from opendata_buffer.runtime import Runtime, deadline, in_parallel
+from opendata_buffer.queue.ownership import LISTED_BELOW, OWNER_NAME, has_letters
+from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.topic import Topic
@@ -25,43 +25,13 @@ if TYPE_CHECKING:  # It imports Arrow, and a probe that runs every few seconds d
     from opendata_buffer.admin.trim import Start
 
 
-@dataclass(frozen=True)
-class Target:
-    """An opened store, and the queues in it that a command works on.
-
-    ``config`` has the settings of the one queue or, where ``topic`` is not None, of its root.
-    """
-
-    store: Store
-    config: Any
-    topic: Topic | None = None
-
-    def configs(self) -> list[Any]:
-        """Settings of each queue: of a topic's partitions as they are listed now."""
-        if self.topic is None:
-            return [self.config]
-        return [self.topic.config_of(name, self.config) for name in self.topic.read().names]
-
-    def written(self, runtime: Runtime) -> list[Any]:
-        """As :meth:`configs`, but of a topic only the partitions that were ever used."""
-
-        def exists(config: QueueConfig) -> bool:
-            # A partition that lost its manifest still has its marker, and needs repair.
-            if check_owner(self.store, config, runtime=runtime) is not None:
-                return True
-            return read_raw(self.store, config.manifest_path) is not None
-
-        configs = self.configs()
-        found = [True] if self.topic is None else in_parallel(runtime, exists, configs)
-        return [config for config, is_there in zip(configs, found, strict=True) if is_there]
-
-    def check_start(self, start: Start, option: str) -> None:
-        """Raises UsageError for a sequence as the start of a whole topic."""
-        if self.topic is not None and start.sequence is not None:
-            raise click.UsageError(
-                f"{option} {start.text} is a sequence, and partitions count separately: name one "
-                "with --partition, or give a time, or 'latest'"
-            )
+def check_start(target: Target, start: Start, option: str) -> None:
+    """Raises UsageError for a sequence as the start of a whole topic."""
+    if target.topic is not None and start.sequence is not None:
+        raise click.UsageError(
+            f"{option} {start.text} is a sequence, and partitions count separately: name one with "
+            "--partition, or give a time, or 'latest'"
+        )
 
 
 def target_of(
@@ -77,7 +47,7 @@ def target_of(
     Costs a small read where neither partition, data prefix nor manifest was named;
     ``topic_deadline_ms`` limits it further than the settings do.
     """
-    target = one_queue(options, make, **settings)
+    target = one_queue(runtime, options, make, **settings)
     if any(options[name] is not None for name in NAMES_ONE_QUEUE):
         return target
     config = target.config
@@ -91,11 +61,15 @@ def target_of(
 
 
 def one_queue(
-    options: dict[str, Any], make: Callable[..., QueueConfig] = QueueConfig, **settings: Any
+    runtime: Runtime,
+    options: dict[str, Any],
+    make: Callable[..., QueueConfig] = QueueConfig,
+    **settings: Any,
 ) -> Target:
     """Open the store that a command's options name, for a command about a single queue.
 
     Args:
+        runtime: Clock of retries.
         options: Values of :data:`.options.queue`, and of options that have the name of a setting.
         make: The class of the settings.
         settings: Other settings.
@@ -120,10 +94,9 @@ def one_queue(
         config = replace(config, data_path_prefix=used or config.data_path_prefix)
     if partition is not None:
         if not has_letters(partition):  # Only an abbreviation takes a read of the topic.
-            runtime = click.get_current_context().obj
             partition = partition_named(partition, Topic.open(config, store=store, runtime=runtime))
         config = Topic.config_of(partition, config)
-    return Target(store, config)
+    return Target(store, config, runtime)
 
 
 def _prefix_in_use(store: Store, manifest_path: str) -> str | None:

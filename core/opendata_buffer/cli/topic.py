@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from opendata_buffer.admin.transactions import TransactionScope
 from opendata_buffer.admin.transactions import abort as end_transactions
 from opendata_buffer.cli import options
 from opendata_buffer.cli.options import NAMES_ONE_QUEUE, Command, Group, command
@@ -37,7 +36,7 @@ _total = click.option(
 @click.pass_obj
 def create(runtime: Any, /, partitions: int, **store: Any) -> None:
     """Create a topic at the root of STORE."""
-    made = Topic.create(_config(store), partitions, runtime=runtime)
+    made = Topic.create(_config(runtime, store), partitions, runtime=runtime)
     click.echo(f"created a topic at {made.url} with {plural(partitions, 'partition')}")
 
 
@@ -50,7 +49,7 @@ def expand(runtime: Any, /, partitions: int, **store: Any) -> None:
 
     Keys that move to a new partition lose their order once, against their older records.
     """
-    opened = Topic.open(_config(store), runtime=runtime)
+    opened = Topic.open(_config(runtime, store), runtime=runtime)
     had = len(opened.description.active)
     has = len(opened.expand(partitions).active)
     click.echo(f"the topic at {opened.url} has {plural(has, 'partition')}, had {had:,}")
@@ -67,7 +66,7 @@ def drain(runtime: Any, /, partition: str, **store: Any) -> None:
     minute after this at the earliest: producers finish what they have begun. Where no consumer
     runs, run the command again.
     """
-    opened = Topic.open(_config(store), runtime=runtime)
+    opened = Topic.open(_config(runtime, store), runtime=runtime)
     name = partition_named(partition, opened)
     opened.drain(name)
     opened.remove_drained()
@@ -77,9 +76,9 @@ def drain(runtime: Any, /, partition: str, **store: Any) -> None:
         click.echo(f"{name} has left the topic")
 
 
-def _config(store: dict[str, Any]) -> Any:
+def _config(runtime: Any, store: dict[str, Any]) -> Any:
     """Settings of the topic's root."""
-    return one_queue(dict.fromkeys(NAMES_ONE_QUEUE) | store).config
+    return one_queue(runtime, dict.fromkeys(NAMES_ONE_QUEUE) | store).config
 
 
 @command()
@@ -101,9 +100,7 @@ def abort(runtime: Any, /, producer: str, force: bool, as_json: bool, **queue: A
     still runs fails. A publisher without a name has its intents to itself: intents that are applied
     after the abort commit the transaction in some partitions only. So that takes --force.
     """
-    target = target_of(runtime, queue)
-    scope = TransactionScope(target.config, target.store, runtime, target.topic)
-    ended = end_transactions(scope, producer, force=force)
+    ended = end_transactions(target_of(runtime, queue), producer, force=force)
     if as_json:
         committed = [asdict(each) for each in ended if each.committed]
         aborted = [asdict(each) for each in ended if not each.committed]

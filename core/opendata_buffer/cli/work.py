@@ -88,7 +88,7 @@ def work(
     """
     if shutil.which(command[0]) is None:
         raise Failure(f"there is no command {command[0]!r}: check its name and PATH")
-    target = one_queue(queue, WorkerConfig)
+    target = one_queue(runtime, queue, WorkerConfig)
     worker = Worker(target.config, store=target.store, runtime=runtime)
     pool = CommandPool(
         worker.claim,

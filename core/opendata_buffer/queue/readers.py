@@ -201,43 +201,6 @@ def enable_readers(
     return log_.change(decide)
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderState:
-    """A reader as ``status`` and ``readers`` show it. ``lag`` in batches, times in milliseconds.
-
-    ``oldest_ms`` is when the oldest batch was written that it has not acknowledged; ``expires_ms``
-    when it stops to hold anything, unless it moves.
-    """
-
-    name: str
-    position: ReaderPosition
-    lag: int
-    oldest_ms: int | None
-    expires_ms: int
-    runs: bool
-
-
-def describe_readers(
-    store: CasStore, config: QueueConfig, view: LogView, runtime: Runtime
-) -> list[ReaderState]:
-    """All readers of a log, by name; one read for each."""
-    found = []
-    now_ms = runtime.now_ms()
-    for name, each in read_positions(store, config, view.index, runtime).items():
-        age_s = view.behind(each.next).age_s(now_ms)
-        found.append(
-            ReaderState(
-                name,
-                each,
-                max(0, view.next_sequence - max(each.next, view.first_sequence)),
-                None if age_s is None else now_ms - round(age_s * 1000),
-                each.moved_ms + view.index.reader_expiry_ms,
-                each.may_run(now_ms),
-            )
-        )
-    return found
-
-
 def reset_reader(
     store: CasStore,
     config: QueueConfig,

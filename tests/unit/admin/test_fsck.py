@@ -17,6 +17,7 @@ from opendata_buffer.admin.fsck import (
     plan_repair,
     repair,
 )
+from opendata_buffer.admin.target import Target
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.formats.batch import Compression, encode_batch
@@ -43,7 +44,7 @@ def queue_of(*batches: bytes | None) -> MemoryStore:
 
 
 def check(store: MemoryStore, config: ConsumerConfig = CONFIG) -> Report:
-    return check_queue(store, config, RUNTIME)
+    return check_queue(Target(store, config, RUNTIME))
 
 
 def test_f25_a_missing_batch_is_found_and_the_check_goes_on() -> None:
@@ -125,7 +126,7 @@ def test_a_location_that_no_object_can_have_is_skipped_and_no_option_is_advised(
     assert problem.kind is Kind.MISSING
     assert problem.problem.startswith("no object can have this name: it ")
     assert "allow_foreign" not in problem.problem
-    repair(store, CONFIG, [problem], RUNTIME)
+    repair(Target(store, CONFIG, RUNTIME), [problem])
     assert check(store).ok
 
 

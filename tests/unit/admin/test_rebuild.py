@@ -9,6 +9,7 @@ import pytest
 
 from opendata_buffer.admin.fsck import check_queue
 from opendata_buffer.admin.rebuild import RebuildPlan, plan_rebuild, rebuild
+from opendata_buffer.admin.target import Target
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS as GRACE_MS
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
 from opendata_buffer.consumer.consumer import Consumer
@@ -225,7 +226,7 @@ def test_f4_after_a_rebuild_everything_unread_is_delivered(how: str) -> None:
     store = damaged(how)
     with pytest.raises(Exception):  # noqa: B017, PT011  QueueReset or CorruptManifest
         Consumer(CONFIG, store=store)
-    rebuild(store, CONFIG, RUNTIME)
+    rebuild(Target(store, CONFIG, RUNTIME))
     with Consumer(CONFIG, store=store) as consumer:
         delivered = []
         while (batch := consumer.next_batch()) is not None:
@@ -235,14 +236,14 @@ def test_f4_after_a_rebuild_everything_unread_is_delivered(how: str) -> None:
     assert len(delivered) == len(set(delivered))
     with Producer(ProducerConfig(store="memory://rebuild"), store=store) as producer:
         producer.produce([b"after"])
-    assert check_queue(store, CONFIG, RUNTIME).ok
+    assert check_queue(Target(store, CONFIG, RUNTIME)).ok
 
 
 @pytest.mark.parametrize("how", DAMAGE)
 def test_the_old_bytes_are_saved_beside_the_manifest(how: str) -> None:
     store = damaged(how)
     old = bytes_of(store, KEY)
-    saved = rebuild(store, CONFIG, RUNTIME)
+    saved = rebuild(Target(store, CONFIG, RUNTIME))
     assert saved is not None
     assert saved.startswith(f"{KEY}.broken-")
     assert bytes_of(store, saved) == old
@@ -250,7 +251,7 @@ def test_the_old_bytes_are_saved_beside_the_manifest(how: str) -> None:
 
 def test_a_saved_position_does_not_reach_into_the_rebuilt_queue() -> None:
     store = damaged("removed")
-    rebuild(store, CONFIG, RUNTIME)
+    rebuild(Target(store, CONFIG, RUNTIME))
     with pytest.raises(Exception, match="needed but manifest"):
         Consumer(CONFIG, 4, store=store)
 
@@ -259,7 +260,7 @@ def test_f1_a_rebuild_whose_answer_was_lost_is_done_once() -> None:
     store = Lossy()
     copy_into(store, damaged("removed"))
     store.armed = True
-    rebuild(store, CONFIG, RUNTIME)
+    rebuild(Target(store, CONFIG, RUNTIME))
     assert not store.armed
     found = Manifest.parse(bytes_of(store, KEY)).locations()
     assert len(found) == len(set(found)) >= 3
@@ -275,14 +276,14 @@ def test_a_manifest_that_was_written_meanwhile_is_not_replaced() -> None:
 
     store.put = racing  # type: ignore[method-assign]
     with pytest.raises(Conflict):
-        rebuild(store, CONFIG, RUNTIME)
+        rebuild(Target(store, CONFIG, RUNTIME))
     assert bytes_of(store, KEY) == b"somebody else"
 
 
 def test_where_nothing_is_no_queue_is_made() -> None:
     store = MemoryStore()
     with pytest.raises(InvalidInput, match="there is no queue"):
-        rebuild(store, CONFIG, RUNTIME)
+        rebuild(Target(store, CONFIG, RUNTIME))
     assert store.list("").objects == ()
 
 

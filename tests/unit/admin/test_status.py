@@ -17,6 +17,7 @@ from opendata_buffer.admin.status import (
     read_topic,
     summarise,
 )
+from opendata_buffer.admin.target import Target
 from opendata_buffer.broker import network as dial_module
 from opendata_buffer.broker.client import Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
@@ -110,7 +111,9 @@ def test_a_partition_that_is_closed_and_still_listed_shows_no_giant_epoch() -> N
     topic = Topic.create(TOPIC, 2, store=store)
     topic.drain("p-00001-05mv")
     topic.seal("p-00001-05mv")
-    assert [each.epoch for each in read_topic(topic, TOPIC, SYSTEM).partitions] == [0, 0]
+    assert [
+        each.epoch for each in read_topic(Target(store, TOPIC, SYSTEM, topic), topic).partitions
+    ] == [0, 0]
 
 
 # ---- the backlog
@@ -219,10 +222,10 @@ def test_records_of_a_topic_are_of_all_its_partitions() -> None:
     first, second, _ = topic.description.names
     waiting_batches([1, 2], store, first)
     waiting_batches([4], store, second)
-    found = read_topic(topic, CONFIG, SystemRuntime())
+    found = read_topic(Target(store, CONFIG, SYSTEM, topic), topic)
     assert (found.records, found.records_exact) == (7, True)
     waiting_batches([3] * 50, store, second)
     store.ranges.clear()
-    found = read_topic(topic, CONFIG, SystemRuntime())
+    found = read_topic(Target(store, CONFIG, SYSTEM, topic), topic)
     assert found.records == pytest.approx(153, abs=8)
     assert (found.records_exact, len(store.ranges)) == (False, 20)

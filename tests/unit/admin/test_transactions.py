@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.admin.transactions import OpenTransaction, TransactionScope, abort, list_open
+from opendata_buffer.admin.target import Target
+from opendata_buffer.admin.transactions import OpenTransaction, abort, list_open
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import InvalidInput, Superseded
@@ -34,7 +35,7 @@ class World:
         self.runtime = ManualRuntime()
         self.store = MemoryStore(now_ms=self.runtime.now_ms)
         self.topic = Topic.create(CONFIG, 3, store=self.store, runtime=self.runtime)
-        self.scope = TransactionScope(CONFIG, self.store, self.runtime, self.topic)
+        self.scope = Target(self.store, CONFIG, self.runtime, self.topic)
 
     def queue(self, name: str) -> Queue:
         config = Topic.config_of(name, CONFIG)
@@ -168,7 +169,7 @@ def test_a_young_transaction_may_be_at_work(world: World) -> None:
 
 def test_one_partition_of_a_topic_is_listed_and_not_ended_alone(world: World) -> None:
     world.write(A, Transaction("orders", 7), *NAMES)
-    one = TransactionScope(Topic.config_of("p-00001-05mv", CONFIG), world.store, world.runtime)
+    one = Target(world.store, Topic.config_of("p-00001-05mv", CONFIG), world.runtime)
     assert [each.partition for each in list_open(one)] == ["p-00001-05mv"]
     with pytest.raises(InvalidInput, match="in all of them or in none"):
         abort(one, A.hex())
@@ -177,7 +178,7 @@ def test_one_partition_of_a_topic_is_listed_and_not_ended_alone(world: World) ->
 
 def test_transactions_of_a_queue_are_listed_and_ended() -> None:
     runtime, store = ManualRuntime(), MemoryStore()
-    scope = TransactionScope(CONFIG, store, runtime)
+    scope = Target(store, CONFIG, runtime)
     with pytest.raises(InvalidInput, match="there is no queue"):
         list_open(scope)
     queue = Queue(store, CONFIG, runtime=runtime, role="test")

@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 
 from opendata_buffer.admin.fsck import check_queue
+from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import (
     Start,
     collect,
@@ -44,6 +45,10 @@ CONFIG = ConsumerConfig(store="memory://skip", gc=GarbageCollectorConfig(enabled
 METADATA = (Metadata(0, 17, b"payload"),)
 
 
+def at(store: MemoryStore, config: ConsumerConfig = CONFIG) -> Target:
+    return Target(store, config, RUNTIME)
+
+
 def queue_of(
     *batches: bytes | None, txn: Transaction | None = None, message: UUID | None = None
 ) -> MemoryStore:
@@ -70,12 +75,12 @@ GOOD = [encode_batch([b"%d" % n]) for n in range(66)]
 
 
 @pytest.mark.parametrize("bad", [b"garbage", None], ids=["corrupt", "missing"])
-@pytest.mark.parametrize("at", range(4))
-def test_a_bad_batch_anywhere_is_skipped_and_no_other(at: int, bad: bytes | None) -> None:
-    store = queue_of(*GOOD[:at], bad, *GOOD[at + 1 : 4])
-    skipped, _ = skip_batch(store, CONFIG, at, RUNTIME)
+@pytest.mark.parametrize("index", range(4))
+def test_a_bad_batch_anywhere_is_skipped_and_no_other(index: int, bad: bytes | None) -> None:
+    store = queue_of(*GOOD[:index], bad, *GOOD[index + 1 : 4])
+    skipped, _ = skip_batch(at(store), index)
     assert [each.sequence for each in manifest_of(store).entries()] == [0, 1, 2, 3]
-    assert records(store) == [b"%d" % n for n in range(4) if n != at]
+    assert records(store) == [b"%d" % n for n in range(4) if n != index]
     assert list_quarantine(store, "ingest") == [skipped]
     if bad is not None:
         assert read_copy(store, "ingest", skipped) == bad
@@ -86,7 +91,7 @@ def test_a_batch_outside_the_prefix_is_skipped_and_its_object_left_alone() -> No
     store.put("elsewhere/x.batch", GOOD[1])
     before = manifest_of(store).append([NewEntry("elsewhere/x.batch")])
     store.put("ingest/manifest", before.raw)
-    skipped, _ = skip_batch(store, CONFIG, 1, RUNTIME)
+    skipped, _ = skip_batch(at(store), 1)
     assert skipped.copied_bytes is None
     assert records(store) == [b"0"]
     assert bytes_of(store, "elsewhere/x.batch") == GOOD[1]
@@ -95,7 +100,7 @@ def test_a_batch_outside_the_prefix_is_skipped_and_its_object_left_alone() -> No
 def test_the_rest_of_its_transaction_is_still_one_transaction() -> None:
     txn = Transaction("app", 7)
     store = queue_of(GOOD[0], b"garbage", GOOD[2], txn=txn)
-    skip_batch(store, CONFIG, 1, RUNTIME)
+    skip_batch(at(store), 1)
     named = [parse_location(each, "ingest") for each in manifest_of(store).locations()]
     assert [each.txn for each in named if each] == [txn] * 3
 
@@ -104,7 +109,7 @@ def test_a_consumer_that_still_runs_is_fenced() -> None:
     store = queue_of(GOOD[0], b"garbage")
     with Consumer(CONFIG, store=store) as consumer:
         assert consumer.next_batch() is not None
-        assert skip_batch(store, CONFIG, 1, RUNTIME)[1] == consumer.epoch + 1
+        assert skip_batch(at(store), 1)[1] == consumer.epoch + 1
         with pytest.raises(Fenced):
             consumer.next_batch()
 
@@ -113,15 +118,15 @@ def test_a_good_batch_is_skipped_only_by_force() -> None:
     store = queue_of(*GOOD[:2])
     before = store.list("").objects
     with pytest.raises(InvalidInput, match="can be read"):
-        skip_batch(store, CONFIG, 0, RUNTIME)
+        skip_batch(at(store), 0)
     assert store.list("").objects == before
-    skip_batch(store, CONFIG, 0, RUNTIME, force=True)
+    skip_batch(at(store), 0, force=True)
     assert records(store) == [b"1"]
 
 
 def test_a_sequence_that_is_not_queued_is_refused_with_those_that_are() -> None:
     with pytest.raises(InvalidInput, match="it holds 0 to 1"):
-        skip_batch(queue_of(*GOOD[:2]), CONFIG, 2, RUNTIME)
+        skip_batch(at(queue_of(*GOOD[:2])), 2)
 
 
 def test_a_store_that_is_down_makes_no_batch_bad() -> None:
@@ -134,7 +139,7 @@ def test_a_store_that_is_down_makes_no_batch_bad() -> None:
     store = Down()
     copy_into(store, queue_of(GOOD[0]))
     with pytest.raises(TransientStorageError):
-        skip_batch(store, CONFIG, 0, RUNTIME)
+        skip_batch(at(store), 0)
     assert list_quarantine(store, "ingest") == []
 
 
@@ -142,7 +147,7 @@ def test_f1_a_skip_whose_answer_was_lost_changes_one_entry_once() -> None:
     store = Lossy()
     copy_into(store, queue_of(GOOD[0], b"garbage", GOOD[2]))
     store.armed = True
-    assert skip_batch(store, CONFIG, 1, RUNTIME)[1] == 1
+    assert skip_batch(at(store), 1)[1] == 1
     assert not store.armed
     assert records(store) == [b"0", b"2"]
 
@@ -160,12 +165,12 @@ def killed(*args: object, **named: object) -> None:
 
 def quarantined(data: bytes | None) -> tuple[MemoryStore, str]:
     store = queue_of(data, GOOD[1])
-    return store, skip_batch(store, CONFIG, 0, RUNTIME, force=True)[0].id
+    return store, skip_batch(at(store), 0, force=True)[0].id
 
 
 def test_a_restored_batch_comes_behind_what_is_queued_with_its_metadata() -> None:
     store, name = quarantined(GOOD[0])
-    report = restore_batch(store, CONFIG, name, RUNTIME)
+    report = restore_batch(at(store), name)
     assert report.restored_sequence == 2
     assert manifest_of(store).entries()[2].metadata == METADATA
     assert records(store) == [b"1", b"0"]
@@ -175,13 +180,13 @@ def test_what_a_query_has_passed_by_is_restored_although_it_waits_to_leave() -> 
     store = queue_of(GOOD[0], GOOD[1])
     entry = manifest_of(store).entries()[0]
     report = quarantine(store, "ingest", entry, "torn", runtime=RUNTIME, query="q")
-    assert restore_batch(store, CONFIG, report.id, RUNTIME).restored_sequence == 2
+    assert restore_batch(at(store), report.id).restored_sequence == 2
 
 
 def test_restoring_twice_produces_once() -> None:
     store, name = quarantined(GOOD[0])
-    first = restore_batch(store, CONFIG, name, RUNTIME)
-    assert restore_batch(store, CONFIG, name, RUNTIME) == first
+    first = restore_batch(at(store), name)
+    assert restore_batch(at(store), name) == first
     assert records(store) == [b"1", b"0"]
 
 
@@ -198,7 +203,7 @@ def restored_and_killed(monkeypatch: pytest.MonkeyPatch) -> tuple[MemoryStore, s
     with monkeypatch.context() as patch:
         patch.setattr(store, "put", dying)
         with pytest.raises(Killed):
-            restore_batch(store, CONFIG, name, RUNTIME)
+            restore_batch(at(store), name)
     return store, name
 
 
@@ -206,7 +211,7 @@ def test_a_restore_that_was_killed_after_its_append_produces_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store, name = restored_and_killed(monkeypatch)
-    assert restore_batch(store, CONFIG, name, RUNTIME).restored_sequence == 2
+    assert restore_batch(at(store), name).restored_sequence == 2
     assert records(store) == [b"1", b"0"]
 
 
@@ -218,37 +223,37 @@ def test_a_restore_that_was_killed_and_may_have_been_read_is_not_repeated(
         while (batch := consumer.next_batch()) is not None:
             consumer.ack(batch.sequence)
     with pytest.raises(CommitStateUnknown, match="an earlier restore was interrupted"):
-        restore_batch(store, CONFIG, name, RUNTIME)
+        restore_batch(at(store), name)
 
 
 def test_a_copy_that_cannot_be_read_is_restored_after_it_was_repaired() -> None:
     store, name = quarantined(b"garbage")
     with pytest.raises(InvalidInput, match=rf"_quarantine/{name}\.object"):
-        restore_batch(store, CONFIG, name, RUNTIME)
+        restore_batch(at(store), name)
     store.put(f"ingest/_quarantine/{name}.object", GOOD[0])
-    restore_batch(store, CONFIG, name, RUNTIME)
+    restore_batch(at(store), name)
     assert records(store) == [b"1", b"0"]
 
 
 def test_what_has_no_copy_or_no_report_cannot_be_restored() -> None:
     store, name = quarantined(None)
     with pytest.raises(InvalidInput, match="has no copy"):
-        restore_batch(store, CONFIG, name, RUNTIME)
+        restore_batch(at(store), name)
     with pytest.raises(InvalidInput, match="no batch '9-x'"):
-        restore_batch(store, CONFIG, "9-x", RUNTIME)
+        restore_batch(at(store), "9-x")
 
 
 @pytest.mark.parametrize("txn", [None, Transaction("app", 3)])
 def test_a_skipped_message_keeps_its_identity(txn: Transaction | None) -> None:
     message = build_uuid(b"\1AAAAA", 9, ACK_TXN)
     store = queue_of(None, txn=txn, message=message)
-    skip_batch(store, CONFIG, 0, RUNTIME)
+    skip_batch(at(store), 0)
     (location,) = manifest_of(store).locations()
     parsed = parse_location(location, "ingest")
     assert parsed is not None
     assert (parsed.txn, parsed.message) == (txn, message)
     assert records(store) == []
-    assert check_queue(store, CONFIG, RUNTIME).ok
+    assert check_queue(at(store)).ok
 
 
 # ---- where a queue begins
@@ -328,8 +333,8 @@ PRODUCER = bytes(6)
 
 def test_everything_that_is_dropped_has_its_copy() -> None:
     store = queue_of(*GOOD[:66])
-    plan = plan_trim(store, CONFIG, Start.parse("65"), RUNTIME)
-    done = trim_queue(store, CONFIG, plan, RUNTIME)
+    plan = plan_trim(at(store), Start.parse("65"))
+    done = trim_queue(at(store), plan)
     reports = list_quarantine(store, "ingest")
     assert [each.id for each in reports] == list(done.copies)
     assert read_copy(store, "ingest", reports[7]) == encode_batch([b"7"])
@@ -340,24 +345,24 @@ def test_a_store_that_takes_no_copy_keeps_the_queue_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = queue_of(*GOOD[:3])
-    plan = plan_trim(store, CONFIG, Start.parse("latest"), RUNTIME)
+    plan = plan_trim(at(store), Start.parse("latest"))
 
     def full(key: str, data: bytes | memoryview) -> None:
         raise PermanentStorageError("no space")
 
     monkeypatch.setattr(store, "put", full)
     with pytest.raises(PermanentStorageError, match="no space"):
-        trim_queue(store, CONFIG, plan, RUNTIME)
+        trim_queue(at(store), plan)
     assert (manifest_of(store).entry_count, manifest_of(store).epoch) == (3, 0)
 
 
 def test_what_is_appended_or_read_since_the_plan_is_left_as_it_is() -> None:
     store = queue_of(*GOOD[:4])
-    plan = plan_trim(store, CONFIG, Start.parse("2"), RUNTIME)
+    plan = plan_trim(at(store), Start.parse("2"))
     with Consumer(CONFIG, store=store) as consumer:
         consumer.next_descriptors(3)
         consumer.ack_through(2)
-    done = trim_queue(store, CONFIG, plan, RUNTIME)
+    done = trim_queue(at(store), plan)
     assert done.first == manifest_of(store).first_sequence == 3
 
 
@@ -365,22 +370,22 @@ def test_a_trim_that_was_killed_before_it_dropped_is_done_by_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = queue_of(*GOOD[:3])
-    plan = plan_trim(store, CONFIG, Start.parse("2"), RUNTIME)
+    plan = plan_trim(at(store), Start.parse("2"))
     with monkeypatch.context() as patch:
         patch.setattr(Queue, "claim_epoch", killed)
         with pytest.raises(Killed):
-            trim_queue(store, CONFIG, plan, RUNTIME)
+            trim_queue(at(store), plan)
     left = list_quarantine(store, "ingest")
     assert manifest_of(store).entry_count == 3
     with pytest.raises(InvalidInput, match="still queued as sequence 0"):
-        restore_batch(store, CONFIG, left[0].id, RUNTIME)
-    plan = plan_trim(store, CONFIG, Start.parse("latest"), RUNTIME)
-    done = trim_queue(store, CONFIG, plan, RUNTIME)
+        restore_batch(at(store), left[0].id)
+    plan = plan_trim(at(store), Start.parse("latest"))
+    done = trim_queue(at(store), plan)
     assert manifest_of(store).entry_count == 0
     copied = list_quarantine(store, "ingest")
     assert [each.id for each in copied] == list(done.copies)
     assert copied[:2] == left
-    assert restore_batch(store, CONFIG, left[0].id, RUNTIME).restored_sequence == 3
+    assert restore_batch(at(store), left[0].id).restored_sequence == 3
 
 
 def test_a_transaction_that_is_not_decided_is_not_torn_apart() -> None:
@@ -394,16 +399,20 @@ def test_a_transaction_that_is_not_decided_is_not_torn_apart() -> None:
     open_ = manifest_of(store).append([message(2, CONTINUE_TXN), message(3, CONTINUE_TXN)])
     store.put("ingest/manifest", open_.raw)
     with pytest.raises(InvalidInput, match=r"begins at sequence 1 .* or trim up to 1 at the most"):
-        plan_trim(store, CONFIG, Start.parse("2"), RUNTIME)
-    assert plan_trim(store, CONFIG, Start.parse("1"), RUNTIME).target == 1
+        plan_trim(at(store), Start.parse("2"))
+    assert plan_trim(at(store), Start.parse("1")).target == 1
     store.put("ingest/manifest", open_.append([message(4, ACK_TXN)]).raw)
-    assert plan_trim(store, CONFIG, Start.parse("2"), RUNTIME).target == 2
+    assert plan_trim(at(store), Start.parse("2")).target == 2
 
 
 # ---- collect
 
 
 COLLECTED = ConsumerConfig(store="memory://x", gc_grace_period_ms=1)
+
+
+def of_topic(store: MemoryStore, config: ConsumerConfig, topic: Topic) -> Target:
+    return Target(store, config, RUNTIME, topic)
 
 
 def consumed(store: MemoryStore, config: ConsumerConfig) -> str:
@@ -427,9 +436,9 @@ def test_partitions_and_those_that_have_left_are_collected_and_the_latter_forgot
         consumed(store, topic.config_of(name, COLLECTED))
     topic.drain("0")
     (left,) = topic.remove_drained(after_s=0)
-    assert collect(store, COLLECTED, topic, RUNTIME, dry_run=True).deleted == 0
+    assert collect(of_topic(store, COLLECTED, topic), dry_run=True).deleted == 0
     assert topic.read().left == (left,)
-    assert collect(store, COLLECTED, topic, RUNTIME).deleted == 2
+    assert collect(of_topic(store, COLLECTED, topic)).deleted == 2
     assert not [each for each in store.list("").objects if each.key.endswith(".batch")]
     assert topic.read().left == ()
     assert not store.list("p-00002").objects, "nobody has written to it, and neither did this"
@@ -442,5 +451,5 @@ def test_one_that_has_left_is_remembered_as_long_as_something_of_it_is_too_young
     topic.drain("0")
     left = topic.remove_drained(after_s=0)
     patient = ConsumerConfig(store="memory://x")
-    assert collect(store, patient, topic, RUNTIME).plan.waiting == 1
+    assert collect(of_topic(store, patient, topic)).plan.waiting == 1
     assert list(topic.read().left) == left

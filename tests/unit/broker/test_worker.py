@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.admin.fsck import Kind, check_queue, plan_repair, repair
+from opendata_buffer.admin.target import Target
 from opendata_buffer.broker.claims import Claims
 from opendata_buffer.broker.client import Lost, Refused
 from opendata_buffer.broker.dispatcher import Dispatcher, DispatcherTerm
@@ -193,11 +194,12 @@ def test_unreadable_claims_name_the_command_that_replaces_them(
     with pytest.raises(CorruptData, match=r"'opendata-buffer fsck memory://\S* --repair' saves"):
         workers[0].claim()
     config = ConsumerConfig(store="memory://unused")
-    report = check_queue(store, config, RUNTIME)
-    ((finding, copy),) = repair(store, config, plan_repair(report)[0], RUNTIME)
+    queue = Target(store, config, RUNTIME)
+    report = check_queue(queue)
+    ((finding, copy),) = repair(queue, plan_repair(report)[0])
     assert finding.kind is Kind.CLAIMS
     assert read_bytes(store, str(copy)) == b"damaged"
-    assert check_queue(store, config, RUNTIME).ok
+    assert check_queue(queue).ok
     assert claimed(workers[0], 2) == {0, 1}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import Start
 from opendata_buffer.cli.consume import (
     BatchSource,
@@ -24,7 +25,6 @@ from opendata_buffer.cli.consume import (
     write_out,
 )
 from opendata_buffer.cli.main import cli
-from opendata_buffer.cli.target import Target
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
 from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.consumer.consumer import Consumer
@@ -327,8 +327,8 @@ def test_a_topic_is_read_from_its_start(url: str) -> None:
 
 def read_only(url: str, start: str = "earliest") -> ReadOnlyTopic:
     topic, config = Topic.open(url), ConsumerConfig(store=url)
-    target = Target(MemoryStore.named(url.removeprefix("memory://")), config, topic)
-    return ReadOnlyTopic(target, SystemRuntime(), Start.parse(start))
+    store = MemoryStore.named(url.removeprefix("memory://"))
+    return ReadOnlyTopic(Target(store, config, SystemRuntime(), topic), Start.parse(start))
 
 
 def seen(reader: ReadOnlyTopic, limit: int = 100) -> list[tuple[str, int]]:

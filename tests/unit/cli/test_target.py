@@ -25,7 +25,7 @@ def config_of(*arguments: str, env: dict[str, str] | None = None) -> QueueConfig
     @command()
     @options.queue
     def made_by(**queue: Any) -> None:
-        made.append(one_queue(queue).config)
+        made.append(one_queue(SystemRuntime(), queue).config)
 
     runner().invoke(made_by, arguments, env=env, catch_exceptions=False, standalone_mode=False)
     return made[0]
@@ -99,7 +99,7 @@ OPTIONS: dict[str, Any] = {
 def prefixes(url: str, **named: str) -> list[str]:
     with click.Context(click.Command("test")):
         target = target_of(SystemRuntime(), {**OPTIONS, "store": url, **named}, ConsumerConfig)
-        return [each.data_path_prefix for each in target.configs()]
+        return [each.prefix for each in target.queues()]
 
 
 def test_a_topic_is_all_its_partitions_or_the_one_that_is_named(url: str) -> None:

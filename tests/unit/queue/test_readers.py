@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from opendata_buffer import CorruptData, DataLoss, InvalidInput, QueueReset, outcomes
+from opendata_buffer.admin.readers import readers_of
+from opendata_buffer.admin.target import Target
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.readers import describe_readers, reset_reader, unregister
+from opendata_buffer.queue.readers import reset_reader, unregister
 from tests.unit.queue.test_log import DAY_S, KEY, WEEK_MS, Counting, House, read, small
 
 __all__ = ["small"]
@@ -112,15 +114,16 @@ def test_readers_are_described_by_what_waits_and_for_how_long() -> None:
     read(behind, 5)
     read(idle)
     house.runtime.advance(3_600)
-    first, second = describe_readers(house.store, house.config, house.view(), house.runtime)
-    assert (first.name, first.lag, first.position.next, first.runs) == ("behind", 35, 5, True)
-    assert first.oldest_ms is not None
-    assert 3_600 <= (house.runtime.now_ms() - first.oldest_ms) / 1000 < 3_601
-    assert first.expires_ms == first.position.moved_ms + WEEK_MS
-    assert (second.name, second.lag, second.oldest_ms) == ("idle", 0, None)
+    queue = Target(house.store, house.config, house.runtime)
+    first, second = readers_of(queue, house.view())
+    assert (first.name, first.lag, first.next_sequence, first.runs) == ("behind", 35, 5, True)
+    assert first.oldest_unread_seconds is not None
+    assert 3_600 <= first.oldest_unread_seconds < 3_601
+    expires_ms = house.runtime.now_ms() + first.expires_seconds * 1000
+    assert expires_ms == pytest.approx(first.moved_ms + WEEK_MS)
+    assert (second.name, second.lag, second.oldest_unread_seconds) == ("idle", 0, None)
     behind.close()
-    states = describe_readers(house.store, house.config, house.view(), house.runtime)
-    assert [each.runs for each in states] == [False, True]
+    assert [each.runs for each in readers_of(queue, house.view())] == [False, True]
 
 
 def test_a_reader_is_set_to_any_sequence_that_is_kept_and_to_no_other() -> None:

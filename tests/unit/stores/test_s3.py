@@ -15,6 +15,7 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from opendata_buffer import outcomes
 from opendata_buffer.admin.fsck import Kind, check_queue, plan_repair, repair
+from opendata_buffer.admin.target import Target
 from opendata_buffer.config import (
     ConsumerConfig,
     GarbageCollectorConfig,
@@ -203,10 +204,11 @@ def test_f36_a_bit_that_flipped_in_a_stored_batch_is_found_and_the_batch_is_skip
     assert decode_batch(flipped) == [b"`"], "the format itself does not see it"
     with Consumer(config, store=store) as consumer, pytest.raises(BatchUnreadable, match="checksu"):
         consumer.next_batch()
-    report = check_queue(store, config, runtime)
+    queue = Target(store, config, runtime)
+    report = check_queue(queue)
     assert [each.kind for each in report.problems] == [Kind.UNREADABLE]
-    repair(store, config, plan_repair(report)[0], runtime)
-    assert check_queue(store, config, runtime).ok
+    repair(queue, plan_repair(report)[0])
+    assert check_queue(queue).ok
     (copied,) = list_quarantine(store, "ingest")
     assert read_copy(store, "ingest", copied) == flipped
 

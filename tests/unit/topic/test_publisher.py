@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from opendata_buffer import outcomes
-from opendata_buffer.admin.transactions import TransactionScope, list_open
+from opendata_buffer.admin.target import Target
+from opendata_buffer.admin.transactions import list_open
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     Closed,
@@ -62,7 +63,7 @@ def seen(store: MemoryStore) -> list[bytes]:
 
 def still_open(store: MemoryStore) -> list[str]:
     config = QueueConfig(store=URL)
-    scope = TransactionScope(config, store, SystemRuntime(), Topic.open(config, store=store))
+    scope = Target(store, config, SystemRuntime(), Topic.open(config, store=store))
     return [each.partition for each in list_open(scope)]
 
 

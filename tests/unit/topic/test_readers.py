@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.admin.transactions import TransactionScope, abort, list_open
+from opendata_buffer.admin.target import Target
+from opendata_buffer.admin.transactions import abort, list_open
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
 from opendata_buffer.formats.batch import encode_batch
@@ -238,7 +239,7 @@ def test_an_open_transaction_of_a_log_is_found_and_aborted(world: LogTopic) -> N
     world.append(0, *range(30))
     transaction(world, 2, 100, 101)
     world.append(0, *range(30, 90))
-    scope = TransactionScope(QueueConfig(store=URL), world.store, world.runtime, world.topic)
+    scope = Target(world.store, QueueConfig(store=URL), world.runtime, world.topic)
     (found,) = list_open(scope)
     assert (found.first_sequence, found.batches) == (30, 2)
     abort(scope, found.producer, force=True)

@@ -1,0 +1,85 @@
+"""What an operator works on: one queue, or a topic with all its partitions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from opendata_buffer.consumer.read_only import ReadOnlyReader
+from opendata_buffer.errors import ObjectNotFound
+from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES
+from opendata_buffer.queue.ownership import QueueClaim, check_owner, claim_for_writing, queue_hint
+from opendata_buffer.queue.queue import Queue
+from opendata_buffer.runtime import Runtime, in_parallel
+from opendata_buffer.stores.base import Store, read_bytes
+from opendata_buffer.topic.topic import Topic
+
+
+@dataclass(frozen=True)
+class Target:
+    """An opened store, and the queue or the topic in it.
+
+    ``config`` has the settings of the queue or, where ``topic`` is not None, of the topic's root:
+    those of a consumer where batches are to be decoded.
+    """
+
+    store: Store
+    config: Any
+    runtime: Runtime
+    topic: Topic | None = None
+
+    @property
+    def prefix(self) -> str:
+        """The data prefix of the queue."""
+        return str(self.config.data_path_prefix)
+
+    @property
+    def hint(self) -> str:
+        """The queue as commands take it."""
+        return queue_hint(self.store.url, self.config)
+
+    def queue(self, name: str) -> Target:
+        """One partition of the topic; the queue itself where there is no topic."""
+        if self.topic is None:
+            return self
+        return Target(self.store, self.topic.config_of(name, self.config), self.runtime)
+
+    def queues(self) -> list[Target]:
+        """The queue; of a topic its partitions as they are listed now."""
+        if self.topic is None:
+            return [self]
+        return [self.queue(name) for name in self.topic.read().names]
+
+    def written(self) -> list[Target]:
+        """As :meth:`queues`, but of a topic only the partitions that were ever used."""
+
+        def exists(queue: Target) -> bool:
+            # A partition that lost its manifest still has its marker, and needs repair.
+            if queue.owner() is not None:
+                return True
+            return read_raw(self.store, queue.config.manifest_path) is not None
+
+        queues = self.queues()
+        found = [True] if self.topic is None else in_parallel(self.runtime, exists, queues)
+        return [queue for queue, is_there in zip(queues, found, strict=True) if is_there]
+
+    def owner(self) -> QueueClaim | None:
+        """What the owner marker says; None without one. Raises as :func:`.check_owner`."""
+        return check_owner(self.store, self.config, runtime=self.runtime)
+
+    def reader(self) -> ReadOnlyReader:
+        """Reads the queue, and changes nothing."""
+        return ReadOnlyReader(self.config, store=self.store, runtime=self.runtime)
+
+    def open_for_repair(self) -> Queue:
+        """The queue, to be written by an operator's command; raises as claim_for_writing does."""
+        claim = claim_for_writing(self.store, self.config, runtime=self.runtime)
+        return Queue(self.store, self.config, runtime=self.runtime, role="operator", claim=claim)
+
+
+def read_raw(store: Store, key: str) -> bytes | None:
+    """A manifest's bytes; None without an object, CorruptData for one larger than a manifest."""
+    try:
+        return read_bytes(store, key, MAX_MANIFEST_BYTES)
+    except ObjectNotFound:
+        return None
