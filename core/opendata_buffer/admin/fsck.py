@@ -1,8 +1,4 @@
-"""Check that every queued batch is there and readable; repair what is not.
-
-A repair keeps a copy first: the bytes of a replaced manifest are saved next to it, and a skipped
-batch is copied to the quarantine.
-"""
+"""Check that every queued batch is there and readable; repair what is not, and keep a copy."""
 
 from __future__ import annotations
 
@@ -157,7 +153,7 @@ def check_queue(queue: Target) -> Report:
     """Check the manifest, then fetch and decode every batch it names.
 
     A manifest that is damaged, gone, or behind what the owner marker remembers is the only problem
-    reported then. Each batch that no entry names and that was not surely read is a note.
+    reported then, with a note for each batch that no entry names and that was not surely read.
     """
     store, config, runtime = queue.store, queue.config, queue.runtime
     reader = queue.reader()
@@ -377,11 +373,8 @@ def plan_repair(report: Report, hint: str = "") -> tuple[list[Finding], list[tup
 def repair(queue: Target, plan: Sequence[Finding]) -> list[tuple[Finding, str | None]]:
     """Repair the problems that :func:`plan_repair` named. After an error check and repair again.
 
-    Stop the queue's producers and consumers first. A consumer that still runs is fenced.
-
-    Returns:
-        Each problem with the id of its copy in the quarantine, or with the key where the old
-        manifest was saved; None where there was nothing to copy.
+    Stop the queue's producers and consumers first. A consumer that still runs is fenced. Returns
+    each problem with the id of its copy in the quarantine, or the key of the copy; None without.
     """
     done: list[tuple[Finding, str | None]] = []
     store = queue.store

@@ -1,14 +1,7 @@
 """Rebuild a manifest that was lost, damaged or restored, from the batch objects in the store.
 
-:func:`plan_rebuild` decides and does no IO. It delivers a record twice rather than losing it.
-
-* Entries that the damaged or old manifest still has are kept, with their order and metadata.
-* Every batch object that no entry names is enqueued behind them, in the order of names. A batch
-  that was surely read is left out: see :func:`read_before_ms`. Messages of a producer whose final
-  acknowledgement is among the entries are enqueued before them.
-* What segments of a log name is left out, and they are all read for that.
-* Sequences and epoch continue far above what the owner marker remembers. The marker lags behind
-  the lost manifest, and no position that a consumer saved may point into the new entries.
+A record is delivered twice rather than lost (``core/decisions/0011``): what the old manifest still
+has is kept, and every batch that was not surely read is enqueued behind it.
 """
 
 from __future__ import annotations
@@ -57,6 +50,7 @@ from opendata_buffer.stores.base import Listing, read_bytes
 
 SEQUENCES_AHEAD = 1_000_000
 EPOCHS_AHEAD = 1_000
+"""The marker lags behind the lost manifest: no saved position may point into the new entries."""
 KEEP_ALL_MS = 100 * 365 * 24 * 60 * 60 * 1000
 """The retention of a log whose index was lost: 100 years."""
 
@@ -268,12 +262,11 @@ def _within_positions(
 
 
 def _by_clock(own: Sequence[_Found]) -> list[_Found]:
-    """Sort one producer's messages.
+    """Sort one producer's messages by its clock.
 
-    By the producer's clock, because names may be made ahead of time and in many processes, and a
-    message behind a later one would pass for a duplicate. Acknowledgements stay where their names
-    are, because a roll-back has an earlier clock; the final one goes last, so that no message
-    behind it stays undecided.
+    Names may be made ahead of time, and a message behind a later one would pass for a duplicate.
+    Acknowledgements stay where their names are, because a roll-back has an earlier clock; the final
+    one goes last, so that no message behind it stays undecided.
     """
     messages = [(each.message, each) for each in own if each.message is not None]
     final = [each for message, each in messages if message.flags & FINAL]
@@ -304,15 +297,10 @@ def _read_moved(queue: Target) -> Moved:
 def rebuild_index(queue: Target) -> str | None:
     """Make the index of a log anew, of its segments and of the positions of its readers.
 
-    Reads all segments (failure F45). The floor is at the first batch that is there. What the log
-    was to keep is not known any more: it keeps everything until ``readers enable --retention`` says
-    so. The manifest's consumer is fenced, as by the command that made the log.
-
-    Returns:
-        Where the damaged index was saved; None when there was none.
-
-    Raises:
-        CorruptManifest: A segment that is needed cannot be read; no index was written.
+    Reads all segments (failure F45). The floor is at the first batch that is there. The retention
+    is lost: everything is kept until ``readers enable --retention``. The manifest's consumer is
+    fenced. Returns where the damaged index was saved; None when there was none. Raises
+    CorruptManifest, and writes no index, where a segment that is needed cannot be read.
     """
     store, config, runtime = queue.store, queue.config, queue.runtime
     opened = queue.open_for_repair()

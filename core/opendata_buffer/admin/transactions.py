@@ -1,9 +1,6 @@
-"""Open transactions: list them, and end them (failure F40).
+"""Open transactions: list them, and end those whose writer is not started again (failure F40).
 
-A writer that was killed leaves its transaction open. Nothing of it is delivered, and readers
-continue behind it, but acknowledgements stop there: nothing leaves the queue from its first batch
-on. The writer ends the transaction when it is started again. If it never is, an operator ends it
-with :func:`abort`.
+From the first batch of an open transaction on nothing leaves the queue.
 """
 
 from __future__ import annotations
@@ -108,15 +105,13 @@ def open_among(target: Target, manifests: Mapping[str, Manifest | None]) -> list
 def abort(target: Target, producer: str, *, force: bool = False) -> list[OpenTransaction]:
     """End the transaction of a producer in all partitions, and all others of the same app.
 
-    The commit record decides: a transaction that it names is committed, and is completed; the
-    others are rolled back. The record is claimed first, so a writer that still runs fails and
-    nothing of its transaction becomes visible.
+    The commit record decides: a transaction that it names is completed, the others are rolled back.
+    The record is claimed first, so that a writer that still runs fails.
 
     A transaction without an app has no record. It is completed where one of its queues has
     acknowledged it. Otherwise only its publisher, which keeps the intents, knows whether it is
-    committed: intents that are applied after the roll-back deliver it in some partitions and not
-    in others. So that takes ``force``, as a transaction younger than :data:`STALE_AFTER_S` does:
-    make sure first that no process applies its intents.
+    committed: to roll it back takes ``force``, as a transaction does that is younger than
+    :data:`STALE_AFTER_S`.
 
     Returns:
         The parts that were ended: committed ones are delivered now, the others never.

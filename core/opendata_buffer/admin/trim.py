@@ -22,12 +22,7 @@ from opendata_buffer.errors import (
     PoisonBatch,
 )
 from opendata_buffer.formats.batch import decode_batch, encode_batch
-from opendata_buffer.formats.keys import (
-    batch_key,
-    is_confined,
-    location_timestamp_ms,
-    parse_location,
-)
+from opendata_buffer.formats.keys import batch_key, is_confined, parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, NewEntry, QueueEntry
 from opendata_buffer.gc import GarbageCollector, GcReport
 from opendata_buffer.messages import undecided
@@ -52,12 +47,9 @@ def skip_batch(
 ) -> tuple[QuarantineReport, int]:
     """Copy a queued batch to the quarantine, then put an empty batch in its place.
 
-    Every v1 reader can read the empty batch, and all entries keep their sequences
-    (``core/decisions/0010``). ``force`` also skips a batch that can be read. After an error call it
-    again; after InvalidInput, PrefixConflict or UnsafeStore nothing was changed.
-
-    Returns:
-        The batch's report in the quarantine, and the epoch that the queue was claimed with.
+    All entries keep their sequences (``core/decisions/0010``). ``force`` also skips a batch that
+    can be read. After an error call it again; after InvalidInput nothing was changed. Returns the
+    batch's report, and the epoch that the queue was claimed with.
     """
     _refuse_log(
         queue,
@@ -135,9 +127,8 @@ def _range_of(manifest: Manifest | LogView) -> str:
 def restore_batch(queue: Target, name: str) -> QuarantineReport:
     """Produce the batch of a report again, at the end of the queue. Idempotent.
 
-    The copy and its report, which is returned with ``restored_sequence``, stay. The restored batch
-    has no transaction or message in its name: readers counted that identity as delivered when they
-    passed the batch by, and would drop it as a repeat.
+    Returns the report with ``restored_sequence``; copy and report stay. The restored batch has no
+    transaction or message in its name: readers passed that identity by, and would drop a repeat.
 
     Raises:
         InvalidInput: There is no such report or no copy, the copy cannot be read, or the batch
@@ -187,9 +178,8 @@ def restore_batch(queue: Target, name: str) -> QuarantineReport:
 def check_unqueued(queue: Target, location: str) -> str:
     """What :func:`restore_object` would do, as a sentence to ask with; changes nothing.
 
-    Raises:
-        InvalidInput: It is no batch of this queue, is queued, is not there, cannot be read, or
-            is so young that its producer may still enqueue it.
+    Raises InvalidInput for an object that is no batch of this queue, is queued, is not there,
+    cannot be read, or is so young that its producer may still enqueue it.
     """
     prefix, runtime = queue.prefix, queue.runtime
     parsed = parse_location(location, prefix)
@@ -307,15 +297,17 @@ class Start:
         return cls(text, since_ms=round(at.timestamp() * 1000))
 
     def sequence_in(self, manifest: Manifest | LogView, config: QueueConfig, url: str) -> int:
-        """The sequence it means in a queue; ``manifest.next_sequence`` is the end.
+        """The sequence it means in a queue of the store ``url``; the next one is the end.
 
-        Raises InvalidInput, which names the queue in the store of this ``url``, for a sequence that
-        has left it, or that it has not reached.
+        Raises InvalidInput for a sequence that has left the queue, or that it has not reached.
         """
-        if self.since_ms is not None:
-            if isinstance(manifest, LogView):
-                return manifest.since(self.since_ms)
-            return _first_since(manifest, self.since_ms)
+        since_ms = self.since_ms
+        if since_ms is not None and isinstance(manifest, LogView):
+            return manifest.since(since_ms)
+        if since_ms is not None:
+            # A batch without a time is delivered: it may be of the wanted time.
+            times = ((each.sequence, each.latest_ms) for each in manifest.entries())
+            return next((n for n, at in times if not at or at >= since_ms), manifest.next_sequence)
         first, end = manifest.first_sequence, manifest.next_sequence
         if self.sequence is None:
             return first if self.text == EARLIEST else end
@@ -332,16 +324,6 @@ class Start:
             f"sequence {self.sequence} is beyond the end of {where}, and the next batch gets "
             f"{end}. Use {LATEST} for the end"
         )
-
-
-def _first_since(manifest: Manifest, since_ms: int) -> int:
-    for entry in manifest.entries():
-        times = [each.ingestion_time_ms for each in entry.metadata]
-        newest_ms = max(times) if times else location_timestamp_ms(entry.location)
-        # A batch without a time is delivered: it may be of the wanted time.
-        if newest_ms is None or newest_ms >= since_ms:
-            return entry.sequence
-    return manifest.next_sequence
 
 
 CONCURRENCY = 8
@@ -366,12 +348,9 @@ class TrimResult(NamedTuple):
 def plan_trim(queue: Target, start: Start) -> TrimPlan:
     """The entries that lie before ``start``; changes nothing.
 
-    Of a transaction with batches on both sides of ``start`` those behind it stay, and are delivered
-    if it is committed, as in Kafka.
-
-    Raises:
-        InvalidInput: There is no queue; it does not have that sequence; or an undecided
-            transaction begins before it, which the trim would cut.
+    Of a committed transaction on both sides of ``start`` the batches behind it stay, as in Kafka.
+    Raises InvalidInput where there is no queue, it does not have that sequence, or an undecided
+    transaction begins before it.
     """
     hint = queue.hint
     _refuse_log(
@@ -390,12 +369,8 @@ def plan_trim(queue: Target, start: Start) -> TrimPlan:
 def trim_queue(queue: Target, plan: TrimPlan, *, copy: bool = True) -> TrimResult:
     """Copy what a plan drops, then drop it and claim the queue. Idempotent.
 
-    Entries that the consumer took since the plan are gone. Entries that were appended since stay.
-    Without a ``copy`` nothing restores a batch once the collector has deleted it.
-
-    Raises:
-        InvalidInput: A batch is too large to be copied; nothing was dropped.
-        Conflict, CorruptManifest, StorageError: Nothing was dropped; call it again.
+    Entries that were appended since the plan stay. Without a ``copy`` nothing restores a batch once
+    the collector has deleted it. After an error nothing was dropped.
     """
     opened = queue.open_for_repair()
     why = f"trimmed up to {plan.target}, not for a fault of its own"

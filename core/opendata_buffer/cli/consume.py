@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import Any, BinaryIO, NamedTuple
 
 import click
@@ -25,7 +24,7 @@ from opendata_buffer.cli import options
 from opendata_buffer.cli.options import LONG_MS, SOON_MS, command
 from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import check_start, target_of
-from opendata_buffer.cli.text import confirm
+from opendata_buffer.cli.text import confirm, format_time
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.consumer.consumer import Consumer
@@ -160,8 +159,6 @@ def consume(
 Render = Callable[[ArrowBatch], bytes | memoryview]
 """Converts a batch to the bytes that are written for it."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
 
 def as_framing(framing: Framing) -> Render:
     """Records as a framing writes them; raises InvalidInput for one that it cannot write."""
@@ -177,11 +174,13 @@ def json_lines(queue: str) -> Render:
     def lines(batch: ArrowBatch) -> Iterator[str]:
         partition = batch.partition or queue
         for index, record in enumerate(batch.records()):
+            time_ms = record.ingestion_time_ms
+            at = None if time_ms is None else format_time(time_ms, "milliseconds")
             fields: dict[str, Any] = {
                 "partition": partition,
                 "sequence": batch.sequence,
                 "index": index,
-                "time": _time(record.ingestion_time_ms),
+                "time": at and at.replace("+00:00", "Z"),
                 "location": batch.location,
                 **_text_or_base64("metadata", record.metadata),
                 **_text_or_base64("value", record.value),
@@ -197,17 +196,6 @@ def _text_or_base64(name: str, data: bytes) -> dict[str, str]:
         return {name: data.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": b64encode(data).decode()}
-
-
-def _time(milliseconds: int | None) -> str | None:
-    """ISO 8601 in UTC; None beyond the calendar."""
-    if milliseconds is None:
-        return None
-    try:
-        at = _EPOCH + timedelta(milliseconds=milliseconds)
-    except OverflowError:
-        return None
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class Written(NamedTuple):

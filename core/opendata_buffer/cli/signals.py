@@ -1,12 +1,10 @@
 """End a command within five seconds after a signal, whatever the store does.
 
-SIGINT and SIGTERM raise an exception in the main thread, so that a command can acknowledge what it
-wrote out and flush what it read. A store that does not answer could delay that for minutes. So a
-second thread, woken by the same signal, waits for :data:`ORDERLY_S`, prints the command's summary,
-and ends the process.
-
-Python's C handler wakes that thread through a pipe (``set_wakeup_fd``): a main thread that hangs
-in a lock or in C code never runs a handler of Python.
+SIGINT and SIGTERM raise an exception in the main thread, so that a command acknowledges what it
+wrote and flushes what it read. A store that does not answer could delay that for minutes: a second
+thread waits for :data:`ORDERLY_S`, prints the command's summary, and ends the process. Python's C
+handler wakes it through a pipe (``set_wakeup_fd``), because a main thread that hangs in a lock or
+in C code never runs a handler of Python.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console, Group
@@ -15,7 +14,14 @@ from rich.text import Text
 from opendata_buffer.admin.readers import ReaderStatus
 from opendata_buffer.admin.status import BrokerStatus, ClaimsStatus, LogStatus, Status, TopicStatus
 from opendata_buffer.admin.transactions import OpenTransaction
-from opendata_buffer.cli.text import format_age, format_retention, format_span, plural, waiting
+from opendata_buffer.cli.text import (
+    format_age,
+    format_retention,
+    format_span,
+    format_time,
+    plural,
+    waiting,
+)
 from opendata_buffer.queue.consumer_info import ConsumerInfo
 
 
@@ -87,7 +93,7 @@ def reader_table(each: ReaderStatus) -> Table:
         ("behind", f"{plural(each.lag, 'batch')}, {format_age(each.oldest_unread_seconds)} old"),
         ("consumer", each.who if each.runs else f"none, the last was {each.who}"),
         ("epoch", f"{each.epoch:,}"),
-        ("last moved", _at(each.moved_ms)),
+        ("last moved", format_time(each.moved_ms) or f"{each.moved_ms} ms"),
         ("expires in", _expiry(each)),
     ]
     return name_value_table(f"{each.partition}: reader {each.name}", rows)
@@ -203,17 +209,10 @@ def _consumer(epoch: int, found: ConsumerInfo | None) -> str:
     if epoch == 0 or found is None:
         return unknown if epoch else "none yet"
     query = f", query {found.query}" if found.query else ""
-    at = _at(found.since_ms)
+    at = format_time(found.since_ms) or f"{found.since_ms} ms"
     ended = ", ended" if found.has_ended else ""
     text = f"{found.program}{query}, process {found.process} on {found.host}, since {at}{ended}"
     return text if found.epoch == epoch else f"{unknown}; epoch {found.epoch} was {text}"
-
-
-def _at(milliseconds: int) -> str:
-    try:
-        return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
-    except (OverflowError, ValueError, OSError):
-        return f"{milliseconds} ms"
 
 
 def _short_consumer(epoch: int, found: ConsumerInfo | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import click
 
@@ -30,6 +30,14 @@ def format_age(seconds: float | None) -> str:
     """``93.2`` as ``0:01:33``; None as a dash."""
     # Negative when another machine's clock runs ahead.
     return "-" if seconds is None else str(timedelta(seconds=max(0, int(seconds))))
+
+
+def format_time(milliseconds: int, timespec: str = "seconds") -> str | None:
+    """Milliseconds since the Unix epoch in ISO 8601, UTC; None beyond the calendar."""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec=timespec)
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 def format_span(milliseconds: int | None) -> str:

@@ -87,12 +87,15 @@ def test_f23_a_location_outside_the_prefix_is_found_and_never_fetched() -> None:
 
 
 def test_f15_a_corrupt_manifest_is_a_finding_and_no_error() -> None:
-    for damage in (slice(0, 1), slice(-1, None)):
-        store = queue_of(encode_batch([b"a"]), encode_batch([b"b"]))
+    # Of the first one no entry can be read, of the second one all.
+    for damage, note in ((slice(0, 1), Kind.UNREAD), (slice(-1, None), Kind.MISSING)):
+        store = queue_of(encode_batch([b"a"]), None)
         raw = bytearray(bytes_of(store, "ingest/manifest"))
         raw[damage] = b"\xff"
         store.put("ingest/manifest", bytes(raw))
-        (problem,) = check(store).problems
+        report = check(store)
+        (problem,) = report.problems
+        assert [each.kind for each in report.notes] == [note]
         assert (problem.sequence, problem.location) == (None, "ingest/manifest")
         assert str(problem).startswith("manifest 'ingest/manifest': ")
 

@@ -116,12 +116,6 @@ def test_a_partition_that_is_closed_and_still_listed_shows_no_giant_epoch() -> N
     ] == [0, 0]
 
 
-# ---- the backlog
-
-
-# ---- the consumer
-
-
 # ---- a broker and its workers
 
 

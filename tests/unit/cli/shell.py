@@ -93,6 +93,11 @@ def records_of(store: MemoryStore, key: str = "ingest/manifest") -> list[bytes]:
     return [record for each in locations for record in decode_batch(bytes_of(store, each))]
 
 
+def flat(*arguments: str) -> str:
+    """What a command shows a person, however it is wrapped."""
+    return " ".join(ok(*arguments).stdout.split())
+
+
 def json_of(*arguments: str) -> Any:
     """What a command prints with --json in one line."""
     return json.loads(ok(*arguments, "--json").stdout)

@@ -119,19 +119,6 @@ def test_f23_batches_outside_the_prefix_are_read_when_that_is_allowed(
     assert ok("consume", url, "--allow-foreign-locations", *more).stdout == "a\n"
 
 
-FOREIGN = [b"a\nb", b"", b"\x00\xff\n", b"\r"]
-
-
-@pytest.mark.parametrize("framing", ["length", "protobuf-fixed"])
-def test_records_of_any_bytes_pass_through_a_pipe(
-    url: str, store: MemoryStore, framing: str
-) -> None:
-    fill(url, FOREIGN)
-    stream = ok("consume", url, "--ack", "--framing", framing).stdout_bytes
-    assert json.loads(ok("produce", url, "--framing", framing, stdin=stream).stdout)["records"] == 4
-    assert records_of(store) == FOREIGN
-
-
 def test_a_record_that_cannot_be_written_stays_in_the_queue_with_its_batch(
     url: str, store: MemoryStore
 ) -> None:
@@ -140,16 +127,6 @@ def test_a_record_that_cannot_be_written_stays_in_the_queue_with_its_batch(
     assert (result.exit_code, result.stdout_bytes) == (1, b"1\n")
     assert "record 1 of batch 1 cannot be written as ndjson" in result.stderr
     assert records_of(store) == [b"2", b"two\nlines"]
-
-
-def test_consume_without_acknowledging_begins_at_its_start(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"], [b"b"], [b"c"])
-    assert ok("consume", url, "--from", "1").stdout == "b\nc\n"
-    assert ok("consume", url, "--from", "earliest").stdout == "a\nb\nc\n"
-    assert ok("consume", url, "--from", "latest").stdout == ""
-    assert ok("consume", url, "--from", "2001-01-01").stdout == "a\nb\nc\n"
-    assert ok("consume", url, "--from", "2999-01-01T00:00:00Z").stdout == ""
-    assert manifest_of(store).entry_count == 3
 
 
 def noted(url: str, store: MemoryStore, **fields: Any) -> None:
@@ -227,23 +204,6 @@ def test_what_consume_prints_as_json_is_what_produce_reads(url: str, store: Memo
     assert [(each.start_index, each.payload) for each in entry.metadata] == [
         (0, b"m"), (2, b"\xfe"),
     ]  # fmt: skip
-
-
-def test_a_topic_is_piped_into_another_store_with_metadata_keys_and_order(url: str) -> None:
-    source, target = f"{url}-source", f"{url}-target"
-    topic_of(source, 2)
-    topic_of(target, 3)
-    records = "".join(f'{{"value": "{n}", "metadata": "{n % 5}"}}\n' for n in range(20))
-    ok("produce", source, "--json", "--key-is-metadata", stdin=records.encode())
-    printed = ok("consume", source, "--json")
-    piped = ok("produce", target, "--json", "--key-is-metadata", stdin=printed.stdout_bytes)
-    assert json.loads(piped.stdout)["records"] == json.loads(printed.stderr)["records"] == 20
-    lines = [json.loads(line) for line in ok("consume", target, "--json").stdout.splitlines()]
-    for key in "01234":
-        values = [int(each["value"]) for each in lines if each["metadata"] == key]
-        assert values == [n for n in range(20) if n % 5 == int(key)]
-    ok("trim", source, "--to", "latest", "--yes")
-    assert ok("consume", source, "--ack").stdout == ""
 
 
 # ---- a topic

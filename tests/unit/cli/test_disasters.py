@@ -8,8 +8,7 @@ import pytest
 
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.errors import CorruptManifest, DataLoss, QueueReset
-from opendata_buffer.formats.manifest import FOOTER_SIZE, Footer, NewEntry
+from opendata_buffer.errors import DataLoss, QueueReset
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import (
     bytes_of,
@@ -136,15 +135,6 @@ def test_a_deleted_prefix_that_comes_back_whole_or_without_its_manifest(
     ok("fsck", url)
 
 
-def test_a_deleted_prefix_that_does_not_come_back(url: str, store: MemoryStore) -> None:
-    position = three_of_which_one_is_read(url)
-    store.delete_many(everything_in(store))
-    fill(url, [b"new 0"], [b"new 1"])
-    with pytest.raises(QueueReset, match="belongs to queue"):
-        Consumer(ConsumerConfig(store=url), position)
-    assert ok("consume", url, "--ack").stdout == "new 0\nnew 1\n"
-
-
 def test_a_lifecycle_rule_that_expired_the_oldest_batches(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"], [b"c"])
     versions = everything_in(store)
@@ -199,20 +189,6 @@ def test_a_marker_that_has_everybody_refused_shows_in_the_status(
         "consume", url, "--ack"
     )
     assert note in fails("status", url, "--max-backlog", "9")
-
-
-def test_bytes_behind_the_last_entry_are_refused_by_everybody(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"], [b"b"])
-    longer = manifest_of(store).append([NewEntry("ingest/third.batch")])
-    damaged = longer.raw[:-FOOTER_SIZE] + Footer(2, 2, 0).pack()
-    store.put("ingest/manifest", damaged)
-    for command in (("status", url), ("status", url, "--max-lag", "600"), ("fsck", url)):
-        result = run(*command)
-        assert "bytes after its 2 entries" in result.stdout + result.stderr
-        assert result.exit_code == 1
-    with pytest.raises(CorruptManifest, match="bytes after its 2 entries"):
-        fill(url, [b"d"])
-    assert bytes_of(store, "ingest/manifest") == damaged
 
 
 def test_a_lost_marker(url: str, store: MemoryStore) -> None:

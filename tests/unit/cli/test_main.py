@@ -91,10 +91,6 @@ def test_usage_errors_exit_2(arguments: tuple[str, ...]) -> None:
     assert "Usage:" in result.stderr
 
 
-def test_version() -> None:
-    assert "opendata-buffer" in ok("--version").stdout
-
-
 @pytest.mark.parametrize("command", ["produce", "consume", "status", "gc", "fsck"])
 @pytest.mark.parametrize(
     ("store_url", "says"),
@@ -109,11 +105,6 @@ def test_a_wrong_store_is_one_line(command: str, store_url: str, says: str) -> N
     line = fails(command, store_url)
     assert says in line
     assert "secret" not in line
-
-
-@pytest.mark.parametrize("prefix", ["", "/a", "a/../b"])
-def test_a_wrong_prefix_is_one_line(url: str, prefix: str) -> None:
-    assert "error: --data-path-prefix is " in fails("status", url, "--data-path-prefix", prefix)
 
 
 # ---- errors

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from opendata_buffer.cli import text
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.terminal import name_value_table
+from opendata_buffer.cli.terminal import name_value_table, open_console
 from opendata_buffer.cli.text import confirm, plural
 
 
@@ -35,6 +35,13 @@ def test_a_table_shows_values_as_they_are_and_not_as_markup() -> None:
     )
     assert "tenant[red]#1" in out.getvalue()
     assert "[b]queue[/b]" in out.getvalue()
+
+
+def test_a_pipe_cuts_no_columns_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert open_console().width == 160
+    monkeypatch.setenv("COLUMNS", "70")
+    assert open_console().width == 70
 
 
 # ---- questions

@@ -12,12 +12,10 @@ from opendata_buffer.cli.produce import JsonRecords, Run, same_label
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic import partitioner as mapping
-from tests.unit.broker.local import eventually, host
 from tests.unit.cli.shell import (
     LATER,
     bytes_of,
     fails,
-    fill,
     manifest_of,
     ok,
     records_of,
@@ -76,22 +74,6 @@ def test_f7_produce_into_a_prefix_of_another_queue(url: str) -> None:
     line = fails("produce", url, "--manifest-path", "other/manifest", stdin=b"b\n")
     assert "'ingest/manifest'" in line
     assert "'other/manifest'" in line
-
-
-def test_produce_through_the_announced_broker_or_alone(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"], broker="off")
-    with_broker = host(store)
-    try:
-        eventually(lambda: with_broker.serving)
-        ok("produce", url, stdin=b"b\n")
-        assert with_broker.broker is not None
-        assert with_broker.broker.appended == 1
-        ok("produce", url, "--broker", "off", stdin=b"c\n")
-        assert with_broker.broker.appended == 1
-    finally:
-        with_broker.stop(10)
-    ok("produce", url, "--broker", "host", stdin=b"d\n")
-    assert records_of(store) == [b"a", b"b", b"c", b"d"]
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from tests.unit.cli.shell import (
     bytes_of,
     fails,
     fill,
+    flat,
     json_of,
-    json_of_failed,
     manifest_of,
     ok,
     records_of,
@@ -120,7 +120,7 @@ def test_what_was_skipped_is_listed_and_restored(url: str, store: MemoryStore) -
     good, bad = (report["id"] for report in reports)
     assert "cannot be read" in fails("restore", url, bad)
     assert "as sequence 3" in ok("restore", url, good).stdout
-    shown = " ".join(ok("status", url).stdout.split())
+    shown = flat("status", url)
     assert "quarantine 2 batches skipped or trimmed" in shown
     assert f"{bad} 20" in shown
     assert "restored as 3" in shown
@@ -183,20 +183,6 @@ def test_a_report_that_cannot_be_read_is_a_note(url: str, store: MemoryStore) ->
     found = json_of("status", url)
     assert ([each["sequence"] for each in found["quarantine"]], found["quarantined"]) == ([1], 2)
     assert "'ingest/_quarantine/x.json': the report of a batch" in found["notes"][0]
-
-
-def test_a_rebuilt_manifest_is_reported_as_json(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"], [b"b"])
-    gone = manifest_of(store).entries()[0].location
-    store.delete_many([gone])
-    raw = bytearray(manifest_of(store).raw)
-    raw[-1] ^= 1  # The version: the entries can still be read.
-    store.put("ingest/manifest", bytes(raw))
-    (before,) = json_of_failed("fsck", url)["problems"]
-    found = json_of("fsck", url, "--repair", "--yes")
-    assert [each["kind"] for each in found["repaired"]] == [before["kind"]] == ["manifest"]
-    assert bytes_of(store, found["repaired"][0]["copy"]) == raw
-    assert records_of(store) == [b"b"]
 
 
 def test_f4_a_queue_starts_over_only_with_recreate(url: str, store: MemoryStore) -> None:

@@ -19,19 +19,18 @@ from opendata_buffer.queue.consumer_info import amend_consumer_info
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import RUNTIME, eventually, host
-from tests.unit.cli.shell import Ticks, fails, fill, json_of, manifest_of, ok, run, runner, topic_of
-
-
-def test_status_json(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"], [b"b"])
-    before = store.list("").objects
-    found = json_of("status", url)
-    assert found["queue_length"] == 2
-    assert (found["oldest_sequence"], found["newest_sequence"], found["next_sequence"]) == (0, 1, 2)
-    assert (found["epoch"], found["orphans"], found["missing"]) == (0, 0, 0)
-    assert found["bytes_queued"] == 2 * 12
-    assert 0 <= found["newest_age_seconds"] <= found["oldest_age_seconds"] < 600
-    assert store.list("").objects == before
+from tests.unit.cli.shell import (
+    Ticks,
+    fails,
+    fill,
+    flat,
+    json_of,
+    manifest_of,
+    ok,
+    run,
+    runner,
+    topic_of,
+)
 
 
 def test_status_for_a_person(url: str, store: MemoryStore) -> None:
@@ -63,17 +62,12 @@ def test_status_watch_goes_on_until_it_is_interrupted(
     assert result.stdout.count(shown) == 3
 
 
-def flat(url: str) -> str:
-    """What status shows a person, however it is wrapped."""
-    return " ".join(ok("status", url).stdout.split())
-
-
 def test_status_shows_whether_the_broker_is_alive(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"])
     config = QueueConfig(store=url)
     lease = Lease(store, config, RUNTIME)
     assert lease.take(DiscoveryRecord(0, "dead", "127.0.0.1:9", b"d" * 32), None)
-    assert "127.0.0.1:9, DEAD or not reached: no process listens" in flat(url)
+    assert "127.0.0.1:9, DEAD or not reached: no process listens" in flat("status", url)
     found = json_of("status", url)["broker"]
     assert (found["term"], found["id"], found["alive"]) == (1, "dead", False)
     serving = host(store)
@@ -82,7 +76,7 @@ def test_status_shows_whether_the_broker_is_alive(url: str, store: MemoryStore) 
         assert serving.serving is not None
         address = serving.serving.address
         fill(url, [b"b"])
-        text = flat(url)
+        text = flat("status", url)
         found = json_of("status", url)["broker"]
     finally:
         serving.stop(10)
@@ -90,7 +84,7 @@ def test_status_shows_whether_the_broker_is_alive(url: str, store: MemoryStore) 
     assert "1.0 entries each, 0 conflicts" in text
     assert (found["alive"], found["commits"], found["appended"]) == (True, 1, 1)
     assert found["group_size"] == 1.0
-    assert "none, the last one has stopped broker term 2" in flat(url)
+    assert "none, the last one has stopped broker term 2" in flat("status", url)
 
 
 def test_status_shows_what_workers_hold(url: str, store: MemoryStore) -> None:
@@ -98,11 +92,11 @@ def test_status_shows_what_workers_hold(url: str, store: MemoryStore) -> None:
     with Worker(WorkerConfig(store=url, name="alice"), store=store) as worker:
         batches = worker.claim(3)
         batches[1].done()
-        text = flat(url)
+        text = flat("status", url)
         claims = json_of("status", url)["claims"]
         for batch in (batches[0], batches[2]):
             batch.done()
-        assert "0 held, 0 done beyond 3" in flat(url)
+        assert "0 held, 0 done beyond 3" in flat("status", url)
     shown = "2 held, 1 done beyond 0; the oldest held is 0, by alice, delivery 1"
     assert shown in text
     assert (claims["frontier"], claims["held"], claims["done"]) == (0, 2, 1)
@@ -116,7 +110,7 @@ def test_status_notes_damaged_objects_beside_the_manifest(url: str, store: Memor
     found = json_of("status", url)
     assert (found["queue_length"], found["broker"], found["claims"]) == (1, None, None)
     assert (found["consumer"], len(found["notes"])) == (None, 3)
-    assert "every batch in the queue is handed out again" in flat(url)
+    assert "every batch in the queue is handed out again" in flat("status", url)
 
 
 # ---- probes and topics
@@ -190,17 +184,19 @@ def test_status_loads_neither_arrow_nor_the_network() -> None:
 
 def test_status_names_host_process_program_query_and_time(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"])
-    assert "consumer none yet" in flat(url)
+    assert "consumer none yet" in flat("status", url)
     with Consumer(ConsumerConfig(store=url), program="Spark") as consumer:
         amend_consumer_info(
             store, ConsumerConfig(store=url), SystemRuntime(), consumer.epoch, query="q-1"
         )
     host_name = os.uname().nodename
-    assert f"Spark, query q-1, process {os.getpid()} on {host_name}, since 20" in flat(url)
+    assert f"Spark, query q-1, process {os.getpid()} on {host_name}, since 20" in flat(
+        "status", url
+    )
     found = json_of("status", url)["consumer"]
     assert (found["epoch"], found["query"], found["host"]) == (1, "q-1", host_name)
     ok("consume", url, "--ack")
-    assert "epoch 2 consumer opendata-buffer consume, process" in flat(url)
+    assert "epoch 2 consumer opendata-buffer consume, process" in flat("status", url)
 
 
 def test_a_consumer_that_left_no_record_is_not_taken_for_the_one_before(
@@ -209,8 +205,8 @@ def test_a_consumer_that_left_no_record_is_not_taken_for_the_one_before(
     fill(url, [b"a"])
     ok("consume", url, "--ack")
     store.put("ingest/manifest", manifest_of(store).with_epoch(7).raw)
-    assert "epoch 7 consumer without a record: another client" in flat(url)
-    assert "; epoch 1 was opendata-buffer consume" in flat(url)
+    assert "epoch 7 consumer without a record: another client" in flat("status", url)
+    assert "; epoch 1 was opendata-buffer consume" in flat("status", url)
     store.delete_many(["ingest/_consumer.json"])
-    assert "epoch 7 consumer without a record" in flat(url)
+    assert "epoch 7 consumer without a record" in flat("status", url)
     assert json_of("status", url)["consumer"] is None

@@ -16,7 +16,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.memory import MemoryStore
-from tests.unit.cli.shell import bytes_of, fails, fill, json_of, ok, run
+from tests.unit.cli.shell import bytes_of, fails, fill, flat, json_of, ok, run
 
 
 def description(store: MemoryStore) -> Any:
@@ -101,7 +101,7 @@ def test_the_transactions_of_a_topic_are_listed_and_ended(url: str, store: Memor
     names = ["p-00000-04pn", "p-00001-05mv"]
     for name in names:
         pending(store, url, name)
-    shown = " ".join(ok("status", url).stdout.split())
+    shown = flat("status", url)
     assert f"open: {A.hex()} app orders, batch 7 p-00000-04pn from 0 1 batch, 1 behind" in shown
     assert "2:00:00 old open" in shown
     found = json_of("status", url)
