@@ -175,7 +175,7 @@ class Command(Exampled):
             return super().invoke(ctx)
         except OpenDataBufferError as error:
             log.debug("failed", exc_info=True)
-            raise Failure(_with_flags(ctx, str(error))) from error
+            raise Failure(with_flags(str(error))) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options, with one line for those of the store."""
@@ -212,12 +212,13 @@ def queue_words() -> str:
     return words
 
 
-def _with_flags(context: click.Context, message: str) -> str:
-    """An error of the library, which names settings and calls, in terms of the command line.
+def with_flags(message: str) -> str:
+    """A text of the library, which names settings and calls, in terms of the running command.
 
     ``max_batch_bytes`` becomes ``--max-batch-bytes`` where the command has that option, and
     ``skip(3)`` becomes the command ``opendata-buffer skip``.
     """
+    context = click.get_current_context()
     flags = {"cas_deadline_ms": "--timeout-ms", "delivery_timeout_ms": "--timeout-ms"}
     for each in context.command.params:
         if isinstance(each, click.Option) and each.name:

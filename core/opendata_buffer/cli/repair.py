@@ -150,7 +150,7 @@ def _print_report(report: Report, where: str, *, every: bool = False) -> None:
         if every or finding.kind is not Kind.UNREAD:
             click.echo(f"{where}note: {finding}")
     for finding in report.problems:
-        click.echo(f"{where}problem: {finding}")
+        click.echo(f"{where}problem: {options.with_flags(str(finding))}")
     click.echo(
         f"{where}{plural(report.batches, 'batch')}, {plural(report.records, 'record')} checked, "
         f"{format_bytes(report.bytes)} of records in {format_bytes(report.stored_bytes)} of objects"
@@ -358,7 +358,7 @@ def gc(
             click.echo(f"{'would delete' if dry_run else 'delete'} {each.key}")
         total = f"{plural(len(plan.delete), 'object')}, {format_bytes(plan.delete_bytes)}"
         done = f"would delete {total}" if dry_run else f"deleted {report.deleted:,} of {total}"
-        click.echo(f"{done}; {plan.referenced:,} are queued, {plan.waiting:,} are too young")
+        click.echo(f"{done}; queued: {plan.referenced:,}, too young: {plan.waiting:,}")
         if plan.held:
             click.echo(f"nothing was deleted: {plan.held}")
     if report.failed:

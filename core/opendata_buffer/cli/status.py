@@ -168,7 +168,8 @@ def dump(runtime: Any, /, key: str | None, **queue: Any) -> None:
         raise
     except CorruptData as error:
         kind = "manifest" if is_manifest else "batch"
-        raise Failure(f"{key!r} is not a valid {kind}: {error}") from error
+        reason = options.with_flags(str(error))
+        raise Failure(f"{key!r} is not a valid {kind}: {reason}") from error
     click.echo(json.dumps(fields, indent=2))
 
 

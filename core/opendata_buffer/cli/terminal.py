@@ -28,7 +28,7 @@ from opendata_buffer.queue.consumer_info import ConsumerInfo
 def topic_table(status: TopicStatus) -> Group:
     """A topic for a person: a line for each partition, then its open transactions and notes."""
     total = f"{plural(len(status.partitions), 'partition')}, {waiting(status.queue_length)}"
-    total += f" ({_records(status)} records)"
+    total += f" (records: {_records(status)})"
     table = Table(title=Text(f"{status.store}: {total}"), title_justify="left", box=None)
     table.add_column("partition", style="cyan", min_width=12, overflow="fold")
     table.add_column("state")
@@ -88,9 +88,11 @@ def readers_table(readers: Iterable[ReaderStatus], topic: bool) -> Table:
 
 def reader_table(each: ReaderStatus) -> Table:
     """All that is known of one reader."""
+    age_s = each.oldest_unread_seconds
+    oldest = "" if age_s is None else f", the oldest {format_age(age_s)}"
     rows = [
         ("next sequence", f"{each.next_sequence:,}"),
-        ("behind", f"{plural(each.lag, 'batch')}, {format_age(each.oldest_unread_seconds)} old"),
+        ("behind", f"{plural(each.lag, 'batch')}{oldest}"),
         ("consumer", each.who if each.runs else f"none, the last was {each.who}"),
         ("epoch", f"{each.epoch:,}"),
         ("last moved", format_time(each.moved_ms) or f"{each.moved_ms} ms"),

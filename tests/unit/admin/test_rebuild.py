@@ -249,6 +249,13 @@ def test_the_old_bytes_are_saved_beside_the_manifest(how: str) -> None:
     assert bytes_of(store, saved) == old
 
 
+def test_a_saved_position_does_not_reach_into_the_rebuilt_queue() -> None:
+    store = damaged("removed")
+    rebuild(Target(store, CONFIG, RUNTIME))
+    with pytest.raises(Exception, match="needed but manifest"):
+        Consumer(CONFIG, 4, store=store)
+
+
 def test_f1_a_rebuild_whose_answer_was_lost_is_done_once() -> None:
     store = Lossy()
     copy_into(store, damaged("removed"))

@@ -97,6 +97,14 @@ def test_a_batch_outside_the_prefix_is_skipped_and_its_object_left_alone() -> No
     assert bytes_of(store, "elsewhere/x.batch") == GOOD[1]
 
 
+def test_the_rest_of_its_transaction_is_still_one_transaction() -> None:
+    txn = Transaction("app", 7)
+    store = queue_of(GOOD[0], b"garbage", GOOD[2], txn=txn)
+    skip_batch(at(store), 1)
+    named = [parse_location(each, "ingest") for each in manifest_of(store).locations()]
+    assert [each.txn for each in named if each] == [txn] * 3
+
+
 def test_a_consumer_that_still_runs_is_fenced() -> None:
     store = queue_of(GOOD[0], b"garbage")
     with Consumer(CONFIG, store=store) as consumer:

@@ -206,6 +206,23 @@ def test_what_consume_prints_as_json_is_what_produce_reads(url: str, store: Memo
     ]  # fmt: skip
 
 
+def test_a_topic_is_piped_into_another_store_with_metadata_keys_and_order(url: str) -> None:
+    source, target = f"{url}-source", f"{url}-target"
+    topic_of(source, 2)
+    topic_of(target, 3)
+    records = "".join(f'{{"value": "{n}", "metadata": "{n % 5}"}}\n' for n in range(20))
+    ok("produce", source, "--json", "--key-is-metadata", stdin=records.encode())
+    printed = ok("consume", source, "--json")
+    piped = ok("produce", target, "--json", "--key-is-metadata", stdin=printed.stdout_bytes)
+    assert json.loads(piped.stdout)["records"] == json.loads(printed.stderr)["records"] == 20
+    lines = [json.loads(line) for line in ok("consume", target, "--json").stdout.splitlines()]
+    for key in "01234":
+        values = [int(each["value"]) for each in lines if each["metadata"] == key]
+        assert values == [n for n in range(20) if n % 5 == int(key)]
+    ok("trim", source, "--to", "latest", "--yes")
+    assert ok("consume", source, "--ack").stdout == ""
+
+
 # ---- a topic
 
 

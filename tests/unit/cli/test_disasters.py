@@ -135,6 +135,33 @@ def test_a_deleted_prefix_that_comes_back_whole_or_without_its_manifest(
     ok("fsck", url)
 
 
+def test_a_deleted_prefix_that_does_not_come_back(url: str, store: MemoryStore) -> None:
+    position = three_of_which_one_is_read(url)
+    store.delete_many(everything_in(store))
+    fill(url, [b"new 0"], [b"new 1"])
+    with pytest.raises(QueueReset, match="belongs to queue"):
+        Consumer(ConsumerConfig(store=url), position)
+    assert ok("consume", url, "--ack").stdout == "new 0\nnew 1\n"
+
+
+def test_a_lifecycle_rule_that_expired_the_oldest_batches(url: str, store: MemoryStore) -> None:
+    fill(url, [b"a"], [b"b"], [b"c"])
+    versions = everything_in(store)
+    expired = [entry.location for entry in manifest_of(store).entries()[:2]]
+    store.delete_many(expired)
+    result = run("fsck", url)
+    assert [f"sequence {n} " in result.stdout for n in range(3)] == [True, True, False]
+    assert result.stderr.startswith("error: 2 problems in the queue")
+    assert "does not exist" in fails("consume", url, "--ack")
+    # With versions nothing is lost.
+    restore(store, {expired[0]: versions[expired[0]]})
+    ok("fsck", url, "--repair", "--yes")
+    (report,) = json_of("status", url)["quarantine"]
+    assert (report["sequence"], report["copied_bytes"]) == (1, None)
+    assert report["metadata"][0]["ingestion_time_ms"] > 0
+    assert ok("consume", url, "--ack").stdout == "a\nc\n"
+
+
 def test_a_lost_description_of_a_topic(url: str, store: MemoryStore) -> None:
     topic_of(url, 2)
     fill(url, [b"a"], data_path_prefix="p-00000-04pn")

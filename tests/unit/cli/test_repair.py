@@ -62,6 +62,12 @@ def test_repair_skips_batches_that_cannot_be_delivered_and_keeps_copies(
     assert ok("consume", url, "--ack").stdout == "a\nd\n"
 
 
+def test_a_problem_names_the_option_that_mends_it(url: str) -> None:
+    fill(url, [b"abc"])
+    found = run("fsck", url, "--max-batch-bytes", "5").stdout
+    assert "more than --max-batch-bytes 5. Raise --max-batch-bytes" in found
+
+
 def test_repair_changes_nothing_without_a_yes(url: str, store: MemoryStore) -> None:
     damage(url, store)
     before = store.list("").objects
