@@ -290,24 +290,22 @@ def connect(host: str, options: StoreOptions) -> Any:
     blob = load("azure.storage.blob")
     settings = _settings(options)
     text = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
-    if options.anonymous or options.service_credential is not None:
-        # The string may hold a key, and names an account besides.
-        if text and not host and options.endpoint_url is None:
-            raise InvalidInput(
-                "the store URL names no storage account, and AZURE_STORAGE_CONNECTION_STRING has "
-                f"credentials of its own: use {_URL}, or leave anonymous and service_credential out"
-            )
-        text = ""
+    by_string = bool(text) and not host and options.endpoint_url is None
+    if by_string and (options.anonymous or options.service_credential is not None):
+        raise InvalidInput(
+            "the store URL names no storage account, and AZURE_STORAGE_CONNECTION_STRING has "
+            f"credentials of its own: use {_URL}, or leave anonymous and service_credential out"
+        )
     try:
-        if text and not host and options.endpoint_url is None:
+        if by_string:
             return blob.BlobServiceClient.from_connection_string(text, **settings)
         endpoint = _endpoint(host, options)
         return blob.BlobServiceClient(
             endpoint, credential=_credential(endpoint, text, options), **settings
         )
-    except ValueError as error:
-        if isinstance(error, InvalidInput):
-            raise
+    except InvalidInput:
+        raise
+    except ValueError:
         # The SDK's messages may hold parts of what it could not read.
         raise PermanentStorageError(
             "cannot make an Azure client: correct AZURE_STORAGE_CONNECTION_STRING, "

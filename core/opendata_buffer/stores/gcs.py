@@ -230,11 +230,8 @@ class GcsStore(CloudStore):
     def _error(self, error: BaseException, verb: str, name: str) -> StorageError:
         auth = load("google.auth.exceptions")
         what = self._cannot(verb, name, self._endpoint())
-        if (
-            isinstance(error, auth.GoogleAuthError)
-            and not isinstance(error, auth.TransportError)
-            and not getattr(error, "retryable", False)
-        ):
+        refused = isinstance(error, auth.GoogleAuthError) and not getattr(error, "retryable", False)
+        if refused and not isinstance(error, auth.TransportError):
             return PermanentStorageError(
                 f"{what}: the Google credentials gave no token ({type(error).__name__}). Renew "
                 "them: 'gcloud auth application-default login', or GOOGLE_APPLICATION_CREDENTIALS."
