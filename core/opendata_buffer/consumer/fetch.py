@@ -31,7 +31,7 @@ from opendata_buffer.formats.batch import DEFAULT_MAX_BYTES, largest_object
 from opendata_buffer.formats.keys import is_confined, key_fault
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.runtime import Runtime, SystemRuntime
-from opendata_buffer.stores.base import Get, GetInto, Near, read_bytes
+from opendata_buffer.stores.base import Files, Get, read_bytes
 from opendata_buffer.stores.open import open_store
 
 NEAR_S, NEAR_BYTES_PER_S = 0.001, 1e9
@@ -70,7 +70,7 @@ class AdaptiveConcurrency:
     @classmethod
     def of(cls, store: object) -> AdaptiveConcurrency:
         """For a new read of this store."""
-        return cls(declared=isinstance(store, Near) and store.is_near)
+        return cls(declared=isinstance(store, Files))
 
     @property
     def threads(self) -> int:
@@ -268,7 +268,7 @@ class FetchHandle:
         started = self._runtime.monotonic()
         data: bytes | ReadBuffer
         with self._reading(descriptor) as (location, limit):
-            if isinstance(self._store, GetInto):
+            if isinstance(self._store, Files):
                 data = ReadBuffer()
                 self._store.get_into(location, data.allocate, max_bytes=limit)
             else:

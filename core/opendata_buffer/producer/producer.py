@@ -66,7 +66,7 @@ from opendata_buffer.runtime import (
     queue_retry,
     wait_for,
 )
-from opendata_buffer.stores.base import Put, PutPieces, Store
+from opendata_buffer.stores.base import Files, Put, Store
 from opendata_buffer.stores.open import open_store
 
 log = logging.getLogger(__name__)
@@ -389,7 +389,7 @@ class Uploader:
         if data is None:
             pieces = batch.encode(config.compression, config.zstd_level)
             # Joined only where the store needs it in one: that is a copy.
-            data = pieces if isinstance(self._store, PutPieces) else b"".join(pieces)
+            data = pieces if isinstance(self._store, Files) else b"".join(pieces)
             batch.data = data
             batch.parts = []
         if batch.stage is Stage.COMPLETED:
@@ -425,7 +425,7 @@ class Uploader:
         if isinstance(data, bytes):
             self._store.put(location, data)
         else:
-            assert isinstance(self._store, PutPieces)
+            assert isinstance(self._store, Files)
             self._store.put_pieces(location, data)
 
 

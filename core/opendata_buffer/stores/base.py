@@ -110,26 +110,6 @@ class Get(Protocol):
         """
 
 
-@runtime_checkable
-class GetInto(Protocol):
-    """Reading one object into memory of the caller: where objects are files, no copy."""
-
-    def get_into(
-        self, key: str, allocate: Callable[[int], memoryview], *, max_bytes: int | None = None
-    ) -> None:
-        """Read an object into what ``allocate`` returns; it is called once, with the size in bytes.
-        Raises as :meth:`Get.get`; the memory may have been written to."""
-
-
-@runtime_checkable
-class Near(Protocol):
-    """A store that may be on the machine that reads it."""
-
-    @property
-    def is_near(self) -> bool:
-        """Whether reads surely have no latency that threads could hide."""
-
-
 class Put(Protocol):
     """Writing one whole object under a name that no other writer uses."""
 
@@ -142,8 +122,15 @@ class Put(Protocol):
 
 
 @runtime_checkable
-class PutPieces(Protocol):
-    """Writing one object that lies in several pieces: where objects are files, no copy."""
+class Files(Protocol):
+    """A store whose objects are files of this machine: what is read or written is not copied, and
+    reads have no latency that threads could hide."""
+
+    def get_into(
+        self, key: str, allocate: Callable[[int], memoryview], *, max_bytes: int | None = None
+    ) -> None:
+        """Read an object into what ``allocate`` returns; it is called once, with the size in bytes.
+        Raises as :meth:`Get.get`; the memory may have been written to."""
 
     def put_pieces(self, key: str, pieces: Sequence[bytes | memoryview]) -> None:
         """As :meth:`Put.put`, of the joined pieces."""

@@ -491,11 +491,6 @@ class LocalStore:
         """``file://`` and the directory."""
         return Path(self._paths.root).as_uri()
 
-    @property
-    def is_near(self) -> bool:
-        """See :attr:`opendata_buffer.stores.Near.is_near`."""
-        return True
-
     def __repr__(self) -> str:
         return f"LocalStore({self._paths.root!r})"
 
@@ -523,7 +518,7 @@ class LocalStore:
     def get_into(
         self, key: str, allocate: Callable[[int], memoryview], *, max_bytes: int | None = None
     ) -> None:
-        """See :meth:`opendata_buffer.stores.GetInto.get_into`."""
+        """See :meth:`opendata_buffer.stores.Files.get_into`."""
         with self._opened(key) as (fd, status):
             check_size(key, status.st_size, max_bytes)
             if not read_into(fd, allocate(status.st_size)):
@@ -558,7 +553,7 @@ class LocalStore:
         self.put_pieces(key, (data,))
 
     def put_pieces(self, key: str, pieces: Sequence[bytes | memoryview]) -> None:
-        """See :meth:`opendata_buffer.stores.PutPieces.put_pieces`."""
+        """See :meth:`opendata_buffer.stores.Files.put_pieces`."""
         path = self._paths.object(key)
         try:
             self._temporary.prepare()

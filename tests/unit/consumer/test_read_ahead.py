@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from opendata_buffer.errors import BatchMissing, InvalidInput
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.runtime import Condition, SystemRuntime, Task
+from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore
 
 
@@ -182,9 +184,9 @@ def test_on_a_slow_store_more_than_sixteen_fetches_are_under_way_without_an_opti
 
 @pytest.mark.parametrize("declared", [False, True])
 def test_of_a_near_store_the_caller_fetches_one_batch_at_a_time(
-    declared: bool,
+    declared: bool, tmp_path: Path
 ) -> None:
-    """Decoding is no wait; nor is a busy machine, where the store declares that it is near."""
+    """Decoding is no wait; nor is a busy machine, where the objects are its files."""
 
     class Decoding(Clock):
         worked = 0.0
@@ -192,10 +194,7 @@ def test_of_a_near_store_the_caller_fetches_one_batch_at_a_time(
         def cpu_time(self) -> float:
             return self.worked
 
-    class Store(MemoryStore):
-        is_near = declared
-
-    clock, handle = Decoding(), Handle(Store())
+    clock, handle = Decoding(), Handle(LocalStore(tmp_path) if declared else MemoryStore())
     held: list[int] = []
 
     def fetch(descriptor: BatchDescriptor) -> PooledBatch:
@@ -385,7 +384,7 @@ class Handle(FetchHandle):
 
     RECORDS = 2_000
 
-    def __init__(self, store: MemoryStore | None = None) -> None:
+    def __init__(self, store: LocalStore | MemoryStore | None = None) -> None:
         super().__init__(store or MemoryStore(), data_path_prefix="x")
         self.fetches = Fetches()
         self.decoded: list[tuple[int, threading.Thread]] = []

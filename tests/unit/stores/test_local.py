@@ -27,7 +27,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.runtime import SystemRuntime, deadline
 from opendata_buffer.stores import local
-from opendata_buffer.stores.base import ABSENT, Blob, GetInto, IfVersion, PutPieces
+from opendata_buffer.stores.base import ABSENT, Blob, Files, IfVersion
 from opendata_buffer.stores.local import RESERVED, FileLock, LocalPaths, LocalStore, LockTimeout
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -391,8 +391,8 @@ def test_f12_a_file_system_with_coarse_times_is_refused(
 @pytest.mark.parametrize("count", [0, 1, 2, 2_000])
 def test_an_object_is_written_from_its_pieces(tmp_path: Path, count: int) -> None:
     store = LocalStore(tmp_path)
-    assert isinstance(store, PutPieces)
-    assert not isinstance(MemoryStore(), PutPieces)
+    assert isinstance(store, Files)
+    assert not isinstance(MemoryStore(), Files)
     pieces = [memoryview(b"%d" % n) if n % 2 else b"%d" % n for n in range(count)]
     store.put_pieces("a/b", pieces)
     assert read(store, "a/b").data == b"".join(pieces)
@@ -400,8 +400,6 @@ def test_an_object_is_written_from_its_pieces(tmp_path: Path, count: int) -> Non
 
 def test_an_object_is_read_to_memory_of_the_callers(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
-    assert isinstance(store, GetInto)
-    assert not isinstance(MemoryStore(), GetInto)
     for data in (b"", b"abc", bytes(range(256)) * 5000):
         store.put("a/b", data)
         made: list[bytearray] = []
