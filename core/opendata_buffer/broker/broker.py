@@ -51,6 +51,24 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment, Runtime, Task, wait_for
 from opendata_buffer.stores.base import Store
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_WAITING_ENTRIES = 100_000
+"""Entries that wait for the next compare-and-swap, of all sessions; more are refused."""
+
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+"""The same for the bytes of their messages: metadata may be large."""
+
+FRESH_S = 0.2
+"""A manifest that was written so recently is not read again to see what is new in it."""
+
+_READS = {"written", "ping", "stats"}
+"""What a client may send that can only read the queue: ``status``, or a broker that stands by."""
+
+_ANSWERED_LATER = {"written", "append", "claim", "finish", "pause"}
+
 
 def find_earlier_attempt(
     queue: Queue, entries: Sequence[NewEntry], since: int
@@ -86,24 +104,9 @@ def find_earlier_attempt(
     return guard
 
 
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-MAX_WAITING_ENTRIES = 100_000
-"""Entries that wait for the next compare-and-swap, of all sessions; more are refused."""
-
-MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""The same for the bytes of their messages: metadata may be large."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Expired:
     """A guard's answer: some requests of the group became too old to be appended."""
-
-
-FRESH_S = 0.2
-"""A manifest that was written so recently is not read again to see what is new in it."""
 
 
 class SharedQueue(Queue):
@@ -449,12 +452,6 @@ class Broker:
                     error.key, error.sequence, locations, error.next_sequence, error.reason
                 )
             each.respond("failed", error=error_body(own))
-
-
-_READS = {"written", "ping", "stats"}
-"""What a client may send that can only read the queue: ``status``, or a broker that stands by."""
-
-_ANSWERED_LATER = {"written", "append", "claim", "finish", "pause"}
 
 
 class Session:

@@ -20,9 +20,25 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 
 from opendata_buffer.formats.sidecar import Sidecar, SidecarFields, is_number
 from opendata_buffer.runtime import Condition
+
+MAX_OPEN = 50_000
+"""Batches beyond the frontier that are claimed, done or were handed out before. While there are as
+many, no further batch is handed out: the object must not grow without end."""
+
+MAX_NAME_BYTES = 202
+"""Bytes of a worker's name as it is stored, in JSON with its quotes. With longer names, of up to
+twelve bytes a character, ``MAX_OPEN`` claims would be too large to be read by a successor."""
+
+LATE_S = 0.5
+"""Seconds. A dispatcher that checks a claim so long after its end was suspended or waited for
+storage, and may have missed heartbeats. It then gives the worker the full timeout again, once."""
+
+MOST_TOKENS = 100_000
+"""Tokens of one heartbeat."""
 
 
 def claims_kind(queue: str) -> Sidecar:
@@ -37,14 +53,6 @@ def claims_kind(queue: str) -> Sidecar:
 
 
 CLAIMS = claims_kind("STORE")
-
-MAX_OPEN = 50_000
-"""Batches beyond the frontier that are claimed, done or were handed out before. While there are as
-many, no further batch is handed out: the object must not grow without end."""
-
-MAX_NAME_BYTES = 202
-"""Bytes of a worker's name as it is stored, in JSON with its quotes. With longer names, of up to
-twelve bytes a character, ``MAX_OPEN`` claims would be too large to be read by a successor."""
 
 
 def claims_key(data_path_prefix: str, reader: str = "") -> str:
@@ -191,48 +199,39 @@ def decode(data: bytes, kind: Sidecar = CLAIMS) -> Claims:
         epoch=fields.number("epoch"),
         frontier=fields.number("frontier"),
         tokens=fields.number("tokens"),
-        held=_held(fields),
+        held={
+            sequence: ClaimHolder(worker, token, timeout_ms)
+            for sequence, worker, token, timeout_ms in _rows(
+                fields, "held", "[sequence, worker, token, milliseconds]", int, str, int, int
+            )
+        },
         done=frozenset(_done(fields)),
-        deliveries=_deliveries(fields),
+        deliveries=dict(_rows(fields, "deliveries", "[sequence, count]", int, int)),
         queue=fields.text("queue", ""),
     )
 
 
-def _held(fields: SidecarFields) -> dict[int, ClaimHolder]:
-    held = {}
-    for row in fields.items("held"):
-        match row:
-            case [sequence, str(worker), token, timeout_ms] if all(
-                map(is_number, (sequence, token, timeout_ms))
-            ):
-                held[sequence] = ClaimHolder(worker, token, timeout_ms)
-            case _:
-                raise fields.wrong("held", "[sequence, worker, token, milliseconds] each", row)
-    return held
+def _rows(fields: SidecarFields, name: str, wanted: str, *kinds: type) -> Iterator[list[Any]]:
+    """The rows of a field, each with values of these kinds: numbers or texts."""
+    for row in fields.items(name):
+        if (
+            not isinstance(row, list)
+            or list(map(type, row)) != list(kinds)
+            or not all(isinstance(each, str) or is_number(each) for each in row)
+        ):
+            raise fields.wrong(name, f"{wanted} each", row)
+        yield row
 
 
 def _done(fields: SidecarFields) -> Iterator[int]:
     total = 0
-    for row in fields.items("done"):
-        match row:
-            case [first, last] if is_number(first) and is_number(last, least=first):
-                # Read from storage: a range must not make this loop run without a bound.
-                total += last - first + 1
-                if total <= MAX_OPEN:
-                    yield from range(first, last + 1)
-                    continue
-        raise fields.wrong("done", f"ranges [first, last] of {MAX_OPEN} batches at most", row)
-
-
-def _deliveries(fields: SidecarFields) -> dict[int, int]:
-    deliveries = {}
-    for row in fields.items("deliveries"):
-        match row:
-            case [sequence, count] if is_number(sequence) and is_number(count):
-                deliveries[sequence] = count
-            case _:
-                raise fields.wrong("deliveries", "[sequence, count] each", row)
-    return deliveries
+    for first, last in _rows(fields, "done", "[first, last]", int, int):
+        # Read from storage: a range must not make this loop run without a bound.
+        total += last - first + 1
+        if first > last or total > MAX_OPEN:
+            wanted = f"ranges [first, last] of {MAX_OPEN} batches at most"
+            raise fields.wrong("done", wanted, [first, last])
+        yield from range(first, last + 1)
 
 
 def _ranges(numbers: Iterable[int]) -> list[list[int]]:
@@ -244,14 +243,6 @@ def _ranges(numbers: Iterable[int]) -> list[list[int]]:
         else:
             runs.append([number, number])
     return runs
-
-
-LATE_S = 0.5
-"""Seconds. A dispatcher that checks a claim so long after its end was suspended or waited for
-storage, and may have missed heartbeats. It then gives the worker the full timeout again, once."""
-
-MOST_TOKENS = 100_000
-"""Tokens of one heartbeat."""
 
 
 class Heartbeats:

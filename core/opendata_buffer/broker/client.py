@@ -26,8 +26,25 @@ from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.runtime import Runtime, deadline, wait_for
 from opendata_buffer.stores.base import Put
 
+log = logging.getLogger(__name__)
+
 RENEW_S = 0.5
 """Seconds: an append whose clock is so much older than the broker's newest one is renewed."""
+
+Reply = dict[str, Any]
+"""The body of an answer that is not about an append."""
+
+_OTHER_ANSWERS = {"claimed", "finished", "beaten", "given", "granted"}
+
+_ANSWERS = {"done", "refused", "lost", "failed"} | _OTHER_ANSWERS
+
+CONNECT_S = 3.0
+"""Seconds for a connection and its handshake. A suspended broker accepts and sends no hello; with
+hundreds of handshakes at once a broker on a busy machine takes more than a second for the last."""
+
+SILENCE_S = 0.75
+"""Seconds without any message, while an answer is due, before the broker is sent a ping. Without
+an answer for as long again, the connection ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +76,6 @@ class Lost:
 
 Answer = Appended | Refused | Lost
 
-Reply = dict[str, Any]
-"""The body of an answer that is not about an append."""
-
-_OTHER_ANSWERS = {"claimed", "finished", "beaten", "given", "granted"}
-_ANSWERS = {"done", "refused", "lost", "failed"} | _OTHER_ANSWERS
-
 
 @dataclass(slots=True, eq=False)
 class _Request:
@@ -86,17 +97,6 @@ class _Request:
     answer: Answer | Reply | OpenDataBufferError | None = None
 
 
-log = logging.getLogger(__name__)
-
-CONNECT_S = 3.0
-"""Seconds for a connection and its handshake. A suspended broker accepts and sends no hello; with
-hundreds of handshakes at once a broker on a busy machine takes more than a second for the last."""
-
-SILENCE_S = 0.75
-"""Seconds without any message, while an answer is due, before the broker is sent a ping. Without
-an answer for as long again, the connection ends."""
-
-
 class ChannelClosed(Exception):
     """The other side, or the network, ended the connection."""
 
@@ -113,15 +113,12 @@ class Channel(Protocol):
 
     def send(self, message: bytes) -> None:
         """Send; raises :class:`ChannelClosed`."""
-        ...
 
     def receive(self, timeout: float | None) -> bytes | None:
         """The next message, None after ``timeout`` seconds; raises :class:`ChannelClosed`."""
-        ...
 
     def close(self) -> None:
         """End the connection; free to repeat."""
-        ...
 
 
 class Connection:

@@ -22,6 +22,20 @@ from opendata_buffer.runtime import Runtime, remaining, wait_for
 
 log = logging.getLogger(__name__)
 
+FIND_S = 1.0
+"""Seconds that an append or a change waits while a broker is searched for; then this process makes
+it alone."""
+
+ASK_S = 5.0
+"""Seconds that it waits for a live broker that writes or pauses for other clients. A broker
+that sends nothing is given up after 1.5 seconds."""
+
+SEARCH_S = 1.0
+"""Seconds between two searches for a broker after one was lost."""
+
+IDLE_SEARCH_S = 10.0
+"""Seconds between two searches where none was found."""
+
 
 class Discovery:
     """One connection to the broker of a queue, for all threads of a process. Thread-safe.
@@ -175,21 +189,6 @@ class Discovery:
         if self._beat is None:
             self._beat = found.beat  # As of the first search after it was lost.
         return found.beat == self._beat
-
-
-FIND_S = 1.0
-"""Seconds that an append or a change waits while a broker is searched for; then this process makes
-it alone."""
-
-ASK_S = 5.0
-"""Seconds that it waits for a live broker that writes or pauses for other clients. A broker
-that sends nothing is given up after 1.5 seconds."""
-
-SEARCH_S = 1.0
-"""Seconds between two searches for a broker after one was lost."""
-
-IDLE_SEARCH_S = 10.0
-"""Seconds between two searches where none was found."""
 
 
 class BrokerPause:

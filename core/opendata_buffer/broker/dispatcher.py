@@ -53,8 +53,25 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, Task, wait_for
 from opendata_buffer.stores.base import Store
 
+log = logging.getLogger(__name__)
+
 MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES // 2
 """About the size of one answer; the batches that do not fit are handed out later."""
+
+POLL_S = 0.25
+"""Seconds between two reads for batches that another process appended, while workers wait."""
+
+ACK_S = 1.0
+"""Seconds between two acknowledgements while workers wait: they would wait for each write."""
+
+MAX_ENDED = 10_000
+"""Ended claims whose outcome is remembered, for workers that ask again."""
+
+REPLACED_S = 3.0
+"""A broker whose record was replaced reads that within two seconds, and steps down."""
+
+RETRY_S = 1.0
+"""Seconds of a pause after storage did not answer."""
 
 
 class ReadyBatches:
@@ -269,24 +286,6 @@ def _size_in_answer(batch: BatchDescriptor) -> int:
     # About, in bytes: a payload is in base64.
     ranges = sum(80 + len(each.payload) * 4 // 3 for each in batch.metadata)
     return 200 + len(batch.location) + ranges
-
-
-log = logging.getLogger(__name__)
-
-POLL_S = 0.25
-"""Seconds between two reads for batches that another process appended, while workers wait."""
-
-ACK_S = 1.0
-"""Seconds between two acknowledgements while workers wait: they would wait for each write."""
-
-MAX_ENDED = 10_000
-"""Ended claims whose outcome is remembered, for workers that ask again."""
-
-REPLACED_S = 3.0
-"""A broker whose record was replaced reads that within two seconds, and steps down."""
-
-RETRY_S = 1.0
-"""Seconds of a pause after storage did not answer."""
 
 
 class DispatcherTerm:

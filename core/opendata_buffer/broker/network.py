@@ -44,6 +44,24 @@ from opendata_buffer.stores.base import Store
 
 log = logging.getLogger(__name__)
 
+HANDSHAKE_S = 2.0
+"""Seconds for a client to prove that it knows the secret; then its connection is closed."""
+
+MAX_CLIENTS = 10_000
+
+MAX_OPEN_HANDSHAKES = 1_000
+"""Connections with an open handshake, beyond ``MAX_CLIENTS``. More are closed at once: the process
+needs files for its store."""
+
+PING_S, PONG_S = 20.0, 60.0
+"""Seconds after which a silent client is sent a ping, and then disconnected without an answer. They
+are long: a client without processor time costs only a connection."""
+
+QUEUED_ANSWERS = 1_024
+"""Answers that wait for a client that does not read; then it is disconnected."""
+
+TRY_AGAIN_LATER = 1013
+
 
 class ListeningPort(Protocol):
     """Where clients connect to a broker."""
@@ -55,15 +73,12 @@ class ListeningPort(Protocol):
 
     def open(self, broker: Broker, broker_record: DiscoveryRecord) -> None:
         """Serve the clients of one term."""
-        ...
 
     def shut(self) -> None:
         """End the connections and serve no client; the port stays open."""
-        ...
 
     def close(self) -> None:
         """Close the port."""
-        ...
 
 
 class Network(Protocol):
@@ -72,11 +87,9 @@ class Network(Protocol):
     def connect(self, broker_record: DiscoveryRecord) -> Connection:
         """A connection to the announced broker. Raises ChannelClosed where it is not reached,
         ProtocolError where another process answers."""
-        ...
 
     def listen(self) -> ListeningPort:
         """A port of this process. Raises InvalidInput where the address cannot be used."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,25 +207,6 @@ class _WebSocketChannel:
         # First without the closing handshake: a suspended broker would not answer it.
         self._connection.close_socket()
         self._stack.close()
-
-
-HANDSHAKE_S = 2.0
-"""Seconds for a client to prove that it knows the secret; then its connection is closed."""
-
-MAX_CLIENTS = 10_000
-
-MAX_OPEN_HANDSHAKES = 1_000
-"""Connections with an open handshake, beyond ``MAX_CLIENTS``. More are closed at once: the process
-needs files for its store."""
-
-PING_S, PONG_S = 20.0, 60.0
-"""Seconds after which a silent client is sent a ping, and then disconnected without an answer. They
-are long: a client without processor time costs only a connection."""
-
-QUEUED_ANSWERS = 1_024
-"""Answers that wait for a client that does not read; then it is disconnected."""
-
-TRY_AGAIN_LATER = 1013
 
 
 class WebSocketPort:
@@ -430,7 +424,6 @@ class SocketOwner(Protocol):
 
     def descriptors(self) -> Iterable[int]:
         """The file descriptors of its sockets now; a negative one is closed. Takes no lock."""
-        ...
 
 
 _socket_owners: WeakSet[SocketOwner] = WeakSet()

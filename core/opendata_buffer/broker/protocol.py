@@ -49,12 +49,21 @@ MAX_OPEN_REQUESTS = 64
 
 MAX_LOCATION_CHARS = 2_048
 
-
 Body: TypeAlias = dict[str, Any]
 """Of a message: a JSON object."""
 
 Responder: TypeAlias = Callable[[Body], None]
 """Takes the answer to a request; called once, by any thread."""
+
+MAX_CLAIMED = 1_000
+
+MAX_WAIT_MS = 60_000
+
+MAX_REST_MS = 3_600_000
+
+MAX_NAME_CHARS = 256
+
+MAX_REASON_CHARS = 4_096
 
 
 @dataclass(slots=True, eq=False)
@@ -233,13 +242,6 @@ def whole(body: Mapping[str, Any], name: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63:
         return value
     raise ProtocolError(f"a message has no whole number {name!r}")
-
-
-MAX_CLAIMED = 1_000
-MAX_WAIT_MS = 60_000
-MAX_REST_MS = 3_600_000
-MAX_NAME_CHARS = 256
-MAX_REASON_CHARS = 4_096
 
 
 @dataclass(slots=True, eq=False)

@@ -42,10 +42,13 @@ from opendata_buffer.formats.keys import MAX_KEY_BYTES, is_ulid
 from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import Store, read_bytes
 
+log = logging.getLogger(__name__)
+
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """Largest message, either way. A client appends by itself what does not fit."""
 
-MAX_HANDSHAKE_BYTES = 1024
+MAX_HANDSHAKE_BYTES = 1_024
+
 NONCE_BYTES = 32
 """Of a broker's nonce, and of the random bytes of a :class:`KeyPair`."""
 
@@ -64,6 +67,14 @@ PRIME = int(
     16,
 )
 """Of the group ffdhe2048 of RFC 7919, appendix A.1; its generator is 2."""
+
+MAX_UNDER_WAY = 256
+"""Objects that are read at the same time: a store that stalls must not take all threads."""
+
+CHECK_S = 3.0
+"""Seconds for reading one: its client waits no longer."""
+
+_SUFFIX_BYTES = len("._clients/") + 26
 
 
 class ProtocolError(OpenDataBufferError):
@@ -252,17 +263,6 @@ def proof(secret: bytes, *parts: bytes) -> bytes:
     for part in parts:
         message += len(part).to_bytes(4, "big") + part
     return hmac.digest(secret, message, "sha256")
-
-
-log = logging.getLogger(__name__)
-
-MAX_UNDER_WAY = 256
-"""Objects that are read at the same time: a store that stalls must not take all threads."""
-
-CHECK_S = 3.0
-"""Seconds for reading one: its client waits no longer."""
-
-_SUFFIX_BYTES = len("._clients/") + 26
 
 
 def write_proof_folder(manifest_path: str) -> str:

@@ -42,6 +42,21 @@ from opendata_buffer.runtime import Closeable, Moment, Runtime, SystemRuntime
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
 
+log = logging.getLogger(__name__)
+
+SEARCH_S = 0.25
+"""Seconds between two searches for a broker."""
+
+WAIT_S = 20.0
+"""Seconds that one claim waits at the broker; a worker that waits longer claims again."""
+
+BEATS_PER_CLAIM = 4
+"""Heartbeats within one ``claim_timeout_ms``: three may be lost before the claim is."""
+
+T = TypeVar("T")
+
+R = TypeVar("R")
+
 
 @dataclass(slots=True, eq=False)
 class Claim:
@@ -77,10 +92,6 @@ class Claim:
             "reason": reason[:MAX_REASON_CHARS],
             "rest_ms": rest_ms,
         }
-
-
-SEARCH_S = 0.25
-"""Seconds between two searches for a broker."""
 
 
 class DispatcherClient:
@@ -141,15 +152,6 @@ class DispatcherClient:
                     "Try again."
                 )
             self._runtime.sleep(SEARCH_S)
-
-
-log = logging.getLogger(__name__)
-
-WAIT_S = 20.0
-"""Seconds that one claim waits at the broker; a worker that waits longer claims again."""
-
-BEATS_PER_CLAIM = 4
-"""Heartbeats within one ``claim_timeout_ms``: three may be lost before the claim is."""
 
 
 class ClaimedBatch(HasRecords):
@@ -327,7 +329,7 @@ class Worker(Closeable):
         if connection is not None:
             until = None if timeout is None else self._runtime.monotonic() + timeout
             for claim in claims:
-                connection.post(self._signed(claim.end("release")), until)
+                self._give_back(connection, claim, until)
             connection.await_posted(until)
             connection.close()
         if self._election is not None:
@@ -394,7 +396,10 @@ class Worker(Closeable):
             claim = batch._claim
             self._drop(claim)
             if connection is not None and not claim.over:
-                connection.post(self._signed(claim.end("release")), until)
+                self._give_back(connection, claim, until)
+
+    def _give_back(self, connection: Connection, claim: Claim, until: float | None) -> bool:
+        return connection.post(self._signed(claim.end("release")), until)
 
     def _finish(self, claim: Claim, end: dict[str, Any]) -> None:
         try:
@@ -455,8 +460,7 @@ class Worker(Closeable):
             # Without waiting for room: heartbeats do not wait for it either. The rest is released
             # with the next heartbeat.
             asap = self._runtime.monotonic()
-            release = [(each, self._signed(each.end("release"))) for each in dropped]
-            dropped = [each for each, body in release if connection.post(body, asap)]
+            dropped = [each for each in dropped if self._give_back(connection, each, asap)]
         except OpenDataBufferError as error:
             log.debug("a heartbeat was not sent: %s", error)
             return
@@ -476,10 +480,6 @@ class Worker(Closeable):
                     # renews nothing, and must not make the worker sure of its claim again.
                     if claim.token in self._batches and self._is_sure_of(claim):
                         claim.beaten = now
-
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def _attempt(call: Callable[[T], R], what: T) -> R | PoisonBatch:

@@ -35,7 +35,6 @@ from tests.unit.broker.local import (
     connect,
     entries,
     eventually,
-    hosting,
     queued,
     soon,
 )
@@ -64,6 +63,8 @@ def test_a_lone_process_asks_once_and_appends_alone() -> None:
     assert direct.used == 5
     assert len(looks) == 1
     assert ours.broker is None
+    ours.close()
+    assert direct.closed == 1
 
 
 def test_a_process_that_meets_another_writer_searches_for_a_broker_again() -> None:
@@ -77,20 +78,6 @@ def test_a_process_that_meets_another_writer_searches_for_a_broker_again() -> No
     assert direct.conflicts == 1
     ours.append(entries("c"), begin_by=soon())
     assert len(looks) == 2
-
-
-def test_with_a_broker_nothing_is_appended_alone() -> None:
-    store = MemoryStore()
-    with hosting(store):
-        direct = Direct(store)
-        ours = committer(store, direct)
-        for number in range(5):
-            ours.append(entries(str(number)), begin_by=soon())
-        assert direct.used == 0
-        assert ours.broker is not None
-        assert len(queued(store)) == 5
-        ours.close()
-        assert direct.closed == 1
 
 
 @pytest.mark.parametrize("record", [encode(BROKER), b"garbage"])
