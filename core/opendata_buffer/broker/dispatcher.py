@@ -93,7 +93,7 @@ class ReadyBatches:
 
     def begin(self, first: int) -> None:
         """Forget everything: the queue begins at this sequence."""
-        self.known, self.rests, self.end = {}, {}, first
+        self.known, self.rests, self._stuck, self.end = {}, {}, set(), first
 
     def read_more(self, count: int, consumer: Consumer, now: float) -> bool:
         """Read which batches follow; False when there are none."""

@@ -241,6 +241,11 @@ def test_a_batch_too_large_for_the_quarantine_stays_and_holds_up_no_other(
     assert "opendata-buffer skip memory://" in caplog.text
     # Only what a worker finished is finished.
     assert (stored(store).frontier, set(stored(store).done)) == (0, {2})
+    # Where the claims were removed it begins anew, and holds nothing against a batch.
+    store.delete_many([CLAIMS])
+    filled(1, store)
+    assert asking.fails() == "TransientStorageError"
+    assert sequences(asking.claim(3)) == [0, 1, 2]
 
 
 def test_an_end_that_is_asked_for_again_is_answered_the_same_and_another_one_is_lost() -> None:
