@@ -517,6 +517,12 @@ class _PlannedWriter:
         self._plan = self._plan.locate()
         return type(self), (self._plan,)
 
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
+        """Does nothing: the garbage collector deletes the uploads of a write that failed.
+
+        Spark also calls this when ``commit`` raised, and then they may be in the queue.
+        """
+
 
 def _arrow_writer(name: str) -> Any:
     """A base class of Spark; its place is empty where this Spark lacks it."""
@@ -533,12 +539,6 @@ class BufferBatchWriter(_PlannedWriter, _arrow_writer("DataSourceArrowWriter")):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make the uploads of all tasks visible, all or none of them."""
         self._plan.append(messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Does nothing: the garbage collector deletes the uploads of a write that failed.
-
-        Spark also calls this when ``commit`` raised, and then they may be in the queue.
-        """
 
 
 class BufferStreamWriter(_PlannedWriter, _arrow_writer("DataSourceStreamArrowWriter")):  # type: ignore[misc]
@@ -568,9 +568,6 @@ class BufferStreamWriter(_PlannedWriter, _arrow_writer("DataSourceStreamArrowWri
                         "version of Spark is not supported by the sink"
                     )
         self._plan.append(messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Does nothing, as :meth:`BufferBatchWriter.abort`."""
 
 
 def batch_writer(

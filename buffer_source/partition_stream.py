@@ -44,7 +44,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.keys import parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.queue.log import LogView
-from opendata_buffer.queue.ownership import QueueClaim, ends_before, owner_key, topic_hint
+from opendata_buffer.queue.ownership import ends_before, owner_key, topic_hint
 from opendata_buffer.runtime import Retries, Runtime
 from opendata_buffer.stores.base import Store
 
@@ -56,25 +56,22 @@ READ_AHEAD = 10_000  # entries polled for one trigger when only bytes or records
 
 
 class QueueCursor:
-    """An opened queue, and those of its entries that were read and not acknowledged."""
+    """An opened queue, and those of its entries that were read and not acknowledged.
+
+    Making it is to become the queue's consumer behind ``start``; or, without acknowledging, to read
+    there. ``start`` is in the commit log: what was read before it may leave the queue, up to the
+    sequence ``stable_end`` (0 without a start). ``queue_id`` is the queue that the checkpoint is
+    about, or empty.
+
+    Raises:
+        InvalidInput: There is no queue, and none is to be created.
+        QueueReset: The queue's manifest is gone or went backwards; or the checkpoint is about
+            another queue, unless a loss is allowed.
+        DataLoss: The queue begins behind ``start``, unless a loss is allowed.
+    """
 
     def __init__(
-        self, options: SourceOptions, store: Store, runtime: Runtime, claim: QueueClaim | None
-    ) -> None:
-        self._options = options
-        self._store = store
-        self._runtime = runtime
-        self._claim = claim
-        self._manifest_path = options.consumer.manifest_path
-        self.queue_id = "" if claim is None else claim.queue_id
-        self._reader: Consumer | ReadOnlyReader
-        self._pending: list[BatchDescriptor] = []
-        self._rebased: tuple[PartitionOffset, int] | None = None
-        self._beyond: PartitionOffset | None = None  # A position that this new queue never reached.
-
-    @classmethod
-    def open(
-        cls,
+        self,
         options: SourceOptions,
         store: Store,
         runtime: Runtime,
@@ -82,32 +79,31 @@ class QueueCursor:
         start: PartitionOffset | None,
         stable_end: int,
         queue_id: str,
-    ) -> QueueCursor:
-        """Become the queue's consumer behind ``start``; or, without acknowledging, read there.
-
-        ``start`` is in the commit log: what was read before it may leave the queue, up to the
-        sequence ``stable_end`` (0 without a start). ``queue_id`` is the queue that the checkpoint
-        is about, or empty. Raises InvalidInput where there is no queue and none is to be created,
-        QueueReset for a manifest that is gone or went backwards, and unless a loss is allowed for
-        another queue; DataLoss, unless that is allowed, for a queue that begins behind ``start``.
-        """
+    ) -> None:
         if queue_id or not options.create_if_missing:
             check_exists(options, store, runtime)
-        cursor = cls(options, store, runtime, retrying(claimed, options, store, runtime))
+        self._options = options
+        self._store = store
+        self._runtime = runtime
+        self._claim = retrying(claimed, options, store, runtime)
+        self._manifest_path = options.consumer.manifest_path
+        self.queue_id = "" if self._claim is None else self._claim.queue_id
+        self._reader: Consumer | ReadOnlyReader
+        self._pending: list[BatchDescriptor] = []
+        self._rebased: tuple[PartitionOffset, int] | None = None
+        self._beyond: PartitionOffset | None = None  # A position that this new queue never reached.
         try:
             # Before anything is claimed or dropped (failure F4).
-            cursor._check_identity(queue_id)
+            self._check_identity(queue_id)
             known = stable_end > 0 or (start is not None and options.reader)
-            retrying(cursor._read_behind, stable_end - 1 if known else None)
+            retrying(self._read_behind, stable_end - 1 if known else None)
             if start is not None:
-                cursor._check_holds(start, stable_end)
-            return cursor
+                self._check_holds(start, stable_end)
         except QueueReset as error:
             options.report_data_loss(error)
-        retrying(cursor._read_behind, None)
-        if start is not None:
-            cursor._rebase(start)
-        return cursor
+            retrying(self._read_behind, None)
+            if start is not None:
+                self._rebase(start)
 
     @property
     def read_end(self) -> int:
@@ -569,7 +565,7 @@ class PartitionStream:
         if self._cursor is None:
             stable_end = 0 if start is None else stable_end_of(start, self._options)
             options, store, runtime = self._options, self._store, self._runtime
-            self._cursor = QueueCursor.open(
+            self._cursor = QueueCursor(
                 options, store, runtime, self._retrying, start, stable_end, queue_id
             )
         return self._cursor

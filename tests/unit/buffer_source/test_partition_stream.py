@@ -231,7 +231,7 @@ def claim(
         return call(*args, **kwargs)
 
     stable_end = 0 if start is None else stable_end_of(start, given)
-    return QueueCursor.open(given, queue.store, queue.runtime, once, start, stable_end, queue_id)
+    return QueueCursor(given, queue.store, queue.runtime, once, start, stable_end, queue_id)
 
 
 @pytest.mark.parametrize(
