@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from types import SimpleNamespace
+from unittest.mock import MagicMock, call
 
 import pytest
 
@@ -12,42 +13,19 @@ from buffer_sink.foreach_batch import foreach_batch_writer
 from opendata_buffer.errors import InvalidInput
 
 
-class Frame:
-    """Records what is asked of ``df.write``."""
-
-    def __init__(self) -> None:
-        self.write: Any = self
-        self.asked: dict[str, Any] = {}
-
-    def format(self, name: str) -> Frame:
-        return self.options(format=name)
-
-    def options(self, **options: str) -> Frame:
-        self.asked |= options
-        return self
-
-    def option(self, name: str, value: str) -> Frame:
-        return self.options(**{name: value})
-
-    def mode(self, mode: str) -> Frame:
-        return self.options(mode=mode)
-
-    def save(self, path: str) -> None:
-        self.options(path=path)
-
-
 def test_it_is_a_batch_write_with_the_batch_id_as_version() -> None:
-    frame = Frame()
+    writer = MagicMock()
+    for step in (writer.format, writer.options, writer.option, writer.mode):
+        step.return_value = writer
     made = foreach_batch_writer("s3://b/r", txn_app_id="job", compression="zstd")
-    pickle.loads(pickle.dumps(made))(frame, 12)
-    assert frame.asked == {
-        "format": "opendata-buffer",
-        "compression": "zstd",
-        "txnAppId": "job",
-        "txnVersion": "12",
-        "mode": "append",
-        "path": "s3://b/r",
-    }
+    pickle.loads(pickle.dumps(made))(SimpleNamespace(write=writer), 12)
+    assert writer.mock_calls == [
+        call.format("opendata-buffer"),
+        call.options(compression="zstd", txnAppId="job"),
+        call.option("txnVersion", "12"),
+        call.mode("append"),
+        call.save("s3://b/r"),
+    ]
 
 
 def test_options_in_snake_or_camel_case() -> None:
