@@ -9,7 +9,7 @@ resolves to travels in the end offset of the first micro-batch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -23,7 +23,7 @@ from opendata_buffer.errors import (
     PermanentStorageError,
 )
 from opendata_buffer.formats.keys import location_timestamp_ms
-from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, QueueEntry
 from opendata_buffer.queue.log import Log, LogView
 from opendata_buffer.queue.ownership import (
     QueueClaim,
@@ -349,39 +349,32 @@ def _no_queue(options: SourceOptions, store: Store, advice: str = "") -> Invalid
     )
 
 
-def oldest_ms(batch: BatchDescriptor) -> int | None:
-    """Ingestion time of the batch's oldest record, milliseconds since the Unix epoch."""
-    return min(_times_ms(batch), default=None)
+def oldest_ms(batch: BatchDescriptor | QueueEntry) -> int | None:
+    """When the batch's oldest record was ingested, milliseconds since the Unix epoch.
+
+    Else the time of its name, which a Spark sink dates ahead; None without either.
+    """
+    times = [each.ingestion_time_ms for each in batch.metadata]
+    return min(times) if times else location_timestamp_ms(batch.location)
 
 
 def sequence_since(view: Manifest | LogView, since_ms: int) -> int:
-    """As :func:`first_since`, in all of a queue; of a log without reading all of it."""
-    if isinstance(view, LogView):
-        return view.since(since_ms)
-    return first_since([*map(BatchDescriptor.of, view.entries())], since_ms, view.next_sequence)
-
-
-def first_since(queued: Sequence[BatchDescriptor], since_ms: int, end: int) -> int:
     """The first batch with a record ingested at that time or later; the end if none has.
 
     Warns where the time is before all that is queued, and earlier batches have left the queue.
     """
-    oldest = oldest_ms(queued[0]) if queued and queued[0].sequence > 0 else None
-    if oldest is not None and oldest > since_ms:
+    first = next(iter(view.entries(limit=1)), None) if isinstance(view, Manifest) else None
+    oldest = oldest_ms(first) if first is not None and first.sequence > 0 else None
+    if first is not None and oldest is not None and oldest > since_ms:
         log.warning(
             "startingTimestamp is %s, and the oldest batch that is still queued, %d at %r, begins "
             "at %s: what came between and was acknowledged has left the queue, and is not read",
             _utc(since_ms),
-            queued[0].sequence,
-            queued[0].location,
+            first.sequence,
+            first.location,
             _utc(oldest),
         )
-    for each in queued:
-        times = _times_ms(each)
-        # A batch whose time is unknown is rather read once too often than never.
-        if not times or max(times) >= since_ms:
-            return each.sequence
-    return end
+    return view.since(since_ms)
 
 
 def _utc(ms: int) -> str:
@@ -389,18 +382,6 @@ def _utc(ms: int) -> str:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):
         return f"{ms} ms"  # no year that datetime has: times of other writers may be anything
-
-
-def _times_ms(batch: BatchDescriptor) -> list[int]:
-    """When the records were ingested, of each range of them; empty if that is unknown.
-
-    A batch without ranges is as old as the ULID in its name. The name is asked last: a Spark sink
-    names its batches ahead of time.
-    """
-    times = [each.ingestion_time_ms for each in batch.metadata]
-    if not times and (named_ms := location_timestamp_ms(batch.location)) is not None:
-        times.append(named_ms)
-    return times
 
 
 def check_exists(options: SourceOptions, store: Store, runtime: Runtime) -> None:

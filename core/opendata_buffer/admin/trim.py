@@ -301,13 +301,8 @@ class Start:
 
         Raises InvalidInput for a sequence that has left the queue, or that it has not reached.
         """
-        since_ms = self.since_ms
-        if since_ms is not None and isinstance(manifest, LogView):
-            return manifest.since(since_ms)
-        if since_ms is not None:
-            # A batch without a time is delivered: it may be of the wanted time.
-            times = ((each.sequence, each.latest_ms) for each in manifest.entries())
-            return next((n for n, at in times if not at or at >= since_ms), manifest.next_sequence)
+        if self.since_ms is not None:
+            return manifest.since(self.since_ms)
         first, end = manifest.first_sequence, manifest.next_sequence
         if self.sequence is None:
             return first if self.text == EARLIEST else end

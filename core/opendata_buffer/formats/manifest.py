@@ -406,6 +406,16 @@ class Manifest:
         except CorruptManifest as error:
             raise self._named_error(error) from None
 
+    def since(self, time_ms: int) -> int:
+        """The first sequence with a record of this time or later; the end if there is none.
+
+        A batch without a time counts: it is rather read once too often than never.
+        """
+        for entry in self.entries():
+            if entry.time_ms is None or entry.latest_ms >= time_ms:
+                return entry.sequence
+        return self.next_sequence
+
     def age_s(self, now_ms: int, start: int | None = None) -> float | None:
         """Seconds since the first entry from ``start`` on was written; never negative.
 

@@ -8,10 +8,8 @@ import pytest
 
 from buffer_source.options import SourceOptions
 from buffer_source.partition_stream import EVERYTHING, PartitionStream, QueueCursor, stable_end_of
-from buffer_source.partitions import PartitionOffset, first_since, oldest_ms
+from buffer_source.partitions import PartitionOffset
 from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
-from opendata_buffer.formats.keys import batch_key
-from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.buffer_source.world import TopicWorld, World
@@ -282,43 +280,3 @@ def test_a_new_query_may_begin_at_a_time(queue: World) -> None:
         for later in (0, 1, 60_000, 60_001)
     ]
     assert found == [0, 2, 2, 4]
-
-
-def ingested(sequence: int, *times: int) -> BatchDescriptor:
-    ranges = tuple(Metadata(number, time) for number, time in enumerate(times))
-    return BatchDescriptor(sequence, "in/no time", ranges)
-
-
-def test_the_first_batch_with_a_late_enough_record_is_where_a_time_begins() -> None:
-    queued = [ingested(3, 100), ingested(4, 90, 250), ingested(5, 300)]
-    assert [first_since(queued, since, 6) for since in (100, 200, 301)] == [3, 4, 6]
-    assert first_since([], 0, 6) == 6
-    # A batch of unknown time rather comes too often.
-    assert first_since([ingested(3, 100), ingested(4)], 200, 6) == 4
-
-
-def test_a_time_before_all_that_is_queued_is_warned_of_with_both_times(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    first_since([ingested(3, 1_000, 90)], 90, 6)
-    first_since([ingested(0, 1_000)], 90, 6)  # nothing has left this queue
-    first_since([ingested(3)], 90, 6)
-    assert not caplog.messages
-    assert first_since([ingested(3, 61_000), ingested(4, 1 << 62)], 90, 6) == 3
-    assert first_since([ingested(4, 1 << 62)], 90, 6) == 4
-    (line, other) = caplog.messages
-    assert "is 1970-01-01T00:00:00.090+00:00" in line
-    assert "queued, 3 at 'in/no time', begins at 1970-01-01T00:01:01.000+00:00" in line
-    assert f"begins at {1 << 62} ms" in other
-
-
-def test_a_batch_is_as_old_as_its_records_else_as_its_name(runtime: ManualRuntime) -> None:
-    name = batch_key("ingest", runtime.ulid())
-    ranges = (Metadata(0, 7_000, b""), Metadata(3, 5_000, b""), Metadata(9, 9_000, b""))
-    batch = BatchDescriptor(4, name, ranges)
-    assert oldest_ms(batch) == 5_000
-    assert (first_since([batch], 9_000, 9), first_since([batch], 9_001, 9)) == (4, 9)
-    batch = BatchDescriptor(4, name, ())
-    assert oldest_ms(batch) == runtime.now_ms()
-    assert first_since([batch], runtime.now_ms() + 1, 9) == 9
-    assert oldest_ms(BatchDescriptor(4, "elsewhere/data", ())) is None

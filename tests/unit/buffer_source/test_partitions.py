@@ -5,8 +5,18 @@ from typing import Any
 
 import pytest
 
-from buffer_source.partitions import INITIAL, ONLY, PartitionOffset, SourceOffset
+from buffer_source.partitions import (
+    INITIAL,
+    ONLY,
+    PartitionOffset,
+    SourceOffset,
+    oldest_ms,
+    sequence_since,
+)
 from opendata_buffer.errors import InvalidInput
+from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry, QueueEntry
+from opendata_buffer.testing.runtime import ManualRuntime
 
 TRANSACTIONS = {"v": 1, "apps": {"a": 3}, "tail": None}
 
@@ -101,3 +111,41 @@ def test_where_a_micro_batch_begins() -> None:
     # A new base is where reading continued behind a loss.
     assert PartitionOffset(20, 15).begin_of(PartitionOffset(7, 4)) == 15
     assert PartitionOffset(3, 0).begin_of(PartitionOffset(7, 0)) == 0
+
+
+def queued(first: int, *times: tuple[int, ...]) -> Manifest:
+    """Batches from a sequence on, by the times of their ranges."""
+    ranges = (tuple(Metadata(at, time) for at, time in enumerate(each)) for each in times)
+    entries = [NewEntry("in/no time", each) for each in ranges]
+    return Manifest.starting_at(first, 0).append(entries)
+
+
+def test_the_first_batch_with_a_late_enough_record_is_where_a_time_begins() -> None:
+    view = queued(3, (100,), (90, 250), (300,))
+    assert [sequence_since(view, since) for since in (100, 200, 301)] == [3, 4, 6]
+    assert sequence_since(queued(6), 0) == 6
+    # A batch of unknown time rather comes too often.
+    assert sequence_since(queued(3, (100,), ()), 200) == 4
+
+
+def test_a_time_before_all_that_is_queued_is_warned_of_with_both_times(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sequence_since(queued(3, (1_000, 90)), 90)
+    sequence_since(queued(0, (1_000,)), 90)  # nothing has left this queue
+    sequence_since(queued(3, ()), 90)
+    assert not caplog.messages
+    assert sequence_since(queued(3, (61_000,), (1 << 62,)), 90) == 3
+    assert sequence_since(queued(4, (1 << 62,)), 90) == 4
+    (line, other) = caplog.messages
+    assert "is 1970-01-01T00:00:00.090+00:00" in line
+    assert "queued, 3 at 'in/no time', begins at 1970-01-01T00:01:01.000+00:00" in line
+    assert f"begins at {1 << 62} ms" in other
+
+
+def test_a_batch_is_as_old_as_its_records_else_as_its_name(runtime: ManualRuntime) -> None:
+    name = batch_key("ingest", runtime.ulid())
+    ranges = (Metadata(0, 7_000), Metadata(3, 5_000), Metadata(9, 9_000))
+    assert oldest_ms(QueueEntry(4, name, ranges)) == 5_000
+    assert oldest_ms(QueueEntry(4, name)) == runtime.now_ms()
+    assert oldest_ms(QueueEntry(4, "elsewhere/data")) is None
