@@ -450,9 +450,10 @@ class UntoldStart:
         return self._end
 
     def planned(self, start: Json, end: Json) -> None:
-        """Spark plans a micro-batch. InvalidInput if it had another answer for its end.
+        """Spark plans a micro-batch; InvalidInput if it had another answer for its end.
 
-        It would repeat batches or pass some by, and has not logged that answer yet: it plans first.
+        Batches might be repeated or passed by. Spark has not logged that answer yet, since a
+        restart plans first.
         """
         if self._end is not None and (start, end) != (self._start, self._end):
             raise InvalidInput(
