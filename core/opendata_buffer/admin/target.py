@@ -67,6 +67,11 @@ class Target:
         """What the owner marker says; None without one. Raises as :func:`.check_owner`."""
         return check_owner(self.store, self.config, runtime=self.runtime)
 
+    def is_log(self) -> bool:
+        """Whether the queue has named readers."""
+        claim = self.owner()
+        return claim is not None and claim.is_log
+
     def reader(self) -> ReadOnlyReader:
         """Reads the queue, and changes nothing."""
         return ReadOnlyReader(self.config, store=self.store, runtime=self.runtime)

@@ -92,8 +92,7 @@ def skip_batch(
 
 def _refuse_log(queue: Target, why: str) -> None:
     """Raise InvalidInput where the queue is a log; ``why`` also says what to do."""
-    claim = queue.owner()
-    if claim is not None and claim.is_log:
+    if queue.is_log():
         raise InvalidInput(
             f"the queue with manifest {queue.config.manifest_path!r} is a log with named readers: "
             f"{why}"

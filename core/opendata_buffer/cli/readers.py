@@ -94,7 +94,9 @@ def enable(
     if reader_expiry is not None:
         given["reader_expiry_ms"] = options.duration_ms(reader_expiry)
     target = target_of(runtime, queue)
-    plain = [each for each in target.queues() if not _is_log(each, target)]
+    if target.topic is None:  # A partition need not have been written yet.
+        target.reader().manifest()
+    plain = [each for each in target.queues() if not each.is_log()]
     for name in filter(None, map(running_consumer, plain)):
         click.echo(f"warning: {name} seems to run: it is fenced, and ends with an error", err=True)
     if plain:
@@ -287,10 +289,3 @@ def _readers_in(target: Target, name: str | None = None) -> list[ReaderStatus]:
     if not found:
         click.echo("no readers yet: a consumer with a reader's name makes one", err=True)
     return found
-
-
-def _is_log(queue: Target, target: Target) -> bool:
-    if target.topic is None:  # A partition need not have been written yet.
-        queue.reader().manifest()
-    claim = queue.owner()
-    return claim is not None and claim.is_log
