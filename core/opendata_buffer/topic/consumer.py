@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice, repeat, zip_longest
@@ -183,9 +183,8 @@ class TopicConsumer(BatchLoop):
         self._sealed: set[str] = set()
         """Sealed partitions that are not removed from the topic yet."""
         self._pace = AdaptiveConcurrency.of(topic.store)
-        self._prefetched: deque[str] = deque()
-        """Partition of each batch that is fetched ahead, in the order of delivery."""
         self._fetched: Generator[ConsumedBatch | ArrowBatch] | None = None
+        """The batches that are fetched ahead, in the order of delivery."""
         self._as_arrow = False
         self._last: str | None = None
         self._errors: deque[OpenDataBufferError] = deque()
@@ -281,47 +280,41 @@ class TopicConsumer(BatchLoop):
             self._as_arrow = arrow
         while True:
             if self._fetched is not None:
-                name, found = self._fetched_next(self._fetched)
-                return replace(found, partition=name, _owner=self)
+                try:
+                    return next(self._fetched)
+                except StopIteration:
+                    self._fetched = None
+                except BaseException:
+                    self._drop_prefetched()
+                    raise
             if self._errors:
                 raise self._errors.popleft()
             has_new = self._uninterrupted(self._poll)
-            self._prefetch()
-            if self._fetched is None and not self._errors and not has_new:
+            waiting = {name: reader.ready for name, reader in self._readers.items()}
+            batches = round_robin(waiting, self._last, MAX_PREFETCH)
+            if batches:
+                self._fetched = self._prefetch(batches, arrow)
+            elif not self._errors and not has_new:
                 return None
 
-    def _prefetch(self) -> None:
-        """Start to fetch ready batches; they stay in ``ready`` until they are delivered."""
-        waiting = {name: reader.ready for name, reader in self._readers.items()}
-        batches = round_robin(waiting, self._last, MAX_PREFETCH)
-        if not batches:
-            return
-        arrow = self._as_arrow
+    def _prefetch(
+        self, batches: Sequence[tuple[str, BatchDescriptor]], arrow: bool
+    ) -> Generator[ConsumedBatch | ArrowBatch]:
+        """Fetch batches ahead; they stay in ``ready`` until they are delivered."""
         readers = {id(descriptor): self._readers[name] for name, descriptor in batches}
-        self._prefetched = deque(name for name, _ in batches)
-        self._fetched = read_ahead(
+        fetched = read_ahead(
             lambda descriptor: readers[id(descriptor)].read(descriptor),
             [descriptor for _, descriptor in batches],
             lambda each, stored: readers[id(each)].decode(stored, arrow=arrow),
             runtime=self._runtime,
             adaptive=self._pace,
         )
-
-    def _fetched_next(
-        self, fetched: Generator[ConsumedBatch | ArrowBatch]
-    ) -> tuple[str, ConsumedBatch | ArrowBatch]:
-        name = self._prefetched[0]
-        self._last = name  # also after an error, so that the other partitions come first
-        try:
-            found = next(fetched)
-            self._prefetched.popleft()
-            self._readers[name].ready.popleft()
-        except BaseException:
-            self._drop_prefetched()
-            raise
-        if not self._prefetched:
-            self._drop_prefetched()
-        return name, found
+        with closing(fetched):
+            for name, _ in batches:
+                self._last = name  # also after an error, so that the other partitions come first
+                found = next(fetched)
+                self._readers[name].ready.popleft()
+                yield replace(found, partition=name, _owner=self)
 
     def _drop_prefetched(self) -> None:
         """End the fetching. What was not delivered is still ready, and is fetched again."""

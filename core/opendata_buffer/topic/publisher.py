@@ -20,7 +20,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Unpack
@@ -106,7 +106,7 @@ class AckIntents:
     @classmethod
     def from_json(cls, text: str | bytes) -> AckIntents:
         """What :meth:`to_json` wrote. ``InvalidInput`` if another program or version wrote it."""
-        try:
+        with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
             fields = json.loads(text)
             producer, clocks = bytes.fromhex(fields["producer"]), fields["clocks"]
             txn = Transaction(fields["app"], fields["batch"]) if "app" in fields else None
@@ -117,8 +117,6 @@ class AckIntents:
                 and all(type(each) is int and 0 < each <= CLOCK_MAX for each in clocks.values())
             ):
                 return cls(fields["topic"], producer, clocks, txn)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            pass
         raise InvalidInput(
             f"intents are {text!r:.200}, and not what AckIntents.to_json() of this version wrote: "
             "apply them with the version that saved them"
@@ -196,12 +194,6 @@ class PublisherTransaction:
             else:
                 self.since.setdefault(name, where.sequence)
         return failure
-
-    def build(self, topic_id: str) -> AckIntents:
-        """The intents, once all of it is durable."""
-        clocks = {name: clock + 1 for name, clock in self.clocks.items()}
-        self.intents = AckIntents(topic_id, self.producer, clocks, self.txn)
-        return self.intents
 
 
 class TransactionBlock:
@@ -519,7 +511,9 @@ class Publisher(Closeable):
             return current.intents
         failure = current.wait(timeout)
         if failure is None:
-            return current.build(self._topic_id)
+            clocks = {name: clock + 1 for name, clock in current.clocks.items()}
+            current.intents = AckIntents(self._topic_id, current.producer, clocks, current.txn)
+            return current.intents
         try:
             self._roll_back()
         except OpenDataBufferError as error:
@@ -652,11 +646,9 @@ class Publisher(Closeable):
 
 
 def _app_of(name: str) -> str:
-    try:
+    with suppress(InvalidInput):
         if name:
             return Transaction(f"{_APP_PREFIX}{name}", 0).app
-    except InvalidInput:
-        pass
     raise InvalidInput(
         f"publisher name is {name!r:.80}: use 1 to 190 characters of A-Z a-z 0-9 . _ -"
     )
