@@ -10,11 +10,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.errors import (
-    CommitStateUnknown,
-    PermanentStorageError,
-    TransientStorageError,
-)
+from opendata_buffer.errors import CommitStateUnknown, PermanentStorageError, TransientStorageError
 from opendata_buffer.producer.accumulator import Accumulator, OrderedUploads
 from opendata_buffer.producer.batching import (
     Batch,

@@ -21,13 +21,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.producer.batching import (
-    Batch,
-    Completion,
-    ProduceRequest,
-    Stage,
-    WriteHandle,
-)
+from opendata_buffer.producer.batching import Batch, Completion, ProduceRequest, Stage, WriteHandle
 from opendata_buffer.producer.producer import Producer, Uploader
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome, Store

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
     BatchMissing,
@@ -23,21 +20,11 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.messages import (
-    ACK_TXN,
-    CONTINUE_TXN,
-    FINAL,
-    OUTSIDE_TXN,
-    build_uuid,
-)
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, OUTSIDE_TXN, build_uuid
 from opendata_buffer.queue.consumer_info import read_consumer_info
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.consumer import (
-    MAX_PREFETCH,
-    TopicConsumer,
-    round_robin,
-)
+from opendata_buffer.topic.consumer import MAX_PREFETCH, TopicConsumer, round_robin
 from opendata_buffer.topic.topic import Topic
 from tests.unit.broker.local import Overtaken
 from tests.unit.topic.world import NAMES, URL, Faulty, append, consuming, manifest_of
@@ -531,12 +518,3 @@ def test_round_robin_takes_one_of_each_partition_and_begins_behind_the_last_one(
         found = round_robin(waiting, last, 8)
         assert found == [(each, each) for each in order]
     assert round_robin({}, None, 9) == []
-
-
-def test_an_arrow_batch_of_a_partition_is_one_of_a_queue_that_names_its_partition() -> None:
-    values = pa.array([b'{"a": 1}', b'{"a": 2}'], pa.binary())
-    batch = ArrowBatch(values, 7, "p-00000-04pn/x.batch", (), partition=NAMES[0])
-    assert batch.nbytes == values.nbytes
-    table = batch.to_table(pa.schema([("_sequence", pa.int64()), ("a", pa.int64())]))
-    assert table.to_pylist() == [{"_sequence": 7, "a": 1}, {"_sequence": 7, "a": 2}]
-    assert pickle.loads(pickle.dumps(batch)) == batch

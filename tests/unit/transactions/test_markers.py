@@ -9,14 +9,7 @@ from opendata_buffer.errors import PermanentStorageError, QueueFull, TransientSt
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.messages import (
-    ACK_TXN,
-    CONTINUE_TXN,
-    FINAL,
-    build_uuid,
-    parse_uuid,
-    undecided,
-)
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid, parse_uuid, undecided
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
