@@ -289,6 +289,8 @@ class Publisher(Closeable):
         self._clock = Clock()
         self._written: set[str] = set()
         self._open: PublisherTransaction | None = None
+        self._unaborted: PublisherTransaction | None = None
+        """That of a block which failed: the next block aborts it first."""
         self._broken: BaseException | None = None
         self._closed = False
         self._pid = os.getpid()
@@ -327,9 +329,12 @@ class Publisher(Closeable):
         Raises:
             InvalidInput: The publisher has no name, or a transaction is open.
             OpenDataBufferError, TimeoutError: As :meth:`commit`. After ``Fenced`` it is committed:
-                the consumer of an acknowledged batch has been replaced.
+                the consumer of an acknowledged batch has been replaced. Before the block: the
+                transaction of the block before could not be aborted, neither then nor now.
         """
         self._check_named()
+        if self._open is not None and self._open is self._unaborted:
+            self.abort()
         if self._open is not None:
             raise InvalidInput("a transaction is open: commit() or abort() it before the next one")
         try:
@@ -339,6 +344,7 @@ class Publisher(Closeable):
                 self.abort()
             except OpenDataBufferError as error:
                 log.warning("a transaction was not aborted, and will be: %s", error)
+                self._unaborted = self._open
             raise
         if self._open is not None:
             try:

@@ -26,7 +26,12 @@ from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid
 from opendata_buffer.producer.batching import ProduceRequest
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.publisher import AckIntents, Publisher, PublisherTransaction
+from opendata_buffer.topic.publisher import (
+    AckIntents,
+    Publisher,
+    PublisherTransaction,
+    TransactionBlock,
+)
 from opendata_buffer.topic.topic import Topic
 from tests.unit.topic import world
 from tests.unit.topic.world import (
@@ -142,6 +147,27 @@ def test_a_transaction_that_is_rolled_back_is_never_delivered(
         publisher.publish_uncommitted([b"7"])
         publisher.apply(publisher.build_ack_intents(WAIT_S))
     assert seen(store) == [b"7"]
+
+
+def test_a_transaction_whose_abort_failed_is_aborted_before_the_next_one(store: Faulty) -> None:
+    def fail(txn: TransactionBlock) -> None:
+        txn.produce([b"1"], partition="0").result(WAIT_S)
+        store.fail("put_if", f"{NAMES[0]}/manifest", PermanentStorageError("access denied"))
+        raise ZeroDivisionError
+
+    with opened(store, "billing") as publisher:
+        with pytest.raises(ZeroDivisionError), publisher.transaction() as txn:
+            fail(txn)
+        assert still_open(store) == [NAMES[0]]
+        with pytest.raises(PermanentStorageError), publisher.transaction():
+            raise AssertionError("not reached")
+        store.heal()
+        with publisher.transaction() as txn:
+            txn.produce([b"2"], partition="1")
+        assert (seen(store), still_open(store)) == ([b"2"], [])
+        publisher.publish_uncommitted([b"3"])
+        with pytest.raises(InvalidInput, match="a transaction is open"), publisher.transaction():
+            raise AssertionError("not reached")
 
 
 @pytest.mark.parametrize("name", [None, "billing"])
