@@ -30,7 +30,7 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import eventually
 from tests.unit.interrupts import each_step
-from tests.unit.producer.world import WAIT_S, bytes_of, config, held_config, records
+from tests.unit.producer.world import WAIT_S, Scripted, bytes_of, config, held_config, records
 
 
 def within(seconds: float, call: Callable[[], object]) -> None:
@@ -322,21 +322,6 @@ def test_delivery_times_out_while_every_upload_hangs(
 
 RECORD = b"\x01\0\0\0a"
 TAG = "TAG0V2"
-
-
-class Scripted(MemoryStore):
-    """Puts fail with these errors first."""
-
-    def __init__(self, *errors: Exception) -> None:
-        super().__init__()
-        self.errors = list(errors)
-        self.puts: list[str] = []
-
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        self.puts.append(key)
-        if self.errors:
-            raise self.errors.pop(0)
-        super().put(key, data)
 
 
 def prepared(runtime: ManualRuntime) -> Batch:

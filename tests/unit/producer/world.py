@@ -15,6 +15,21 @@ WAIT_S = 60.0
 """Far beyond what any of these takes; reached only by a failure."""
 
 
+class Scripted(MemoryStore):
+    """Puts fail with these errors first."""
+
+    def __init__(self, *errors: Exception) -> None:
+        super().__init__()
+        self.errors = list(errors)
+        self.puts: list[str] = []
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self.puts.append(key)
+        if self.errors:
+            raise self.errors.pop(0)
+        super().put(key, data)
+
+
 def config(**settings: Any) -> ProducerConfig:
     settings = {"flush_interval_ms": 5, "backoff_max_ms": 20} | settings
     return tuned(ProducerConfig, store="memory://unused", **settings)

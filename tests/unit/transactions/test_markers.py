@@ -20,6 +20,7 @@ from opendata_buffer.transactions.markers import (
     undecided_markers,
 )
 from tests.support.tuned import tuned
+from tests.unit.producer.world import Scripted
 from tests.unit.scripted import ScriptedStore, applied_answer_lost, before
 
 PREFIX = "p-00000"
@@ -118,19 +119,8 @@ def test_a_producer_named_in_a_payload_is_not_there() -> None:
     assert undecided_markers(world.manifest, PREFIX, [TransactionMarker(ME, 4)]) == ()
 
 
-class Failing(MemoryStore):
-    def __init__(self, *errors: Exception) -> None:
-        super().__init__()
-        self.errors = list(errors)
-
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        if self.errors:
-            raise self.errors.pop(0)
-        super().put(key, data)
-
-
 def test_a_put_is_retried_while_the_store_may_come_back_and_no_longer() -> None:
-    store = Failing(*[TransientStorageError("503")] * 3)
+    store = Scripted(*[TransientStorageError("503")] * 3)
     markers = MarkerWriter(store, CONFIG, lambda name: None, ManualRuntime(), ahead_ms=0)
     markers.prepare(PREFIX, TransactionMarker(ME, 4))
     assert len(store.list("").objects) == 1
