@@ -167,5 +167,5 @@ def log_to_stderr(verbose: int) -> None:
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     logging.getLogger("opendata_buffer").setLevel(level)
     # The command reports a batch that failed in its own line.
-    producer = logging.getLogger("opendata_buffer.producer.producer")
-    producer.setLevel(logging.NOTSET if verbose else logging.CRITICAL)
+    delivery = logging.getLogger("opendata_buffer.producer.delivery")
+    delivery.setLevel(logging.NOTSET if verbose else logging.CRITICAL)

@@ -70,6 +70,8 @@ from opendata_buffer.stores.base import Files, Put, Store
 from opendata_buffer.stores.open import open_store
 
 log = logging.getLogger(__name__)
+delivery_log = logging.getLogger("opendata_buffer.producer.delivery")
+"""What becomes of batches. Commands, which report that themselves, silence it."""
 
 MAX_METADATA_BYTES = 1024 * 1024
 """Largest metadata payload of a call: it is rewritten with every append while it is queued."""
@@ -490,7 +492,7 @@ class Sender:
             try:
                 loop()
             except Exception:
-                log.exception("a thread of the producer died of a bug")
+                delivery_log.exception("a thread of the producer died of a bug")
             finally:
                 self.accumulator.end_thread()
 
@@ -529,7 +531,8 @@ class Sender:
             for batch in batches:
                 assert batch.outcome is not None
                 if isinstance(batch.outcome, BaseException):
-                    log.error("batch of %d produce() calls failed: %s", batch.calls, batch.outcome)
+                    calls, error = batch.calls, batch.outcome
+                    delivery_log.error("batch of %d produce() calls failed: %s", calls, error)
                 else:
                     metrics.batches_flushed.add(1)
                     metrics.entries_flushed.add(batch.count)
@@ -602,12 +605,13 @@ class Sender:
         except (Conflict, QueueFull, TransientStorageError) as error:
             pause = self.accumulator.refused(group, error)
             if pause and self._warnings.is_due():
-                log.warning("append of %d batches failed, trying again: %s", len(group), error)
+                count = len(group)
+                delivery_log.warning("append of %d batches failed, trying again: %s", count, error)
         except BaseException as error:
             # A thread that dies would leave every later produce() waiting for ever.
             self.accumulator.fail(group, _for_handles(error))
             if not isinstance(error, OpenDataBufferError):
-                log.exception("group commit failed")
+                delivery_log.exception("group commit failed")
         else:
             for batch, sequence, age in self.accumulator.landed(first):
                 self.accumulator.fail([batch], self._repair(batch, sequence, age))
