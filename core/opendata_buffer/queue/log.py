@@ -1,32 +1,25 @@
 """A queue as a log: the oldest entries of its manifest in segments, and one view over both.
 
 Any process that finds more than :attr:`Log.most_entries` entries in the manifest of a log moves the
-oldest ones, and each may end anywhere:
-
-1. It stores them as a segment, ``<prefix>/_log/<first>-<end>-<ulid>.segment``: the bytes of a v1
-   manifest. The name is used once, and a segment that no index names is nothing.
-2. It adds the segment to the index by compare-and-swap. That alone decides. Who loses the race
-   begins anew, with another segment.
-3. Whoever writes the manifest next leaves out what the index has (:meth:`.Queue.append` in the
-   same write, or :meth:`.Queue.leave_to_log`).
-
-A reader reads the manifest before the index: what left the manifest in between is in the index.
-A producer of another language knows nothing of it: it appends to a manifest that stays short.
+oldest ones, and may end anywhere: it stores them as a segment,
+``<prefix>/_log/<first>-<end>-<ulid>.segment``, adds that to the index by compare-and-swap, and then
+what the index has may leave the manifest. A reader reads the manifest before the index: what left
+the manifest in between is in the index (decision 0038).
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import lru_cache, partial
 
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import (
     CorruptData,
-    CorruptManifest,
     InvalidInput,
     ObjectNotFound,
     TransientStorageError,
@@ -41,15 +34,12 @@ from opendata_buffer.queue.log_index import (
     LogIndex,
     Part,
     end_of_gap,
-    first_of,
     page_from_json,
     page_to_json,
 )
 from opendata_buffer.queue.ownership import queue_hint
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import read_bytes
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -118,8 +108,8 @@ class Log:
             settings=config,
             sidecar=INDEX,
         )
-        self._pages: OrderedDict[str, tuple[Part, ...]] = OrderedDict()
-        self._segments: OrderedDict[str, Manifest] = OrderedDict()
+        self._page = lru_cache(_PAGES)(partial(_read_page, store, config))
+        self._segment = lru_cache(_SEGMENTS)(partial(_read_segment, store, config))
 
     @property
     def last_seen(self) -> LogIndex | None:
@@ -268,15 +258,11 @@ class Log:
     def sequence_since(self, index: LogIndex, time_ms: int) -> int | None:
         """The first sequence in the segments from the floor on with a record of this time or later;
         None without."""
-        found = index.part_since(time_ms)
-        while found is not None:
-            part, level = found
-            if level == 0:
-                entries = self._segment(part).entries()
-                return next((e.sequence for e in entries if e.latest_ms >= time_ms), part.end)
-            parts = [each for each in self._page(part) if each.end > index.floor]
-            found = next((p for p in parts if p.newest_ms >= time_ms), parts[-1]), level - 1
-        return None
+        part = self._first(index, lambda part: part.end > index.floor and part.newest_ms >= time_ms)
+        if part is None:
+            return None
+        entries = self._segment(part).entries()
+        return next((each.sequence for each in entries if each.latest_ms >= time_ms), part.end)
 
     def oldest_name_ms(self, index: LogIndex) -> int | None:
         """The earliest time in the names of batches from the floor on; None where none is there.
@@ -297,75 +283,72 @@ class Log:
 
     def segments(self, index: LogIndex) -> Iterator[tuple[Part, Manifest | CorruptData]]:
         """Each segment from the floor on, or the error of one that cannot be read, or of a page."""
-        levels = range(len(index.levels) - 1, -1, -1)
-        waiting = deque((part, level) for level in levels for part in index.levels[level])
-        while waiting:
-            part, level = waiting.popleft()
-            if part.end <= index.floor:
-                continue
+        for part, fault in self._walk(index, lambda part: part.end > index.floor):
             try:
-                if level:
-                    inner = [(each, level - 1) for each in self._page(part)]
-                    waiting.extendleft(reversed(inner))
-                else:
-                    yield part, self._segment(part)
+                yield part, fault or self._segment(part)
             except CorruptData as error:
                 yield part, error
 
     def _segment_at(self, index: LogIndex, sequence: int) -> Manifest | None:
-        found = index.part_at(sequence)
-        if found is None:
-            return None
-        part, level = found
-        while level:
-            inner = first_of(self._page(part), sequence)
-            if inner is None:
-                return None
-            part, level = inner, level - 1
-        return self._segment(part)
+        part = self._first(index, lambda part: part.has(sequence))
+        return None if part is None else self._segment(part)
 
-    def _page(self, part: Part) -> tuple[Part, ...]:
-        return self._cached(self._pages, _PAGES, part, self._read_page)
+    def _first(self, index: LogIndex, fits: Callable[[Part], bool]) -> Part | None:
+        for part, fault in self._walk(index, fits):
+            if fault is not None:
+                raise fault
+            return part
+        return None
 
-    def _segment(self, part: Part) -> Manifest:
-        return self._cached(self._segments, _SEGMENTS, part, self._read_segment)
+    def _walk(
+        self, index: LogIndex, fits: Callable[[Part], bool]
+    ) -> Iterator[tuple[Part, CorruptData | None]]:
+        """The segments that fit, in order; of a page that fits and cannot be read its error."""
+        levels = range(len(index.levels) - 1, -1, -1)
+        waiting = deque((part, level) for level in levels for part in index.levels[level])
+        while waiting:
+            part, level = waiting.popleft()
+            if not fits(part):
+                continue
+            if not level:
+                yield part, None
+                continue
+            try:
+                parts = self._page(part)
+            except CorruptData as error:
+                yield part, error
+            else:
+                waiting.extendleft((each, level - 1) for each in reversed(parts))
 
-    def _cached(
-        self, cache: OrderedDict[str, T], most: int, part: Part, read: Callable[[str, int], T]
-    ) -> T:
-        if part.name in cache:
-            cache.move_to_end(part.name)
-            return cache[part.name]
-        key = parts_folder(self._config) + part.name
-        try:
-            found = read(key, part.end)
-        except ObjectNotFound as error:
-            raise SegmentGone(self._damaged(key, part, "is gone")) from error
-        except (CorruptData, CorruptManifest) as error:
-            what = "cannot be read: " + str(error).split(". ")[0]
-            raise CorruptData(self._damaged(key, part, what)) from error
-        cache[part.name] = found
-        while len(cache) > most:
-            cache.popitem(last=False)
+
+def _read_page(store: CasStore, config: QueueConfig, part: Part) -> tuple[Part, ...]:
+    with _naming(store, config, part) as key:
+        return page_from_json(read_bytes(store, key, PAGE.max_bytes))
+
+
+def _read_segment(store: CasStore, config: QueueConfig, part: Part) -> Manifest:
+    with _naming(store, config, part) as key:
+        found = Manifest.parse(read_bytes(store, key, MAX_SEGMENT_BYTES))
+        if found.next_sequence != part.end:
+            raise CorruptData(f"it ends at {found.next_sequence}, and the index has {part.end}")
         return found
 
-    def _damaged(self, key: str, part: Part, what: str) -> str:
-        words = queue_hint(self._store.url, self._config)
-        return (
-            f"{key!r} in {self._store.url} {what}. It names sequences {part.first} to "
-            f"{part.end - 1} of the log: readers that are before or behind them go on. Restore the "
-            "object (bucket versioning), or have a reader pass them by with 'opendata-buffer "
-            f"readers reset {words} NAME --to-sequence {part.end}'."
-        )
 
-    def _read_page(self, key: str, end: int) -> tuple[Part, ...]:
-        return page_from_json(read_bytes(self._store, key, PAGE.max_bytes))
-
-    def _read_segment(self, key: str, end: int) -> Manifest:
-        found = Manifest.parse(read_bytes(self._store, key, MAX_SEGMENT_BYTES))
-        if found.next_sequence != end:
-            raise CorruptData(f"it ends at {found.next_sequence}, and the index has {end}")
-        return found
+@contextmanager
+def _naming(store: CasStore, config: QueueConfig, part: Part) -> Iterator[str]:
+    """The key of a part; errors of reading it say which sequences it has, and what to do."""
+    key = parts_folder(config) + part.name
+    try:
+        yield key
+    except (ObjectNotFound, CorruptData) as error:
+        gone = isinstance(error, ObjectNotFound)
+        what = "is gone" if gone else "cannot be read: " + str(error).split(". ")[0]
+        raise (SegmentGone if gone else CorruptData)(
+            f"{key!r} in {store.url} {what}. It names sequences {part.first} to {part.end - 1} of "
+            "the log: readers that are before or behind them go on. Restore the object (bucket "
+            "versioning), or have a reader pass them by with 'opendata-buffer readers reset "
+            f"{queue_hint(store.url, config)} NAME --to-sequence {part.end}'."
+        ) from error
 
 
 def _stolen(manifest_path: str, first: int, end: int, manifest: Manifest) -> str:
@@ -443,10 +426,10 @@ class LogView:
         at = max(self.first_sequence, start if start is not None else 0)
         if at >= self.manifest.first_sequence:
             return self.manifest.age_s(now_ms, at)
-        found = self.index.part_at(at)
-        if found is None or not found[0].named_ms:
+        found = next((each for each in self.index.parts() if each.has(at)), None)
+        if found is None or not found.named_ms:
             return None
-        return max(0, now_ms - found[0].named_ms) / 1000
+        return max(0, now_ms - found.named_ms) / 1000
 
     def since(self, time_ms: int) -> int:
         """The first sequence with a record of this time or later; the end if there is none."""

@@ -1,8 +1,4 @@
-"""The index of a log: which object names which sequences, who reads, and what is kept. Pure.
-
-A queue becomes a log when ``<prefix>/_log.json`` is there. Its manifest is then the short end of
-the log: the oldest entries are moved into *segments*, immutable objects with the bytes of a v1
-manifest, and this index names them::
+"""The index of a log, ``<prefix>/_log.json``: segments, readers, and what is kept. Pure::
 
     {"version": 1, "queue": "01J5...", "end": 2816, "floor": 512, "readers": ["billing"],
      "levels": [[[1792, 2816, 1767225600000, 1767225700000, "0...-01J6....segment"]], ...],
@@ -12,16 +8,16 @@ manifest, and this index names them::
 * Entries from ``floor`` up to, not including, ``end`` are in segments, but for the ranges in
   ``lost``, which a client that knows no log took off the manifest before they were moved.
 * ``levels[0]`` names segments, ``levels[n]`` pages, each of which names :data:`FAN` parts of the
-  level below. So the index stays small however long the log is: three levels name 10^9 entries.
+  level below. So the index stays small however long the log is.
 * What lies before ``floor`` is read and over, and may be deleted.
 
-It changes by compare-and-swap alone, ``end``, ``floor`` and ``changes`` never fall, and nothing
-beside it decides what is in the log (``tests/specification/Log.tla``).
+It changes by compare-and-swap alone, and ``end``, ``floor`` and ``changes`` never fall (decision
+0038, ``tests/specification/Log.tla``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any
@@ -68,6 +64,10 @@ class Part:
     named_ms: int
     newest_ms: int
     name: str
+
+    def has(self, sequence: int) -> bool:
+        """Whether a sequence is in it."""
+        return self.first <= sequence < self.end
 
     @classmethod
     def of(cls, entries: Manifest, name: str) -> Part:
@@ -158,16 +158,6 @@ class LogIndex:
     def parts(self) -> list[Part]:
         """All parts that the index names itself, in order of their sequences."""
         return [*chain(*reversed(self.levels))]
-
-    def part_at(self, sequence: int) -> tuple[Part, int] | None:
-        """The part with this sequence, and its level; None where none has it."""
-        found = _find(self, lambda part: part.end > sequence)
-        return found if found is not None and found[0].first <= sequence else None
-
-    def part_since(self, time_ms: int) -> tuple[Part, int] | None:
-        """The first part with a record of this time or later, and its level. What ends before the
-        floor may be deleted."""
-        return _find(self, lambda part: part.end > self.floor and part.newest_ms >= time_ms)
 
     def with_segment(self, part: Part) -> LogIndex:
         """The index with one more segment; what is missing before it was taken by somebody."""
@@ -267,11 +257,6 @@ def page_from_json(data: bytes) -> tuple[Part, ...]:
     return _parts(found, "parts", found.items("parts"))
 
 
-def first_of(parts: Sequence[Part], sequence: int) -> Part | None:
-    """The part of a page with this sequence."""
-    return next((each for each in parts if each.first <= sequence < each.end), None)
-
-
 def _rows(parts: Sequence[Part]) -> list[list[Any]]:
     return [[p.first, p.end, p.named_ms, p.newest_ms, p.name] for p in parts]
 
@@ -295,12 +280,3 @@ def end_of_gap(sequence: int, gaps: Sequence[tuple[int, int]]) -> int:
         if first <= sequence < end:
             sequence = end
     return sequence
-
-
-def _find(index: LogIndex, fits: Callable[[Part], bool]) -> tuple[Part, int] | None:
-    """The first part that fits, and its level."""
-    for number in range(len(index.levels) - 1, -1, -1):
-        for part in index.levels[number]:
-            if fits(part):
-                return part, number
-    return None
