@@ -1,11 +1,8 @@
 """One object that only compare-and-swap changes; the only place of the library that does it.
 
 A change is a pure function from the value as it is (None: no object) to the value as it shall
-be; the same value means that nothing is to be written. :class:`CasObject` reads the object, calls
-the function, writes on the condition that the object is still the one that was read, and looks
-for its own write where an answer was lost.
-
-A change ends with one of the four outcomes of :mod:`opendata_buffer.outcomes`:
+be; the same value means that nothing is to be written. It ends with one of the four outcomes of
+:mod:`opendata_buffer.outcomes`:
 
 * ``Applied``: the value holds. This call wrote it, or an attempt of this call whose answer was
   lost is in it, or there was nothing to write.
@@ -16,8 +13,7 @@ A change ends with one of the four outcomes of :mod:`opendata_buffer.outcomes`:
   twice is simply repeated.
 
 Or it raises an error of the change, a check, the codec or the store. A change with a proof was
-then not written: with an attempt in doubt the outcome would have been ``Unknown``. Earlier attempts
-of a change without a proof may have been written.
+then not written. Earlier attempts of a change without a proof may have been.
 """
 
 from __future__ import annotations
@@ -138,7 +134,7 @@ class _Retry(Exception):
 
 
 class _LostRace(_Retry):
-    """An attempt lost its race. Never leaves this module."""
+    """An attempt lost its race."""
 
 
 class _Missing(OpenDataBufferError):

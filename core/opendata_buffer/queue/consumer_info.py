@@ -158,12 +158,12 @@ def _update(
 ) -> None:
     soon = replace(config, cas_deadline_ms=min(_DEADLINE_MS, config.cas_deadline_ms))
     note = _object(store, soon, runtime)
+    outcome: object
     try:
         with deadline(runtime, _DEADLINE_MS / 1000):
             outcome = note.update(decide)
     except OpenDataBufferError as error:
-        log.info("the consumer was not noted in %s: %s", note.key, error)
-        return
+        outcome = error
     if not isinstance(outcome, outcomes.Applied):
         log.info("the consumer was not noted in %s: %s", note.key, outcome)
 

@@ -2,32 +2,24 @@
 
 A manifest only goes forward. One that is gone or behind was deleted, created again or restored from
 an old copy: its sequences stand for other batches by now, and the collector would delete unread
-batches that it does not name. So every process refuses it (failure F4); each error names the
-command that repairs the queue.
+batches that it does not name. So every process refuses it (failure F4).
 
-The garbage collector deletes what its manifest does not name. Two queues with one data prefix
-would therefore delete each other's batches, even though both manifests are sound. The owner
+The collectors of two queues with one data prefix would delete each other's batches. The owner
 marker ``<prefix>/_owner.json`` names the one manifest that the prefix belongs to; a writer or
-collector of another manifest is refused before it writes a batch or deletes one (failure F7)::
+collector of another manifest is refused (failure F7)::
 
     {"version": 1, "manifest": "manifest", "id": "01J5...", "next_sequence": 42, "epoch": 3,
      "acked": 39, "acked_location": "ingest/01J6....batch", "grace_period_ms": 600000}
 
 * ``manifest`` is relative to the marker, as a link would be: the same queue opened as
   ``s3://bucket`` or as ``s3://bucket/root`` has the same owner.
-* ``id`` is a ULID, drawn once. Positions in a queue are bare sequences, and only the id
-  distinguishes a position of this queue from one of another queue, or of a queue that was deleted
-  and created again (failure F4).
+* ``id`` is a ULID, drawn once. It tells a position in this queue from one in another queue, or in
+  one that was deleted and created again (failure F4).
 * ``next_sequence`` to ``acked_location`` are a watermark, which the manifest has once reached. It
-  lags, because it is written seldom (:meth:`QueueClaim.note`), and never runs ahead. Markers
-  without a watermark are read as well.
+  lags, because it is written seldom (:meth:`QueueClaim.note`), and never runs ahead. It may be
+  missing.
 * ``grace_period_ms`` is the collector's, by which all programs of the queue go (failure F5,
   decision 0037). Release 0.1 wrote none: there the first program that has one of its own does.
-
-A v1 client's collector deletes everything under its prefix that its manifest does not name, and so
-a queue inside that prefix. So a new queue's creator looks for markers above the new prefix, and
-among the first objects below it (failure F7). A queue beside the partitions of a topic is refused,
-too: the topic's readers would not see it.
 """
 
 from __future__ import annotations
@@ -38,9 +30,9 @@ import posixpath
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from opendata_buffer import outcomes
 from opendata_buffer.config import (
@@ -62,10 +54,10 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import is_confined, parse_location, prefix_of
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest, with_queue_in_hint
-from opendata_buffer.formats.sidecar import Sidecar, SidecarFields
+from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.queue.cas import CasObject, CasStore
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
-from opendata_buffer.stores.base import Get, List, read_bytes
+from opendata_buffer.stores.base import Get, Store, read_bytes
 
 log = logging.getLogger(__name__)
 
@@ -170,16 +162,12 @@ class PrefixOwner:
 
     def to_json(self, data_path_prefix: str) -> bytes:
         """The object's bytes, for a marker of this prefix."""
-        own: dict[str, Any] = {
-            "manifest": posixpath.relpath("/" + self.manifest_path, "/" + data_path_prefix),
-            "id": self.queue_id,
-        }
+        path = posixpath.relpath("/" + self.manifest_path, "/" + data_path_prefix)
+        own: dict[str, Any] = {"manifest": path, "id": self.queue_id}
         if self.watermark is not None:
-            own["next_sequence"] = self.watermark.next_sequence
-            own["epoch"] = self.watermark.epoch
-            if self.watermark.acked is not None:
-                own["acked"] = self.watermark.acked
-                own["acked_location"] = self.watermark.acked_location
+            own |= asdict(self.watermark)
+            if self.watermark.acked is None:
+                del own["acked"], own["acked_location"]
         if self.grace_ms is not None:
             own["grace_period_ms"] = self.grace_ms
         return _OWNER.encode(own, self.others)
@@ -193,25 +181,14 @@ class PrefixOwner:
             raise fields.wrong("manifest", "the path of a manifest")
         # No leading slash: '..' beyond the store's root stays visible and never matches.
         manifest_path = posixpath.normpath(posixpath.join(data_path_prefix, relative))
-        queue_id, watermark = fields.text("id", ""), _watermark(fields)
+        next_sequence, epoch = fields.number("next_sequence", None), fields.number("epoch", None)
+        acked, acked_location = fields.number("acked", None), fields.text("acked_location", "")
+        watermark = None
+        if next_sequence is not None and epoch is not None:
+            location = "" if acked is None else acked_location
+            watermark = Watermark(next_sequence, epoch, acked, location)
         grace_ms = fields.number("grace_period_ms", None, least=1)
-        return cls(manifest_path, queue_id, watermark, grace_ms, fields.others())
-
-
-def _watermark(fields: SidecarFields) -> Watermark | None:
-    next_sequence, epoch = fields.number("next_sequence", None), fields.number("epoch", None)
-    acked, acked_location = fields.number("acked", None), fields.text("acked_location", "")
-    if next_sequence is None or epoch is None:
-        return None
-    return Watermark(next_sequence, epoch, acked, "" if acked is None else acked_location)
-
-
-class SmallObjects(Get, List, Protocol):
-    """What looking for other queues and topics needs of a store."""
-
-
-class ClaimStore(CasStore, List, Protocol):
-    """What claiming a queue needs of a store."""
+        return cls(manifest_path, fields.text("id", ""), watermark, grace_ms, fields.others())
 
 
 class QueueClaim:
@@ -227,7 +204,7 @@ class QueueClaim:
         self._store = store
         self._config = config
         self._runtime = runtime
-        # A note is worth only a short wait: the next one contains all that this one does.
+        # A note is worth only a short wait: the next one contains what this one does.
         quick = replace(config, cas_deadline_ms=min(_NOTE_DEADLINE_MS, config.cas_deadline_ms))
         self._object = owner_object(store, quick, runtime)
         self.watermark = owner.watermark
@@ -258,6 +235,7 @@ class QueueClaim:
         due = now or tried is None or reached.epoch > tried.epoch or waited_s >= NOTE_INTERVAL_S
         if not due or (seen is not None and seen.includes(reached)):
             return
+
         # Also when it fails: a marker that cannot be written must not slow every append down.
         self._tried, self._tried_at = reached, self._runtime.monotonic()
 
@@ -282,7 +260,7 @@ class QueueClaim:
 
 
 def claim_for_writing(
-    store: ClaimStore,
+    store: Store,
     config: QueueConfig,
     *,
     runtime: Runtime | None = None,
@@ -506,11 +484,13 @@ def misplaced(
     )
 
 
-def _check_prefix_is_free(store: ClaimStore, config: QueueConfig) -> None:
+def _check_prefix_is_free(store: Store, config: QueueConfig) -> None:
     """Refuse a data prefix for a new queue inside or around another's (failure F7).
 
-    Also one at, in or around a topic, or beside the partitions of a topic whose description is
-    gone, unless it is a partition's own.
+    A v1 client's collector deletes everything under its prefix that its manifest does not name, and
+    so a queue inside that prefix. Also refused is one at, in or around a topic, whose readers would
+    not see it, or beside the partitions of a topic whose description is gone, unless it is a
+    partition's own.
     """
     data_path_prefix = config.data_path_prefix
     parts = data_path_prefix.split("/")
@@ -544,7 +524,7 @@ def _check_prefix_is_free(store: ClaimStore, config: QueueConfig) -> None:
             )
 
 
-def missing_topic_hint(store: SmallObjects, root: str = "") -> str | None:
+def missing_topic_hint(store: Store, root: str = "") -> str | None:
     """The text of an error where partitions lie without their topic's description, or None.
 
     ``root`` is a folder without a slash at its end; empty for the store's.

@@ -1,9 +1,7 @@
 """The queue: one manifest, and the changes that producers and consumers make to it.
 
-Every change is a pure function from the manifest as it is to the manifest as it shall be;
-:mod:`opendata_buffer.queue.cas` reads, writes, and looks for a write whose answer was lost. Here
-is what only a manifest has: appends that must not be applied twice, epochs, positions, and limits
-(OpenData RFC 0001, Queue).
+Each is a pure function from the manifest as it is to the manifest as it shall be, and
+:mod:`opendata_buffer.queue.cas` reads and writes (OpenData RFC 0001, Queue).
 """
 
 from __future__ import annotations
@@ -136,12 +134,8 @@ def left_to_log(manifest: Manifest, moved: int) -> Manifest:
 
 
 class WritePause(Protocol):
-    """Has a broker leave a manifest to this process, which reads and writes it itself.
-
-    A process that reads before it writes loses every race against a broker that writes from
-    memory, so it asks the broker for a pause. The pause only saves time: the compare-and-swap
-    decides who writes, with a pause and without.
-    """
+    """Has a broker leave a manifest to this process, which reads before it writes, and so loses
+    every race against a broker that writes from memory. It only saves time."""
 
     @property
     def is_connected(self) -> bool:
@@ -165,8 +159,7 @@ OpenPause = Callable[[CasStore, QueueConfig, Runtime], WritePause]
 def broker_pause(store: CasStore, config: QueueConfig, runtime: Runtime) -> WritePause:
     """The pause of the announced broker: an :data:`OpenPause`.
 
-    The package ``broker`` lies above this one, so the library's root loads it, at the first lost
-    race.
+    The package ``broker`` lies above this one, so the library's root loads it.
     """
     return opendata_buffer.BrokerPause(store, config, runtime)
 
@@ -552,7 +545,8 @@ class Queue:
                 self._pause.ask(1)
             return self._object.update(decide, proof=append, from_memory=from_memory)
         finally:
-            self._count(self.attempts - attempts, self.conflicts - conflicts)
+            if tried := self.attempts - attempts:
+                self._count(tried, self.conflicts - conflicts)
 
     def _after_conflict(self) -> float | None:
         """Have a broker pause, where one is; seconds to the next attempt, None for the backoff."""
@@ -570,8 +564,6 @@ class Queue:
         return self._runtime.random() * min(took, MAX_PAUSE_S)
 
     def _count(self, tried: int, lost: int) -> None:
-        if not tried:
-            return
         metrics.manifest_writes.add(tried, self._role)
         if lost:
             metrics.manifest_conflicts.add(lost, self._role)
@@ -582,7 +574,7 @@ class Queue:
     def _manifest_of(
         self, outcome: outcomes.Applied[Manifest | None] | outcomes.Conflict | outcomes.Vanished
     ) -> Manifest:
-        """The manifest that holds now; ``Conflict`` or ``QueueReset`` if it was not changed."""
+        """The manifest that holds now; raises ``Conflict`` or ``QueueReset`` without one."""
         if isinstance(outcome, outcomes.Conflict):
             raise Conflict(self.key, outcome.attempts, outcome.waited_s)
         if isinstance(outcome, outcomes.Vanished):
@@ -590,7 +582,7 @@ class Queue:
         manifest = outcome.value
         if self._claim is not None and manifest is not None:
             self._claim.note(manifest, acked_location=self._acked_location(manifest))
-        return manifest if manifest is not None else Manifest.empty()
+        return manifest or Manifest.empty()
 
     def _acked_location(self, manifest: Manifest) -> str:
         """Where the batch was that left this manifest last; empty where that is not known."""

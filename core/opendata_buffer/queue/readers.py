@@ -1,4 +1,4 @@
-"""Named readers of a log: each has a position, an epoch and a fence of its own.
+"""Named readers of a log: each has a position and an epoch of its own.
 
 The position of a reader is ``<prefix>/_readers/<name>.json``, and only its owner writes it::
 
@@ -8,10 +8,9 @@ The position of a reader is ``<prefix>/_readers/<name>.json``, and only its owne
 Everything before ``next`` is acknowledged. A consumer that starts raises ``epoch``, and so fences
 the one before it with the same name; readers of other names never notice.
 
-A reader counts for the collector while the log's index has its name. In this order, which keeps a
-collector from deleting what a reader is about to need (``tests/specification/Log.tla``): a reader
-writes its position and then the index; the collector reads the index, then the positions, and then
-writes the index, if nobody else did meanwhile.
+A reader counts for the collector while the log's index has its name. A reader writes its position
+and then the index; the collector reads the index, then the positions, and then writes the index, if
+nobody else did meanwhile. So it deletes nothing that a reader is about to need (decision 0038).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any
 
 from opendata_buffer import metrics, outcomes
 from opendata_buffer.config import QueueConfig, check_reader_name
@@ -50,7 +49,7 @@ from opendata_buffer.queue.ownership import (
 )
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime
-from opendata_buffer.stores.base import Delete
+from opendata_buffer.stores.base import Store
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +73,8 @@ MOST_SILENT_MS = 60 * 60 * 1000
 class ReaderPosition:
     """Where a reader is, and whose it is. Times in milliseconds since the Unix epoch.
 
-    ``next`` is the first sequence that is not acknowledged; ``moved_ms`` when it was written last.
-    ``process`` is 0 once the consumer has ended.
+    ``next`` is the first sequence that is not acknowledged, ``since_ms`` when the consumer started,
+    ``moved_ms`` when this was written last. ``process`` is 0 once the consumer has ended.
     """
 
     queue_id: str
@@ -124,13 +123,18 @@ def readers_folder(config: QueueConfig) -> str:
     return f"{config.data_path_prefix}/_readers/"
 
 
+def position_key(config: QueueConfig, name: str) -> str:
+    """The key of the position of one reader."""
+    return f"{readers_folder(config)}{name}.json"
+
+
 def position_object(
     store: CasStore, config: QueueConfig, name: str, runtime: Runtime
 ) -> CasObject[ReaderPosition]:
     """The position of one reader."""
     return CasObject(
         store,
-        f"{readers_folder(config)}{name}.json",
+        position_key(config, name),
         decode=ReaderPosition.from_json,
         encode=ReaderPosition.to_json,
         runtime=runtime,
@@ -179,24 +183,20 @@ def enable_readers(
         return replace(before, others={**before.others, IS_LOG: True})
 
     log_ = Log(store, config, runtime)
-    index = log_.read()
-    if index is None or index.queue_id != claim.queue_id:
+    first = log_.read()
+    if first is None or first.queue_id != claim.queue_id:
         write_owner(store, config, runtime, marked)
         queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
-        first = queue.claim_epoch(None).first_sequence
-        new = LogIndex(claim.queue_id, first, first)
-    else:
-        new = index
+        begin = queue.claim_epoch(None).first_sequence
+        first = LogIndex(claim.queue_id, begin, begin)
 
     def decide(before: LogIndex | None) -> LogIndex:
-        if before is None or before.queue_id != claim.queue_id:
-            before = new
-        after = before.with_settings(
+        same = before is not None and before.queue_id == claim.queue_id
+        return (before if before is not None and same else first).with_settings(
             retention_ms=retention_ms,
             retention_bytes=retention_bytes,
             reader_expiry_ms=reader_expiry_ms,
         )
-        return before if replace(after, changes=before.changes) == before else after
 
     return log_.change(decide)
 
@@ -235,12 +235,8 @@ def reset_reader(
     return reader.reset(sequence)
 
 
-class ReaderStore(CasStore, Delete, Protocol):
-    """What deleting a reader needs of a store."""
-
-
 def unregister(
-    store: ReaderStore, config: QueueConfig, name: str, runtime: Runtime, queue_id: str
+    store: Store, config: QueueConfig, name: str, runtime: Runtime, queue_id: str
 ) -> LogIndex:
     """Delete a reader: its position first, so that its consumer does not register it again."""
     log_ = Log(store, config, runtime, queue_id)
@@ -249,10 +245,9 @@ def unregister(
         raise unknown_reader(name, index)
 
     def decide(before: LogIndex | None) -> LogIndex | None:
-        held = before is not None and name in before.readers
-        return before.without_readers([name]) if before is not None and held else before
+        return before and before.without_readers([name])
 
-    store.delete_many([f"{readers_folder(config)}{name}.json"])
+    store.delete_many([position_key(config, name)])
     return log_.change(decide)
 
 
@@ -284,11 +279,10 @@ class ReaderQueue:
         self._config = config
         self._runtime = runtime
         self._program = program
-        self._is_log = claim is not None and claim.is_log
         self._queue = Queue(store, config, runtime=runtime, role="reader", claim=claim)
         self.queue_id = self._queue.queue_id
         """The queue's id."""
-        self.key = f"{readers_folder(config)}{name}.json"
+        self.key = position_key(config, name)
         """The key of the position."""
         self.labels = {**self._queue.labels, "reader": name}
         """Attributes of gauges about this reader."""
@@ -344,7 +338,7 @@ class ReaderQueue:
         :func:`.check_resume`.
         """
         manifest = self._queue.read() or Manifest.empty()
-        index = self._log.need(marked=self._is_log)
+        index = self._log.need(marked=self._queue.is_log)
         if self.name not in index.readers and len(index.readers) >= MOST_READERS:
             raise InvalidInput(
                 f"the log has {MOST_READERS} readers: delete some with 'opendata-buffer readers "
