@@ -76,9 +76,8 @@ _STOP_TIMEOUT_S = 60.0
 class GcCursor:
     """The key after which the collectors of one queue resume, at ``<prefix>/_gc.json``.
 
-    A job that runs for a minute an hour cannot list a large prefix in one go. It resumes where
-    the run before it stopped, and after the last object begins again at the first. The cursor is
-    a hint: a lost or a wrong one only makes some objects wait for one more round.
+    A job that runs for a minute an hour cannot list a large prefix in one go. The cursor is a hint:
+    a lost or a wrong one only makes some objects wait for one more round.
     """
 
     def __init__(self, store: CasStore, config: QueueConfig, runtime: Runtime) -> None:
@@ -170,17 +169,12 @@ class Queued:
     oldest_ms: int | None = None
 
     @classmethod
-    def of(cls, manifest: Manifest, oldest_ms: int | None) -> Queued:
-        """The batches that a manifest names; its metadata is not decoded."""
-        return cls(frozenset(manifest.locations()), oldest_ms)
-
-    @classmethod
     def of_log(cls, index: LogIndex, manifest: Manifest, named_ms: int | None) -> Queued:
         """The batches that a log keeps, from its floor on.
 
-        Not all of those in segments by their locations, of which there may be millions: what is
-        named later than ``named_ms``, the oldest name among them, is not deleted. With a name
-        without a time among them nothing is.
+        Those in segments, of which there may be millions, are not looked up: what is named later
+        than ``named_ms``, the oldest name among them, is not deleted. With a name without a time
+        among them nothing is.
         """
         first = max(index.floor, manifest.first_sequence)
         locations = manifest.locations()[first - manifest.first_sequence :]
@@ -410,9 +404,8 @@ class GarbageCollector:
     def _pages(self, dry_run: bool) -> Iterator[GcReport]:
         claim_now = check_owner if dry_run else claim_queue
         start = "" if dry_run else self._cursor.load()
-        size = 0
+        size, self._view = 0, None
         minutes = Counter[int]()  # bytes by the minute in which a batch was written
-        self._view = None
         for begin, end in ((start, ""), ("", start)) if start else (("", ""),):
             after = begin
             while not self._stopping:
@@ -425,10 +418,9 @@ class GarbageCollector:
                 page = _until(found, end) if end else found
                 report = self._page(page, own_ms, after, claim, dry_run)
                 size += sum(each.size for each in page.objects)
-                if self._view is not None and self._view.index.retention_bytes is not None:
-                    for each in page.objects:
-                        if parse_location(each.key, self._prefix) is not None:
-                            minutes[_written_ms(each) // 60_000] += each.size
+                for each in page.objects if self._bytes_to_keep is not None else ():
+                    if parse_location(each.key, self._prefix) is not None:
+                        minutes[_written_ms(each) // 60_000] += each.size
                 size -= report.plan.delete_bytes if report.deleted else 0
                 yield report
                 if report.plan.held or report.abandoned:
@@ -441,9 +433,13 @@ class GarbageCollector:
                     break
         if not self._stopping:  # All pages were listed: nothing was held and nothing too slow.
             metrics.stored_bytes.set(size, self._labels)
-            if self._view is not None and self._view.index.retention_bytes is not None:
-                self._full_since_ms = full_since(minutes, self._view.index.retention_bytes)
+            if self._view is not None and self._bytes_to_keep is not None:
+                self._full_since_ms = full_since(minutes, self._bytes_to_keep)
                 self._raise_floor(self._view, self._runtime.now_ms(), dry_run)
+
+    @property
+    def _bytes_to_keep(self) -> int | None:
+        return None if self._view is None else self._view.index.retention_bytes
 
     def _page(
         self, page: Listing, own_ms: int, start_after: str, claim: QueueClaim | None, dry_run: bool
@@ -470,22 +466,17 @@ class GarbageCollector:
         if claim is not None and not dry_run:
             claim.note(manifest, now=True)
         if index is not None and self._view is None:
-            now_ms = min(page.now_ms, own_ms)
-            index = self._moved(index, manifest, claim, dry_run)
+            if not dry_run:
+                index = self._moved(index, manifest, claim)
             self._view = self._log.view(index, manifest)
-            index = self._raise_floor(self._view, now_ms, dry_run)
+            index = self._raise_floor(self._view, min(page.now_ms, own_ms), dry_run)
         if index is None:
             queued = self._queued_in(manifest)
         else:
             queued = Queued.of_log(index, manifest, self._log.oldest_name_ms(index))
-        made = plan(
-            queued,
-            page,
-            own_ms=own_ms,
-            data_path_prefix=self._prefix,
-            grace_ms=self._grace_ms,
-        )
-        markers = unlisted_markers(made, page, start_after, self._prefix)
+        prefix, grace_ms = self._prefix, self._grace_ms
+        made = plan(queued, page, own_ms=own_ms, data_path_prefix=prefix, grace_ms=grace_ms)
+        markers = unlisted_markers(made, page, start_after, prefix)
         nested = [each.removesuffix(OWNER_NAME) for each in markers if exists(self._store, each)]
         made = without_nested(made, nested)
         return GcReport(made) if dry_run else self._delete(made, read_at)
@@ -517,12 +508,10 @@ class GarbageCollector:
             )
         return None
 
-    def _moved(
-        self, index: LogIndex, manifest: Manifest, claim: QueueClaim | None, dry_run: bool
-    ) -> LogIndex:
+    def _moved(self, index: LogIndex, manifest: Manifest, claim: QueueClaim | None) -> LogIndex:
         """The index after the oldest entries of a long manifest have moved into segments."""
         length = manifest.next_sequence - max(index.end, manifest.first_sequence)
-        if length <= self._log.most_entries or dry_run:
+        if length <= self._log.most_entries:
             return index
         queue = Queue(
             self._store, self._config, runtime=self._runtime, role="collector", claim=claim
@@ -537,14 +526,13 @@ class GarbageCollector:
         """
         index = view.index
         positions = read_positions(self._store, self._config, index, self._runtime)
-        expired = [  # failure F44
-            name
-            for name, each in positions.items()
-            if now_ms - each.moved_ms > index.reader_expiry_ms
-        ]
-        held = {name: each.next for name, each in positions.items() if name not in expired}
+        held, expired = dict[str, int](), list[str]()
         for name, each in positions.items():
             left_ms = index.reader_expiry_ms - (now_ms - each.moved_ms)
+            if left_ms < 0:  # failure F44
+                expired.append(name)
+            else:
+                held[name] = each.next
             labels = {**self._labels, "reader": name}
             behind = view.behind(each.next)
             metrics.reader_lag.set(behind.entry_count, labels)
@@ -601,7 +589,7 @@ class GarbageCollector:
                 location = manifest.entries(limit=1)[0].location
                 named_ms = name_time_ms(location)
                 oldest_ms = self._stored_ms(location) if named_ms is None else named_ms
-            self._queued = (manifest, Queued.of(manifest, oldest_ms))
+            self._queued = (manifest, Queued(frozenset(manifest.locations()), oldest_ms))
         return self._queued[1]
 
     def _stored_ms(self, location: str) -> int | None:

@@ -1,8 +1,7 @@
 """Hands out queued batches in order and acknowledges them (OpenData RFC 0001 and 0003).
 
-A queue has one consumer at a time. Starting one raises the manifest's epoch, which fences the
-previous one: its next read of the manifest raises :class:`~.errors.Fenced`. Between two reads a
-fenced consumer may still deliver batches that it fetched (failure F8). So write
+Starting a consumer raises the epoch, which fences the one before: its next read of the manifest
+raises :class:`~.errors.Fenced`. Until then it may still deliver batches (failure F8). So write
 ``str(consumer.position_of(batch.sequence))`` with each batch's records, in one transaction of the
 target system, and pass the last one written as ``last_acked_sequence`` at the next start; or guard
 the target's commit by :attr:`Consumer.epoch` and :meth:`Consumer.check_fence`.
@@ -55,7 +54,6 @@ POLL_ENTRIES = 256
 
 PRUNE_S = 3_600.0
 """Seconds between two searches for writers that have long ended."""
-
 
 _LOST = (
     "A consumer reads this queue without claiming it, or without knowing that it is a log; or the "
@@ -163,9 +161,7 @@ class Consumer(BatchLoop):
     After any error of a method nothing is changed, and the call can be repeated. All methods raise
     ``Closed`` after :meth:`close`; those that read or write the manifest raise ``Fenced`` when
     another consumer owns the queue, ``CorruptManifest``, ``QueueReset`` or ``StorageError``.
-
-    ``store``, ``runtime``, ``queue`` and ``open_pause`` are for tests, and for programs that are
-    parts of this one.
+    ``store``, ``runtime``, ``queue`` and ``open_pause`` are for tests and this library.
 
     Args:
         config: The queue's URL, or a :class:`.ConsumerConfig`.
@@ -703,11 +699,7 @@ class Consumer(BatchLoop):
         assert manifest is not None
         self._queue.check_epoch(manifest, self._epoch)
         self._cursors = check_data_loss(
-            self._cursors,
-            manifest,
-            self._queue.key,
-            allowed=self._allow_data_loss,
-            cause=_LOST,
+            self._cursors, manifest, self._queue.key, allowed=self._allow_data_loss, cause=_LOST
         )
         self._next_sequence = manifest.next_sequence
         metrics.queue_length.set(self._queued(manifest), self._queue.labels)
@@ -716,8 +708,7 @@ class Consumer(BatchLoop):
     def _queued(self, manifest: Manifest | LogView) -> int:
         return manifest.next_sequence - max(manifest.first_sequence, self._cursors.next_open)
 
-    # The metrics reader's thread calls these without the lock, which a fetch may hold for long:
-    # cursors and manifest are immutable values.
+    # Called without the lock, which a fetch may hold for long: cursors and manifest do not change.
 
     def _lag_s(self) -> float:
         """Age of the oldest batch that is not acknowledged."""
