@@ -28,7 +28,6 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.ownership import claim_queue
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -414,21 +413,6 @@ def test_the_collector_runs_beside_and_stops_with_the_consumer(queue: LocalQueue
         (ours,) = _collectors() - others
     assert not ours.is_alive()
     assert orphan not in {info.key for info in queue.store.list("").objects}
-
-
-def test_batches_and_end_of_an_undecided_transaction_are_delivered(
-    queue: LocalQueue,
-) -> None:
-    message, acknowledgement = (
-        batch_key("ingest", queue.runtime.ulid(), message=build_uuid(b"\x01pro__", clock, flags))
-        for clock, flags in ((2, CONTINUE_TXN), (1, ACK_TXN))
-    )
-    queue.store.put(message, encode_batch([b"undecided"]))
-    queue.store.put(acknowledgement, encode_batch([]))
-    queue.enqueue(message, acknowledgement)
-    consumer = queue.consumer()
-    got = [batch.entries for batch in iter(consumer.next_batch, None)]
-    assert got == [[b"undecided"], []]
 
 
 def test_close_writes_acknowledgements_before_it_waits_for_the_collector(

@@ -462,17 +462,6 @@ def test_a_consumer_without_a_name_is_refused_on_a_log() -> None:
         Consumer(ConsumerConfig(store=URL), store=house.store, runtime=house.runtime)
 
 
-def test_a_name_on_a_queue_that_is_no_log_is_refused_with_the_command() -> None:
-    runtime = ManualRuntime()
-    store = MemoryStore("log", now_ms=runtime.now_ms)
-    Queue(store, QueueConfig(store=URL), runtime=runtime, role="test").append(
-        [NewEntry("ingest/x")]
-    )
-    config = ConsumerConfig(store=URL, reader="billing")
-    with pytest.raises(InvalidInput, match="'opendata-buffer readers enable memory://log'"):
-        Consumer(config, store=store, runtime=runtime)
-
-
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "a b", "\n", "-", "a" * 101])
 def test_odd_names_are_refused(name: str) -> None:
     if not name:

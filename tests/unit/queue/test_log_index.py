@@ -30,12 +30,6 @@ def test_the_floor_is_the_lowest_of_what_readers_and_retention_need(
     assert floor_of(INDEX, positions, 100, retained_from) == floor, why
 
 
-def test_a_reader_that_expired_is_no_longer_among_those_that_hold() -> None:
-    index = INDEX.with_reader("gone").with_reader("here")
-    assert index.without_readers(["gone"]).readers == ("here",)
-    assert index.without_readers(["gone"]).changes > index.changes
-
-
 @pytest.mark.parametrize(
     ("spans", "end", "chain"),
     [
@@ -61,12 +55,6 @@ def test_segments_of_a_lost_index_are_put_in_a_row(
     spans: list[tuple[int, int]], end: int, chain: list[tuple[int, int]]
 ) -> None:
     assert chain_of(spans, end) == chain
-
-
-def test_other_times_change_nothing_else() -> None:
-    changed = INDEX.with_settings(retention_ms=1_000, reader_expiry_ms=2_000)
-    assert (changed.retention_ms, changed.reader_expiry_ms) == (1_000, 2_000)
-    assert (changed.end, changed.floor, changed.levels) == (INDEX.end, INDEX.floor, INDEX.levels)
 
 
 def test_what_is_missing_before_a_segment_is_noted_as_lost() -> None:

@@ -37,15 +37,12 @@ from opendata_buffer.queue.ownership import (
     PrefixOwner,
     Watermark,
     change_grace_period,
-    check_follows,
     check_owner,
-    check_reached,
     claim_for_writing,
     claim_queue,
     owner_key,
     parse_manifest,
     queue_hint,
-    vanished,
 )
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import ABSENT, Absent, IfVersion, PutOutcome, read_bytes
@@ -530,52 +527,10 @@ def test_a_damaged_manifest_is_named_before_anything_is_uploaded() -> None:
 # Watermarks
 
 
-def test_the_watermark_of_a_manifest_has_the_last_sequence_that_left_it() -> None:
-    assert Watermark.of(Manifest.empty()) == Watermark(0, 0, None, "")
-    assert Watermark.of(Manifest.starting_at(7, 3), "in/x.batch") == Watermark(
-        7, 3, 6, "in/x.batch"
-    )
-
-
 def test_joined_watermarks_are_as_high_as_the_higher_in_each_field() -> None:
     early, late = Watermark(5, 9, 3, "in/early.batch"), Watermark(8, 2, 6, "in/late.batch")
     assert early.joined(late) == late.joined(early) == Watermark(8, 9, 6, "in/late.batch")
     assert Watermark(1, 1).joined(early) == early
-
-
-URL = "s3://bucket/root"
-CONFIG = QueueConfig(store=URL, data_path_prefix="orders", manifest_path="orders/manifest")
-REPAIR = "'opendata-buffer fsck s3://bucket/root --data-path-prefix orders --repair'"
-
-
-def at(next_sequence: int, epoch: int) -> Manifest:
-    return Manifest.starting_at(next_sequence, epoch)
-
-
-def test_f4_a_manifest_follows_only_forwards() -> None:
-    check_follows(at(3, 1), at(3, 1), CONFIG, URL)
-    check_follows(at(3, 1), at(5, 2), CONFIG, URL)
-    for behind in (at(2, 1), at(5, 0)):
-        with pytest.raises(QueueReset, match=r"went backwards: next sequence 3 -> ") as caught:
-            check_follows(at(3, 1), behind, CONFIG, URL)
-        assert REPAIR in str(caught.value)
-
-
-def test_f4_a_manifest_behind_the_watermark_of_the_marker_is_refused() -> None:
-    check_reached(Watermark(3, 1), at(3, 1), CONFIG, URL)
-    check_reached(Watermark(3, 1, 2, "orders/x.batch"), at(9, 4), CONFIG, URL)
-    with pytest.raises(QueueReset, match="is gone from s3://bucket/root: it had reached next") as e:
-        check_reached(Watermark(3, 1), None, CONFIG, URL)
-    assert REPAIR in str(e.value)
-    assert "recreate=True" in str(e.value)
-    with pytest.raises(QueueReset, match="epoch 1 -> 0"):
-        check_reached(Watermark(3, 1), at(7, 0), CONFIG, URL)
-
-
-def test_f4_the_error_about_a_vanished_manifest_names_the_repair() -> None:
-    error = vanished(CONFIG, URL)
-    assert "'orders/manifest' in s3://bucket/root vanished" in str(error)
-    assert REPAIR in str(error)
 
 
 def test_the_hint_leaves_out_options_at_their_default() -> None:

@@ -11,7 +11,6 @@ from opendata_buffer.errors import (
     Conflict,
     CorruptData,
     CorruptManifest,
-    DataLoss,
     Drained,
     Fenced,
     InvalidInput,
@@ -298,7 +297,7 @@ def test_f14_attempts_back_off_with_jitter_and_end_at_the_deadline() -> None:
 def test_f4_a_vanished_manifest_is_never_recreated() -> None:
     store, queue = started()
     store.delete_many([KEY])
-    with pytest.raises(QueueReset, match="not recreated"):
+    with pytest.raises(QueueReset, match=r"not recreated.* fsck memory://.* --repair'"):
         queue.append([entry(1)])
     with pytest.raises(QueueReset, match="not recreated"):
         queue.read()
@@ -370,16 +369,6 @@ def test_each_claim_takes_the_next_epoch_and_one_with_a_lost_answer_another() ->
     assert make(store).claim_epoch(None).epoch == stored(store).epoch == 3
 
 
-def test_claim_drops_what_is_acknowledged_in_the_same_write() -> None:
-    store = ScriptedStore()
-    queue = make(store)
-    queue.append([entry(n) for n in range(5)])
-    puts = store.puts
-    claimed = make(store).claim_epoch(2)
-    assert (claimed.epoch, claimed.first_sequence, claimed.entry_count) == (1, 3, 2)
-    assert store.puts == puts + 1
-
-
 def test_f4_f27_claim_refuses_a_position_the_queue_never_had() -> None:
     store = ScriptedStore()
     with pytest.raises(QueueReset, match="does not exist"):
@@ -391,16 +380,6 @@ def test_f4_f27_claim_refuses_a_position_the_queue_never_had() -> None:
         make(store).claim_epoch(-1)
     assert stored(store).epoch == 0
     assert make(store).claim_epoch(0).first_sequence == 1
-
-
-def test_claim_refuses_a_position_whose_successors_are_gone() -> None:
-    store = ScriptedStore()
-    make(store).append([entry(n) for n in range(5)])
-    epoch = make(store).claim_epoch(3).epoch
-    with pytest.raises(DataLoss, match=r"sequence 1 is needed .* starts at 4: 3 batches"):
-        make(store).claim_epoch(0)
-    assert stored(store).epoch == epoch
-    assert make(store).claim_epoch(0, allow_data_loss=True).first_sequence == 4
 
 
 def test_dequeue_is_one_write_whatever_the_distance_and_repeatable() -> None:
