@@ -188,12 +188,8 @@ def plan(
 ) -> GcPlan:
     """Which objects of a page to delete (OpenData RFC 0001, Garbage Collection, Mechanism).
 
-    Args:
-        queued: The batches of a manifest that was read *after* the page was listed.
-        page: Objects below the data prefix, and the store's own clock.
-        own_ms: The collector's clock before it listed them; milliseconds since the Unix epoch.
-        data_path_prefix: The queue's data prefix.
-        grace_ms: Least age of a deleted object, milliseconds.
+    ``queued`` is of a manifest that was read *after* the page was listed, ``own_ms`` is the
+    collector's clock before that, ``grace_ms`` the least age of a deleted object.
     """
     newest_ms = min(page.now_ms, own_ms) - grace_ms
     referenced = waiting = ignored = 0
@@ -245,11 +241,9 @@ def clock_fault(store_ms: int, own_ms: int, grace_ms: int) -> str | None:
 
 
 def full_since(sizes: Mapping[int, int], wanted: int) -> int | None:
-    """The latest time since which batches have at least so many bytes; None where all have fewer.
+    """The latest time since which batches have the ``wanted`` bytes; None where all have fewer.
 
-    Args:
-        sizes: Bytes of the batches that were written in each minute since the Unix epoch.
-        wanted: Bytes to keep.
+    ``sizes`` has those of the batches that were written in each minute since the Unix epoch.
     """
     for minute in sorted(sizes, reverse=True):
         wanted -= sizes[minute]
@@ -272,11 +266,8 @@ def without_nested(made: GcPlan, nested: Collection[str]) -> GcPlan:
 def unlisted_markers(
     made: GcPlan, page: Listing, start_after: str, data_path_prefix: str
 ) -> list[str]:
-    """Keys of owner markers that would keep a planned object, and that may lie outside the page.
-
-    A queue inside the prefix has a marker in its folder. The page begins behind ``start_after``;
-    its first and its last folder may have objects on the pages beside it.
-    """
+    """Keys of owner markers that would keep a planned object, and may lie outside the page: its
+    first and its last folder may have objects on the pages beside it."""
     end = page.objects[-1].key if page.truncated and page.objects else None
     wanted: set[str] = set()
     for info in made.delete:
@@ -519,10 +510,10 @@ class GarbageCollector:
         return queue.shorten(lambda: self._log, manifest) or index
 
     def _raise_floor(self, view: LogView, now_ms: int, dry_run: bool) -> LogIndex:
-        """The index after the collector has raised its floor: below it everything may be deleted.
+        """The index after its floor was raised, below which everything may be deleted.
 
-        The index first, then the positions; and then the index is written only if it is still the
-        one that was read: a reader that has registered or was set back since is not passed over.
+        It is written only if it is still the one that was read before the positions: a reader that
+        has registered or was set back since is not passed over.
         """
         index = view.index
         positions = read_positions(self._store, self._config, index, self._runtime)
@@ -556,7 +547,7 @@ class GarbageCollector:
 
     def _retained_from(self, view: LogView, now_ms: int) -> int | None:
         """The first sequence within the retention, None without one. Of a time and a size the one
-        counts that keeps less, as with Kafka's ``retention.ms`` and ``retention.bytes``."""
+        counts that keeps less, as with Kafka."""
         bounds = []
         if view.index.retention_ms is not None:
             bounds.append(view.since(now_ms - view.index.retention_ms))

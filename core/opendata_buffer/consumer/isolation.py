@@ -12,8 +12,7 @@ Batches with neither are delivered at once. An undecided transaction only holds 
 its own producer.
 
 A reader acknowledges only what lies before :meth:`ReadCommitted.stable_end`. So the entries of open
-transactions are still in the manifest when they are decided, after any number of restarts, and are
-read from there once more (failure F38).
+transactions are still in the manifest when they are decided (failure F38).
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Many fetches at once, within a limit of bytes, with their results in order.
 
-Threads hide the time a fetch waits for its store; :attr:`AdaptiveConcurrency.threads` says how
-many. Where it does not wait (a directory whose files are in the page cache), threads only cost
-switches, contention and memory: there the caller's thread fetches, one batch after the other.
-
-Only reading runs ahead, not decoding. The size of a stored batch is known. Its records as objects
-take several times as much: sixteen threads that decode would hold sixteen batches of them outside
-of any limit, and wait for the interpreter's lock.
+Threads hide the time a fetch waits for its store. Where it does not wait (a directory whose files
+are in the page cache), the caller's thread fetches, one batch after the other. Only reading runs
+ahead, not decoding: records as objects take several times as much as the stored batch, and sixteen
+threads that decode would hold them outside of any limit, and wait for the interpreter's lock.
 """
 
 from __future__ import annotations

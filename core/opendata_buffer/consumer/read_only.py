@@ -24,13 +24,9 @@ from opendata_buffer.stores.base import Store
 class ReadOnlyReader:
     """The manifest of one queue, and a position in it that only this reader knows.
 
-    Making one costs no request. ``cas_deadline_ms`` bounds each read, retries included. Not
-    thread-safe.
+    Making one costs no request. Not thread-safe.
 
     Args:
-        config: Where the queue is.
-        store: The store.
-        runtime: Clock of retries.
         allow_data_loss: Continue behind lost entries, with a warning, instead of raising
             ``DataLoss``.
         advice: What the user can do about lost entries, as a sentence for the error.
@@ -79,9 +75,8 @@ class ReadOnlyReader:
     def view(self, needed: int | None = None) -> Manifest | LogView:
         """The queue as it is now; of a log all that it keeps.
 
-        ``needed`` is the first sequence that is to be read; None the oldest that is kept. The
-        index is read once, and when ``needed`` is not in the manifest any more; always behind the
-        manifest: what left it in between is in the index.
+        ``needed`` is the first sequence that is to be read; None the oldest that is kept. The index
+        is read once, and when that is not in the manifest any more; always behind the manifest.
         """
         manifest = self.find() or Manifest.empty()
         index = self._log.last_seen

@@ -151,11 +151,8 @@ class CasObject(Generic[T]):
     """One object of a store as a typed value. Not thread-safe: its owner serialises the calls.
 
     Args:
-        store: Where the object lives.
-        key: Its key.
         decode: From bytes to the value; raises :class:`CorruptData`.
         encode: From the value to bytes.
-        runtime: Clock and jitter.
         settings: Deadline of one change, and its backoff.
         max_bytes: A larger object is not read; a sidecar has a limit of its own.
         sidecar: The kind of a small object: it makes the error about one that is too large.

@@ -7,9 +7,8 @@ that claims a queue writes ``<prefix>/_consumer.json``::
      "query": "9f0c...", "since_ms": 1767225600000, "ended_epoch": 3}
 
 One that is closed notes that, too, in ``ended_epoch``: an older release, which keeps the field,
-claims another epoch. Nothing is decided by it. It may be missing: a client that does not know it
-may have claimed the queue. One of an older epoch than the manifest's is about a consumer that was
-fenced.
+claims another epoch. Nothing is decided by the note, and it may be missing, or about a consumer
+that was fenced.
 """
 
 from __future__ import annotations

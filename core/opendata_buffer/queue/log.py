@@ -134,11 +134,8 @@ class Log:
         return found
 
     def need(self, *, marked: bool = False) -> LogIndex:
-        """As :meth:`read`; ``InvalidInput`` with the command that makes a log of the queue.
-
-        ``marked`` is whether the owner marker says that it is one: then the index was lost (failure
-        F45).
-        """
+        """As :meth:`read`; ``InvalidInput`` where the queue is no log, ``CorruptData`` where the
+        owner marker says that it is one (``marked``): then the index was lost (failure F45)."""
         found = self.read()
         if found is None and marked:
             words = queue_hint(self._store.url, self._config)
@@ -162,13 +159,7 @@ class Log:
         return LogView(self, index, manifest, index.floor, manifest.epoch, path)
 
     def change(self, decide: Callable[[LogIndex | None], LogIndex | None]) -> LogIndex:
-        """Change the index, and return what holds now.
-
-        A change may be applied twice, or be found to be made already: a lost answer is repeated.
-
-        Raises:
-            TransientStorageError: It is not known to be made within the deadline.
-        """
+        """Make a change that may be applied twice, and return the index that holds now."""
         outcome = self._object.update(decide)
         if isinstance(outcome, outcomes.Applied) and outcome.value is not None:
             return outcome.value
@@ -178,10 +169,9 @@ class Log:
         )
 
     def move(self, manifest: Manifest) -> LogIndex | None:
-        """Move the oldest entries into segments while more than ``most_entries`` are not moved.
+        """Move the oldest entries of a manifest into segments, if it is long.
 
-        ``manifest`` is as it was just read or written. Returns the index, whose ``end`` says what
-        may leave the manifest; None where the queue is no log.
+        Returns the index, whose ``end`` says what may leave the manifest; None without a log.
         """
         index = self.read()
         while index is not None:

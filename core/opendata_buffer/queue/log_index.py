@@ -207,13 +207,8 @@ class LogIndex:
 def floor_of(
     index: LogIndex, positions: Mapping[str, int], next_sequence: int, retained_from: int | None
 ) -> int:
-    """The first sequence that has to be kept; what is before it may be deleted.
-
-    Args:
-        index: Read before the positions.
-        positions: The next sequence of each reader that counts.
-        next_sequence: Where the log ends.
-        retained_from: The first sequence within the retention; None without one.
+    """The first sequence that has to be kept, by the next one of each reader that counts, and the
+    first one within the retention, if there is one.
 
     A batch goes when all readers have acknowledged it and its retention is over. Without readers
     the retention decides alone; without both nothing goes.
@@ -225,9 +220,8 @@ def floor_of(
 def chain_of(spans: Iterable[tuple[int, int]], end: int) -> list[tuple[int, int]]:
     """The spans that follow one another and together reach furthest, oldest first.
 
-    Segments that lost a race overlap those that the index named, with the same entries. Nothing
-    that begins at ``end`` or later is needed: the manifest has it. Where nothing follows, the chain
-    goes on with the next span: what lies between is lost.
+    Segments that lost a race overlap those that the index named, with the same entries. What begins
+    at ``end`` or later the manifest has. Where nothing follows, what lies between is lost.
     """
     known = sorted(set(spans), reverse=True)
     reach: dict[int, tuple[int, int]] = {}  # from a first: how far a chain gets, by which end

@@ -73,9 +73,7 @@ MAX_PAUSE_S = 0.1
 class _Append(Generic[T]):
     """The change of one append, all of its group or nothing, and its :class:`~.cas.Proof`. Pure.
 
-    An append whose answer was lost is repeated until it is known to be applied, and must not be
-    applied twice. The group is recognised by its locations, each of which is used once (failures
-    F1, F2).
+    The group is recognised by its locations, each of which is used once (failures F1, F2).
     """
 
     entries: Sequence[NewEntry]
@@ -168,9 +166,6 @@ class Queue:
     """One manifest, as seen by one owner. Not thread-safe: its owner serialises the calls.
 
     Args:
-        store: Where the manifest lives.
-        config: Manifest path, deadline, backoff and size limit.
-        runtime: Clock and jitter.
         role: Label of the write and conflict counters: ``producer``, ``consumer``, ...
         claim: A writer's claim, whose marker refuses a manifest that was lost or restored, and
             remembers how far this one gets. None for a reader.
@@ -340,8 +335,8 @@ class Queue:
     def find_moved(self, entries: Sequence[NewEntry], since: int) -> tuple[bool, int | None]:
         """Look for a group that was appended at ``since`` or later in the segments of a log.
 
-        Whether that answers it, and the first sequence of the group, None where it is in none. No
-        answer: the queue is no log, entries were taken away, the index has forgotten those
+        Whether that answers it, and the first sequence of the group, None where it is in none. It
+        does not where the queue is no log, entries were taken away, the index has forgotten those
         sequences, or only a part of the group is there.
         """
         manifest = self._object.last_seen

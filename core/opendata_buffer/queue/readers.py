@@ -146,11 +146,8 @@ def position_object(
 def read_positions(
     store: CasStore, config: QueueConfig, index: LogIndex, runtime: Runtime
 ) -> dict[str, ReaderPosition]:
-    """The positions of all readers in the index, one read each.
-
-    One that is gone counts as at the floor and moved now: the reader did not expire, and holds
-    what it may not have read.
-    """
+    """The positions of all readers in the index, one read each. One that is gone counts as at the
+    floor and moved now: the reader did not expire, and holds what it may not have read."""
     found = {}
     for name in index.readers:
         position = position_object(store, config, name, runtime).read()
@@ -213,9 +210,8 @@ def reset_reader(
 ) -> ReaderPosition:
     """Set a reader, which may be new, to a sequence; deletes nothing. Its consumer is fenced.
 
-    Raises:
-        InvalidInput: The sequence is beyond the end, or not kept any more; or a consumer runs
-            with this name, and ``force`` is off.
+    Raises ``InvalidInput`` for a sequence that is not kept, or where a consumer runs with this
+    name, and ``force`` is off.
     """
     check_reader_name(name)
     if not view.first_sequence <= sequence <= view.next_sequence:
@@ -301,13 +297,10 @@ class ReaderQueue:
     def read(self, *, check: bool = False) -> LogView:
         """The log from the reader's position on.
 
-        Costs one conditional GET where nothing is new, and not more than once a minute three;
-        ``check`` reads position and index in any case. The view has the epoch of the position: of
-        another one, this reader was fenced.
-
-        Raises:
-            QueueReset: Manifest or position are gone, or went backwards.
-            DataLoss: The reader has expired, or was deleted, and what it needs is not kept.
+        Costs one conditional GET where nothing is new, and once a minute three; ``check`` reads
+        position and index in any case. The view has the epoch of the position: of another one, this
+        reader was fenced. Raises ``QueueReset`` where manifest or position are gone or went
+        backwards, ``DataLoss`` where what an expired reader needs is not kept.
         """
         manifest = self._queue.read()
         if manifest is None:
@@ -332,11 +325,8 @@ class ReaderQueue:
     def claim_epoch(
         self, last_acked_sequence: int | None, *, allow_data_loss: bool = False
     ) -> LogView:
-        """Become the reader of this name, behind a sequence or where the one before it was.
-
-        A reader that is new begins at the oldest batch that is kept. Raises as
-        :func:`.check_resume`.
-        """
+        """Become the reader of this name, behind a sequence or where the one before it was; a new
+        one begins at the oldest batch that is kept. Raises as :func:`.check_resume`."""
         manifest = self._queue.read() or Manifest.empty()
         index = self._log.need(marked=self._queue.is_log)
         if self.name not in index.readers and len(index.readers) >= MOST_READERS:
@@ -409,10 +399,10 @@ class ReaderQueue:
         return self._write(decide)
 
     def _register(self, position: int, *, again: bool = False) -> LogIndex:
-        """Have the index name this reader, behind its position.
+        """Have the index name this reader, after its position was written.
 
-        The index changes also where it has the name already: a collector that has read an earlier
-        position of this reader then loses its race. ``again`` only where it has not.
+        The index changes also where it has the name already, but with ``again``: a collector that
+        has read an earlier position of this reader then loses its race.
         """
 
         def decide(before: LogIndex | None) -> LogIndex | None:

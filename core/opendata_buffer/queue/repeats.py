@@ -8,10 +8,9 @@ notes the last :data:`MOST`, the sequence of each by a hash of its location, in
 
     {"version": 1, "queue": "01J5...", "batches": {"m3Xk...": 41, "Zc0u...": 42}}
 
-Only what was acknowledged is noted: a batch that was skipped, or whose manifest was lost before it
-was read, may be queued again. And an entry repeats only one with a lower sequence, so a note whose
-acknowledgement was never written hides nothing (decision 0034). Batches of transactions and
-messages are left out: :mod:`opendata_buffer.consumer.isolation` knows their repeats by name.
+An entry repeats only one with a lower sequence, so a note whose acknowledgement was never written
+hides nothing (decision 0034). Batches of transactions and messages are left out:
+:mod:`opendata_buffer.consumer.isolation` knows their repeats by name.
 """
 
 from __future__ import annotations
