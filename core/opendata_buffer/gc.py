@@ -49,7 +49,7 @@ from opendata_buffer.queue.ownership import (
     queue_hint,
 )
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.readers import read_positions
+from opendata_buffer.queue.readers import ReaderPosition, read_positions, readers_folder
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
 from opendata_buffer.stores.base import (
     Delete,
@@ -517,9 +517,10 @@ class GarbageCollector:
         """
         index = view.index
         positions = read_positions(self._store, self._config, index, self._runtime)
+        moved_ms = self._moved_ms(positions, now_ms - index.reader_expiry_ms)
         held, expired = dict[str, int](), list[str]()
         for name, each in positions.items():
-            left_ms = index.reader_expiry_ms - (now_ms - each.moved_ms)
+            left_ms = index.reader_expiry_ms - (now_ms - moved_ms[name])
             if left_ms < 0:  # failure F44
                 expired.append(name)
             else:
@@ -538,12 +539,22 @@ class GarbageCollector:
                 "reader %r of %s has expired: it was last heard of %.1f days ago, at sequence %d",
                 name,
                 self._config.manifest_path,
-                (now_ms - positions[name].moved_ms) / 86_400_000,
+                (now_ms - moved_ms[name]) / 86_400_000,
                 positions[name].next,
             )
         now = self._log.change(lambda before: new if before == index else before)
         self._delete_parts(now.floor - REMEMBERED)
         return now
+
+    def _moved_ms(self, positions: Mapping[str, ReaderPosition], expired_ms: int) -> dict[str, int]:
+        """When each reader moved last, by its own clock, or by the store's where that tells of a
+        later time: a clock that is far behind must not make a reader that runs expire."""
+        found = {name: each.moved_ms for name, each in positions.items()}
+        if any(each < expired_ms for each in found.values()):
+            for each in self._store.list(readers_folder(self._config)).objects:
+                name = posixpath.basename(each.key).removesuffix(".json")
+                found[name] = max(found.get(name, 0), each.last_modified_ms)
+        return found
 
     def _retained_from(self, view: LogView, now_ms: int) -> int | None:
         """The first sequence within the retention, None without one. Of a time and a size the one

@@ -371,7 +371,7 @@ class LogView:
     @property
     def entry_count(self) -> int:
         """Entries from ``first_sequence`` on, with those that were lost."""
-        return self.next_sequence - self.first_sequence
+        return max(0, self.next_sequence - self.first_sequence)
 
     @property
     def sealed(self) -> bool:

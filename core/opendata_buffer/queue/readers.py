@@ -518,7 +518,7 @@ class ReaderQueue:
         self._view = LogView(
             self._log, index, manifest, first, position.epoch, self.key, self._check_current
         )
-        metrics.queue_length.set(manifest.next_sequence - first, self.labels)
+        metrics.queue_length.set(self._view.entry_count, self.labels)
         return self._view
 
     def _check_current(self) -> None:

@@ -107,6 +107,22 @@ def test_f44_a_reader_that_expires_is_left_out_of_the_floor_and_told_so() -> Non
         assert part in str(lost.value)
 
 
+def test_f44_a_reader_whose_clock_is_far_behind_does_not_expire_while_it_reads() -> None:
+    """The store knows when its position was written."""
+    house = House()
+    house.append(40)
+    slow, quick = house.reader("slow"), house.reader("quick")
+    read(quick)
+    right_ms = house.runtime.now_ms()
+    house.store._now_ms = lambda: right_ms
+    house.runtime.set_wall_clock(right_ms - 8 * DAY_S * 1000)
+    read(slow, 10)
+    house.runtime.set_wall_clock(right_ms)
+    house.store._now_ms = house.runtime.now_ms
+    house.collect()
+    assert (house.index().floor, house.index().readers) == (10, ("quick", "slow"))
+
+
 def test_readers_are_described_by_what_waits_and_for_how_long() -> None:
     house = House()
     house.append(40)
