@@ -37,7 +37,7 @@ from opendata_buffer.queue.log_index import (
     page_from_json,
     page_to_json,
 )
-from opendata_buffer.queue.ownership import queue_hint
+from opendata_buffer.queue.ownership import owner_key, queue_hint
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import read_bytes
 
@@ -129,7 +129,9 @@ class Log:
             raise CorruptData(
                 f"{self._object.key!r} in {self._store.url} is of queue {found.queue_id}, and the "
                 f"queue is {self.queue_id}: it was started over. If the old log is given up, "
-                f"delete the object and everything below {parts_folder(self._config)!r}."
+                f"delete the object and everything below {parts_folder(self._config)!r}. If only "
+                f"{owner_key(self._config.data_path_prefix)!r} was lost, write the old id back "
+                "into it."
             )
         return found
 

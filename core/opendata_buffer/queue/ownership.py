@@ -628,28 +628,24 @@ def parse_manifest(data: bytes, place: str, hint: str) -> Manifest:
         raise CorruptManifest(with_queue_in_hint(str(error), hint)) from error
 
 
-def check_follows(known: Manifest, now: Manifest, config: QueueConfig, url: str) -> None:
-    """Raise ``QueueReset`` for a manifest behind the one that this process read or wrote before."""
-    seen = Watermark.of(known)
-    if not seen.allows(now):
-        raise QueueReset(f"{_went_backwards(seen, now, config, url)}. {_restore(config, url)}")
-
-
 def check_reached(seen: Watermark, now: Manifest | None, config: QueueConfig, url: str) -> None:
-    """Raise ``QueueReset`` for a manifest that is gone, or behind what the marker remembers."""
+    """Raise ``QueueReset`` for a manifest that is gone, or behind what was seen of it before."""
     if seen.allows(now):
         return
-    what = (
-        f"manifest {config.manifest_path!r} is gone from {url}: it had reached next sequence "
-        f"{seen.next_sequence} and epoch {seen.epoch}"
-        if now is None
-        else _went_backwards(seen, now, config, url)
-    )
+    if now is None:
+        what = (
+            f"is gone from {url}: it had reached next sequence {seen.next_sequence} and epoch "
+            f"{seen.epoch}"
+        )
+    else:
+        what = (
+            f"in {url} went backwards: next sequence {seen.next_sequence} -> {now.next_sequence}, "
+            f"epoch {seen.epoch} -> {now.epoch}. It was deleted and recreated, or restored from an "
+            "old copy"
+        )
     raise QueueReset(
-        f"{what}. Batches that wait to be read may be named by nothing now. Stop producers, "
-        "consumers and collectors. Then 'opendata-buffer fsck "
-        f"{queue_hint(url, config)} --repair' enqueues them again. To start over "
-        "without them, use produce --recreate (in Python recreate=True)."
+        f"manifest {config.manifest_path!r} {what}. {_restore(config, url)} To start over without "
+        "them, use produce --recreate (in Python recreate=True)."
     )
 
 
@@ -705,14 +701,6 @@ def ends_before(last_acked: int, next_sequence: int, key: str, url: str) -> str:
     return (
         f"cannot resume after sequence {last_acked}: manifest {key!r} in {url} ends at "
         f"{next_sequence - 1}. The queue was recreated or the position belongs to another queue."
-    )
-
-
-def _went_backwards(known: Watermark, now: Manifest, config: QueueConfig, url: str) -> str:
-    return (
-        f"manifest {config.manifest_path!r} in {url} went backwards: next sequence "
-        f"{known.next_sequence} -> {now.next_sequence}, epoch {known.epoch} -> {now.epoch}. "
-        "It was deleted and recreated, or restored from an old copy"
     )
 
 

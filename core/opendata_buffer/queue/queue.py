@@ -39,8 +39,9 @@ from opendata_buffer.queue.ownership import (
     PARTITION_NAME,
     TOPIC_KEY,
     QueueClaim,
-    check_follows,
+    Watermark,
     check_owner,
+    check_reached,
     check_resume,
     exists,
     manifest_object,
@@ -210,7 +211,9 @@ class Queue:
             store,
             config,
             runtime,
-            check_read=lambda known, now: check_follows(known, now, config, store.url),
+            check_read=lambda known, now: check_reached(
+                Watermark.of(known), now, config, store.url
+            ),
             after_conflict=after_conflict or self._after_conflict,
         )
         self._decided_at = runtime.monotonic()
