@@ -148,25 +148,15 @@ def list_quarantine(
     data_path_prefix: str,
     runtime: Runtime | None = None,
     *,
+    names: Sequence[str] | None = None,
     unreadable: Callable[[CorruptData], None] | None = None,
 ) -> list[QuarantineReport]:
-    """All reports below a data prefix; see :func:`read_reports`."""
-    names = quarantined_names(store, data_path_prefix)
-    return read_reports(store, data_path_prefix, names, runtime, unreadable=unreadable)
-
-
-def read_reports(
-    store: Store,
-    data_path_prefix: str,
-    names: Sequence[str],
-    runtime: Runtime | None = None,
-    *,
-    unreadable: Callable[[CorruptData], None] | None = None,
-) -> list[QuarantineReport]:
-    """The reports of these ids that are still there, by sequence.
+    """The reports below a data prefix, or those of the ids ``names`` that are there, by sequence.
 
     ``unreadable`` is called with the error of each report that cannot be read; None raises it.
     """
+    if names is None:
+        names = quarantined_names(store, data_path_prefix)
 
     def read(name: str) -> QuarantineReport | CorruptData | None:
         try:
@@ -184,11 +174,6 @@ def read_reports(
             unreadable(each)
     reports = [each for each in found if isinstance(each, QuarantineReport)]
     return sorted(reports, key=lambda each: (each.sequence, each.id))
-
-
-def count_quarantine(store: List, data_path_prefix: str) -> int:
-    """How many batches are in quarantine, by one listing; no report is read."""
-    return len(quarantined_names(store, data_path_prefix))
 
 
 def quarantined_names(store: List, data_path_prefix: str) -> list[str]:

@@ -37,7 +37,7 @@ from opendata_buffer.formats.batch import FOOTER_SIZE, parse_footer
 from opendata_buffer.formats.keys import is_confined, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import Queued
-from opendata_buffer.quarantine import count_quarantine, quarantined_names, read_reports
+from opendata_buffer.quarantine import list_quarantine, quarantined_names
 from opendata_buffer.queue.consumer_info import ConsumerInfo, read_consumer_info
 from opendata_buffer.queue.log import Log, LogView
 from opendata_buffer.queue.log_index import name_ms
@@ -262,11 +262,11 @@ def read_status(
         notes.append(announced.fault)
         announced = None
     names = quarantined_names(store, queue.prefix)
-    reports = read_reports(
+    reports = list_quarantine(
         store,
         queue.prefix,
-        names[-SHOWN:],
         runtime,
+        names=names[-SHOWN:],
         unreadable=lambda error: notes.append(str(error)),
     )
     return replace(
@@ -572,7 +572,7 @@ def read_topic(target: Target, topic: Topic) -> TopicStatus:
             epoch=_epoch(manifest),
             manifest_bytes=manifest.size,
             grace_period_ms=marker.grace_ms,
-            quarantined=count_quarantine(queue.store, partition.name),
+            quarantined=len(quarantined_names(queue.store, partition.name)),
             consumer=consumer,
             log=log_status,
             refused=refused,

@@ -200,18 +200,6 @@ def taken(reader: PartitionReader) -> list[bytes]:
     return found
 
 
-def test_manifests_are_written_every_ack_interval() -> None:
-    world = World(*[b"x"] * 5)
-    reader = world.reader(ack_interval=3)
-    seen = []
-    for sequence in range(5):
-        reader.ack(sequence)
-        seen.append(world.manifest().first_sequence)
-    assert seen == [0, 0, 3, 3, 3]
-    reader.close()
-    assert world.manifest().first_sequence == 5  # closing writes out what is acknowledged
-
-
 def test_f28_behind_a_gap_it_goes_on_if_that_is_allowed() -> None:
     world = World()
     reader = world.reader(allow_data_loss=True)

@@ -258,7 +258,7 @@ def test_an_append_that_the_index_may_have_forgotten_is_not_repeated(forgetful: 
     assert not any(each.first <= 2 for each in house.index().parts())
 
 
-def test_f45_a_queue_that_was_started_over_is_not_collected_by_the_index_of_the_one_before() -> None:
+def test_f45_a_queue_that_was_started_over_is_not_collected_by_the_old_index() -> None:
     house = House()
     house.append(60)
     read(house.reader("reader"))
