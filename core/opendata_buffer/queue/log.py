@@ -10,7 +10,6 @@ the manifest in between is in the index (decision 0038).
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -282,7 +281,7 @@ class Log:
                 yield part, error
 
     def _segment_at(self, index: LogIndex, sequence: int) -> Manifest | None:
-        part = self._first(index, lambda part: part.has(sequence))
+        part = self._first(index, lambda part: part.first <= sequence < part.end)
         return None if part is None else self._segment(part)
 
     def _first(self, index: LogIndex, fits: Callable[[Part], bool]) -> Part | None:
@@ -296,21 +295,23 @@ class Log:
         self, index: LogIndex, fits: Callable[[Part], bool]
     ) -> Iterator[tuple[Part, CorruptData | None]]:
         """The segments that fit, in order; of a page that fits and cannot be read its error."""
-        levels = range(len(index.levels) - 1, -1, -1)
-        waiting = deque((part, level) for level in levels for part in index.levels[level])
-        while waiting:
-            part, level = waiting.popleft()
-            if not fits(part):
-                continue
-            if not level:
-                yield part, None
-                continue
-            try:
-                parts = self._page(part)
-            except CorruptData as error:
-                yield part, error
-            else:
-                waiting.extendleft((each, level - 1) for each in reversed(parts))
+        for level in range(len(index.levels) - 1, -1, -1):
+            for part in filter(fits, index.levels[level]):
+                yield from self._within(part, level, fits)
+
+    def _within(
+        self, part: Part, level: int, fits: Callable[[Part], bool]
+    ) -> Iterator[tuple[Part, CorruptData | None]]:
+        if not level:
+            yield part, None
+            return
+        try:
+            parts = self._page(part)
+        except CorruptData as error:
+            yield part, error
+            return
+        for each in filter(fits, parts):
+            yield from self._within(each, level - 1, fits)
 
 
 def _read_page(store: CasStore, config: QueueConfig, part: Part) -> tuple[Part, ...]:
@@ -418,7 +419,7 @@ class LogView:
         at = max(self.first_sequence, start if start is not None else 0)
         if at >= self.manifest.first_sequence:
             return self.manifest.age_s(now_ms, at)
-        found = next((each for each in self.index.parts() if each.has(at)), None)
+        found = next((each for each in self.index.parts() if each.first <= at < each.end), None)
         if found is None or not found.named_ms:
             return None
         return max(0, now_ms - found.named_ms) / 1000

@@ -65,10 +65,6 @@ class Part:
     newest_ms: int
     name: str
 
-    def has(self, sequence: int) -> bool:
-        """Whether a sequence is in it."""
-        return self.first <= sequence < self.end
-
     @classmethod
     def of(cls, entries: Manifest, name: str) -> Part:
         """The segment of these entries, of which there is at least one."""
