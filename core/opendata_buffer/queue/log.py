@@ -428,7 +428,7 @@ class LogView:
         """The first sequence with a record of this time or later; the end if there is none."""
         found = self.log.sequence_since(self.index, time_ms)
         if found is not None and found < self.index.end:
-            return max(found, self.first_sequence)
+            return min(max(found, self.first_sequence), self.next_sequence)
         at = max(self.first_sequence, self.index.end)
         later = (e.sequence for e in self.manifest.entries(at) if e.latest_ms >= time_ms)
         return next(later, self.next_sequence)
