@@ -48,7 +48,7 @@ from opendata_buffer.queue.ownership import (
     write_owner,
 )
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import Runtime
+from opendata_buffer.runtime import Interval, Runtime
 from opendata_buffer.stores.base import Store
 
 log = logging.getLogger(__name__)
@@ -287,6 +287,7 @@ class ReaderQueue:
         self._manifest: Manifest | None = None
         self._view: LogView | None = None
         self._checked_at = runtime.monotonic()
+        self._moves = Interval(runtime, CHECK_S)
         self._claimed: ReaderPosition | None = None
 
     @property
@@ -318,7 +319,9 @@ class ReaderQueue:
         position = self._read_position()
         if self.name not in index.readers:
             index = self._register(position.next, again=True)
-        if manifest.next_sequence - max(manifest.first_sequence, index.end) > 2 * Log.most_entries:
+        unmoved = manifest.next_sequence - max(manifest.first_sequence, index.end)
+        if unmoved > 2 * Log.most_entries and self._moves.is_due():
+            # Seldom: where writers win each race, it takes as long as a change may.
             index = self._queue.shorten(lambda: self._log, manifest) or index
         return self._seen(manifest, index, position)
 
