@@ -18,6 +18,7 @@ from opendata_buffer.stores.base import (
     IfVersion,
     PutOutcome,
 )
+from opendata_buffer.stores.memory import MemoryStore
 
 WRITERS = 8
 ROUNDS = int(os.environ.get("OPENDATA_BUFFER_RACE_ROUNDS", "3"))
@@ -99,3 +100,27 @@ def _together(
         raise errors[0]
     assert len(results) == writers
     return results
+
+
+class ChecksThenWrites(MemoryStore):
+    """Honours every condition alone, as those of a probe's first writes; of writers that come
+    together all pass the check.
+
+    Args:
+        writers: How many it lets pass before the first one writes.
+        on: Which condition it is careless with.
+    """
+
+    def __init__(self, writers: int, on: type[Absent | IfVersion]) -> None:
+        super().__init__()
+        self._on = on
+        self._checked = threading.Barrier(writers)
+        self._writing = threading.Lock()
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        if data == b"probe" or not isinstance(condition, self._on):
+            return super().put_if(key, data, condition)
+        self._checked.wait(300)  # all have seen the same object by now
+        with self._writing:
+            self.delete_many([key])
+            return super().put_if(key, data, Absent())

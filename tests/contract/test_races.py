@@ -2,36 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
-from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
+from opendata_buffer.stores.base import Absent, IfVersion
 from opendata_buffer.stores.memory import MemoryStore
-from tests.races import ROUNDS, race
-
-
-class ChecksThenWrites(MemoryStore):
-    """Honours every condition alone; of writers that come together all pass the check.
-
-    Args:
-        writers: How many it lets pass before the first one writes.
-        on: Which condition it is careless with.
-    """
-
-    def __init__(self, writers: int, on: type[Absent | IfVersion]) -> None:
-        super().__init__()
-        self._on = on
-        self._checked = threading.Barrier(writers)
-        self._writing = threading.Lock()
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        if not isinstance(condition, self._on):
-            return super().put_if(key, data, condition)
-        self._checked.wait(300)  # all have seen the same object by now
-        with self._writing:
-            self.delete_many([key])
-            return super().put_if(key, data, Absent())
+from tests.races import ROUNDS, ChecksThenWrites, race
 
 
 @pytest.mark.parametrize(("careless", "kind"), [(Absent, "create"), (IfVersion, "replace")])

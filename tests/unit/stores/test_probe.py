@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -25,6 +24,7 @@ from opendata_buffer.stores.base import (
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.stores.probe import probe_conditional_writes
 from opendata_buffer.testing.runtime import ManualRuntime
+from tests.races import ChecksThenWrites
 
 RACING = 3 * 2 * 6
 """Writes of the races: three objects, each created and replaced by six writers."""
@@ -66,7 +66,7 @@ def test_without_races_one_object_is_asked(runtime: ManualRuntime) -> None:
     assert len(store.probed) == 5
 
 
-def probe(store: Breaking, runtime: ManualRuntime, near: str = "in/m", room: int = 0) -> None:
+def probe(store: MemoryStore, runtime: ManualRuntime, near: str = "in/m", room: int = 0) -> None:
     probe_conditional_writes(store, near, runtime, name="'x'", room=room, deadline_ms=10_000)
 
 
@@ -77,37 +77,13 @@ def test_a_store_that_keeps_the_rules_passes(runtime: ManualRuntime) -> None:
     assert len(store.probed) == 5 + RACING
 
 
-class ChecksThenWrites(Breaking):
-    """Honours every condition that is asked alone; two that come together both pass."""
-
-    def __init__(self, on: type[Absent | IfVersion]) -> None:
-        super().__init__()
-        self._on = on
-        self._lock_free = threading.Condition()
-        self._waiting: dict[tuple[str, Absent | IfVersion], int] = {}
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        first = super().put_if
-        if data == b"probe" or not isinstance(condition, self._on):
-            return first(key, data, condition)
-        with self._lock_free:  # both have looked before one writes
-            arrived = self._waiting[key, condition] = self._waiting.get((key, condition), 0) + 1
-            self._lock_free.notify_all()
-            if arrived > 2:
-                return outcomes.Conflict()
-            assert self._lock_free.wait_for(lambda: self._waiting[key, condition] >= 2, 30)
-        with self._lock_free:
-            self.delete_many([key])
-            return first(key, data, ABSENT)
-
-
 @pytest.mark.parametrize(("careless", "what"), [(Absent, "created"), (IfVersion, "replaced")])
 def test_a_store_that_checks_and_then_writes_loses_the_race(
     runtime: ManualRuntime, careless: type[Absent | IfVersion], what: str
 ) -> None:
-    store = ChecksThenWrites(careless)
+    store = ChecksThenWrites(6, careless)
     with pytest.raises(
-        UnsafeStore, match=rf"2 of 6 concurrent writers .* that they {what} one object"
+        UnsafeStore, match=rf"6 of 6 concurrent writers .* that they {what} one object"
     ):
         probe(store, runtime)
     assert store.list("").objects == ()
