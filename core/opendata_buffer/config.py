@@ -112,7 +112,7 @@ class StoreOptions:
         given = [name for name in _SECRETS if getattr(self, name) is not None]
         if given and not set(_SECRETS[:2]) <= set(given):
             raise InvalidInput(
-                f"of the keys only {' and '.join(given)} is given: give access_key_id and "
+                f"{' and '.join(given)} without the other keys: give access_key_id and "
                 "secret_access_key, for temporary keys with their session_token, or none of them"
             )
         sources = ("anonymous", "service_credential", "access_key_id", "profile")

@@ -95,9 +95,9 @@ KEYS = {"access_key_id": "AKIAIOSFODNN7", "secret_access_key": "wJalrXUtnFEMI"}
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"access_key_id": "a"}, ["only access_key_id is given", "secret_access_key"]),
-        ({"secret_access_key": "hidden"}, ["only secret_access_key is given"]),
-        ({"session_token": "hidden"}, ["only session_token is given"]),
+        ({"access_key_id": "a"}, ["access_key_id without the other keys", "secret_access_key"]),
+        ({"secret_access_key": "hidden"}, ["secret_access_key without the other keys"]),
+        ({"session_token": "hidden"}, ["session_token without the other keys"]),
         ({"anonymous": True, **KEYS}, ["anonymous and access_key_id", "leave one"]),
         ({"service_credential": "c", "profile": "p"}, ["service_credential and profile"]),
         ({"external_id": "e"}, ["external_id is 'e'", "no role_arn"]),
