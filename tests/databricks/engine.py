@@ -40,12 +40,18 @@ END_OF_STREAM = -4
 FAILED = -2
 """What a program writes before the traceback of its error."""
 
-BINARY = json.dumps(
-    {
-        "type": "struct",
-        "fields": [{"name": "a", "type": "binary", "nullable": True, "metadata": {}}],
-    }
-)
+
+def schema(**columns: str) -> str:
+    """Columns by their types, as JSON."""
+    fields = [
+        {"name": name, "type": kind, "nullable": True, "metadata": {}}
+        for name, kind in columns.items()
+    ]
+    return json.dumps({"type": "struct", "fields": fields})
+
+
+BINARY = schema(a="binary")
+"""What tasks get and give."""
 
 
 class ProgramFailed(Exception):
@@ -80,25 +86,19 @@ class Engine:
         """Start a program, and end it."""
         renamed = [] if self.renamed is None else [str(self.renamed)]
         paths = [str(self.client), *renamed, str(ROOT / "core"), str(ROOT)]
-        env = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            **(environment or {}),
-        }
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})}
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = str(server.getsockname()[1])
             command = [sys.executable, "-m", "tests.databricks.worker", port, self.package, program]
-            process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, cwd=ROOT)
-            try:
-                connection = _accept(server, process)
-                with connection, connection.makefile("rwb", 65536) as stream:
-                    connection.settimeout(ANSWER_S)
-                    yield Program(stream, process)
-            finally:
-                process.kill()
-                process.wait()
-                if process.stderr is not None:
-                    process.stderr.close()
+            # Leaving it closes its pipe and waits for its end.
+            with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, cwd=ROOT) as process:
+                try:
+                    connection = _accept(server, process)
+                    with connection, connection.makefile("rwb", 65536) as stream:
+                        connection.settimeout(ANSWER_S)
+                        yield Program(stream, process)
+                finally:
+                    process.kill()
 
 
 def _accept(server: socket.socket, process: subprocess.Popen[bytes]) -> socket.socket:
@@ -108,8 +108,13 @@ def _accept(server: socket.socket, process: subprocess.Popen[bytes]) -> socket.s
             return server.accept()[0]
         except TimeoutError:
             if process.poll() is not None:
-                assert process.stderr is not None
-                raise ProgramFailed(process.stderr.read().decode()) from None
+                raise _failed(process) from None
+
+
+def _failed(process: subprocess.Popen[bytes]) -> ProgramFailed:
+    process.wait(ANSWER_S)
+    assert process.stderr is not None
+    return ProgramFailed(process.stderr.read().decode())
 
 
 class Program:
@@ -142,17 +147,13 @@ class Program:
         return int(value)
 
     def bytes(self) -> bytes:
+        """Behind their length, which may be 0."""
         return self._exactly(self.number())
-
-    def json(self) -> Any:
-        return json.loads(self.bytes())
 
     def _exactly(self, size: int) -> bytes:
         data = self.stream.read(size)
         if len(data) != size:
-            self.process.wait(ANSWER_S)
-            assert self.process.stderr is not None
-            raise ProgramFailed(self.process.stderr.read().decode())
+            raise _failed(self.process)
         return data
 
 
@@ -162,10 +163,7 @@ def pickled_class() -> bytes:
 
 
 def _options(options: Mapping[str, str]) -> list[int | str]:
-    fields: list[int | str] = [len(options)]
-    for name, value in options.items():
-        fields += [name, value]
-    return fields
+    return [len(options), *(field for option in options.items() for field in option)]
 
 
 @dataclass(frozen=True)
@@ -249,49 +247,46 @@ class StreamRunner:
         program.write(created.instance, created.schema, 10_000)
         assert program.number() == 0
 
-    def _ask(self, function: int, *fields: str) -> None:
-        self._program.write(function, *fields)
+    def _ask(self, function: int, *fields: dict[str, Any]) -> Program:
+        self._program.write(function, *map(json.dumps, fields))
+        return self._program
 
     def initial(self) -> dict[str, Any]:
-        self._ask(INITIAL)
-        return self._program.json()  # type: ignore[no-any-return]
+        return _json(self._ask(INITIAL))
 
     def latest(self) -> dict[str, Any]:
         """Without arguments, as runtimes before 18.1 ask."""
-        self._ask(LATEST)
-        return self._program.json()  # type: ignore[no-any-return]
+        return _json(self._ask(LATEST))
 
     def latest_limited(self, start: dict[str, Any], limit: dict[str, Any]) -> dict[str, Any]:
-        self._ask(LATEST_LIMITED, json.dumps(start), json.dumps(limit))
-        return self._program.json()  # type: ignore[no-any-return]
+        return _json(self._ask(LATEST_LIMITED, start, limit))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
-        self._ask(PARTITIONS, json.dumps(start), json.dumps(end))
-        found = [self._program.bytes() for _ in range(self._program.number())]
-        assert self._program.number() == 0, "rows were sent along"
+        program = self._ask(PARTITIONS, start, end)
+        found = [program.bytes() for _ in range(program.number())]
+        assert program.number() == 0, "rows were sent along"
         return found
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._ask(COMMIT, json.dumps(end))
-        assert self._program.number() == 0
+        assert self._ask(COMMIT, end).number() == 0
 
     def features(self) -> int:
         """1: latestOffset() takes a limit; 2: Trigger.AvailableNow."""
-        self._ask(FEATURES)
-        return self._program.number()
+        return self._ask(FEATURES).number()
 
     def prepare_for_trigger_available_now(self) -> None:
-        self._ask(PREPARE)
-        assert self._program.number() == 0
+        assert self._ask(PREPARE).number() == 0
 
     def default_limit(self) -> dict[str, Any]:
-        self._ask(DEFAULT_LIMIT)
-        return self._program.json()  # type: ignore[no-any-return]
+        return _json(self._ask(DEFAULT_LIMIT))
 
-    def report(self) -> dict[str, Any] | None:
-        self._ask(REPORT)
-        size = self._program.number()
-        return json.loads(self._program._exactly(size)) if size else None
+    def report(self) -> dict[str, Any]:
+        return _json(self._ask(REPORT))
+
+
+def _json(program: Program) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(program.bytes())
+    return found
 
 
 @contextmanager

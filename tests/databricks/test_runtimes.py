@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from opendata_buffer.topic.topic import Topic
 from tests.databricks import engine as referee
-from tests.databricks.engine import Created, Engine, ProgramFailed, StreamRunner
+from tests.databricks.engine import Created, Engine, ProgramFailed, StreamRunner, schema
 from tests.databricks.runtimes import FOLDER, LONG_TERM, NEWEST, why_not
 from tests.spark.queues import numbered, produce, queued
 
@@ -46,14 +45,6 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def store(tmp_path: Path) -> str:
     return f"file://{tmp_path}/store"
-
-
-def schema(**columns: str) -> str:
-    fields = [
-        {"name": name, "type": kind, "nullable": True, "metadata": {}}
-        for name, kind in columns.items()
-    ]
-    return json.dumps({"type": "struct", "fields": fields})
 
 
 def rows(engine: Engine, created: Created) -> list[dict[str, Any]]:
@@ -118,7 +109,6 @@ def test_available_now_reads_what_was_there_within_its_limits(engine: Engine, st
             found.append(end)
         report = runner.report()
     assert [end["partitions"]["0"]["next"] for end in found[1:]] == [2, 4, 5]
-    assert report is not None
     assert report["next"] == 6
     assert queued(store) == [5]
 

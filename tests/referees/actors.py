@@ -384,30 +384,23 @@ ROLES = {
 
 def finish(scene: Scene, kind: str, people: list[str]) -> None:
     """Read what is left, once nobody else is at work and nothing fails."""
+    for each in people:
+        scene.person = each
+        (consume if kind == "log" else publish)(scene, to_the_end=True)
     if kind in ("topic", "serial"):
-        for each in people:
-            scene.person = each
-            publish(scene, to_the_end=True)
         read_topic(scene, to_the_end=True)
-    elif kind == "log":
-        for each in people:
-            scene.person = each
-            consume(scene, to_the_end=True)
     elif kind == "work":
         work(scene, to_the_end=True)
-        with scene.recorder.call("left", "ingest") as answer:
-            answer["entries"] = remaining(scene)
-    else:
+        with (
+            scene.recorder.call("left", "ingest") as answer,
+            odb.Consumer(scene.consuming(), store=scene.store, runtime=scene.runtime) as opened,
+        ):
+            answer["entries"] = [
+                (batch.sequence, b" ".join(batch.entries).decode(), True)
+                for batch in iter(opened.next_batch, None)
+            ]
+    elif kind != "log":
         consume(scene, to_the_end=True)
-
-
-def remaining(scene: Scene) -> list[tuple[int, str, bool]]:
-    config = scene.consuming()
-    with odb.Consumer(config, store=scene.store, runtime=scene.runtime) as opened:
-        found = []
-        while (batch := opened.next_batch()) is not None:
-            found.append((batch.sequence, b" ".join(batch.entries).decode(), True))
-        return found
 
 
 def main() -> None:

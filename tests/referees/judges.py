@@ -25,16 +25,8 @@ Call = dict[str, Any]
 def missing() -> str | None:
     """Why histories cannot be judged here, or None. Builds the referees."""
     go = ["go", "build", "-o", str(LOG), "."]
-    cargo = [
-        "cargo",
-        "build",
-        "--locked",
-        "--release",
-        "-q",
-        "--target-dir",
-        str(HERE / "build/cargo"),
-    ]
-    for folder, command in (("log", go), ("transactions", cargo)):
+    cargo = ["cargo", "build", "--locked", "--release", "-q", "--target-dir"]
+    for folder, command in (("log", go), ("transactions", [*cargo, str(HERE / "build/cargo")])):
         if (tool := find(command[0])) is None:
             return f"the referees are not built: {command[0]} is missing"
         done = subprocess.run(
@@ -171,10 +163,8 @@ def elle(txns: list[Call]) -> list[dict[str, Any]]:
     for process, each in enumerate(txns):
         done = {"ok": "ok", "fail": "fail", "unknown": "info"}[each["how"]]
         asked = [[mop[0], mop[1], None if mop[0] == "r" else mop[2]] for mop in each["value"]]
-        for time_, how, value in (
-            (each["since"], "invoke", asked),
-            (each["until"], done, each["value"]),
-        ):
+        begin, end = (each["since"], "invoke", asked), (each["until"], done, each["value"])
+        for time_, how, value in (begin, end):
             lines.append({"time": time_, "process": process, "type": how, "value": value})
     return sorted(lines, key=lambda line: (line["time"], line["type"] != "invoke"))
 
