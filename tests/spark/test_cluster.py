@@ -1,34 +1,49 @@
-"""The recipes of "Run it on a cluster", each on a standalone cluster: a master and two workers.
+"""A standalone cluster: a master, two workers, and executors in processes of their own.
 
-Its interpreter has Spark and all that this package needs, and not this package: that comes as the
-recipe says. The first recipe runs always, all of them at night.
+What reaches the executors went through pickle, all of it. The interpreter of the cluster has Spark
+and all that this package needs, and not this package: that comes as the recipes of "Run it on a
+cluster" say. The first recipe runs always, and the tests look at what it left; all recipes run at
+night.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
+import re
 import socket
 import subprocess
 import sys
 import tarfile
+import textwrap
 import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.spark.jvm import java_options, starting
-from tests.spark.queues import produce
+from tests.spark.queues import produce, queued, records, written
+from tests.support.s3_server import Request, S3Server
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 SITE = Path(pytest.__file__).parents[1]
 SPARK_HOME = SITE / "pyspark"
 COMPILED = Path(__file__).parent / "site" / "sitecustomize.py"
+WATCH = ROOT / "docs" / "operations" / "watch.md"
+
+KEYS = {
+    "accessKeyId": "AKIAOPTIONSONLY00001",
+    "secretAccessKey": "only+in/options/0001",
+    "sessionToken": "token==of//options+1",
+}
+"""Options, and nothing else knows them."""
 
 PROGRAM = """
 import json, os, sys
@@ -36,7 +51,6 @@ from pyspark.sql import SparkSession
 
 home, how = sys.argv[1:]
 spark = SparkSession.builder.getOrCreate()
-spark.sparkContext.setLogLevel("ERROR")
 if how == "register":
     from pyspark_opendata_buffer import register
     register(spark)
@@ -61,6 +75,133 @@ print("RESULT", json.dumps({
     "copied": copied,
 }), flush=True)
 spark.stop()
+"""
+
+
+SCRIPT = """
+import contextlib, io, json, os, sys, urllib.request
+from pyspark.sql import SparkSession
+from buffer_sink import foreach_batch_writer
+
+home, endpoint, secrets = sys.argv[1:]
+keys = json.load(open(secrets))
+spark = SparkSession.builder.getOrCreate()
+name = "opendata-buffer"
+
+def run(query, writer, *path):
+    writer = writer.option("checkpointLocation", f"{home}/checkpoint-{query}")
+    query = writer.trigger(availableNow=True).start(*path)
+    query.awaitTermination()
+    return query
+
+source = f"{home}/in"
+
+# A batch read, with filters, whose predicates stay with the plan.
+read = spark.read.format(name).option("minPartitions", "4").load(source)
+tasks = read.where("sequence >= 1").select("value").rdd.mapPartitions(
+    lambda rows: [(os.environ["SPARK_EXECUTOR_DIRS"], [bytes(row[0]).decode() for row in rows])]
+).collect()
+
+# Buffer to buffer: source and sink in one query.
+stream = (
+    spark.readStream.format(name)
+    .option("minPartitions", "4")
+    .option("maxBatchesPerTrigger", "6")
+    .load(source)
+)
+run("sink", stream.select("value", "metadata").writeStream.format(name)
+    .option("txnAppId", "copy").option("compression", "zstd"), f"{home}/copy")
+
+# And from there through foreachBatch, into a buffer again.
+to_buffer = foreach_batch_writer(f"{home}/again", txn_app_id="again")
+copied = spark.readStream.format(name).load(f"{home}/copy")
+run("foreach", copied.select("value", "metadata").writeStream.foreachBatch(to_buffer))
+
+# Keys as options: written, read, streamed, and refused.
+shown = []
+given = {"endpointUrl": endpoint, **keys}
+# Of more than a task sends to the driver.
+rows = spark.range(0, 40, 1, 2).selectExpr("repeat(CAST(id AS STRING), 5000) AS value")
+rows.write.format(name).mode("append").options(**given).save("s3://bucket/keys")
+frame = spark.read.format(name).options(**given).load("s3://bucket/keys")
+with_keys = frame.count()
+for mode in ("extended", "formatted", "cost"):
+    with contextlib.redirect_stdout(io.StringIO()) as plan:
+        frame.explain(mode=mode)
+    shown.append(plan.getvalue())
+keyed = spark.readStream.format(name).options(**given).load("s3://bucket/keys")
+query = run("keys", keyed.select("value").writeStream.format(name).options(**given),
+    "s3://bucket/keyed")
+with contextlib.redirect_stdout(io.StringIO()) as plan:
+    query.explain(True)
+shown += [plan.getvalue(), *(progress.json for progress in query.recentProgress)]
+try:
+    spark.read.format(name).options(**given).load("s3://no-such-bucket/keys").count()
+except Exception as error:
+    shown.append(f"refused: {error}")
+
+# A service credential, by its name.
+named = {"endpointUrl": endpoint, "serviceCredential": "team"}
+rows.write.format(name).mode("append").options(**named).save("s3://bucket/team")
+by_name = spark.read.format(name).options(**named).load("s3://bucket/team").count()
+
+# What the web pages of Spark show.
+web = spark.sparkContext.uiWebUrl
+store = spark._jsparkSession.sharedState().statusStore()
+pages = ["/SQL/", "/environment/", "/StreamingQuery/", "/jobs/"]
+pages += [f"/SQL/execution/?id={number}" for number in range(store.executionsCount())]
+pages += [f"/api/v1/applications/{spark.sparkContext.applicationId}/sql?details=true&length=1000"]
+for page in pages:
+    with urllib.request.urlopen(web + page) as answer:
+        shown.append(answer.read().decode())
+
+print("RESULT", json.dumps({
+    "executors": len({where for where, _ in tasks}),
+    "read": sorted(value for _, values in tasks for value in values),
+    "application": spark.sparkContext.applicationId,
+    "read_with_keys": with_keys,
+    "read_by_name": by_name,
+    "pages": len(pages),
+    "shown": shown,
+}), flush=True)
+spark.stop()
+"""
+
+STAND_INS = {
+    "service_credentials.py": """
+        from pyspark import TaskContext
+
+        def getServiceCredentialsProvider(name):
+            if TaskContext.get() is None:
+                raise RuntimeError("only in tasks")
+            return session_of(f"EXECUTOR-{name}")
+        """,
+    "sdk/runtime/__init__.py": """
+        from types import SimpleNamespace
+
+        credentials = SimpleNamespace(
+            getServiceCredentialsProvider=lambda name: session_of(f"DRIVER-{name}"))
+        dbutils = SimpleNamespace(credentials=credentials)
+        """,
+    "sdk/__init__.py": "",
+    "__init__.py": "",
+}
+"""The two modules that Databricks has, as its documentation tells. Keys say where they are from."""
+
+SESSION_OF = """
+import botocore.session
+
+def session_of(key):
+    session = botocore.session.Session()
+    session.set_credentials(key, "secret")
+    return session
+"""
+
+LOGGING = """
+import logging
+logging.basicConfig(format="%(name)s %(message)s")
+for each in ("opendata_buffer", "buffer_source", "buffer_sink"):
+    logging.getLogger(each).setLevel(logging.DEBUG)
 """
 
 
@@ -92,7 +233,6 @@ RECIPES = [
         {"PYTHONPATH": "{here}/opendata_buffer.zip"},
     ),
 ]
-ALL = "OPENDATA_BUFFER_CLUSTER" in os.environ
 
 
 def zip_package(target: Path) -> None:
@@ -110,14 +250,22 @@ def zip_package(target: Path) -> None:
 
 
 def make_interpreter(here: Path) -> Path:
-    """A Python with everything but this package."""
+    """A Python with everything but this package, and with the two modules of Databricks."""
     made = here / "clean"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(made)], check=True)
     (site,) = made.glob("lib/python3*/site-packages")
     # A path in there is looked into, and what its own .pth files name is not.
     (site / "rest.pth").write_text(f"{SITE}\n")
-    # In each process, or it would compile the sources in Spark's zip of pyspark.
-    shutil.copy(COMPILED, site)
+    # Metrics of the processes beside the driver, as docs/operations/watch.md says. And in each
+    # process, or it would compile the sources in Spark's zip of pyspark.
+    blocks = re.findall(r"```python\n(.*?)```", WATCH.read_text(encoding="utf-8"), re.DOTALL)
+    (block,) = [each for each in blocks if "10_000" in each]
+    custom = block.replace("10_000", "200") + LOGGING + COMPILED.read_text()
+    (site / "sitecustomize.py").write_text(custom)
+    for name, text in STAND_INS.items():
+        path = site / "databricks" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(SESSION_OF + textwrap.dedent(text) if text else "")
     return made / "bin" / "python"
 
 
@@ -153,6 +301,7 @@ class Cluster:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYSPARK"))}
         self._environment = {
             **kept,
+            "AWS_ACCESS_KEY_ID": "STRANGER",
             "SPARK_HOME": str(SPARK_HOME),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_WORKER_DIR": str(here / "work"),
@@ -172,9 +321,11 @@ class Cluster:
             self._daemon(running, f"{deploy}.worker.Worker", self.url, "--host", host, *size)
         self._await("master", "Registering worker", times=2)
 
-    def submit(self, recipe: Recipe, home: Path) -> subprocess.CompletedProcess[str]:
-        program = self.here / "program.py"
-        program.write_text(PROGRAM)
+    def submit(
+        self, recipe: Recipe, program: str, *arguments: object
+    ) -> subprocess.CompletedProcess[str]:
+        path = self.here / "program.py"
+        path.write_text(program)
 
         def filled(text: str) -> str:
             return text.format(here=self.here)
@@ -185,23 +336,31 @@ class Cluster:
             "spark.cores.max": "2",
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
-            "spark.ui.enabled": "false",
             "spark.driver.host": "127.0.0.1",
+            "spark.ui.port": "0",
+            "spark.log.level": "INFO",
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.dir": f"file://{self.here}/events",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.python.filterPushdown.enabled": "true",
             "spark.driver.extraJavaOptions": java_options(),
             "spark.executor.extraJavaOptions": java_options(),
         }
         given = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
-        return subprocess.run(
+        done = subprocess.run(
             [
                 *(str(SPARK_HOME / "bin" / "spark-submit"), "--master", self.url, *given),
-                *(*map(filled, recipe.arguments), str(program), str(home), recipe.how),
+                *(*map(filled, recipe.arguments), str(path), *map(str, arguments)),
             ],
             capture_output=True,
             text=True,
-            timeout=900,
+            timeout=1800,
             cwd=self.here,
             env={**self._environment, **{k: filled(v) for k, v in recipe.environment.items()}},
         )
+        assert done.returncode == 0, told(done.stdout + done.stderr)
+        return done
 
     def _daemon(self, running: ExitStack, *command: str) -> None:
         name = command[0].rpartition(".")[2].lower()
@@ -223,9 +382,16 @@ class Cluster:
             time.sleep(0.1)  # another process starts
 
 
+def told(errors: str) -> str:
+    """What the driver said of errors, and the end of what it said."""
+    named = [line for line in errors.splitlines() if "Error" in line or "Exception" in line]
+    return "\n".join([*named[-60:], errors[-4000:]])
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     here = tmp_path_factory.mktemp("cluster")
+    (here / "events").mkdir()
     zip_package(here / "opendata_buffer.zip")
     python = make_interpreter(here)
     make_environment(here, python)
@@ -235,20 +401,119 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", RECIPES if ALL else RECIPES[:1], ids=lambda each: each.name)
+def result_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    found: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+    return found
+
+
+@pytest.mark.skipif("OPENDATA_BUFFER_CLUSTER" not in os.environ, reason="at night")
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda each: each.name)
 def test_a_recipe_reads_writes_and_streams_on_all_executors(
     cluster: Cluster, tmp_path: Path, recipe: Recipe
 ) -> None:
     batches = [[f"{n}-{i}".encode() for i in range(20)] for n in range(10)]
     produce(str(tmp_path / "in"), batches)
-    done = cluster.submit(recipe, tmp_path)
-    told = [line for line in done.stderr.splitlines() if "Error" in line or "Exception" in line]
-    assert done.returncode == 0, "\n".join([*told[:40], done.stderr[-1500:]])
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
-    assert json.loads(line.removeprefix("RESULT ")) == {
+    assert result_of(cluster.submit(recipe, PROGRAM, tmp_path, recipe.how)) == {
         "executors": 2,
         "read": 200,
         "written": 100,
         "copied": None if recipe.how == "register" else 200,
     }
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What the script printed, and what it left.
+
+    Attributes:
+        home: Where it worked: queues and checkpoints.
+        result: What it printed.
+        errors: Standard error of the driver and the Python processes beside it.
+        executors: Standard error of each executor and its Python workers.
+        left: Whatever was written: event logs, checkpoints, objects of queues.
+        asked: What arrived at the S3 server.
+    """
+
+    home: Path
+    result: dict[str, Any]
+    errors: str
+    executors: list[str]
+    left: list[str]
+    asked: list[Request]
+
+    def signed(self, root: str) -> dict[str, set[str]]:
+        """The access keys that requests for objects below a root were signed with, by object."""
+        found: dict[str, set[str]] = {}
+        for each in self.asked:
+            if each.key.startswith(f"{root}/"):
+                (key,) = re.findall(r"Credential=([^/]+)/", each.headers["authorization"])
+                found.setdefault(each.key.removeprefix(f"{root}/"), set()).add(key)
+        return found
+
+
+@pytest.fixture(scope="module")
+def ran(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    home, secrets = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("keys") / "keys.json"
+    secrets.write_text(json.dumps(KEYS))
+    produce(str(home / "in"), [[f"{n}-{i}".encode() for i in range(20)] for n in range(10)])
+    with S3Server() as server:
+        done = cluster.submit(RECIPES[0], SCRIPT, home, server.endpoint, secrets)
+    result = result_of(done)
+    work = cluster.here / "work" / result["application"]
+    executors = [path.read_text(errors="replace") for path in work.glob("*/stderr")]
+    # What Python prints of the driver comes on the standard output of spark-submit.
+    said = done.stderr + done.stdout.partition("RESULT")[0]
+    folders = home, cluster.here / "events"
+    left = [
+        path.read_text(encoding="utf-8", errors="replace")
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file()
+    ]
+    return Ran(home, result, said, executors, left, server.requests)
+
+
+def test_source_and_sinks_on_executors_of_their_own(ran: Ran) -> None:
+    expected = sorted(f"{n}-{i}" for n in range(10) for i in range(20))
+    assert ran.result["executors"] == 2
+    assert ran.result["read"] == [each for each in expected if not each.startswith("0-")]
+    again = written(str(ran.home / "again"))
+    assert sorted(each.decode() for each in records(again)) == expected
+    assert {each.metadata[0].payload for each in again} == {b"m"}
+    # Both queries emptied what they read.
+    assert queued(str(ran.home / "in")) == queued(str(ran.home / "copy")) == []
+    for metric in ("buffer.acks", "buffer.consumer_lag_seconds"):
+        assert f'"name": "{metric}"' in ran.errors
+
+
+def test_keys_given_as_options_are_used_and_shown_nowhere(ran: Ran) -> None:
+    assert ran.result["read_with_keys"] == 40
+    for root in ("keys", "keyed"):
+        signed = ran.signed(root)
+        assert any(name.endswith(".batch") for name in signed), "tasks wrote there"
+        assert set().union(*signed.values()) == {KEYS["accessKeyId"]}
+    assert KEYS["sessionToken"] in {e.headers.get("x-amz-security-token") for e in ran.asked}
+
+    shown = ran.result["shown"]
+    plans = [each for each in shown if "Physical Plan" in each]
+    assert len(plans) >= 6, "explained, and in the SQL tab"
+    assert any('"sources"' in each for each in shown), "the progress of the query"
+    assert any(each.startswith("refused: ") and "no-such-bucket" in each for each in shown)
+    assert any("SparkListenerSQLExecutionStart" in each for each in ran.left)
+    assert len(ran.executors) == 2
+    for each in ran.executors:
+        assert "Running task" in each
+        assert "telemetry.sdk" in each, "its Python workers speak there, too"
+    everywhere = [*shown, ran.errors, *ran.executors, *ran.left]
+    for name, value in KEYS.items():
+        assert not any(value in text for text in everywhere), name
+
+
+def test_a_service_credential_is_asked_for_by_its_name_where_it_is_used(ran: Ran) -> None:
+    assert ran.result["read_by_name"] == 40
+    signed = ran.signed("team/ingest")
+    assert signed["manifest"] == {"DRIVER-team"}
+    batches = [keys for name, keys in signed.items() if name.endswith(".batch")]
+    assert len(batches) >= 2
+    assert all(keys == {"EXECUTOR-team"} for keys in batches), "written and read by tasks"
