@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import replace
 from datetime import date, timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +21,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 WHY_NOT = "no Chromium to look at the page with: apt-get install chromium"
 
 # It speaks to nobody but the page, and leaves nothing behind.
-QUIETLY = (
+QUIETLY = [
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -30,26 +29,7 @@ QUIETLY = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-)
-
-
-@contextmanager
-def pages(profile: Path) -> Iterator[Any]:
-    """A context of a new browser, without a network; ``new_page()`` gives a page.
-
-    Args:
-        profile: An empty directory for what it keeps.
-    """
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        context = playwright.chromium.launch_persistent_context(
-            str(profile), executable_path=CHROMIUM, args=list(QUIETLY), headless=True, offline=True
-        )
-        try:
-            yield context
-        finally:
-            context.close()
+]
 
 
 DAYS = [Delay(date(2013, 1, 1) + timedelta(i), 100, 10.0 + i % 7) for i in range(365)]
@@ -110,7 +90,18 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with pages(tmp_path_factory.mktemp("profile")) as context:
+    """A new browser without a network; ``new_page()`` gives a page."""
+    from playwright.sync_api import sync_playwright
+
+    profile = str(tmp_path_factory.mktemp("profile"))
+    with (
+        sync_playwright() as playwright,
+        closing(
+            playwright.chromium.launch_persistent_context(
+                profile, executable_path=CHROMIUM, args=QUIETLY, headless=True, offline=True
+            )
+        ) as context,
+    ):
         yield context
 
 

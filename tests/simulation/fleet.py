@@ -145,16 +145,15 @@ class Fleet:
             cas_deadline_ms=10_000,
             broker="host" if self.random.random() < 0.2 else "auto",
         )
-        producer = self._patiently(
-            runtime,
-            lambda: Producer(
-                config,
-                store=member.store,
-                runtime=runtime,
-                open_committer=partial(open_brokered_committer, network=self.network.of(runtime)),
-            ),
-        )
-        number = 0
+        committer = partial(open_brokered_committer, network=self.network.of(runtime))
+        producer, number = None, 0
+        while producer is None:
+            try:
+                producer = Producer(
+                    config, store=member.store, runtime=runtime, open_committer=committer
+                )
+            except (TransientStorageError, Conflict):
+                runtime.sleep(1)
         while not self.closing:
             record = f"{runtime.name} {number:06}".encode()
             number += 1
@@ -336,13 +335,6 @@ class Fleet:
             work()
 
         self.director.spawn(wait, "later")
-
-    def _patiently(self, runtime: SimRuntime, make: Callable[[], Producer]) -> Producer:
-        while True:
-            try:
-                return make()
-            except (TransientStorageError, Conflict):
-                runtime.sleep(1)
 
     # The run.
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
-from tests.spark.chaos.processes import Driver, Job, Stream
+from tests.spark.chaos.processes import Fleet, Job, Stream
 from tests.spark.jvm import SMALL_JVM, prepare
 from tests.spark.queues import numbered, produce
 
@@ -26,17 +27,11 @@ def make(archive: Path, home: Path) -> None:
     for stream in streams:
         produce(stream.store, numbered(0, 2))
     unfinished = archive.with_suffix(".new")
-    driver = Driver(
-        Job(streams, f"{SMALL_JVM} -XX:ArchiveClassesAtExit={unfinished}"), home / "log"
-    )
-    try:
-        driver.go("drain")
-        driver.finish()
-        if unfinished.exists():
-            unfinished.replace(archive)
-    finally:
-        driver.kill()
-        unfinished.unlink(missing_ok=True)
+    job = Job(streams, f"{SMALL_JVM} -XX:ArchiveClassesAtExit={unfinished}")
+    with closing(Fleet(job, home, ahead=False)) as fleet:
+        fleet.go("drain").finish()
+    if unfinished.exists():
+        unfinished.replace(archive)
 
 
 if __name__ == "__main__":

@@ -35,9 +35,6 @@ CLASSES = "OPENDATA_BUFFER_CLASSES"
 LATE = "Python worker failed to connect back"
 """What Spark says then. The one failure of a test in Spark that is tried again."""
 
-ATTEMPTS = 5
-
-
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = (Path(__file__).with_name("site"), ROOT / "core", ROOT)
 
@@ -76,9 +73,9 @@ def starting() -> Iterator[None]:
         yield
 
 
-def patiently(call: Callable[[], object], attempts: int = ATTEMPTS) -> None:
-    """Call until it does not fail with LATE; any other error is the caller's."""
-    for left in reversed(range(attempts)):
+def patiently(call: Callable[[], object]) -> None:
+    """Call until it does not fail with LATE, five times at most; other errors are the caller's."""
+    for left in reversed(range(5)):
         try:
             call()
             return

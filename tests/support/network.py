@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable
 from itertools import islice
 
 from opendata_buffer.broker.broker import Broker, Session
@@ -74,16 +73,6 @@ class SimNetwork:
         port.accept(theirs)
         return ours
 
-    def connect(self, process: SimRuntime) -> Callable[[DiscoveryRecord], Connection]:
-        """What opens connections for a process."""
-
-        def connect(broker_record: DiscoveryRecord) -> Connection:
-            channel = self.open_channel(process, broker_record, CONNECT_S)
-            nonce = secrets.token_bytes(NONCE_BYTES)
-            return Connection(channel, broker_record, process, nonce)
-
-        return connect
-
     def of(self, process: SimRuntime) -> ProcessNetwork:
         """The network as one process sees it: what a producer or a worker takes."""
         return ProcessNetwork(self, process)
@@ -97,7 +86,6 @@ class SimNetwork:
         self._cuts.discard(frozenset((one.name, other.name)))
 
     def is_cut(self, one: str, other: str) -> bool:
-        """Whether nothing passes between two processes."""
         return frozenset((one, other)) in self._cuts
 
     def kill(self, process: SimRuntime) -> None:
@@ -108,10 +96,6 @@ class SimNetwork:
             channel.close()
         self._channels = [each for each in self._channels if not each.closed]
 
-    def forget(self, port: SimPort) -> None:
-        """Nobody listens there any more."""
-        self._ports.pop(port.address, None)
-
 
 class ProcessNetwork:
     """A process's network; a :class:`~opendata_buffer.broker.network.Network`."""
@@ -119,7 +103,11 @@ class ProcessNetwork:
     def __init__(self, network: SimNetwork, process: SimRuntime) -> None:
         self._network = network
         self._process = process
-        self.connect = network.connect(process)
+
+    def connect(self, broker_record: DiscoveryRecord) -> Connection:
+        channel = self._network.open_channel(self._process, broker_record, CONNECT_S)
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        return Connection(channel, broker_record, self._process, nonce)
 
     def listen(self) -> SimPort:
         return self._network.listen(self._process)
@@ -207,7 +195,7 @@ class SimPort:
 
     def close(self) -> None:
         self.shut()
-        self._network.forget(self)
+        self._network._ports.pop(self.address, None)
 
     def accept(self, channel: SimChannel) -> None:
         """A client has connected."""
