@@ -63,10 +63,11 @@ def status(
 
     Also its open transactions, its broker and workers, and what was skipped or trimmed. Changes
     nothing. The consumer that claimed the queue may have ended since. Sizes are those of stored
-    objects. With --json and --watch, one JSON object per line. With
-    --max-lag or --max-backlog it is a probe: it only reads manifests, prints one line, and exits 0
-    within the limits, 3 beyond them, 1 when it cannot find out. Both exit 1 where producers and
-    consumers are refused: the manifest was restored from an old copy, or is damaged.
+    objects. With --json and --watch, one JSON object per line.
+
+    With --max-lag or --max-backlog it is a probe: it only reads manifests, prints one line, and
+    exits 0 within the limits, 3 beyond them, 1 when it cannot find out. Both exit 1 where producers
+    and consumers are refused: the manifest was restored from an old copy, or is damaged.
     """
     target = target_of(runtime, queue)
     if max_lag is not None or max_backlog is not None:
