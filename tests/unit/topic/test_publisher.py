@@ -385,38 +385,6 @@ def test_f2_a_commit_whose_answer_was_lost_is_not_taken_for_one_that_was_superse
     assert still_open(store) == []
 
 
-class Deaf(Faulty):
-    """Carries the writes of commit records out, and answers nothing about them."""
-
-    lost = False
-
-    def _do(self, operation: str, key: str, *rest: Any, **options: Any) -> Any:
-        outcome = super()._do(operation, key, *rest, **options)
-        if not self.lost or not key.startswith("_topic/"):
-            return outcome
-        if operation == "put_if":
-            return outcomes.Unknown("no answer")
-        raise TransientStorageError("no answer")
-
-
-def test_a_commit_whose_answer_is_lost_is_unknown_and_completed_by_the_next_instance() -> None:
-    deaf = Deaf()
-    topic_in(deaf, 3)
-    publisher = opened(deaf, "billing", cas_deadline_ms=2_000)
-    all_published(publisher)
-    publisher.build_ack_intents(WAIT_S)
-    deaf.lost = True
-    with pytest.raises(TransientStorageError, match="is not known"):
-        publisher.commit(WAIT_S)
-    assert seen(deaf) == []
-    deaf.lost = False
-    with pytest.raises(Closed):
-        publisher.commit()
-    opened(deaf, "billing").close()
-    assert (seen(deaf), still_open(deaf)) == (ENTRIES, [])
-    publisher.close()
-
-
 def test_the_names_of_publishers_and_of_spark_queries_do_not_meet(store: Faulty) -> None:
     opened(store, "billing").close()
     record = store.get("_topic/app=publisher.billing/_commit.json")

@@ -418,36 +418,42 @@ def test_recover_completes_what_was_committed_and_ends_the_rest(decided: bool) -
 
 
 class LosesAnswers(Wire):
-    """Conditional writes of one key are carried out, or not, and never answered."""
+    """Conditional writes of the record are carried out, or not, and never answered."""
 
-    def __init__(self, store: MemoryStore, key: str, carried_out: bool) -> None:
+    def __init__(self, store: MemoryStore, carried_out: bool, readable: bool) -> None:
         super().__init__(store)
-        self._key = key
         self._carried_out = carried_out
+        self._readable = readable
         self.armed = False
 
     def put_if(self, key: str, data: Any, condition: Any) -> Any:
-        if self.armed and key == self._key:
+        if self.armed and key == RECORD:
             if self._carried_out:
                 self._store.put_if(key, data, condition)
             return outcomes.Unknown("the answer was lost")
         return self.__getattr__("put_if")(key, data, condition)
 
+    def get(self, key: str, **options: Any) -> Any:
+        if self.armed and key == RECORD and not self._readable:
+            raise TransientStorageError("no answer")
+        return self.__getattr__("get")(key, **options)
 
+
+@pytest.mark.parametrize("readable", [False, True])
 @pytest.mark.parametrize("carried_out", [False, True])
-def test_a_decision_whose_answer_is_lost(carried_out: bool) -> None:
+def test_a_decision_whose_answer_is_lost(carried_out: bool, readable: bool) -> None:
     world = World()
-    wire = LosesAnswers(world.store, RECORD, carried_out)
+    wire = LosesAnswers(world.store, carried_out, readable)
     driver = Driver(world, wire)
     driver.write(0)
     wire.armed = True
-    if carried_out:
+    if carried_out and readable:
         assert driver.write(1), "the record tells, when it is read again"
     else:
         with pytest.raises(TransientStorageError, match="may or may not have been written"):
             driver.write(1)
         assert len(world.undecided()) == 3, "it is unknown, so nothing is rolled back"
-        assert Driver(world).write(1)
+        assert Driver(world).write(1) is not carried_out
     world.check(2)
 
 
