@@ -23,10 +23,11 @@ def world(runtime: ManualRuntime) -> TopicWorld:
     return TopicWorld(runtime, 1)
 
 
-def stream(world: TopicWorld, **given: str) -> PartitionStream:
-    def once(call: Any, *args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs)
+def once(call: Any, *args: Any, **kwargs: Any) -> Any:
+    return call(*args, **kwargs)
 
+
+def stream(world: TopicWorld, **given: str) -> PartitionStream:
     options = SourceOptions.from_spark({"path": "/world", "gcEnabled": "false", **given})
     return PartitionStream(P, options.of_partition(P), world.store, world.runtime, once)
 
@@ -224,9 +225,6 @@ def claim(
     queue: World, start: PartitionOffset | None = None, queue_id: str = "", **options: str
 ) -> QueueCursor:
     given = SourceOptions.from_spark({"path": "/world", "gcEnabled": "false", **options})
-
-    def once(call: Any, *args: Any, **kwargs: Any) -> Any:
-        return call(*args, **kwargs)
 
     stable_end = 0 if start is None else stable_end_of(start, given)
     return QueueCursor(given, queue.store, queue.runtime, once, start, stable_end, queue_id)
