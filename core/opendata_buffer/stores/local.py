@@ -214,7 +214,7 @@ def read_range(fd: int, start: int, end: int) -> bytes:
             break
         parts.append(part)
         start += len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return b"".join(parts)  # of one part no copy
 
 
 def read_into(fd: int, memory: memoryview) -> bool:
