@@ -7,6 +7,7 @@ to one becomes plain text.
 
 from __future__ import annotations
 
+import html as entities
 import posixpath
 import re
 from pathlib import Path
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
-_IDENTIFIER = re.compile(r"<code>([^<>\s]{1,36})</code>")
+_INLINE_CODE = re.compile(r"<code>([^<>\n]+)</code>")
+_COMMANDS = re.compile(r'<div class="language-(?:sh|console) highlight">.*?</div>', re.DOTALL)
+_OPTION = re.compile(r"(?<![\w<>&-])--?[a-z][\w-]*")
+_PHONE = 38
+"""Characters of code that a phone shows in a line."""
 _TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 _HEAD_CELL = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
 _CODE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
@@ -38,6 +43,11 @@ def outside_pages() -> dict[str, str]:
         pages[f"core/decisions/{decision.name}"] = f"explanation/decisions/{decision.name}"
     for example in sorted((ROOT / "examples").glob("*.py")):
         pages[f"examples/{example.name}"] = f"how-to/examples/{example.stem}.md"
+    pages["examples/kubernetes/broker.yaml"] = "how-to/examples/kubernetes.md"
+    for readme in sorted((ROOT / "examples").glob("*/README.md")):
+        pages[f"examples/{readme.parent.name}/README.md"] = (
+            f"how-to/examples/{readme.parent.name}.md"
+        )
     return pages
 
 
@@ -47,8 +57,9 @@ def page_text(path: str) -> str:
     Search ranks guides above decisions, changelog and programs.
     """
     text = (ROOT / path).read_text(encoding="utf-8")
-    if path.endswith(".py"):
-        text = f"# {path}\n\n```python\n{text}```\n"
+    if not path.endswith(".md"):
+        language = "python" if path.endswith(".py") else "yaml"
+        text = f"# {path}\n\n```{language}\n{text}```\n"
     return f"---\nsearch:\n  boost: 0.3\n---\n\n{text}"
 
 
@@ -92,8 +103,26 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lets a phone show what is wide: no line breaks within an identifier, and cells have names."""
-    html = _IDENTIFIER.sub(r'<code class="identifier">\1</code>', html)
+    html = _INLINE_CODE.sub(lambda code: f"<code>{_words(code[1])}</code>", html)
+    html = _COMMANDS.sub(
+        lambda block: _OPTION.sub(r'<span class="identifier">\g<0></span>', block[0]), html
+    )
     return _TABLE.sub(lambda table: _with_names(table[0]), html)
+
+
+def _words(code: str) -> str:
+    """Code in a sentence, which breaks between words, and in long ones behind a slash or dot."""
+    return re.sub(r"\S+", lambda word: _whole(word[0]), code)
+
+
+def _whole(word: str) -> str:
+    pieces = [word] if len(entities.unescape(word)) <= _PHONE else re.split(r"(?<=[/.])", word)
+    return "<wbr>".join(
+        f'<span class="identifier">{each}</span>'
+        if len(entities.unescape(each)) <= _PHONE
+        else each
+        for each in pieces
+    )
 
 
 def _with_names(table: str) -> str:

@@ -1,12 +1,18 @@
-"""The site's hook."""
+"""The site's hook, and the generator that may take the place of Material."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
+ZENSICAL = shutil.which("zensical")
 
 
 def load_hook() -> Any:
@@ -27,11 +33,59 @@ def test_a_link_leads_to_the_page_of_a_file_and_is_plain_text_where_there_is_non
     assert found == "[a](../changelog.md#x) b [c](options.md)\n"
 
 
+def shown(html: str) -> str:
+    page: str = hook.on_page_content(html, page=None, config=None, files=None)
+    return page
+
+
 def test_cells_have_the_name_of_their_column_and_identifiers_are_marked() -> None:
     table = (
         "<table><thead><tr><th>a <em>b</em></th><th></th></tr></thead>"
-        "<tbody><tr><td><code>--x</code></td><td><code>two words</code></td></tr></tbody></table>"
+        "<tbody><tr><td><code>--x</code></td><td>words</td></tr></tbody></table>"
     )
-    found = hook.on_page_content(table, page=None, config=None, files=None)
-    assert '<td data-name="a b"><code class="identifier">--x</code></td>' in found
-    assert '<td data-name=""><code>two words</code></td>' in found
+    assert (
+        '<td data-name="a b"><code><span class="identifier">--x</span></code></td>'
+        '<td data-name="">words</td>'
+    ) in shown(table)
+
+
+def test_code_breaks_between_words_and_a_very_long_one_behind_a_slash() -> None:
+    whole = '<span class="identifier">'
+    assert shown(f"<code>{'a' * 30}/&lt;b&gt;_segment</code>") == (
+        f"<code>{whole}{'a' * 30}/</span><wbr>{whole}&lt;b&gt;_segment</span></code>"
+    )
+    assert shown("<code>a --b</code>") == f"<code>{whole}a</span> {whole}--b</span></code>"
+    assert shown(f"<code>{'a' * 40}</code>") == f"<code>{'a' * 40}</code>"
+
+
+def test_an_option_of_a_command_is_not_broken() -> None:
+    block = '<div class="language-sh highlight"><code>x <b>1</b> --to-it a-b -v\n</code></div>'
+    options = (f'<span class="identifier">{each}</span>' for each in ("--to-it", "-v"))
+    assert "x <b>1</b> {} a-b {}\n".format(*options) in shown(block)
+
+
+@pytest.mark.skipif(ZENSICAL is None, reason="no Zensical: pip install zensical")
+def test_zensical_builds_the_site_without_a_warning(tmp_path: Path) -> None:
+    """It runs no hooks: their pages and links are written before."""
+    docs = tmp_path / "docs"
+    shutil.copytree(ROOT / "docs", docs)
+    for page in docs.rglob("*.md"):
+        uri = page.relative_to(docs).as_posix()
+        page.write_text(hook.relinked(page.read_text("utf-8"), f"docs/{uri}", uri), "utf-8")
+    for source, uri in hook.outside_pages().items():
+        (docs / uri).parent.mkdir(parents=True, exist_ok=True)
+        (docs / uri).write_text(hook.relinked(hook.page_text(source), source, uri), "utf-8")
+    config = (ROOT / "mkdocs.yml").read_text("utf-8")
+    config = re.sub(r"^hooks:\n(  .*\n)+", "", config, flags=re.MULTILINE)
+    config = config.replace("[core, .]", f'["{ROOT / "core"}", "{ROOT}"]')
+    (tmp_path / "mkdocs.yml").write_text(config, "utf-8")
+    assert ZENSICAL is not None
+    done = subprocess.run(
+        [ZENSICAL, "build", "--strict"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    built = tmp_path / "build" / "site"
+    api = (built / "reference" / "api-producing" / "index.html").read_text("utf-8")
+    assert "flush_interval_ms" in (built / "reference/api-configuration/index.html").read_text()
+    assert "produce_async" in api
+    assert (built / "changelog" / "index.html").exists()
