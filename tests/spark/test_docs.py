@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,10 +50,12 @@ def test_opentelemetry_s_records_become_rows(spark: SparkSession, store: str) ->
     code = block("how-to/opentelemetry.md", "python").replace("s3://bucket/otel/metrics", store)
     names: dict[str, Any] = {"spark": spark}
     exec(code.replace("readStream", "read"), names)
-    rows = names["rows"].select("service", "name", "value").collect()
+    assert names["metrics"].count() == 1
+    example = runpy.run_path(str(DOCS.parent / "examples" / "read_opentelemetry.py"))
+    queue = spark.read.format("opendata-buffer").schema(example["COLUMNS"]).load(store)
+    rows = example["metrics"](queue).select("service", "name", "value").collect()
     assert [tuple(row) for row in rows] == [("shop", "orders", 42.0), ("shop", "temperature", -1.5)]
-    logs = names["queue"].where("otel_signal = 'logs'").select(names["log_records"]("value"))
-    assert logs.first()[0][0].body == "basket is empty, grüße"
+    assert example["logs"](queue).first()["body"] == "basket is empty, grüße"
     from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
     (resource,) = TracesData.FromString(bytes.fromhex(made["traces"])).resource_spans

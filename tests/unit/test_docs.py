@@ -7,7 +7,10 @@ import re
 import tomllib
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import MISSING, fields
+from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,22 +23,27 @@ from buffer_sink.options import SINK_OPTIONS, SinkOptions
 from buffer_source.options import SOURCE_OPTIONS, SourceOptions
 from opendata_buffer import (
     AckIntents,
+    Compression,
     Consumer,
     ConsumerConfig,
     Producer,
     ProducerConfig,
     Publisher,
+    QueueConfig,
+    StoreOptions,
     Topic,
     TopicConsumer,
     TopicProducer,
+    WorkerConfig,
     errors,
     fetch_many,
 )
 from opendata_buffer.cli.main import cli
 from opendata_buffer.consumer.loop import BatchLoop
+from opendata_buffer.formats import MIB
 from opendata_buffer.metrics import TABLE
 from opendata_buffer.option_reader import INSTEAD, STORAGE_OPTIONS, OptionReader
-from tests.unit.cli.shell import ok
+from tests.unit.cli.shell import commands, ok
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "core").rglob("*.md")])
@@ -147,6 +155,85 @@ def test_the_python_api_shows_every_public_name() -> None:
     assert set(opendata_buffer.__all__) - set(errors.__all__) <= shown
 
 
+COMMANDS = "docs/how-to/command-line.md"
+
+
+def test_every_command_is_listed_with_its_arguments_and_options() -> None:
+    rows = re.findall(r"^\| `(.*?)` \| .* \| (.*)\|$", section(COMMANDS, "Commands"), re.MULTILINE)
+    listed = {words.split(" STORE")[0]: set(re.findall(r"--[\w-]+", text)) for words, text in rows}
+    (common,) = re.findall(r"^All but .*?\n\n", text_of(COMMANDS), re.MULTILINE | re.DOTALL)
+    shared = set(re.findall(r"--[\w-]+", common))
+    found = {
+        words: {
+            (each.secondary_opts or each.opts)[-1]
+            for each in command.params
+            if isinstance(each, click.Option)
+        }
+        for words, command in commands()
+        if not isinstance(command, click.Group)
+    }
+    assert listed.keys() == found.keys()
+    for words, options in found.items():
+        assert options - shared - {"--verbose"} == listed[words], words
+    assert shared == set.union(*found.values()) - {"--verbose"} - set.union(*listed.values())
+    for words, _ in rows:
+        name, arguments = words.split(" STORE")
+        command: Any = cli
+        for word in name.split():
+            command = command.get_command(click.Context(command), word)
+        known = [each for each in command.params if isinstance(each, click.Argument)]
+        assert len(arguments.split()) == len(known) - 1, words
+
+
+CONFIGURATION = "docs/reference/api-configuration.md"
+
+
+@pytest.mark.parametrize(
+    ("title", "made", "base"),
+    [
+        ("Every queue", QueueConfig, None),
+        ("`ProducerConfig`", ProducerConfig, QueueConfig),
+        ("`ConsumerConfig`", ConsumerConfig, QueueConfig),
+        ("`WorkerConfig`", WorkerConfig, ConsumerConfig),
+        ("How to reach a store", StoreOptions, None),
+    ],
+)
+def test_every_setting_is_listed_with_its_default(title: str, made: Any, base: Any) -> None:
+    text = section(CONFIGURATION, title)
+    inherited = {each.name for each in fields(base)} if base else set()
+    defaults = {each.name: each.default for each in fields(made) if each.name not in inherited}
+    if made is StoreOptions:
+        for name in STORAGE_OPTIONS:
+            defaults.pop(re.sub("([A-Z])", r"_\1", name).lower(), None)
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\| (.*?) ?\|$", text, re.MULTILINE)
+    assert [name for name, _, _ in rows] == list(defaults)
+    for name, stated, _ in rows:
+        default = defaults[name]
+        if isinstance(default, int) and not isinstance(default, bool | Compression):
+            number = int(stated.split()[0].replace(",", ""))
+            assert number * (MIB if stated.endswith(" MiB") else 1) == default, name
+        elif default not in (None, "", MISSING):
+            text = default.name.lower() if isinstance(default, Compression) else str(default)
+            assert stated == f"`{text}`", name
+
+
+def test_the_documentation_is_short() -> None:
+    pages = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
+    assert sum(len(page.read_text("utf-8").split()) for page in pages) <= 18_000
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["retention", "backpressure", "peek", "purge", "dead letter", "DLQ", "consumer group", "lag"],
+)
+def test_search_finds_what_users_of_the_field_call_it(words: str) -> None:
+    """In a guide: decisions, programs and the API rank below."""
+    (separator,) = re.findall(r"^      separator: '(.*)'$", text_of("mkdocs.yml"), re.MULTILINE)
+    guides = [page for page in PAGES if page.parent.name in ("how-to", "operations", "explanation")]
+    found = " | ".join(" ".join(re.split(separator, page.read_text("utf-8"))) for page in guides)
+    assert f" {words.lower()}" in found.lower()
+
+
 def test_the_site_shows_the_version() -> None:
     version = tomllib.loads(text_of("pyproject.toml"))["project"]["version"]
     assert f"\ncopyright: opendata-buffer {version}\n" in text_of("mkdocs.yml")
@@ -229,6 +316,47 @@ def run_here(code: str, tmp_path: Path, **names: Any) -> None:
 def loops_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a page waits for the next batch, end when there is none."""
     monkeypatch.setattr(BatchLoop, "__iter__", lambda consumer: iter(consumer.next_batch, None))
+
+
+def steps(page: str) -> Iterator[tuple[str, str]]:
+    """Each block of a page that runs, in order, and the output that is shown below it."""
+    found = re.findall(r"^```(python|sh|text)\n(.*?)^```", text_of(page), re.DOTALL | re.MULTILINE)
+    for (language, block), (below, output) in pairwise([*found, ("", "")]):
+        if language == "sh" and "/tmp/" in block:
+            yield block, output if below == "text" else ""
+
+
+def as_shown(output: str) -> str:
+    """Without times, sizes and the widths of columns, which differ from run to run."""
+    return re.sub(r"[ \d:]+", " ", re.sub(r" +$", "", output, flags=re.M)).strip()
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """With a name that is as short as those on the pages: lines break at the terminal's width."""
+    with TemporaryDirectory(prefix="q", dir="/tmp") as made:
+        yield Path(made) / "q"
+
+
+@pytest.mark.parametrize(
+    "page", ["docs/tutorial/first-queue.md", "docs/how-to/readers-and-retention.md"]
+)
+def test_commands_print_what_the_page_shows(page: str, short_path: Path) -> None:
+    if "tutorial" in page:
+        run_here(blocks(page, "python")[0], short_path)
+    shown = 0
+    for block, output in steps(page):
+        printed = ""
+        for line in block.splitlines():
+            words = re.sub(r"/tmp/[\w-]+", str(short_path), line.split("| ")[-1]).split()[1:]
+            numbers = "".join(f"{n}\n" for n in range(1, 6)) if line.startswith("seq 5") else ""
+            done = ok(*words, stdin=numbers.encode())
+            printed += done.stdout + done.stderr
+        if output:
+            shown += 1
+            printed = printed.replace(str(short_path), "/tmp/first-queue")
+            assert as_shown(printed) == as_shown(output)
+    assert shown >= 2
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/how-to/python-service.md"])
