@@ -49,13 +49,13 @@ def log_records(record: bytes) -> Iterator[tuple[Any, ...]]:
 
 
 @udf(returnType="array<struct<service string, name string, unit string, ns bigint, value double>>")
-def points_of(record: bytes) -> list[tuple[Any, ...]]:
+def points_of(record):
     """The points of a record."""
     return list(points(record))
 
 
 @udf(returnType="array<struct<service string, severity string, ns bigint, body string>>")
-def log_records_of(record: bytes) -> list[tuple[Any, ...]]:
+def log_records_of(record):
     """The log records of a record."""
     return list(log_records(record))
 
