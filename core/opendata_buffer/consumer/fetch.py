@@ -51,9 +51,8 @@ FORGETTING = 1.01
 class AdaptiveConcurrency:
     """Whether fetches wait for their store, and how many at once hide the wait.
 
-    May be kept from one read to the next. A store that is ``declared`` near stays so. Of the
-    others the waits are measured. A busy machine makes them long, too, so a near store may be read
-    ahead of for nothing.
+    May be kept from one read to the next. A store that is ``declared`` near stays so; of the others
+    the waits are measured.
     """
 
     def __init__(self, *, declared: bool = False) -> None:

@@ -296,12 +296,9 @@ class ReadCommitted:
     def offer(self, sequence: int, location: str, replay: Replay) -> list[int]:
         """The sequences that are to be delivered now that this entry was seen, in order.
 
-        Offer every entry in order of sequence. Otherwise call :meth:`skip` or :meth:`lost`: others
-        may wait for the acknowledgement that is left out.
-
-        ``replay`` gives earlier entries again, all in a range. It is called at most once, only by
-        an acknowledgement, and never for what lies before :meth:`stable_end`. After an error of it
-        make the same call again to go on.
+        Offer every entry in order of sequence, or call :meth:`skip` or :meth:`lost`. ``replay``
+        gives earlier entries again, all in a range, never before :meth:`stable_end`. After an error
+        of it make the same call again to go on.
         """
         if self._isolation == READ_UNCOMMITTED:
             return [] if is_acknowledgement(location, self._prefix) else [sequence]
@@ -355,9 +352,8 @@ class ReadCommitted:
     def skip(self, sequence: int, location: str) -> None:
         """Instead of :meth:`offer`, for an entry whose object is gone and that was passed by.
 
-        A message is then treated as if it had never been written: a repeat of it counts. See
-        :meth:`.TransactionFilter.skip` for the others. ``InvalidInput`` for an acknowledgement:
-        that needs no object, and others wait for it.
+        A repeat of a message counts then, as of a transaction (:meth:`.TransactionFilter.skip`).
+        ``InvalidInput`` for an acknowledgement: it needs no object, and others wait for it.
         """
         if self._isolation == READ_UNCOMMITTED:
             return
@@ -371,9 +367,8 @@ class ReadCommitted:
     def lost(self, through: int) -> None:
         """Sequences up to and including ``through`` are gone, and their names are unknown.
 
-        Transactions that were open are given up: their batches are gone with them, and the
-        acknowledgement may be, too. The rest of a transaction that goes on behind them is
-        delivered when it is committed.
+        Transactions that were open are given up, because the acknowledgement may be gone, too. Of
+        one that goes on behind them the rest is delivered when it is committed.
         """
         if self._isolation == READ_UNCOMMITTED:
             return
@@ -381,15 +376,12 @@ class ReadCommitted:
         if self._sequencer is not None:
             self._sequencer.drop_before(through + 1)
 
-    def prune(self, now_ms: int, horizon_days: int = HORIZON_DAYS) -> None:
-        """Forget apps and producers whose newest batch is older than the horizon.
-
-        Ages are those of the batches' ULIDs and not of the producers' clocks, which need not be
-        times. A producer with an open transaction is not forgotten.
-        """
-        self._transactions.prune(now_ms, horizon_days)
+    def prune(self, now_ms: int) -> None:
+        """Forget apps and producers whose newest batch, by its ULID, is older than the horizon,
+        but for producers with an open transaction."""
+        self._transactions.prune(now_ms)
         begins: dict[Hashable, int] = {_id(state): state.begin for state in self._producers()}
-        for producer in _expired(self._seen, begins, now_ms, horizon_days):
+        for producer in _expired(self._seen, begins, now_ms, HORIZON_DAYS):
             if begins[producer] < 0:
                 self._forget(producer)
 

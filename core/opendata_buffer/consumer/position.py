@@ -1,9 +1,7 @@
 """Positions in a queue: those that a program saves, and how far a consumer has come; pure.
 
-Entries come in the order of the manifest, and where transactions are read, batches are delivered in
-the order in which :class:`.ReadCommitted` releases them: those of a transaction at its
-acknowledgement. So a position is a sequence, and a number of the batches that the next entry
-releases.
+Where transactions are read, the acknowledgement of one releases all of its batches. So a position
+is a sequence, and a number of the batches that the next entry releases.
 """
 
 from __future__ import annotations
@@ -263,19 +261,14 @@ class _Offered:
 
 class QueueProgress:
     """The delivered, processed and needed entries of one queue, for a reader that follows
-    transactions. Not thread-safe.
+    transactions, from ``start`` or a position on. Not thread-safe.
 
     It has two filters, one at the entry that is offered next and one at the last entry whose
-    batches are all processed. Positions are the state of the second one. Without a position the
-    first entry is that of sequence ``start``.
+    batches are all processed. Positions are the state of the second one.
     """
 
     def __init__(
-        self,
-        prefix: str,
-        isolation: str,
-        start: int = 0,
-        position: Position | None = None,
+        self, prefix: str, isolation: str, start: int = 0, position: Position | None = None
     ) -> None:
         self._prefix = prefix
         if position is None or not position.transactions:

@@ -83,20 +83,15 @@ def test_f4_f27_a_position_beyond_the_queue_changes_nothing(queue: LocalQueue) -
     assert (queue.queued(), queue.manifest().epoch) == ([0, 1], 0)
 
 
-def test_a_position_before_the_queue_is_data_loss(queue: LocalQueue) -> None:
+def test_a_position_before_the_queue_is_data_loss_that_can_be_allowed(
+    queue: LocalQueue, caplog: pytest.LogCaptureFixture
+) -> None:
     queue.produce(b"a", b"b", b"c", b"d")
     queue.consumer(2)
     with pytest.raises(DataLoss, match=r"sequence 1 is needed but .* starts at 3") as caught:
         queue.consumer(0)
     assert (caught.value.needed, caught.value.oldest) == (1, 3)
     assert queue.manifest().epoch == 1, "the other consumer is not fenced"
-
-
-def test_data_loss_can_be_allowed_and_is_logged(
-    queue: LocalQueue, caplog: pytest.LogCaptureFixture
-) -> None:
-    queue.produce(b"a", b"b", b"c", b"d")
-    queue.consumer(2)
     consumer = queue.consumer(0, allow_data_loss=True)
     assert [batch.sequence for batch in _drain(consumer)] == [3]
     assert "sequences 1 to 2 are gone unread" in caplog.text
