@@ -336,7 +336,7 @@ def view_of(options: SourceOptions, store: Store, runtime: Runtime) -> Manifest 
             raise _no_queue(options, store)
         return None
     log_ = Log(store, options.queue, runtime)
-    index = log_.read()
+    index = log_.read_unclaimed()
     return manifest if index is None else log_.view(index, manifest)
 
 

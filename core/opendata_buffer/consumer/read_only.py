@@ -82,12 +82,7 @@ class ReadOnlyReader:
         index = self._log.last_seen
         wanted = manifest.first_sequence if needed is None else needed
         if self._view is None or wanted < manifest.first_sequence:
-            index = self._log.read()
-            if index is not None and not self._log.queue_id:
-                # An index of a queue that was started over would hide the first new batches.
-                claim = check_owner(self.store, self.config, runtime=self.runtime)
-                self._log.queue_id = "" if claim is None else claim.queue_id
-                index = self._log.read()
+            index = self._log.read_unclaimed()
         self._view = manifest
         if index is not None:
             self._view = self._log.view(index, manifest)

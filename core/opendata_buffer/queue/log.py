@@ -36,7 +36,7 @@ from opendata_buffer.queue.log_index import (
     page_from_json,
     page_to_json,
 )
-from opendata_buffer.queue.ownership import owner_key, queue_hint
+from opendata_buffer.queue.ownership import check_owner, owner_key, queue_hint
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import read_bytes
 
@@ -133,6 +133,15 @@ class Log:
                 "into it."
             )
         return found
+
+    def read_unclaimed(self) -> LogIndex | None:
+        """As :meth:`read`, for a process that has claimed nothing: one more read says whose index
+        counts. That of a queue that was started over would hide the first batches of the new one.
+        """
+        if self.read() is not None and not self.queue_id:
+            claim = check_owner(self._store, self._config, runtime=self._runtime)
+            self.queue_id = "" if claim is None else claim.queue_id
+        return self.read()
 
     def need(self, *, marked: bool = False) -> LogIndex:
         """As :meth:`read`; ``InvalidInput`` where the queue is no log, ``CorruptData`` where the

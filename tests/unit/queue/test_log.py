@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import opendata_buffer.gc
+from buffer_source.options import SourceOptions
+from buffer_source.partitions import view_of
 from opendata_buffer import (
     CommitStateUnknown,
     Consumer,
@@ -273,6 +275,9 @@ def test_f45_a_queue_that_was_started_over_is_not_collected_by_the_old_index() -
     found = ReadOnlyReader(house.config, store=house.store, runtime=house.runtime)
     with pytest.raises(CorruptData, match="it was started over"):
         found.seek(None)
+    options = SourceOptions.from_spark({"path": "/unused"})
+    with pytest.raises(CorruptData, match="it was started over"):
+        view_of(options, house.store, house.runtime)
 
 
 def test_a_retention_that_becomes_longer_needs_nothing_that_was_deleted(forgetful: None) -> None:
