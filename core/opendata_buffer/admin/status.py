@@ -425,9 +425,9 @@ def _see(queue: Target, marker: _Marker, manifest: Manifest | None) -> _Seen:
             error = found
     manifest = manifest or Manifest.empty()
     refused = "" if error is None else f"producers and consumers are refused: {error}"
-    if not marker.is_log:
+    if marker.claim is None or not marker.claim.is_log:
         return _Seen(manifest, None, refused)
-    log = Log(queue.store, queue.config, queue.runtime)
+    log = Log(queue.store, queue.config, queue.runtime, marker.claim.queue_id)
     try:
         return _Seen(manifest, log.view(log.need(marked=True), manifest), refused)
     except CorruptData as fault:

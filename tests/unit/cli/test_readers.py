@@ -451,6 +451,18 @@ def test_status_exits_1_where_a_reader_cannot_go_on(
     assert "--to-sequence" in result.stderr
 
 
+def test_status_says_that_the_index_is_of_a_queue_that_was_started_over(
+    url: str, store: MemoryStore
+) -> None:
+    log_of(url, 40)
+    store.delete_many(["ingest/manifest"])
+    ok("produce", url, "--recreate", stdin=b"new\n")
+    result = run("status", url)
+    assert result.exit_code == 1
+    assert "readers are refused: 'ingest/_log.json' in memory:" in result.stderr
+    assert "it was started over" in result.stderr
+
+
 def test_a_probe_of_a_log_looks_at_the_reader_that_is_furthest_behind(url: str) -> None:
     log_of(url, 40)
     assert json_of("status", url, "--max-backlog", "0")["batches"] == 0
