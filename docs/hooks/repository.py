@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 _INLINE_CODE = re.compile(r"<code>([^<>\n]+)</code>")
 _COMMANDS = re.compile(r'<div class="language-(?:sh|console) highlight">.*?</div>', re.DOTALL)
-_OPTION = re.compile(r"(?<![\w<>&-])--?[a-z][\w-]*")
+_OPTION = re.compile(r"(?<![\w&-])--?[a-z][\w-]*")
 _PHONE = 38
 """Characters of code that a phone shows in a line."""
 _TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
