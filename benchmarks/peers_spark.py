@@ -15,6 +15,7 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -153,8 +154,9 @@ class Sources:
         return self.rows / started(query) / 1e6
 
 
-def spark_rows(address: str) -> Iterator[Row]:
-    """All lines that need Spark, in one session."""
+@contextmanager
+def session_with_kafka() -> Iterator[tuple[SparkSession, Path]]:
+    """A session with Kafka's connector, and a directory of its own."""
     from benchmarks.spark import session
 
     home = Path(tempfile.mkdtemp(prefix="buffer-bench-"))
@@ -162,15 +164,21 @@ def spark_rows(address: str) -> Iterator[Row]:
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(found)} pyspark-shell"
     spark = session(home)
     try:
+        yield spark, home
+    finally:
+        spark.stop()
+        del os.environ["PYSPARK_SUBMIT_ARGS"]
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def spark_rows(address: str) -> Iterator[Row]:
+    """All lines that need Spark, in one session."""
+    with session_with_kafka() as (spark, home):
         for size, times in ((100, 2.5), (1000, 1.0)):
             yield from _bytes_rows(spark, address, home / f"bytes-{size}", size, times)
         yield from _json_rows(spark, address, home / "json")
         yield from _sink_rows(spark, address)
         yield from spark_latency_rows(spark, address)
-    finally:
-        spark.stop()
-        del os.environ["PYSPARK_SUBMIT_ARGS"]
-        shutil.rmtree(home, ignore_errors=True)
 
 
 def _bytes_rows(

@@ -1,5 +1,8 @@
 """Workloads that others have published, by their rules.
 
+Beside a Kafka in the same run: OpenMessaging's (:mod:`benchmarks.openmessaging`), the one of
+Spark's SPARK-56543 (:mod:`benchmarks.spark_pipe`) and Nexmark's (:mod:`benchmarks.nexmark`).
+
 **OpenData's own** (the announcement of Buffer): three producers of 10 MB/s each and one consumer on
 S3 for some $90 a month. Here each producer is a process, records have 1,000 bytes and come in calls
 of 100 at fixed times, and one of the producers is the broker of all. The consumer polls ten times a
@@ -32,7 +35,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import nexmark, openmessaging, spark_pipe
+from benchmarks.kafka import client, running, why_not
 from benchmarks.latency import MEMORY, age_ms, p99
+from benchmarks.peers_spark import session_with_kafka
 from benchmarks.prices import S3, SECONDS_A_MONTH
 from benchmarks.producers import CAS_MS, GET_MS, PUT_MS, paced
 from benchmarks.table import Row
@@ -138,7 +144,21 @@ def opendata(flush_ms: int, seconds: float = SECONDS, warm_s: float = WARM_S) ->
     )
 
 
+def beside_kafka() -> Iterator[Row]:
+    """The workloads that a Kafka runs in the same run."""
+    if missing := why_not():
+        yield Row("workloads beside Kafka", "-", "", None, missing)
+        return
+    client()
+    with running() as address:
+        yield from openmessaging.rows(address)
+        with session_with_kafka() as (spark, home):
+            yield from spark_pipe.rows(spark, address)
+            yield from nexmark.rows(spark, address, home / "nexmark")
+
+
 def run() -> Iterator[Row]:
     """All lines of this suite."""
     for flush_ms in FLUSHES_MS:
         yield opendata(flush_ms)
+    yield from beside_kafka()

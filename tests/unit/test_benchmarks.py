@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
@@ -11,7 +12,7 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
-from benchmarks import growth, start, workloads
+from benchmarks import growth, nexmark, start, workloads
 from benchmarks.__main__ import measure
 from benchmarks.cost import Requests
 from benchmarks.peers import Turns
@@ -130,3 +131,22 @@ def test_requests_are_priced_by_what_they_are_on_s3() -> None:
         of_one = workloads.dollars_a_month({name: 1.0}) - nothing
         assert of_one == pytest.approx(365.25 * 24 * 3600 / 12 * dollars)
     assert workloads.dollars_a_month({"delete_many": 1.0}) == nothing
+
+
+def test_events_of_nexmark_follow_its_rules() -> None:
+    events = [json.loads(each) for each in nexmark.events(5_000)]
+    kinds = [next(iter(each)) for each in events]
+    assert kinds[:50] == ["person"] + ["auction"] * 3 + ["bid"] * 46 == kinds[-50:]
+    persons, auctions, bids = (
+        [each[kind] for each in events if kind in each] for kind in ("person", "auction", "bid")
+    )
+    assert [each["id"] for each in persons] == [*range(1_000, 1_100)]
+    assert [each["id"] for each in auctions] == [*range(1_000, 1_300)]
+    assert {each["category"] for each in auctions} == {10, 11, 12, 13, 14}
+    assert {each["seller"] for each in auctions} | {each["bidder"] for each in bids} <= {
+        each["id"] for each in persons
+    }
+    hot = sum(each["auction"] % 100 == 0 for each in bids) / len(bids)
+    assert 0.45 < hot < 0.6
+    assert events[-1]["bid"]["at"] == "2026-01-01T00:00:00.499900Z"
+    assert [*nexmark.events(100)] == [*nexmark.events(100)] != [*nexmark.events(100, seed=8)]

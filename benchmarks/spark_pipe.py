@@ -1,0 +1,155 @@
+"""From a topic through a stateless query into a topic: SPARK-56543's shape, ours beside Kafka.
+
+Spark's own benchmark of real-time mode feeds a stateless query with 1,000 records a second over
+five partitions. Here one process sends records at that pace, a query changes each and writes it to
+another topic with five partitions, and a consumer reads that one. Latency is from the call that
+sends a record until the consumer has what became of it. Both run in micro-batches that follow one
+another without a pause (``processingTime="0 seconds"``), as no Python source has real-time mode.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.kafka import client, fill
+from benchmarks.latency import PATIENCE_S, age_ms, beside, in_turns, p99
+from benchmarks.producers import paced
+from benchmarks.table import Row
+from opendata_buffer import Topic, TopicConsumer, TopicProducer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PARTITIONS = 5
+RECORDS_S = 1_000
+SECONDS, WARM_S = 15.0, 8.0  # the first micro-batches compile and start workers
+ROUNDS = 3
+LINGER_MS = 5
+"""Of Kafka's client by default, and of ours here."""
+CHANGED = "CAST(concat(CAST(value AS STRING), '-done') AS BINARY) AS value"
+
+
+def stamped() -> bytes:
+    return b"%020d" % time.monotonic_ns() + b"x" * 80
+
+
+def produce_ours(directory: str) -> None:
+    """One process."""
+    with TopicProducer(directory, flush_interval_ms=LINGER_MS) as producer:
+        paced(RECORDS_S, SECONDS + WARM_S, lambda: producer.send(stamped()))
+
+
+def produce_kafka(address: str, topic: str) -> None:
+    """One process."""
+    producer = client().Producer({"bootstrap.servers": address})
+    producer.list_topics(topic, PATIENCE_S)  # connecting is not what is measured
+
+    def call() -> None:
+        producer.produce(topic, stamped())
+        producer.poll(0)
+
+    paced(RECORDS_S, SECONDS + WARM_S, call)
+    producer.flush(PATIENCE_S)
+
+
+def ours(spark: SparkSession) -> list[float]:
+    with tempfile.TemporaryDirectory(prefix="buffer-bench-", ignore_cleanup_errors=True) as home:
+        source, target = f"{home}/source", f"{home}/target"
+        for directory in (source, target):
+            Topic.create(directory, PARTITIONS)
+        frame = spark.readStream.format("opendata-buffer").load(source)
+        with TopicConsumer(target) as consumer:
+
+            def take() -> list[bytes]:
+                batch = consumer.next_batch(timeout=0.05)
+                if batch is None:
+                    return []
+                batch.ack()
+                return list(batch.entries)
+
+            writing = {"format": "opendata-buffer", "path": target}
+            return _delays(frame, writing, home, partial(beside, produce_ours, source), take)
+
+
+def kafka(spark: SparkSession, address: str) -> list[float]:
+    source, target = (f"{name}-{time.monotonic_ns()}" for name in ("source", "target"))
+    for topic in (source, target):
+        fill(address, topic, PARTITIONS, [], 0)
+    options = {
+        "kafka.bootstrap.servers": address,
+        "subscribe": source,
+        "startingOffsets": "earliest",
+    }
+    frame = spark.readStream.format("kafka").options(**options).load()
+    consumer = client().Consumer(
+        {"bootstrap.servers": address, "group.id": target, "auto.offset.reset": "earliest"}
+    )
+    try:
+        consumer.subscribe([target])
+        with tempfile.TemporaryDirectory(
+            prefix="buffer-bench-", ignore_cleanup_errors=True
+        ) as home:
+            return _delays(
+                frame,
+                {"format": "kafka", "kafka.bootstrap.servers": address, "topic": target},
+                home,
+                partial(beside, produce_kafka, address, source),
+                lambda: [each.value() for each in consumer.consume(1_000, timeout=0.005)],
+            )
+    finally:
+        consumer.close()
+
+
+def _delays(
+    frame: DataFrame,
+    writing: dict[str, str],
+    home: str,
+    produce: Callable[[], Any],
+    take: Callable[[], list[bytes]],
+) -> list[float]:
+    """Milliseconds of each record, without those of the warm-up."""
+    wanted = int(RECORDS_S * (SECONDS + WARM_S))
+    found: list[float] = []
+    query = (
+        frame.selectExpr(CHANGED)
+        .writeStream.options(**writing)
+        .format(writing["format"])
+        .option("checkpointLocation", str(Path(home, "checkpoint")))
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    try:
+        producing = produce()
+        until = time.monotonic() + SECONDS + WARM_S + PATIENCE_S
+        while len(found) < wanted:
+            records = take()
+            assert all(record.endswith(b"-done") for record in records)
+            found += [age_ms(record) for record in records]
+            if not query.isActive or time.monotonic() > until:
+                raise RuntimeError(f"{len(found)} of {wanted} came: {query.exception()}")
+        producing.join(PATIENCE_S)
+    finally:
+        query.stop()
+    return found[int(RECORDS_S * WARM_S) :]
+
+
+def rows(spark: SparkSession, address: str) -> Iterator[Row]:
+    """Ours and Kafka's connector in turns."""
+    measures: dict[str, Callable[[], list[float]]] = {
+        "ours": partial(ours, spark),
+        "Kafka": partial(kafka, spark, address),
+    }
+    for name, rounds in in_turns(measures, ROUNDS).items():
+        middle = sorted(sorted(each)[len(each) // 2] for each in rounds)
+        most = sorted(map(p99, rounds))
+        yield Row(
+            f"stateless query, {RECORDS_S:,} records/s, {PARTITIONS} partitions, topic to topic: "
+            f"{name}",
+            f"p50 {middle[len(middle) // 2]:.0f} ms, p99 {most[len(most) // 2]:.0f} ms",
+            detail=f"p99 {most[0]:.0f} to {most[-1]:.0f} in {len(rounds)} rounds",
+        )
