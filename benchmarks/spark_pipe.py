@@ -72,8 +72,8 @@ def ours(spark: SparkSession) -> list[float]:
                 batch.ack()
                 return list(batch.entries)
 
-            writing = {"format": "opendata-buffer", "path": target}
-            return _delays(frame, writing, home, partial(beside, produce_ours, source), take)
+            produce = partial(beside, produce_ours, source)
+            return _delays(frame, "opendata-buffer", {"path": target}, home, produce, take)
 
 
 def kafka(spark: SparkSession, address: str) -> list[float]:
@@ -96,7 +96,8 @@ def kafka(spark: SparkSession, address: str) -> list[float]:
         ) as home:
             return _delays(
                 frame,
-                {"format": "kafka", "kafka.bootstrap.servers": address, "topic": target},
+                "kafka",
+                {"kafka.bootstrap.servers": address, "topic": target},
                 home,
                 partial(beside, produce_kafka, address, source),
                 lambda: [each.value() for each in consumer.consume(1_000, timeout=0.005)],
@@ -107,7 +108,8 @@ def kafka(spark: SparkSession, address: str) -> list[float]:
 
 def _delays(
     frame: DataFrame,
-    writing: dict[str, str],
+    sink: str,
+    options: dict[str, str],
     home: str,
     produce: Callable[[], Any],
     take: Callable[[], list[bytes]],
@@ -117,8 +119,8 @@ def _delays(
     found: list[float] = []
     query = (
         frame.selectExpr(CHANGED)
-        .writeStream.options(**writing)
-        .format(writing["format"])
+        .writeStream.format(sink)
+        .options(**options)
         .option("checkpointLocation", str(Path(home, "checkpoint")))
         .trigger(processingTime="0 seconds")
         .start()
