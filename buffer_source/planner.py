@@ -305,7 +305,7 @@ def plan_tasks(
     # A source does not get the size of the cluster from Spark.
     parallelism = options.cores or options.min_partitions or os.cpu_count() or 1
     wanted = max(parallelism, options.min_partitions or 1)
-    share = min(MAX_TASK_BYTES, max(MIN_PART_BYTES, -(-sum(sizes) // wanted)))
+    share = max(MIN_PART_BYTES, _share(sum(sizes), wanted))
     parts: list[PartitionBatch] = []
     part_sizes: list[int] = []
     for batch, size in zip(batches, sizes, strict=True):
@@ -315,6 +315,12 @@ def plan_tasks(
     later = {index for index, each in enumerate(parts) if each.part}
     packed = pack(parts, part_sizes, parallelism, options.min_partitions, begins=later)
     return [TaskBatches(each) for each in packed]
+
+
+def _share(total: int, parallelism: int) -> int:
+    """Bytes of a task; tasks fill whole rounds, so that in the last one no core waits."""
+    rounds = max(1, -(-total // (parallelism * MAX_TASK_BYTES)))
+    return -(-total // (parallelism * rounds))
 
 
 def pack(
@@ -335,7 +341,7 @@ def pack(
         return []
     costs = [max(size, OPEN_COST_BYTES) for size in sizes]
     left = sum(costs)
-    share = min(MAX_TASK_BYTES, max(MIN_TASK_BYTES, -(-left // parallelism)))
+    share = max(MIN_TASK_BYTES, _share(left, parallelism))
     open_tasks = min(len(batches), max(-(-left // share), at_least or 1))
     packed: list[tuple[T, ...]] = []
     begin, spent = 0, 0

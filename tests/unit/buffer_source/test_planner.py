@@ -92,6 +92,17 @@ def test_min_partitions_are_made_while_there_are_batches() -> None:
     assert pack(range(3), [1, 1, 900 * MIB], 2, at_least=3) == [(0,), (1,), (2,)]
 
 
+@pytest.mark.parametrize(
+    ("mib", "cores", "tasks"),
+    [(320, 2, 4), (320, 3, 3), (320, 4, 4), (1_152, 8, 16), (256, 2, 2), (8, 2, 2)],
+)
+def test_tasks_fill_whole_rounds_of_the_cores(mib: int, cores: int, tasks: int) -> None:
+    sizes = [4 * MIB] * (mib // 4)
+    packed = [sum(sizes[each] for each in task) for task in pack(range(len(sizes)), sizes, cores)]
+    assert len(packed) == tasks
+    assert max(packed) - min(packed) <= 4 * MIB
+
+
 @given(
     st.lists(st.integers(0, 2 * MAX_TASK_BYTES), max_size=60),
     st.integers(1, 64),
@@ -178,7 +189,7 @@ def test_batches_that_keep_all_tasks_busy_are_not_shared() -> None:
     assert len(tasks([70 * MIB, 30 * MIB], cores=2)) == 2
     made = tasks([16 * MIB] * 100, cores=8)
     assert {each.parts for task in made for each in task} == {1}
-    assert len(made) == 13
+    assert len(made) == 16  # two rounds of 8
 
 
 @given(st.lists(st.integers(0, 300 * MIB), max_size=20), st.integers(1, 64), st.integers(1, 64))
