@@ -17,6 +17,11 @@ def consumed(store: Path) -> list[list[bytes]]:
         return [batch.entries for batch in iter(consumer.next_batch, None)]
 
 
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
 PARENT = """
 import logging, os, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
@@ -47,13 +52,7 @@ producer.close()
 
 @pytest.mark.parametrize("broker", ["auto", "host"])
 def test_a_forked_child_has_a_producer_of_its_own(tmp_path: Path, broker: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PARENT, str(tmp_path), broker],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run(PARENT, str(tmp_path), broker)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Make a producer in each process, after the fork" in done.stdout
     first = [[b"first"]] if broker == "host" else []
@@ -120,8 +119,7 @@ main()
 
 
 def test_f30_a_producer_that_was_not_closed_is_flushed_at_exit(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FORGETFUL, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run(FORGETFUL, str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "was not closed before exit" in done.stderr
     assert consumed(tmp_path) == [[b"a", b"b"]]

@@ -78,6 +78,16 @@ def faults(dice: Random) -> HarshPlan:
     )
 
 
+def until_all_happened(missing: set[str], play: Callable[[int], Counter[str]]) -> None:
+    """Any change of the program shifts what a seed does: they are tried until all has happened."""
+    deeds = Counter[str]()
+    for seed in range(60):
+        deeds += play(seed)
+        if missing <= deeds.keys():
+            return
+    raise AssertionError(deeds)
+
+
 def rows_of(batch: int) -> int:
     """Of a query's micro-batch; the same in every attempt."""
     return 1 + batch * 2 % 7

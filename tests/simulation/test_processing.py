@@ -27,7 +27,15 @@ from opendata_buffer.topic import consumer as topic_consumer
 from opendata_buffer.topic.consumer import TopicConsumer
 from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
-from tests.simulation.publishing import CONFIG, TROUBLE, URL, Processes, Way, faults
+from tests.simulation.publishing import (
+    CONFIG,
+    TROUBLE,
+    URL,
+    Processes,
+    Way,
+    faults,
+    until_all_happened,
+)
 from tests.simulation.scenario import run
 from tests.support.faults import HarshPlan, HarshStore
 from tests.support.simulation import SimRuntime
@@ -206,23 +214,19 @@ def live(world: ProcessingWorld) -> None:
 KINDS = [("queue", "queue"), ("topic", "queue"), ("queue", "topic")]
 
 
-def test_whatever_happens_to_workers_each_record_is_processed_once(seed: int) -> None:
+def played(seed: int) -> Counter[str]:
     world = ProcessingWorld(seed, *KINDS[seed % 3])
     world.plan = faults(world.simulation.random)
     run(world.simulation, lambda: live(world))
+    return world.deeds
+
+
+def test_whatever_happens_to_workers_each_record_is_processed_once(seed: int) -> None:
+    played(seed)
 
 
 def test_all_that_may_happen_to_workers_does() -> None:
-    missing = {"killed", "frozen", "Superseded", "aborted", "done"}
-    deeds = Counter[str]()
-    for seed in range(30):
-        world = ProcessingWorld(seed, *KINDS[seed % 3])
-        world.plan = faults(world.simulation.random)
-        world.simulation.run(lambda: live(world))  # noqa: B023
-        deeds += world.deeds
-        if missing <= deeds.keys():
-            return
-    raise AssertionError(deeds)
+    until_all_happened({"killed", "frozen", "Superseded", "aborted", "done"}, played)
 
 
 def once(kill_at: int | None, kinds: tuple[str, str]) -> int:

@@ -13,6 +13,7 @@ from opendata_buffer.producer.batching import Durable, WriteHandle
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.stores.base import NotModified
 from opendata_buffer.stores.memory import MemoryStore
+from tests.simulation.scenario import run
 from tests.support.faults import HarshPlan, HarshStore
 from tests.support.simulation import SimTask, Simulation
 from tests.support.tuned import tuned
@@ -140,24 +141,20 @@ class Service:
         return blob.data
 
 
-SEEN: Counter[str] = Counter()
-"""Of all seeds of this process."""
-
-
 def test_every_handle_has_an_outcome_after_interrupts_and_hanging_stores(seed: int) -> None:
     service = Service(seed)
-    service.simulation.run(service.main)
+    run(service.simulation, service.main)
     assert service.handles
-    SEEN.update(service.seen)
 
 
 def test_interrupts_hit_callers_and_stores_hung() -> None:
     """The scenario above would pass as well if nothing ever happened."""
+    seen: Counter[str] = Counter()
     for seed in range(20):
         service = Service(seed)
         service.simulation.run(service.main)
-        SEEN.update(service.seen)
-    assert SEEN["interrupted"] > 20
-    assert SEEN["close interrupted"] > 2
-    assert SEEN["durable"] > 100
-    assert SEEN["Closed"] + SEEN["TransientStorageError"] > 5
+        seen.update(service.seen)
+    assert seen["interrupted"] > 20
+    assert seen["close interrupted"] > 2
+    assert seen["durable"] > 100
+    assert seen["Closed"] + seen["TransientStorageError"] > 5

@@ -142,7 +142,6 @@ class SimTask:
             self._simulation.timed[self] = at
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it ended."""
         simulation = self._simulation
         deadline = None if timeout is None else simulation.now + timeout
         while not self.done:
@@ -157,7 +156,6 @@ class SimTask:
                 self._joiners.remove(simulation.current)
 
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
         return not self.done
 
     def end(self) -> None:
@@ -218,7 +216,6 @@ class SimCondition:
         return notified
 
     def notify(self, n: int = 1) -> None:
-        """Wake ``n`` that wait."""
         self._owned_by_current()
         woken, self._waiting = self._waiting[:n], self._waiting[n:]
         for task in woken:
@@ -226,7 +223,6 @@ class SimCondition:
             task.wake_at = self._simulation.now
 
     def notify_all(self) -> None:
-        """Wake all that wait."""
         self.notify(len(self._waiting))
 
     def held(self) -> bool:
@@ -293,20 +289,16 @@ class SimRuntime:
         return 0.0
 
     def sleep(self, seconds: float) -> None:
-        """Let virtual time pass."""
         self._simulation.block(later(self._simulation.now, seconds), "a sleep to end")
 
     def condition(self) -> SimCondition:
-        """A simulated lock with a waiting room."""
         return SimCondition(self._simulation)
 
     def spawn(self, target: Callable[[], None], name: str) -> SimTask:
-        """A new simulated thread of this process."""
         self._spawned += 1
         return self._simulation.start(self, target, f"{self.name}/{name}.{self._spawned}")
 
     def random(self) -> float:
-        """From the simulation's seed."""
         return self._simulation.random.random()
 
     def ulid(self) -> str:
@@ -362,7 +354,6 @@ class Simulation:
         self._system = SystemRuntime()
 
     def process(self, name: str, *, clock_skew_ms: int = 0) -> SimRuntime:
-        """A new process."""
         return SimRuntime(self, name, clock_skew_ms)
 
     def now_ms(self) -> int:
@@ -448,14 +439,12 @@ class Simulation:
         raise _Killed
 
     def log(self, event: str) -> None:
-        """Add a line to the history."""
         line = f"{self.now:10.3f} {event}"
         self._history.append(line)
         self._digest = zlib.crc32(line.encode(), self._digest)
 
     @property
     def history(self) -> list[str]:
-        """The last lines of the history."""
         return list(self._history)
 
     @property
@@ -468,7 +457,6 @@ class Simulation:
         self.block(self.now, "its turn")
 
     def start(self, process: SimRuntime, target: Callable[[], None], name: str) -> SimTask:
-        """Start a simulated thread."""
         if self._main is not None and self.current.doomed:
             raise _Killed
         task = SimTask(self, process, name)
