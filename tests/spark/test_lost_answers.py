@@ -9,19 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.errors import StreamingQueryException
 
 from opendata_buffer.config import ProducerConfig, StoreOptions
 from opendata_buffer.producer.producer import Producer
 from tests.spark.chaos.processes import wait_for
-from tests.spark.jvm import LATE
 from tests.spark.queues import FORMAT, Query, Sink, filtered, manifest, written
 from tests.support.killed import seeded
 from tests.support.s3_server import Answer, Fault, S3Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -92,18 +88,6 @@ def has_begun(run: StreamingQuery, checkpoint: Path) -> bool:
     return (checkpoint / "offsets" / "0").exists() or not run.isActive
 
 
-def settled(run: StreamingQuery, again: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """Let a query read all there is. A busy machine is no failure: see ``LATE``."""
-    while True:
-        try:
-            run.processAllAvailable()
-            return run
-        except StreamingQueryException as error:
-            if LATE not in str(error):
-                raise
-            run = again()
-
-
 def test_f1_f2_every_record_once_over_a_store_that_loses_answers(
     spark: SparkSession, s3_server: S3Server, tmp_path: Path
 ) -> None:
@@ -142,8 +126,8 @@ def test_f1_f2_every_record_once_over_a_store_that_loses_answers(
                         for run, name in zip(runs, ("one", "two"), strict=True):
                             wait_for(partial(has_begun, run, tmp_path / name), "a first offset")
                         continue
-                    runs[0] = settled(runs[0], to_memory.start)
-                    runs[1] = settled(runs[1], to_buffer)
+                    for run in runs:
+                        run.processAllAvailable()
                 finally:
                     for run in runs:
                         run.stop()
