@@ -384,8 +384,8 @@ def collector() -> Iterator[Row]:
 
 def cycle(inner: Store, count: int) -> tuple[float, float]:
     """Seconds and requests of a cycle."""
-    config = ConsumerConfig(store=STORE, gc_grace_period_ms=1)
-    claim_for_writing(inner, config, runtime=SystemRuntime())
+    config = ConsumerConfig(store=STORE, gc=GarbageCollectorConfig(grace_period_ms=1))
+    claim_for_writing(inner, config, runtime=SystemRuntime(), grace_ms=1)
     for _ in range(2):  # the manifest has the second half only
         fill(inner, [b"record"], count // 2)
         time.sleep(0.01)  # the grace period; and the names of both halves differ in time

@@ -35,6 +35,8 @@ CALLS_PER_S = 20
 """Of each process, at an even pace."""
 WAITING = 64
 """Calls that wait in each process, of the queue or of each partition."""
+CALL_BYTES = 420
+"""What a call of one record of 100 bytes holds of the buffer."""
 
 Made = tuple[int, list[float]]
 
@@ -45,7 +47,7 @@ def producing(store: Store, topic: bool) -> Producer | TopicProducer:
         store="file:///bench",
         broker="off",
         flush_size_bytes=1,
-        max_buffered_inputs=WAITING * (PARTITIONS if topic else 1),
+        max_buffered_bytes=WAITING * CALL_BYTES * (PARTITIONS if topic else 1),
     )
     return TopicProducer(config, store=store) if topic else Producer(config, store=store)
 

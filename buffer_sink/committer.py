@@ -163,7 +163,7 @@ class UploadAges:
     """
 
     def __init__(self, store: List, options: SinkOptions, runtime: Runtime) -> None:
-        self.grace_ms = options.queue.gc_grace_period_ms or DEFAULT_GRACE_PERIOD_MS
+        self.grace_ms = options.grace_ms or DEFAULT_GRACE_PERIOD_MS
         self._known_ms: set[int] = set()
         self._max_write_ms = options.max_write_duration_ms
         self._store = store
@@ -254,6 +254,7 @@ class UploadCommitter:
     ) -> None:
         self._store = store
         self._config = options.queue
+        self._grace_ms = options.grace_ms
         self._runtime = runtime
         self._ages = UploadAges(store, options, runtime)
         self._open_pause = open_pause
@@ -269,12 +270,13 @@ class UploadCommitter:
         # prefix of another queue, whose collector would delete our batches (failure F7), and a
         # manifest that was lost or restored from an old copy (failure F4).
         if config.manifest_path not in self._queues:
-            claim = claim_for_writing(self._store, config, runtime=self._runtime)
+            claim = claim_for_writing(
+                self._store, config, runtime=self._runtime, grace_ms=self._grace_ms
+            )
             self._ages.note_grace(claim.grace_ms)
             # The append checks ages once and may then race until its deadline: both together have
             # to stay below the grace period, or the collector wins (failure F5).
-            most_ms = max(1, min(config.cas_deadline_ms, claim.grace_ms // 2))
-            config = replace(config, cas_deadline_ms=most_ms)
+            config = config.with_timeout(max(1, min(config.timeout_ms, claim.grace_ms // 2)))
             self._queues[config.manifest_path] = Queue(
                 self._store,
                 config,
@@ -423,8 +425,7 @@ class QueueCommitter(UploadCommitter):
 
     @cached_property
     def _record_settings(self) -> QueueConfig:
-        deadline_ms = min(_RECORD_DEADLINE_MS, self._config.cas_deadline_ms)
-        return replace(self._config, cas_deadline_ms=deadline_ms)
+        return self._config.with_timeout(min(_RECORD_DEADLINE_MS, self._config.timeout_ms))
 
     def append(self, group: Group | None) -> bool:
         """Append a group, unless it is in the queue or was there; False for nothing to append.

@@ -10,7 +10,12 @@ from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import Compression
 from opendata_buffer.formats.keys import Transaction
-from opendata_buffer.option_reader import STORAGE_OPTIONS, OptionReader, storage_settings
+from opendata_buffer.option_reader import (
+    STORAGE_OPTIONS,
+    OptionReader,
+    grace_period_ms,
+    storage_settings,
+)
 from opendata_buffer.stores.open import open_store
 
 # Spark hands a streaming sink the options of the whole query, its own among them.
@@ -34,6 +39,8 @@ class SinkOptions:
 
     Attributes:
         queue: Where the queue lives.
+        grace_ms: The grace period of a queue that the sink creates, or that has none on record
+            (``gcGracePeriodMs``).
         app: Half of the exactly-once identity (``txnAppId``). Default: a stream's query id; a
             batch write has no identity then.
         version: The other half in a batch write (``txnVersion``); a stream uses its batch id.
@@ -52,6 +59,7 @@ class SinkOptions:
     """
 
     queue: QueueConfig
+    grace_ms: int | None = None
     # Not compared: a process keeps one committer, and its manifest, for all writes to a queue.
     app: str | None = field(default=None, compare=False)
     version: int | None = field(default=None, compare=False)
@@ -119,6 +127,7 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
     open_store(queue.store, queue.store_options)  # a URL that is none fails here, not in a task
     return SinkOptions(
         queue=queue,
+        grace_ms=grace_period_ms(reader),
         app=reader.text("txnAppId"),
         version=reader.integer("txnVersion", None),
         value_format=reader.choice("valueFormat", ("bytes", "json"), "bytes"),

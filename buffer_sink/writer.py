@@ -137,7 +137,7 @@ class TaskWriter:
 
         Raises:
             InvalidInput: A row that cannot be written.
-            StorageError: An upload failed for good, or for ``cas_deadline_ms``.
+            StorageError: An upload failed for good, or for ``timeout_ms``.
         """
         with self._uploads as uploads:
             for batch in rows if self._router is None else coalesced(rows):

@@ -31,6 +31,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.option_reader import (
     STORAGE_OPTIONS,
     OptionReader,
+    grace_period_ms,
     storage_settings,
 )
 from opendata_buffer.stores.open import open_store
@@ -123,7 +124,8 @@ class SourceOptions:
             of very large ones. Default: ``cores``, else the driver's CPUs, for large triggers.
         values: How records are read into columns (``valueFormat``, ``mode`` and so on); None: not
             at all, they are delivered as ``value``.
-        gc: The collector the driver runs (``gcEnabled``).
+        gc: The collector the driver runs (``gcEnabled``), and the grace period of a queue that the
+            query creates, or that has none on record (``gcGracePeriodMs``).
     """
 
     queue: QueueConfig
@@ -179,7 +181,9 @@ class SourceOptions:
             cores=cores,
             min_partitions=read.integer("minPartitions", None, least=1),
             values=_value_options(read),
-            gc=GarbageCollectorConfig(enabled=read.boolean("gcEnabled", True)),
+            gc=GarbageCollectorConfig(
+                enabled=read.boolean("gcEnabled", True), grace_period_ms=grace_period_ms(read)
+            ),
         )
 
     def check_stream(self) -> None:

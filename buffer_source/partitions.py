@@ -396,9 +396,9 @@ def check_exists(options: SourceOptions, store: Store, runtime: Runtime) -> None
 
 def claimed(options: SourceOptions, store: Store, runtime: Runtime) -> QueueClaim | None:
     """The queue's claim. With ``acknowledge`` it is made where there is none."""
-    config = options.consumer
+    config, grace_ms = options.consumer, options.gc.grace_period_ms
     if options.acknowledge:
-        return claim_for_writing(store, config, runtime=runtime)
+        return claim_for_writing(store, config, runtime=runtime, grace_ms=grace_ms)
     claim = check_owner(store, config, runtime=runtime)
     if claim is not None and options.fail_on_data_loss:
         claim.check(read_only(options, store, runtime).find())

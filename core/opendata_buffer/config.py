@@ -70,6 +70,9 @@ class StoreOptions:
         max_attempts: Attempts of reads and unconditional writes. Default 5. Conditional
             writes always make one: a repeated one would lose against itself (failure F1).
         max_connections: Connections a client keeps. Default 128.
+        timeout_ms: How long one operation of a queue may take, with connects and retries: a change
+            or a read of the manifest, and opening a queue for use. A change may take 5 s more, to
+            find out what its last attempt did. Default 60,000.
 
     Raises:
         InvalidInput: A value that cannot be used, or credentials of two kinds.
@@ -90,11 +93,19 @@ class StoreOptions:
     read_timeout_ms: int = 30_000
     max_attempts: int = 5
     max_connections: int = 128
+    # Not compared: it is no property of a client, and those of equal options are shared.
+    timeout_ms: int = field(default=60_000, compare=False)
 
     def __post_init__(self) -> None:
         if self.endpoint_url is not None:
             check_no_secrets("endpoint_url", self.endpoint_url)
-        for name in ("connect_timeout_ms", "read_timeout_ms", "max_attempts", "max_connections"):
+        for name in (
+            "connect_timeout_ms",
+            "read_timeout_ms",
+            "max_attempts",
+            "max_connections",
+            "timeout_ms",
+        ):
             _at_least(name, getattr(self, name), 1)
         if not isinstance(self.anonymous, bool):
             raise InvalidInput(f"anonymous is {self.anonymous!r}: use true or false")
@@ -164,6 +175,17 @@ class StoreOptions:
                 )
 
 
+_INSTEAD = {
+    "cas_deadline_ms": "use store_options=StoreOptions(timeout_ms=...)",
+    "gc_grace_period_ms": "use gc=GarbageCollectorConfig(grace_period_ms=...) of a consumer that "
+    "creates the queue, or 'opendata-buffer gc STORE --grace-period-ms'",
+    "recreate": "'opendata-buffer produce STORE --recreate' starts a queue over",
+    "max_buffered_inputs": "use max_buffered_bytes",
+    "allow_foreign_locations": "no batch outside of the data prefix is read, leave it out",
+}
+"""Former settings, and what takes their place."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class QueueConfig:
     """Where a queue lives and how its manifest is written.
@@ -174,16 +196,7 @@ class QueueConfig:
             ``az://container[/root]``, ``memory://name``.
         data_path_prefix: Prefix of batch objects. Default ``ingest`` (OpenData RFC 0001, Producer).
         manifest_path: Key of the manifest. Default ``<data_path_prefix>/manifest``.
-        store_options: How to reach a cloud.
-        cas_deadline_ms: How long one change or read of the manifest may take, with connects and
-            retries, and opening a queue for use; a change may take 5 s more, to find out what its
-            last attempt did. Default 60,000.
-        gc_grace_period_ms: The collector's grace period, for a queue that is created or has none
-            on record. All programs use the one on record, in the queue's owner marker;
-            ``opendata-buffer gc --grace-period-ms`` changes it. Default: 600,000 for a new queue.
-        recreate: Start the queue over when its manifest is gone or was restored from an old
-            copy, instead of raising :class:`~opendata_buffer.errors.QueueReset`. Batches that
-            waited in the old one are not delivered. Default false.
+        store_options: How to reach a cloud, and how long one operation may take.
     """
 
     backoff_base_ms: ClassVar[int] = 10
@@ -193,14 +206,14 @@ class QueueConfig:
     max_manifest_bytes: ClassVar[int] = 64 * MIB
     """Appends that would grow the manifest past this raise ``QueueFull``. Every append rewrites the
     manifest, so its size is the cost of an append."""
+    max_batch_bytes: ClassVar[int] = 256 * MIB
+    """Largest record block: one ``produce()`` call must fit, and a larger one is refused before it
+    is expanded (failure F21)."""
 
     store: str
     data_path_prefix: str = DEFAULT_DATA_PATH_PREFIX
     manifest_path: str = ""
     store_options: StoreOptions = field(default_factory=StoreOptions)
-    cas_deadline_ms: int = 60_000
-    gc_grace_period_ms: int | None = None
-    recreate: bool = False
 
     def __new__(cls, *_: Any, **settings: Any) -> Self:
         """Refuse a name that is no setting, before ``__init__`` does without saying what to use."""
@@ -208,6 +221,8 @@ class QueueConfig:
         for name in settings:
             if name in names:
                 continue
+            if name in _INSTEAD:
+                raise InvalidInput(f"{name} is no setting any more: {_INSTEAD[name]}")
             if isinstance(fixed := getattr(cls, name, None), int):
                 raise InvalidInput(f"{name} is no setting any more, it is {fixed}: leave it out")
             raise InvalidInput(f"{name} is no setting: use {', '.join(names)}")
@@ -237,9 +252,15 @@ class QueueConfig:
         if not self.manifest_path:
             object.__setattr__(self, "manifest_path", f"{self.data_path_prefix}/manifest")
         check_key("manifest_path", self.manifest_path)
-        _at_least("cas_deadline_ms", self.cas_deadline_ms, 1)
-        if self.gc_grace_period_ms is not None:
-            _at_least("gc_grace_period_ms", self.gc_grace_period_ms, 1)
+
+    @property
+    def timeout_ms(self) -> int:
+        """How long one operation may take, retries included (:class:`StoreOptions`)."""
+        return self.store_options.timeout_ms
+
+    def with_timeout(self, timeout_ms: int) -> Self:
+        """The same settings, but so long for one operation."""
+        return replace(self, store_options=replace(self.store_options, timeout_ms=timeout_ms))
 
 
 BROKER_CHOICES = ("auto", "host", "off")
@@ -257,17 +278,13 @@ class ProducerConfig(QueueConfig):
     Attributes:
         flush_interval_ms: Age at which a batch is flushed at the latest. Default 100.
         flush_size_bytes: Size beyond which a batch is flushed; a loose limit. Default 64 MiB.
-        max_buffered_inputs: ``produce()`` calls that may wait for durability before the next
-            one blocks. Default None: only ``max_buffered_bytes`` counts.
         max_buffered_bytes: Bytes that may wait for durability before ``produce()`` blocks,
             metadata and uploads in flight included, 256 bytes for each call with metadata or an
             Arrow array, and 64 for each record of the others. Default 256 MiB.
         compression: ``Compression.NONE`` (default) or ``Compression.ZSTD``, or their names.
-        max_batch_bytes: Largest record block written; readers refuse larger ones. One
-            ``produce()`` call must fit. Default 256 MiB.
         delivery_timeout_ms: How long a batch is retried before its handles fail, as Kafka's
             ``delivery.timeout.ms``, at a full manifest with ``QueueFull``; an append too, if
-            ``cas_deadline_ms`` is shorter. Default 120,000.
+            ``store_options.timeout_ms`` is shorter. Default 120,000.
         broker: Many processes that append to one manifest lose races to each other; a broker
             appends for all. ``auto`` (default): use the one that is announced, append alone
             where there is none; ``host``: this process serves as the broker while there is no
@@ -281,10 +298,8 @@ class ProducerConfig(QueueConfig):
 
     flush_interval_ms: int = 100
     flush_size_bytes: int = 64 * MIB
-    max_buffered_inputs: int | None = None
     max_buffered_bytes: int = 256 * MIB
     compression: Compression = Compression.NONE
-    max_batch_bytes: int = 256 * MIB
     delivery_timeout_ms: int = 120_000
     broker: str = "auto"
 
@@ -295,12 +310,9 @@ class ProducerConfig(QueueConfig):
             "flush_interval_ms",
             "flush_size_bytes",
             "max_buffered_bytes",
-            "max_batch_bytes",
             "delivery_timeout_ms",
         ):
             _at_least(name, getattr(self, name), 1)
-        if self.max_buffered_inputs is not None:
-            _at_least("max_buffered_inputs", self.max_buffered_inputs, 1)
         named = {each.name.lower(): each for each in Compression}
         compression = named.get(str(self.compression).lower(), self.compression)
         if not isinstance(compression, Compression):
@@ -315,14 +327,19 @@ class GarbageCollectorConfig:
     Attributes:
         enabled: Whether a consumer runs the collector. Default true.
         interval_ms: Time between cycles. Default: half of the queue's grace period.
+        grace_period_ms: The grace period of a queue that this consumer creates, or that has none
+            on record. All programs use the one on record, in the queue's owner marker;
+            ``opendata-buffer gc --grace-period-ms`` changes it. Default: 600,000 for a new queue.
     """
 
     enabled: bool = True
     interval_ms: int | None = None
+    grace_period_ms: int | None = None
 
     def __post_init__(self) -> None:
-        if self.interval_ms is not None:
-            _at_least("gc interval_ms", self.interval_ms, 1)
+        for name in ("interval_ms", "grace_period_ms"):
+            if (value := getattr(self, name)) is not None:
+                _at_least(f"gc {name}", value, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,10 +349,6 @@ class ConsumerConfig(QueueConfig):
     Attributes:
         gc: The garbage collector that runs beside the consumer.
         ack_interval: Serial acks per manifest write. Default 100.
-        max_batch_bytes: Largest record block decoded; a larger one is refused before it is
-            expanded (failure F21). Default 256 MiB.
-        allow_foreign_locations: Read batches outside the data prefix (failure F23). Default
-            false.
         create_if_missing: Create the queue where there is none, for a consumer that starts before
             the first producer. Default false: a mistyped path is an error.
         reader: The name to read by, of a log (``opendata-buffer readers enable``): each name has
@@ -344,8 +357,6 @@ class ConsumerConfig(QueueConfig):
 
     gc: GarbageCollectorConfig = field(default_factory=GarbageCollectorConfig)
     ack_interval: int = 100
-    max_batch_bytes: int = 256 * MIB
-    allow_foreign_locations: bool = False
     create_if_missing: bool = False
     reader: str = ""
 
@@ -354,7 +365,6 @@ class ConsumerConfig(QueueConfig):
         if self.reader:
             check_reader_name(self.reader)
         _at_least("ack_interval", self.ack_interval, 1)
-        _at_least("max_batch_bytes", self.max_batch_bytes, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,7 +130,7 @@ class Conflict(RetryLater):
     def __init__(self, key: str, attempts: int, waited_s: float) -> None:
         super().__init__(
             f"manifest {key!r} could not be written: {attempts} attempts in {waited_s:.1f} s all "
-            "lost to other writers. Nothing was written. Try again, raise cas_deadline_ms, or "
+            "lost to other writers. Nothing was written. Try again, raise timeout_ms, or "
             "let fewer processes write this manifest."
         )
         self.key = key

@@ -230,8 +230,7 @@ class LineSplitter(Splitter):
     def _refuse(self) -> None:
         self._error = InvalidInput(
             f"line {self._record} has more than {self._max_bytes} bytes: a line is one record and "
-            "must fit into a batch. Break the input into lines, or raise --max-batch-bytes here "
-            "and at the consumer."
+            "must fit into a batch. Break the input into shorter lines."
         )
 
 

@@ -401,7 +401,12 @@ class GarbageCollector:
             after = begin
             while not self._stopping:
                 # Before each page: the grace period may be a longer one by now.
-                claim = claim_now(self._store, self._config, runtime=self._runtime)
+                claim = claim_now(
+                    self._store,
+                    self._config,
+                    runtime=self._runtime,
+                    grace_ms=self._config.gc.grace_period_ms,
+                )
                 if claim is not None:
                     self._grace_ms = claim.grace_ms
                 own_ms = self._runtime.now_ms()

@@ -25,7 +25,7 @@ _STORE_TEXTS = {
 """Options with the fields of :class:`StoreOptions` that take their text."""
 
 STORAGE_OPTIONS = ("path", "dataPathPrefix", "gcGracePeriodMs", *_STORE_TEXTS)
-"""Names :func:`storage_settings` reads."""
+"""Names that :func:`storage_settings` and :func:`grace_period_ms` read."""
 
 _FIXED = "it has a fixed value: leave it out"
 _NAMED = (
@@ -64,7 +64,7 @@ INSTEAD = {
     "header": "leave out records with the columns' names with where(...)",
     "includeLocation": "name the column in .schema('value BINARY, location STRING')",
     "columnNameOfCorruptRecord": "name the column _corrupt_record in the schema",
-    "allowForeignLocations": "see 'opendata-buffer consume STORE --allow-foreign-locations'",
+    "allowForeignLocations": "no batch outside of the data prefix is read: leave it out",
     "broker": "the sink uses the one there is; 'opendata-buffer broker STORE' runs one",
     "maxWriteDurationMs": "it is six hours: write less at once (maxBytesPerTrigger)",
     **dict.fromkeys(
@@ -190,8 +190,13 @@ def storage_settings(reader: OptionReader) -> QueueConfig:
     return QueueConfig(
         store=store,
         data_path_prefix=reader.text("dataPathPrefix") or DEFAULT_DATA_PATH_PREFIX,
-        gc_grace_period_ms=reader.integer("gcGracePeriodMs", None, least=1),
         store_options=StoreOptions(
             **{name: reader.text(option) for option, name in _STORE_TEXTS.items()},  # type: ignore[arg-type]
         ),
     )
+
+
+def grace_period_ms(reader: OptionReader) -> int | None:
+    """The collector's grace period, for a queue that is created or has none on record."""
+    found: int | None = reader.integer("gcGracePeriodMs", None, least=1)
+    return found

@@ -106,13 +106,11 @@ def quarantine(
     *,
     runtime: Runtime,
     query: str = "",
-    allow_foreign_locations: bool = False,
 ) -> QuarantineReport:
     """Copy a batch's object and write the report. A batch keeps its first report and copy.
 
-    Of an object outside the data prefix only the report is written, unless
-    ``allow_foreign_locations`` is true: a forged manifest could otherwise have any object of the
-    bucket copied to where more people may read (failure F23).
+    Of an object outside the data prefix only the report is written: a forged manifest could
+    otherwise have any object of the bucket copied to where more people may read (failure F23).
 
     Raises:
         InvalidInput: The object has more than 1 GiB; nothing was written.
@@ -123,7 +121,7 @@ def quarantine(
     except ObjectNotFound:
         pass
     copied: int | None = None
-    if allow_foreign_locations or is_confined(entry.location, data_path_prefix):
+    if is_confined(entry.location, data_path_prefix):
         data = _read(store, entry)
         if data is not None:
             store.put(_key(data_path_prefix, name, "object"), data)

@@ -445,7 +445,7 @@ class RetrySettings(Protocol):
     @property
     def backoff_max_ms(self) -> int: ...
     @property
-    def cas_deadline_ms(self) -> int: ...
+    def timeout_ms(self) -> int: ...
 
 
 def queue_retry(
@@ -462,7 +462,7 @@ def queue_retry(
         runtime,
         base_ms=config.backoff_base_ms,
         max_ms=config.backoff_max_ms,
-        deadline_ms=config.cas_deadline_ms if deadline_ms is None else deadline_ms,
+        deadline_ms=config.timeout_ms if deadline_ms is None else deadline_ms,
         retry_on=retry_on,
         pause=pause,
         before_pause=before_pause,

@@ -86,7 +86,7 @@ def make(request: pytest.FixtureRequest, store: Store) -> Iterator[Make]:
 
     def committer(**settings: int) -> Committer:
         # A deadline that a busy machine does not reach.
-        settings = {"backoff_max_ms": 5, "cas_deadline_ms": 30_000, **settings}
+        settings = {"backoff_max_ms": 5, "timeout_ms": 30_000, **settings}
         config = tuned(ProducerConfig, store="memory://unused", **settings)
         made.append(request.param(store, config))
         return made[-1]
@@ -166,7 +166,7 @@ def test_f2_after_a_lost_answer_or_request_nothing_lands_twice(
 
 
 def test_an_append_whose_outcome_is_not_known_says_so(make: Make, store: Store) -> None:
-    committer = make(cas_deadline_ms=1_000)
+    committer = make(timeout_ms=1_000)
     append(committer, 1)
     store.lost_requests = 10**6
     with pytest.raises(CommitStateUnknown) as caught:
@@ -178,7 +178,7 @@ def test_an_append_whose_outcome_is_not_known_says_so(make: Make, store: Store) 
 def test_a_store_that_does_not_answer_refuses_and_the_append_may_be_tried_again(
     make: Make, store: Store
 ) -> None:
-    committer = make(cas_deadline_ms=1_000)
+    committer = make(timeout_ms=1_000)
     store.silent = True
     with pytest.raises(TransientStorageError):
         append(committer, 1)

@@ -38,6 +38,7 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.producer.producer import Producer
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.stores.probe import SAFE
 from opendata_buffer.stores.s3 import S3Store
 from tests.http_scripts import Asked, FaultProxy, Reply
@@ -55,15 +56,13 @@ PRODUCING = ProducerConfig(
     store=URL,
     broker="off",
     flush_interval_ms=2,
-    cas_deadline_ms=5_000,
-    gc_grace_period_ms=GRACE_MS,
+    store_options=StoreOptions(timeout_ms=5_000),
 )
 CONSUMING = ConsumerConfig(
     create_if_missing=True,
     store=URL,
-    cas_deadline_ms=5_000,
-    gc=GarbageCollectorConfig(interval_ms=300),
-    gc_grace_period_ms=GRACE_MS,
+    store_options=StoreOptions(timeout_ms=5_000),
+    gc=GarbageCollectorConfig(interval_ms=300, grace_period_ms=GRACE_MS),
 )
 TROUBLE = (StorageError, Conflict, CommitStateUnknown, FlushFailed)
 
@@ -228,6 +227,7 @@ class World:
     # Writers.
 
     def produce(self, writer: Writer, node: Node) -> None:
+        claim_for_writing(node.store, PRODUCING, grace_ms=GRACE_MS)
         producer = Producer(PRODUCING, store=node.store)
         try:
             while not writer.done:

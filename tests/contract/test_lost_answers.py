@@ -72,7 +72,7 @@ def test_f1_a_change_whose_answer_is_lost_is_looked_up_and_made_once(
         encode=lambda values: ",".join(values).encode(),
         decode=lambda raw: raw.decode().split(","),
         runtime=SystemRuntime(),
-        settings=QueueConfig(store="memory://unused", cas_deadline_ms=20_000),
+        settings=QueueConfig(store="memory://unused").with_timeout(20_000),
         max_bytes=1_000,
     )
     for number in range(3):

@@ -42,8 +42,8 @@ def test_two_readers_get_everything_on_a_real_s3_server(
 
 def kill_and_stop(store: str, tmp_path: Path, kills: int) -> None:
     """Each reader trusts its own position: at least once, and without a gap."""
-    runtime, config = SystemRuntime(), QueueConfig(store=store, gc_grace_period_ms=10_000)
-    opened = make_log(config)
+    runtime, config = SystemRuntime(), QueueConfig(store=store)
+    opened = make_log(config, grace_ms=10_000)
     view = open_view(opened, config, runtime, Manifest.empty())
     for name in READERS:
         reader = ConsumerConfig(store=store, reader=name)

@@ -24,8 +24,8 @@ def main() -> None:
     row = database.execute("select seq, filter from position").fetchone()
     seen = TransactionFilter.from_json(row[1], "ingest") if row else TransactionFilter("ingest")
     # A short interval and grace: the collector runs beside, and must not take what is needed.
-    gc = GarbageCollectorConfig(interval_ms=50)
-    config = ConsumerConfig(store=store, gc=gc, gc_grace_period_ms=GRACE_MS, create_if_missing=True)
+    gc = GarbageCollectorConfig(interval_ms=50, grace_period_ms=GRACE_MS)
+    config = ConsumerConfig(store=store, gc=gc, create_if_missing=True)
     with Consumer(config, last_acked_sequence=row[0] if row else None) as consumer:
         fetch = consumer.fetch_handle()
         while True:

@@ -102,6 +102,7 @@ from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.producer import producer
 from opendata_buffer.producer.producer import Producer
+from opendata_buffer.queue.ownership import claim_queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -125,8 +126,9 @@ entry = NewEntry("ingest/01HZZZZZZZZZZZZZZZZZZZZZZZ.batch", (Metadata(0, 0, byte
 store.put("ingest/manifest", Manifest.empty().append([entry] * 64).raw)
 config = ProducerConfig(
     store="memory://unused", broker="off", flush_size_bytes=1,
-    delivery_timeout_ms=3_600_000, gc_grace_period_ms=14_400_000,
+    delivery_timeout_ms=3_600_000,
 )
+claim_queue(store, config, runtime=runtime, grace_ms=14_400_000)
 handle = Producer(config, store=store, runtime=runtime).produce([b"x"])
 try:
     handle.watcher.await_durable()

@@ -35,7 +35,7 @@ from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata
 from opendata_buffer.queue.log import Log
-from opendata_buffer.queue.ownership import claim_for_writing
+from opendata_buffer.queue.ownership import QueueClaim, claim_for_writing
 from opendata_buffer.queue.readers import enable_readers, reset_reader
 from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.base import Store
@@ -112,12 +112,11 @@ class Scene:
         return Saved(Path(self.folder) / f"{name}.json")
 
     def config(self, made: type, **fields: Any) -> Any:
-        fields |= {"cas_deadline_ms": self.grace_ms // 2, "backoff_base_ms": 2}
+        fields |= {"timeout_ms": self.grace_ms // 2, "backoff_base_ms": 2}
         fields |= {
             "store": self.url,
             "store_options": self.options,
             "backoff_max_ms": 50,
-            "gc_grace_period_ms": self.grace_ms,
         }
         return tuned(made, **fields)
 
@@ -127,8 +126,11 @@ class Scene:
             broker=self.broker,
         )  # fmt: skip
 
+    def collecting(self) -> odb.GarbageCollectorConfig:
+        return odb.GarbageCollectorConfig(interval_ms=GC_MS, grace_period_ms=self.grace_ms)
+
     def consuming(self) -> odb.ConsumerConfig:
-        gc = odb.GarbageCollectorConfig(interval_ms=GC_MS)
+        gc = self.collecting()
         reader = self.person if self.log else ""
         return self.config(odb.ConsumerConfig, gc=gc, create_if_missing=True, reader=reader)
 
@@ -143,12 +145,17 @@ class Scene:
             self.rest(0.3)
 
 
+def claim(scene: Scene, config: odb.QueueConfig) -> QueueClaim:
+    """The queue, with a grace period that a producer does not give to what it creates."""
+    return claim_for_writing(scene.store, config, runtime=scene.runtime, grace_ms=scene.grace_ms)
+
+
 def make_log(scene: Scene, readers: list[str]) -> None:
     """A log whose readers begin with its first entry."""
     config = scene.config(odb.QueueConfig)
-    claim = claim_for_writing(scene.store, config, runtime=scene.runtime)
+    queue = claim(scene, config)
     times = {"retention_ms": None, "reader_expiry_ms": 10**9}
-    enable_readers(scene.store, config, claim, scene.runtime, **times)
+    enable_readers(scene.store, config, queue, scene.runtime, **times)
     log = Log(scene.store, config, scene.runtime)
     view = log.view(log.need(), Manifest.empty())
     for name in readers:
@@ -159,6 +166,7 @@ def produce(scene: Scene) -> None:
     room = threading.Semaphore(8)
     # A batch of its own for each record: by its transaction, or by a flush.
     flushes, app, number = scene.dice.random() < 0.3, f"{scene.name}.{scene.dice.random()}", 0
+    claim(scene, scene.producing())
     with odb.Producer(scene.producing(), store=scene.store, runtime=scene.runtime) as opened:
         while not scene.over.is_set():
             room.acquire(timeout=1)
@@ -189,7 +197,7 @@ def produce(scene: Scene) -> None:
 def commit_batches(scene: Scene) -> None:
     """What Spark's sink does for a query: each batch until it is committed, then the next one."""
     queue = scene.config(odb.QueueConfig)
-    options = SinkOptions(queue=queue)
+    options = SinkOptions(queue=queue, grace_ms=scene.grace_ms)
     committer = QueueCommitter(scene.store, options, scene.runtime)
     saved = scene.saved("sink")
     generation, batch = saved.begin(0)
@@ -251,6 +259,7 @@ def consume(scene: Scene, *, to_the_end: bool = False) -> None:
 
 
 def host(scene: Scene) -> None:
+    claim(scene, scene.producing())
     network = WebSocketNetwork(scene.runtime)
     election = LeaderElection(scene.store, scene.producing(), scene.runtime, network)
     scene.over.wait()
@@ -261,7 +270,7 @@ def work(scene: Scene, *, to_the_end: bool = False) -> None:
     config = scene.config(
         odb.WorkerConfig, broker="host", claim_timeout_ms=CLAIM_MS, max_deliveries=0,
         create_if_missing=True,
-        gc=odb.GarbageCollectorConfig(interval_ms=GC_MS),
+        gc=scene.collecting(),
     )  # fmt: skip
     network = WebSocketNetwork(scene.runtime)
     idle_since = time.monotonic()
@@ -287,8 +296,12 @@ def publish(scene: Scene, *, to_the_end: bool = False) -> None:
     name = scene.person if scene.person.startswith("named") else None
     saved = scene.saved(scene.person)
     generation, intents = saved.begin(None)
+    config = scene.producing()
+    topic = odb.Topic.open(config, store=scene.store, runtime=scene.runtime)
+    for partition in topic.description.names:
+        claim(scene, topic.config_of(partition, config))
     with odb.Publisher(
-        scene.url, name, config=scene.producing(), store=scene.store, runtime=scene.runtime
+        scene.url, name, config=config, store=scene.store, runtime=scene.runtime
     ) as opened:
         if intents is not None and name is None:
             opened.apply(AckIntents.from_json(intents))

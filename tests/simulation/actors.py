@@ -63,7 +63,7 @@ def produce(world: World, producer: Producer, records: list[Record]) -> WriteHan
 
 
 def open_producer(world: World, node: Node, config: ProducerConfig) -> Producer:
-    return world.patiently(node, lambda: Producer(config, store=node.store, runtime=node.runtime))
+    return world.patiently(node, lambda: world.producer(node, config))
 
 
 def end(world: World, name: str, flush: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ from random import Random
 from opendata_buffer.broker.committer import open_brokered_committer
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.worker import ClaimedBatch, Worker
-from opendata_buffer.config import ProducerConfig, WorkerConfig
+from opendata_buffer.config import ProducerConfig, StoreOptions, WorkerConfig
 from opendata_buffer.errors import (
     ClaimLost,
     CommitStateUnknown,
@@ -130,7 +130,7 @@ class Fleet:
     def host(self, member: Member) -> None:
         runtime = member.runtime
         network = self.network.of(runtime)
-        config = ProducerConfig(store=STORE, cas_deadline_ms=10_000)
+        config = ProducerConfig(store=STORE).with_timeout(10_000)
         host = LeaderElection(member.store, config, runtime, network)
         while not self.ended:
             runtime.sleep(2)
@@ -142,7 +142,7 @@ class Fleet:
             store=STORE,
             flush_interval_ms=50 + self.random.randrange(200),
             delivery_timeout_ms=self.random.choice((20_000, 120_000)),
-            cas_deadline_ms=10_000,
+            store_options=StoreOptions(timeout_ms=10_000),
             broker="host" if self.random.random() < 0.2 else "auto",
         )
         committer = partial(open_brokered_committer, network=self.network.of(runtime))
@@ -184,7 +184,7 @@ class Fleet:
         config = WorkerConfig(
             create_if_missing=True,
             store=STORE,
-            cas_deadline_ms=10_000,
+            store_options=StoreOptions(timeout_ms=10_000),
             claim_timeout_ms=CLAIM_TIMEOUT_MS,
             max_deliveries=0,
             broker="host" if self.random.random() < 0.2 else "auto",

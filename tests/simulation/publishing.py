@@ -21,7 +21,7 @@ from buffer_sink.committer import Group, TopicCommitter, TopicWrite, UploadedBat
 from buffer_sink.options import SinkOptions
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.transactions import abort, list_open
-from opendata_buffer.config import ProducerConfig, QueueConfig
+from opendata_buffer.config import ProducerConfig, QueueConfig, StoreOptions
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import (
     Closed,
@@ -55,7 +55,7 @@ CONFIG = ProducerConfig(
     broker="off",
     flush_interval_ms=50,
     delivery_timeout_ms=60_000,
-    cas_deadline_ms=20_000,
+    store_options=StoreOptions(timeout_ms=20_000),
 )
 TROUBLE = (StorageError, Conflict, CommitStateUnknown, FlushFailed, Drained)
 QUERIES = ("one", "two")
@@ -308,7 +308,7 @@ class PublishingWorld(Processes):
 
     def run_query(self, process: SimRuntime, store: Any, app: str) -> None:
         """The life of one driver, from where the checkpoint is; it does not know of others."""
-        config = QueueConfig(store=URL, cas_deadline_ms=2_000 + self.draw(20_000))
+        config = QueueConfig(store=URL).with_timeout(2_000 + self.draw(20_000))
         committer = TopicCommitter(store, SinkOptions(queue=config), process)
         batch = self.committed[app]
         try:

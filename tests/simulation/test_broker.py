@@ -19,7 +19,7 @@ from tests.support.network import SimNetwork
 from tests.support.simulation import SimRuntime, SimTask, Simulation
 from tests.unit.broker.local import Direct
 
-CONFIG = ProducerConfig(store="memory://simulation", cas_deadline_ms=30_000)
+CONFIG = ProducerConfig(store="memory://simulation").with_timeout(30_000)
 RUN_S = 40.0
 SHARE = 0.1
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig, StoreOptions
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import (
@@ -106,7 +106,7 @@ class ProcessingWorld(Processes):
                 store=URL,
                 gc=GarbageCollectorConfig(enabled=False),
                 ack_interval=1 + self.draw(3),
-                cas_deadline_ms=20_000,
+                store_options=StoreOptions(timeout_ms=20_000),
             )
             kind: Any = TopicConsumer if len(self.names[0]) > 1 else Consumer
             options = {} if kind is TopicConsumer or self.chance(0.5) else {

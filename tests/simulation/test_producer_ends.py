@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from unittest.mock import patch
 
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import FlushFailed, OpenDataBufferError, TransientStorageError
@@ -11,6 +12,7 @@ from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.batching import Durable, WriteHandle
 from opendata_buffer.producer.producer import Producer
+from opendata_buffer.queue import ownership
 from opendata_buffer.stores.base import NotModified
 from opendata_buffer.stores.memory import MemoryStore
 from tests.simulation.scenario import run
@@ -41,9 +43,9 @@ class Service:
             max_buffered_bytes=500 + self.random.randrange(5_000),
             upload_concurrency=1 + self.random.randrange(4),
             delivery_timeout_ms=1_000 + self.random.randrange(30_000),
-            cas_deadline_ms=1_000 + self.random.randrange(5_000),
-            gc_grace_period_ms=10_000 + self.random.randrange(100_000),
+            timeout_ms=1_000 + self.random.randrange(5_000),
         )
+        self.grace_ms = 10_000 + self.random.randrange(100_000)
         self.handles: dict[bytes, WriteHandle] = {}
         self.seen: Counter[str] = Counter()
 
@@ -53,7 +55,7 @@ class Service:
             try:
                 return Producer(self.config, store=self.store, runtime=self.runtime)
             except TransientStorageError:
-                limit = self.config.cas_deadline_ms / 1000
+                limit = self.config.timeout_ms / 1000
                 assert self.simulation.now - began <= limit + 0.001
 
     def call(self, producer: Producer, name: int) -> None:
@@ -74,6 +76,11 @@ class Service:
             self.seen["refused"] += 1
 
     def main(self) -> None:
+        # Which a producer gives to the queue that it creates.
+        with patch.object(ownership, "DEFAULT_GRACE_PERIOD_MS", self.grace_ms):
+            self.live()
+
+    def live(self) -> None:
         # The first request may hang, too: then the constructor says so and is called again.
         share = self.random.choice((0.0, 0.02, 0.2))
         times = {"put_ms": 50.0, "cas_ms": 50.0, "get_ms": 20.0, "jitter": 0.5}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.position import Position
 from opendata_buffer.errors import QueueReset
 from opendata_buffer.producer.producer import Producer
+from opendata_buffer.queue.ownership import claim_for_writing
 from tests.simulation.actors import FAILURES
 from tests.simulation.scenario import simulated
 from tests.simulation.world import MANIFEST, Node, World
@@ -64,7 +64,7 @@ def test_f4_a_lost_manifest_stops_everybody_and_a_new_queue_is_not_taken_for_the
     config = tuned(type(config), **vars(config), max_manifest_bytes=64 * 2**20)
 
     def producer() -> Producer:
-        return Producer(config, store=producing.store, runtime=producing.runtime)
+        return world.producer(producing, config)
 
     def consumer(config: ConsumerConfig, position: Position | None = None) -> Consumer:
         return Consumer(config, position, store=consuming.store, runtime=consuming.runtime)
@@ -103,9 +103,8 @@ def test_f4_a_lost_manifest_stops_everybody_and_a_new_queue_is_not_taken_for_the
     world.heal()
     world.model.start_over()
     restarted = world.node("restarted")
-    again = Producer(
-        replace(config, recreate=True), store=restarted.store, runtime=restarted.runtime
-    )
+    claim_for_writing(restarted.store, config, runtime=restarted.runtime, recreate=True)
+    again = world.producer(restarted, config)
     for number in range(count + 5):
         write(again, Record("new", number))
     # Its sequences have passed the old position, which only the queue's id can tell.

@@ -15,7 +15,12 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
+from opendata_buffer.config import (
+    ConsumerConfig,
+    GarbageCollectorConfig,
+    ProducerConfig,
+    StoreOptions,
+)
 from opendata_buffer.errors import (
     DataLoss,
     Drained,
@@ -36,10 +41,13 @@ SHARE = 0.06
 
 PRODUCING = ProducerConfig(
     store=URL, broker="off", flush_interval_ms=100, delivery_timeout_ms=30_000,
-    cas_deadline_ms=20_000,
+    store_options=StoreOptions(timeout_ms=20_000),
 )  # fmt: skip
 CONSUMING = ConsumerConfig(
-    store=URL, ack_interval=5, cas_deadline_ms=20_000, gc=GarbageCollectorConfig(enabled=False)
+    store=URL,
+    ack_interval=5,
+    store_options=StoreOptions(timeout_ms=20_000),
+    gc=GarbageCollectorConfig(enabled=False),
 )
 CALM = HarshPlan(get_ms=10, put_ms=10, cas_ms=10)
 KEYS = 6

@@ -7,10 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
+from opendata_buffer.config import (
+    ConsumerConfig,
+    GarbageCollectorConfig,
+    ProducerConfig,
+    StoreOptions,
+)
 from opendata_buffer.errors import Conflict, TransientStorageError
 from opendata_buffer.formats.batch import Compression
 from opendata_buffer.formats.keys import parse_location
+from opendata_buffer.producer.producer import Producer
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.stores.memory import MemoryStore
 from tests.support.faults import HarshPlan, HarshStore
 from tests.support.model import DeliveryModel, WatchedStore
@@ -282,6 +289,12 @@ class World(Dice):
         if left and not self.model.manifest.entry_count:
             self.fail(f"the collector left {left}")
 
+    def producer(self, node: Node, config: ProducerConfig) -> Producer:
+        """A producer; where there is no queue yet, its collector is given this world's patience."""
+        grace_ms = int(self.grace_s * 1000)
+        claim_for_writing(node.store, config, runtime=node.runtime, grace_ms=grace_ms)
+        return Producer(config, store=node.store, runtime=node.runtime)
+
     # Settings.
 
     def producer_config(self) -> ProducerConfig:
@@ -293,10 +306,9 @@ class World(Dice):
             flush_interval_ms=50 + self.draw(200),
             compression=Compression(self.draw(2)),
             upload_concurrency=1 + self.draw(4),
-            max_buffered_inputs=2 + self.draw(20),
+            max_buffered_bytes=400 * (2 + self.draw(20)),
             delivery_timeout_ms=5_000 + self.draw(120_000 if self.chance(0.5) else 4 * grace_ms),
-            cas_deadline_ms=1_000 + self.draw(min(60_000, grace_ms // 2 - 1_000)),
-            gc_grace_period_ms=grace_ms,
+            timeout_ms=1_000 + self.draw(min(60_000, grace_ms // 2 - 1_000)),
             # Now and then so small that the queue pushes back (failure F35).
             max_manifest_bytes=1_500 + self.draw(3_000) if self.chance(0.2) else 64 * 2**20,
         )
@@ -307,9 +319,9 @@ class World(Dice):
             store="memory://simulation",
             data_path_prefix=PREFIX,
             ack_interval=1 + self.draw(10),
-            cas_deadline_ms=1_000 + self.draw(60_000),
+            store_options=StoreOptions(timeout_ms=1_000 + self.draw(60_000)),
             gc=GarbageCollectorConfig(
                 interval_ms=int(1000 * self.uniform(15, 120)),
+                grace_period_ms=int(self.grace_s * 1000),
             ),
-            gc_grace_period_ms=int(self.grace_s * 1000),
         )

@@ -61,15 +61,9 @@ def logged(checkpoint: str, name: str) -> list[int]:
 # What comes into a queue, and what is in it.
 
 
-def produce(
-    store: str,
-    batches: Iterable[Iterable[bytes]],
-    metadata: bytes = b"m",
-    *,
-    recreate: bool = False,
-) -> None:
+def produce(store: str, batches: Iterable[Iterable[bytes]], metadata: bytes = b"m") -> None:
     """Append one batch for each group of records."""
-    with Producer(ProducerConfig(store=store, recreate=recreate)) as producer:
+    with Producer(ProducerConfig(store=store)) as producer:
         for records in batches:
             producer.produce(list(records), metadata)
             producer.flush()

@@ -157,8 +157,8 @@ def test_f5_a_micro_batch_of_three_grace_periods_gets_through_beside_a_collector
     # One task is done at once and its upload waits for the other; "a" and "slow" differ in hash.
     pipe.feed("a", "b", "c", "d", "slow")
     pipe.options = {"gcGracePeriodMs": str(grace_ms)}
-    gc = GarbageCollectorConfig(interval_ms=200)
-    config = ConsumerConfig(store=pipe.url, gc=gc, gc_grace_period_ms=grace_ms)
+    gc = GarbageCollectorConfig(interval_ms=200, grace_period_ms=grace_ms)
+    config = ConsumerConfig(store=pipe.url, gc=gc)
     collector = GarbageCollector(open_store(pipe.url), config)
     # A queue must be there for the collector to compare with.
     foreach_batch_writer(pipe.url, txn_app_id="first", **pipe.options)(

@@ -20,7 +20,7 @@ from opendata_buffer.formats.batch import Compression
 from opendata_buffer.formats.keys import Transaction
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.quarantine import list_quarantine, read_copy
-from opendata_buffer.queue.ownership import change_grace_period
+from opendata_buffer.queue.ownership import change_grace_period, claim_for_writing
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
 from tests.spark.queues import (
@@ -285,7 +285,8 @@ def test_f4_a_replaced_queue_ends_the_query_and_names_the_option(query: Query, s
     produce(store, numbered(0, 3))
     query.available_now()
     (Path(store) / "ingest" / "manifest").unlink()
-    produce(store, numbered(10, 12), recreate=True)
+    claim_for_writing(open_store(store), QueueConfig(store=store), recreate=True)
+    produce(store, numbered(10, 12))
     with pytest.raises(
         StreamingQueryException, match=r"the checkpoint is about queue .*failOnDataLoss"
     ):

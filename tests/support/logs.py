@@ -15,10 +15,10 @@ from opendata_buffer.stores.open import open_store
 DAY_MS = 86_400_000
 
 
-def make_log(config: QueueConfig) -> Store:
+def make_log(config: QueueConfig, grace_ms: int | None = None) -> Store:
     """Make a log of a queue, which need not be there, whose readers expire after a day."""
     store, runtime = open_store(config.store, config.store_options), SystemRuntime()
-    claim = claim_for_writing(store, config, runtime=runtime)
+    claim = claim_for_writing(store, config, runtime=runtime, grace_ms=grace_ms)
     enable_readers(store, config, claim, runtime, retention_ms=None, reader_expiry_ms=DAY_MS)
     return store
 

@@ -11,8 +11,13 @@ Config = TypeVar("Config", bound=QueueConfig)
 
 
 def tuned(kind: type[Config], /, **settings: Any) -> Config:
-    """A configuration in which settings that are constants of its class may have other values."""
+    """A configuration in which settings that are constants of its class may have other values.
+
+    ``timeout_ms`` is that of its ``store_options``.
+    """
+    timeout_ms = settings.pop("timeout_ms", None)
     names = {each.name for each in fields(kind)}
     constants = {name: settings.pop(name) for name in settings.keys() - names}
     assert all(hasattr(kind, name) for name in constants), constants
-    return type(kind.__name__, (kind,), constants)(**settings)
+    made = type(kind.__name__, (kind,), constants)(**settings)
+    return made if timeout_ms is None else made.with_timeout(timeout_ms)

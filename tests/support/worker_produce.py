@@ -11,6 +11,7 @@ import time
 from contextlib import ExitStack
 
 from opendata_buffer import Producer, ProducerConfig, Transaction
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
@@ -38,11 +39,11 @@ def main() -> None:
     with ExitStack() as stack:
         producers, queues = [], []
         for store in stores:
-            config = ProducerConfig(
-                store=store, flush_interval_ms=2, gc_grace_period_ms=int(grace_ms)
-            )
+            config, runtime = ProducerConfig(store=store, flush_interval_ms=2), SystemRuntime()
+            opened = open_store(store)
+            claim_for_writing(opened, config, runtime=runtime, grace_ms=int(grace_ms))
             producers.append(stack.enter_context(Producer(config)))
-            queues.append(Queue(open_store(store), config, runtime=SystemRuntime(), role="test"))
+            queues.append(Queue(opened, config, runtime=runtime, role="test"))
         for number in range(int(first), int(end)):
             records = [f"{app} {number} {k}".encode() for k in range(RECORDS_EACH)]
             transaction = Transaction(app, number)

@@ -15,9 +15,11 @@ from opendata_buffer.config import (
     ProducerConfig,
     QueueConfig,
     StoreOptions,
+    WorkerConfig,
 )
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Compression
+from opendata_buffer.stores.open import open_store
 
 
 def test_the_manifest_follows_the_prefix_unless_given() -> None:
@@ -34,7 +36,12 @@ def test_the_manifest_follows_the_prefix_unless_given() -> None:
         (ProducerConfig, {"upload_concurrency": 4}, ["upload_concurrency", "it is 8"]),
         (ProducerConfig, {"compresion": "zstd"}, ["compresion is no setting", "compression"]),
         (ConsumerConfig, {"max_manifest_bytes": 21}, ["max_manifest_bytes is no setting any more"]),
-        (ProducerConfig, {"max_buffered_inputs": 0}, ["max_buffered_inputs"]),
+        (ProducerConfig, {"max_batch_bytes": 7}, ["max_batch_bytes is no setting any more"]),
+        (ProducerConfig, {"max_buffered_inputs": 9}, ["use max_buffered_bytes"]),
+        (ProducerConfig, {"recreate": True}, ["'opendata-buffer produce STORE --recreate'"]),
+        (QueueConfig, {"cas_deadline_ms": 1}, ["store_options=StoreOptions(timeout_ms=...)"]),
+        (ConsumerConfig, {"allow_foreign_locations": True}, ["outside of the data prefix"]),
+        (ConsumerConfig, {"gc_grace_period_ms": 9}, ["GarbageCollectorConfig(grace_period_ms="]),
         (ProducerConfig, {"broker": "maybe"}, ["broker", "auto, host, off"]),
         (ProducerConfig, {"compression": "gzip"}, ["'gzip'", "'none' or 'zstd'"]),
         (ProducerConfig, {"flush_interval_ms": sys.maxsize}, ["flush_interval_ms", "at most"]),
@@ -43,9 +50,10 @@ def test_the_manifest_follows_the_prefix_unless_given() -> None:
         (ProducerConfig, {"data_path_prefix": "a/../b"}, ["data_path_prefix"]),
         (QueueConfig, {"manifest_path": "a//b"}, ["manifest_path", "'a//b'"]),
         (ConsumerConfig, {"ack_interval": -1}, ["ack_interval", "-1"]),
-        (ConsumerConfig, {"gc_grace_period_ms": 0}, ["gc_grace_period_ms"]),
+        (GarbageCollectorConfig, {"grace_period_ms": 0}, ["gc grace_period_ms"]),
         (GarbageCollectorConfig, {"interval_ms": sys.maxsize}, ["gc interval_ms", "at most"]),
         (StoreOptions, {"max_attempts": 0}, ["max_attempts"]),
+        (StoreOptions, {"timeout_ms": 0}, ["timeout_ms"]),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(
@@ -76,11 +84,30 @@ def test_settings_are_keywords_of_what_is_opened(tmp_path: Path) -> None:
 
 
 def test_a_producer_and_a_consumer_have_few_settings() -> None:
-    """Beside those of ``QueueConfig``, which all share."""
-    shared = len(fields(QueueConfig))
-    assert shared <= 7
-    assert len(fields(ProducerConfig)) - shared <= 10
-    assert len(fields(ConsumerConfig)) - shared <= 8
+    """At most ten and eight, those of ``QueueConfig`` among them."""
+    shared = ["store", "data_path_prefix", "manifest_path", "store_options"]
+    consumer = [*shared, "gc", "ack_interval", "create_if_missing", "reader"]
+    assert [each.name for each in fields(ProducerConfig)] == [
+        *shared, "flush_interval_ms", "flush_size_bytes", "max_buffered_bytes", "compression",
+        "delivery_timeout_ms", "broker",
+    ]  # fmt: skip
+    assert [each.name for each in fields(ConsumerConfig)] == consumer
+    assert [each.name for each in fields(WorkerConfig)] == [
+        *consumer,
+        "broker",
+        "claim_timeout_ms",
+        "max_deliveries",
+        "name",
+    ]
+
+
+def test_a_timeout_makes_no_other_client() -> None:
+    config = ConsumerConfig(store="memory://timeouts", ack_interval=7)
+    assert config.timeout_ms == 60_000
+    short = config.with_timeout(500)
+    assert (short.timeout_ms, short.ack_interval) == (500, 7)
+    one, other = (open_store(each.store, each.store_options) for each in (config, short))
+    assert one is other
 
 
 def test_configs_pickle() -> None:

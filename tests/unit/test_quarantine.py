@@ -62,15 +62,10 @@ def test_a_batch_without_an_object_has_a_report_and_no_copy(store: MemoryStore) 
         read_copy(store, "ingest", made)
 
 
-def test_an_object_outside_the_prefix_is_copied_only_when_that_is_allowed(
-    store: MemoryStore,
-) -> None:
+def test_f23_an_object_outside_the_prefix_is_not_copied(store: MemoryStore) -> None:
     store.put("secrets/passwords", b"secret")
     foreign = QueueEntry(4, "secrets/passwords")
     assert quarantine(store, "ingest", foreign, "?", runtime=RUNTIME).copied_bytes is None
-    other = QueueEntry(5, "secrets/passwords")
-    allowed = quarantine(store, "ingest", other, "?", runtime=RUNTIME, allow_foreign_locations=True)
-    assert read_copy(store, "ingest", allowed) == b"secret"
 
 
 def test_reports_are_listed_by_sequence(store: MemoryStore) -> None:

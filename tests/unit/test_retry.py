@@ -126,7 +126,7 @@ def test_a_queues_settings_make_a_policy() -> None:
         store="memory://q",
         backoff_base_ms=100,
         backoff_max_ms=300,
-        cas_deadline_ms=1_000,
+        timeout_ms=1_000,
     )
     assert queue_retry(runtime, config)(Failing(3, TransientStorageError)) == 4
     assert runtime.slept == pytest.approx([0.05, 0.1, 0.15])

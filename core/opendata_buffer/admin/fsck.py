@@ -61,7 +61,7 @@ class Kind(StrEnum):
     MANIFEST = "manifest"  # gone, damaged, or older than what was seen of it
     MISSING = "missing"  # the object of a batch is gone
     UNREADABLE = "unreadable"  # a batch does not decode
-    TOO_LARGE = "too large"  # beyond the limits of this reader; another one may accept it
+    TOO_LARGE = "too large"  # beyond what readers decode
     FOREIGN = "foreign"  # a batch outside the data prefix
     REPEATED = "repeated"  # an object that is queued more than once
     UNREAD = "unread"  # an object that no entry names
@@ -88,10 +88,10 @@ NOT_REPAIRED = {
     Kind.OTHER_INDEX: "it and the segments are of a queue that was started over: delete them when "
     "the old log is given up",
     Kind.SEGMENT: "restore the object (bucket versioning), or move readers behind what it names",
-    Kind.TOO_LARGE: "it may be sound: check again with a larger --max-batch-bytes",
+    Kind.TOO_LARGE: "no reader decodes so much: skip it with 'opendata-buffer skip {hint} "
+    "{sequence}', which copies it first",
     Kind.PREFIX: "check again with the data prefix that is named there",
-    Kind.FOREIGN: "it may be sound: check again with --allow-foreign-locations, or skip it with "
-    "'opendata-buffer skip {hint} {sequence}'",
+    Kind.FOREIGN: "no reader fetches it: skip it with 'opendata-buffer skip {hint} {sequence}'",
 }
 """Why repair leaves a kind of problem, and what to do about it."""
 
@@ -281,7 +281,7 @@ def _kind(error: PoisonBatch, stored: int | None) -> Kind:
         return Kind.FOREIGN
     if isinstance(error.__cause__, WrongChecksum):
         return Kind.UNREADABLE
-    # The reason names the setting that was exceeded. An object that exceeds all was not read.
+    # The reason names the limit that was exceeded. An object that exceeds all was not read.
     if stored is None or "max_batch_bytes" in error.reason:
         return Kind.TOO_LARGE
     return Kind.UNREADABLE

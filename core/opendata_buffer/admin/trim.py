@@ -107,14 +107,7 @@ def _view(queue: Target) -> Manifest | LogView:
 
 
 def _copy(queue: Target, entry: QueueEntry | BatchDescriptor, why: str) -> QuarantineReport:
-    return quarantine(
-        queue.store,
-        queue.prefix,
-        entry,
-        why,
-        runtime=queue.runtime,
-        allow_foreign_locations=queue.config.allow_foreign_locations,
-    )
+    return quarantine(queue.store, queue.prefix, entry, why, runtime=queue.runtime)
 
 
 def _range_of(manifest: Manifest | LogView) -> str:

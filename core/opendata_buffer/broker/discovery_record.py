@@ -125,7 +125,7 @@ class Lease:
             decode=decode,
             encode=encode,
             runtime=runtime,
-            settings=replace(config, cas_deadline_ms=min(deadline_ms, config.cas_deadline_ms)),
+            settings=config.with_timeout(min(deadline_ms, config.timeout_ms)),
             sidecar=DISCOVERY_RECORD,
             if_unreadable=lambda error, version: DiscoveryRecord(
                 0, version, "", b"", fault=str(error)

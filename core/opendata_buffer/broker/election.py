@@ -183,7 +183,13 @@ class LeaderElection:
     def _take_over(self, announced: DiscoveryRecord | None) -> float:
         if self._port is None:
             self._port = self._network.listen()
-        claim = claim_for_writing(self._store, self._config, runtime=self._runtime)
+        settings = consumer_settings(self._config)
+        claim = claim_for_writing(
+            self._store,
+            self._config,
+            runtime=self._runtime,
+            grace_ms=settings.gc.grace_period_ms,
+        )
         queue = SharedQueue(self._store, self._config, runtime=self._runtime, claim=claim)
         broker = Broker(
             self._store,
@@ -193,7 +199,7 @@ class LeaderElection:
             on_conflict=self._note_lost_race,
             dispatcher=Dispatcher(
                 self._store,
-                consumer_settings(self._config),
+                settings,
                 self._runtime,
                 queue,
                 self._is_announced,

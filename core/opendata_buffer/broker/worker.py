@@ -258,7 +258,7 @@ class Worker(Closeable):
         self._pace = self._fetch.adaptive_concurrency()
         self._discovery = Discovery(self._store, config, self._runtime, network.connect)
         self._client = DispatcherClient(
-            self._discovery, self._runtime, config.cas_deadline_ms / 1000, self._store.url
+            self._discovery, self._runtime, config.timeout_ms / 1000, self._store.url
         )
         self.name = (
             config.name or f"{os.uname().nodename}-{os.getpid()}-{self._runtime.ulid()[-6:]}"
@@ -289,7 +289,7 @@ class Worker(Closeable):
 
         Raises:
             Fenced: Another consumer took the queue.
-            TransientStorageError: No broker could be reached within ``cas_deadline_ms``.
+            TransientStorageError: No broker could be reached within ``timeout_ms``.
             Closed: The worker was closed, or made before this process was forked.
         """
         if max < 1:
@@ -391,7 +391,7 @@ class Worker(Closeable):
 
     def _release(self, batches: Sequence[ClaimedBatch]) -> None:
         connection = self._discovery.connection
-        until = self._runtime.monotonic() + self._config.cas_deadline_ms / 1000
+        until = self._runtime.monotonic() + self._config.timeout_ms / 1000
         for batch in batches:
             claim = batch._claim
             self._drop(claim)

@@ -87,8 +87,6 @@ POLL_S = 0.5
 )
 @options.create_if_missing
 @options.yes
-@options.max_batch_bytes
-@options.allow_foreign
 @click.pass_obj
 def consume(
     runtime: Any,

@@ -87,7 +87,7 @@ class FailureGroup(click.Group):
             where = "standard input or output" if error.filename is None else error.filename
             raise Failure(f"{where}: {error.strerror or error}") from error
         except MemoryError as error:
-            raise Failure("out of memory: lower --max-batch-bytes") from error
+            raise Failure("out of memory: give it more, a batch has up to 256 MiB") from error
         except Exception as error:
             log.debug("failed", exc_info=True)
             if (code := signalled()) is not None:

@@ -18,7 +18,6 @@ from click.shell_completion import CompletionItem
 from opendata_buffer.cli.errors import Failure, log, log_to_stderr
 from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
-from opendata_buffer.formats import MIB
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -62,6 +61,14 @@ MOVED = {
     "transactions": "'status' lists the open ones, 'abort' ends one",
     "consume --no-ack": "consume takes nothing unless it is given --ack",
     "consume --recreate": "'produce --recreate' starts a queue over",
+    **{
+        f"{command} --max-batch-bytes": "a batch has at most 256 MiB"
+        for command in ("consume", "dump", "fsck", "produce", "restore", "skip", "work")
+    },
+    **{
+        f"{command} --allow-foreign-locations": "no batch outside of the data prefix is read"
+        for command in ("consume", "fsck", "skip", "trim")
+    },
 }
 """Former commands and options, and what took their place."""
 
@@ -97,7 +104,7 @@ _STORAGE = [
     _option("--anonymous", None, "Send no credentials: for a public bucket.", env=True),
 ]
 
-REACH_STORE = {each.name for each in fields(StoreOptions)} | {"timeout_ms"}
+REACH_STORE = {each.name for each in fields(StoreOptions)}
 """Names of the options that say how to reach a store."""
 
 
@@ -215,11 +222,11 @@ def queue_words() -> str:
 def with_flags(message: str) -> str:
     """A text of the library, which names settings and calls, in terms of the running command.
 
-    ``max_batch_bytes`` becomes ``--max-batch-bytes`` where the command has that option, and
-    ``skip(3)`` becomes the command ``opendata-buffer skip``.
+    ``timeout_ms`` becomes ``--timeout-ms`` where the command has that option, and ``skip(3)``
+    becomes the command ``opendata-buffer skip``.
     """
     context = click.get_current_context()
-    flags = {"cas_deadline_ms": "--timeout-ms", "delivery_timeout_ms": "--timeout-ms"}
+    flags = {"delivery_timeout_ms": "--timeout-ms"}
     for each in context.command.params:
         if isinstance(each, click.Option) and each.name:
             flags[each.name] = each.opts[0]
@@ -277,12 +284,6 @@ queue = _options(
     ),
 )
 
-allow_foreign = click.option(
-    "--allow-foreign-locations",
-    is_flag=True,
-    help="Also read batches that lie outside the data prefix.",
-)
-
 create_if_missing = click.option(
     "--create-if-missing",
     is_flag=True,
@@ -294,13 +295,6 @@ framing = click.option(
     type=click.Choice(["lines", "ndjson", "protobuf-fixed", "length"]),
     default="lines",
     help="How records are separated in the stream; length and protobuf-fixed take any bytes.",
-)
-
-max_batch_bytes = click.option(
-    "--max-batch-bytes",
-    type=POSITIVE,
-    default=256 * MIB,
-    help="Largest batch, decoded. Larger ones are neither decoded nor written.",
 )
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from opendata_buffer.admin.target import Target
 from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.cli.options import LONG_MS, command
@@ -27,6 +28,7 @@ from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import Compression
 from opendata_buffer.framing import FRAMINGS, Splitter
 from opendata_buffer.producer.producer import Producer
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.topic import partitioner as partitioners
 from opendata_buffer.topic.partitioner import Partitioner
 from opendata_buffer.topic.producer import TopicProducer
@@ -89,7 +91,6 @@ _JSON_FACTOR = 6
     is_flag=True,
     help="Start the queue over if its manifest is gone or was restored. Its batches are not read.",
 )
-@options.max_batch_bytes
 @click.pass_obj
 def produce(
     runtime: Any,
@@ -101,6 +102,7 @@ def produce(
     key: str | None,
     key_is_metadata: bool,
     partitioner: str,
+    recreate: bool,
     **queue: Any,
 ) -> None:
     r"""Put the records of stdin into the queue, by default one for each line.
@@ -135,6 +137,8 @@ def produce(
                 f"{name} chooses a partition, and records go to one queue of {target.store.url}: "
                 "leave it out; a queue stores metadata with a record (--metadata, --json)"
             )
+    if recreate:
+        _start_over(target)
     label = os.fsencode(metadata or "")
     fixed_key = None if key is None else os.fsencode(key)
     runs = same_label(label, label if key_is_metadata else fixed_key)
@@ -159,6 +163,15 @@ def produce(
         reason = str(error).removesuffix(".")
         raise Failure(f"{reason}. Of the input, {records.durable_part()}.") from error
     click.echo(json.dumps(records.durable))
+
+
+def _start_over(target: Target) -> None:
+    """Start the queue over if its manifest is gone or went backwards; of a topic each partition
+    that was ever used, unless it drains."""
+    topic = target.topic
+    for queue in target.written():
+        if topic is None or queue.prefix in topic.description.active:
+            claim_for_writing(target.store, queue.config, runtime=target.runtime, recreate=True)
 
 
 class Run(NamedTuple):

@@ -57,8 +57,6 @@ READERS_GO_ON = (
 
 @command()
 @options.queue
-@options.max_batch_bytes
-@options.allow_foreign
 @click.option(
     "--repair",
     "repair_found",
@@ -161,8 +159,6 @@ def _print_report(report: Report, where: str, *, every: bool = False) -> None:
 @options.queue
 @click.argument("sequence", type=options.NATURAL)
 @click.option("--force", is_flag=True, help="Skip the batch although it can be read.")
-@options.max_batch_bytes
-@options.allow_foreign
 @options.as_json
 @click.pass_obj
 def skip(runtime: Any, /, sequence: int, force: bool, as_json: bool, **queue: Any) -> None:
@@ -187,7 +183,6 @@ def skip(runtime: Any, /, sequence: int, force: bool, as_json: bool, **queue: An
 @command()
 @options.queue
 @click.argument("ids", metavar="ID|LOCATION...", nargs=-1, required=True)
-@options.max_batch_bytes
 @options.yes
 @click.pass_obj
 def restore(runtime: Any, /, ids: tuple[str, ...], yes: bool, **queue: Any) -> None:
@@ -225,7 +220,6 @@ def restore(runtime: Any, /, ids: tuple[str, ...], yes: bool, **queue: Any) -> N
     help="Copy what is deleted to the quarantine first.",
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
-@options.allow_foreign
 @options.yes
 @options.as_json
 @click.pass_obj

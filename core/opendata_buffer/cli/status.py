@@ -147,7 +147,6 @@ def _probe(target: Target, max_lag: float | None, max_backlog: int | None, as_js
 @command()
 @options.queue
 @click.argument("key", required=False)
-@options.max_batch_bytes
 @click.pass_obj
 def dump(runtime: Any, /, key: str | None, **queue: Any) -> None:
     """Print the manifest or a batch as JSON.

@@ -51,7 +51,7 @@ def target_of(
     if any(options[name] is not None for name in NAMES_ONE_QUEUE):
         return target
     config = target.config
-    limit_ms = min(config.cas_deadline_ms, topic_deadline_ms or config.cas_deadline_ms)
+    limit_ms = min(config.timeout_ms, topic_deadline_ms or config.timeout_ms)
     try:
         with deadline(runtime, limit_ms / 1000):
             found = Topic.find(config, store=target.store, runtime=runtime)
@@ -86,7 +86,6 @@ def one_queue(
     if prefix is not None:  # The configuration refuses an empty one.
         given["data_path_prefix"] = prefix
     given["manifest_path"] = given["manifest_path"] or ""
-    given["cas_deadline_ms"] = options["timeout_ms"]
     config = make(**given, **settings, store_options=store_options)
     store = open_store(config.store, config.store_options)
     if config.manifest_path == options["manifest_path"] and prefix is None:
@@ -136,6 +135,7 @@ def _store_options(*, timeout_ms: int, **options: Any) -> StoreOptions:
     share_ms = max(1, timeout_ms // attempts)
     return StoreOptions(
         **options,
+        timeout_ms=timeout_ms,
         connect_timeout_ms=min(share_ms, StoreOptions.connect_timeout_ms),
         read_timeout_ms=min(share_ms, StoreOptions.read_timeout_ms),
         max_attempts=attempts,

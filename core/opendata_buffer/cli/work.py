@@ -66,7 +66,6 @@ def rest_s(delivery_count: int) -> float:
     help="host: be the queue's broker while there is none; auto: wait for one.",
 )
 @options.framing
-@options.max_batch_bytes
 @options.create_if_missing
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_obj

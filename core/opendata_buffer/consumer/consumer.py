@@ -181,7 +181,7 @@ class Consumer(BatchLoop):
         PrefixConflict: The data prefix belongs to the queue of another manifest (failure F7).
         QueueReset: A position was given and is another queue's, or the manifest is missing or
             ends before it (failures F4, F27); or the manifest was lost or restored from an old
-            copy, and ``config.recreate`` is off.
+            copy.
         DataLoss: A position was given, and later batches were dequeued by another program.
         CorruptManifest, StorageError, Conflict: The queue could not be taken over.
     """
@@ -233,6 +233,7 @@ class Consumer(BatchLoop):
                     config,
                     runtime=self._runtime,
                     missing=None if create else lambda: no_such_queue(opened, config, creates=True),
+                    grace_ms=config.gc.grace_period_ms,
                 )
                 queue = open_queue(
                     opened, config, self._runtime, claim, program=program, open_pause=open_pause
@@ -723,7 +724,7 @@ class Consumer(BatchLoop):
 
     def _deadline(self) -> AbstractContextManager[None]:
         """For several requests of one call: together they take no longer than one change may."""
-        return deadline(self._runtime, self._config.cas_deadline_ms / 1000 + LAST_READ_S)
+        return deadline(self._runtime, self._config.timeout_ms / 1000 + LAST_READ_S)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -183,7 +183,6 @@ class FetchHandle:
         options: How to reach a cloud; with a URL only.
         data_path_prefix: Locations must be below it (failure F23).
         max_batch_bytes: Largest record block decoded (failure F21).
-        allow_foreign_locations: Fetch every object that a manifest names, if it is in the store.
         runtime: Clock of the duration metric.
     """
 
@@ -194,7 +193,6 @@ class FetchHandle:
         *,
         data_path_prefix: str,
         max_batch_bytes: int = DEFAULT_MAX_BYTES,
-        allow_foreign_locations: bool = False,
         runtime: Runtime | None = None,
     ) -> None:
         self._reopen: tuple[str, StoreOptions | None] | None = None
@@ -206,7 +204,6 @@ class FetchHandle:
         self._store = store
         self._prefix = data_path_prefix
         self._max_batch_bytes = max_batch_bytes
-        self._allow_foreign = allow_foreign_locations
         self._runtime = runtime if runtime is not None else SystemRuntime()
 
     @classmethod
@@ -219,7 +216,6 @@ class FetchHandle:
             config.store_options if store is None else None,
             data_path_prefix=config.data_path_prefix,
             max_batch_bytes=config.max_batch_bytes,
-            allow_foreign_locations=config.allow_foreign_locations,
             runtime=runtime,
         )
 
@@ -324,12 +320,11 @@ class FetchHandle:
         sequence, location = descriptor.sequence, descriptor.location
         # Otherwise a manifest that another program wrote could make the consumer read, with its own
         # rights, any object of the bucket (failure F23).
-        if not self._allow_foreign and not is_confined(location, self._prefix):
+        if not is_confined(location, self._prefix):
             why = f"it is not below the data prefix {self._prefix!r}"
-            fix = "; set allow_foreign_locations to read it"
             if fault := key_fault(location):
-                why, fix = f"no object can have this name: {fault}", ""
-            raise ForeignLocation(sequence, location, f"{why}{fix}")
+                why = f"no object can have this name: {fault}"
+            raise ForeignLocation(sequence, location, why)
         try:
             with _unreadable(descriptor):
                 yield location, largest_object(self._max_batch_bytes)

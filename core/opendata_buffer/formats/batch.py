@@ -122,10 +122,7 @@ def parse_footer(data: BytesLike) -> BatchFooter:
 def check_block(size: int, footer: BatchFooter, max_bytes: int) -> None:
     """Refuse a block that exceeds the cap or cannot hold the footer's records."""
     if size > max_bytes:
-        raise CorruptBatch(
-            f"record block has {size} bytes, more than max_batch_bytes {max_bytes}. Raise "
-            "max_batch_bytes if the batch is trusted"
-        )
+        raise CorruptBatch(f"record block has {size} bytes, more than max_batch_bytes {max_bytes}")
     # failure F18: a 7-byte object may claim 4 billion records. Each one needs its length prefix.
     if footer.record_count * 4 > size:
         raise CorruptBatch(

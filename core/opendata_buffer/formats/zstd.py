@@ -78,7 +78,7 @@ def plan_frames(data: memoryview, max_bytes: int) -> list[Frame]:
                 # failure F21: refused by what the bytes claim, before anything is expanded.
                 raise CorruptBatch(
                     f"zstd block declares {declared_total} bytes, more than max_batch_bytes "
-                    f"{max_bytes}. Raise max_batch_bytes if the batch is trusted"
+                    f"{max_bytes}"
                 )
         frames.append(frame)
         position += len(frame.data)
@@ -162,10 +162,7 @@ def decompress_into(frames: list[Frame], target: memoryview, max_bytes: int) -> 
             raise CorruptBatch(f"zstd block is damaged: {error}") from error
         total += written
         if total > max_bytes:
-            raise CorruptBatch(
-                f"zstd block holds more than max_batch_bytes {max_bytes}. Raise max_batch_bytes "
-                "if the batch is trusted"
-            )
+            raise CorruptBatch(f"zstd block holds more than max_batch_bytes {max_bytes}")
         if frame.declared and written != frame.most:
             raise CorruptBatch(f"zstd frame declares {frame.most} bytes and holds {written}")
     return total

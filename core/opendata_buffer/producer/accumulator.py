@@ -317,9 +317,7 @@ class Accumulator:
             assert late_for.handle is not None
             return late_for.handle
         self._wait_for_room(held_at_opening(item))
-        # Where calls are counted, each has to take the lock: its buffer has no room for more.
-        counted = self._config.max_buffered_inputs is not None
-        room = 0 if counted else self._config.max_buffered_bytes - self._held()
+        room = self._config.max_buffered_bytes - self._held()
         now = self._runtime.monotonic()
         handle = self.batcher.add_item(item, self._runtime.now_ms(), now, room)
         self._wake_workers()
@@ -538,10 +536,7 @@ class Accumulator:
         """Whether one more call with so many bytes may come in (failure F33)."""
         held = self._held()
         # A call larger than the whole buffer is accepted alone, or it would wait for ever.
-        if held and held + size > self._config.max_buffered_bytes:
-            return False
-        most = self._config.max_buffered_inputs
-        return most is None or self._in_flight_calls + self.batcher.calls < most
+        return not held or held + size <= self._config.max_buffered_bytes
 
     def _wait_for_room(self, size: int) -> None:
         def is_met() -> bool:

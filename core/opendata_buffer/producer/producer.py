@@ -18,7 +18,6 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -108,7 +107,7 @@ class Producer(Closeable):
         InvalidInput: A setting or the URL is wrong.
         UnsafeStore: The store ignores conditional writes (failure F12).
         PrefixConflict: The data prefix belongs to another queue (failure F7).
-        StorageError: The store cannot be reached, or did not answer within ``cas_deadline_ms``.
+        StorageError: The store cannot be reached, or did not answer within ``timeout_ms``.
     """
 
     def __init__(
@@ -559,16 +558,16 @@ class Sender:
                 committer.close()
 
     def _claim(self) -> Committer:
-        with deadline(self._runtime, self._config.cas_deadline_ms / 1000):
+        with deadline(self._runtime, self._config.timeout_ms / 1000):
             claim = claim_for_writing(self._store, self._config, runtime=self._runtime)
         # An append tries as long as its batches do: the manifest shows whether one without an
         # answer has landed, once the store answers again. Given up before, its batches would fail
         # although they may be queued. But no longer than the second half of the grace period: the
         # first may have passed when it begins (failure F5).
         most_ms = min(self._config.delivery_timeout_ms, claim.grace_ms // 2)
-        config = replace(self._config, cas_deadline_ms=max(self._config.cas_deadline_ms, most_ms))
+        config = self._config.with_timeout(max(self._config.timeout_ms, most_ms))
         # An append makes its last attempt at its deadline; half of this is for its answer.
-        self._append_limit = 2 * config.cas_deadline_ms / 1000
+        self._append_limit = 2 * config.timeout_ms / 1000
         self.accumulator.set_limits(claim.grace_ms, self._append_limit)
         return self._open_committer(self._store, config, self._runtime, claim)
 
@@ -587,10 +586,10 @@ class Sender:
         def is_claimed() -> bool:
             return self._committer is not None or self._refusal is not None
 
-        limit = self._config.cas_deadline_ms / 1000
+        limit = self._config.timeout_ms / 1000
         if not wait_for(self._runtime, self._condition, is_claimed, limit):
             raise TransientStorageError(
-                f"store {self._store.url} did not answer within {limit:g} s (cas_deadline_ms):"
+                f"store {self._store.url} did not answer within {limit:g} s (timeout_ms):"
                 " check its address and the network. Nothing was produced."
             )
         if self._refusal is not None:

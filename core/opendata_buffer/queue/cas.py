@@ -187,7 +187,7 @@ class CasObject(Generic[T]):
         self._if_unreadable = if_unreadable
         self._check_read = check_read
         self._reading = queue_retry(runtime, settings)
-        self._deadline_s = settings.cas_deadline_ms / 1000
+        self._deadline_s = settings.timeout_ms / 1000
         # Not a method of this object: in a cycle with it a large value would outlive its use.
         pause = None if after_conflict is None else _pause_after(after_conflict)
         self._changing = queue_retry(

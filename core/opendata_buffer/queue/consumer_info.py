@@ -155,7 +155,7 @@ def _update(
     runtime: Runtime,
     decide: Callable[[ConsumerInfo | None], ConsumerInfo | None],
 ) -> None:
-    soon = replace(config, cas_deadline_ms=min(_DEADLINE_MS, config.cas_deadline_ms))
+    soon = config.with_timeout(min(_DEADLINE_MS, config.timeout_ms))
     note = _object(store, soon, runtime)
     outcome: object
     try:

@@ -199,19 +199,24 @@ class QueueClaim:
     """
 
     def __init__(
-        self, store: CasStore, config: QueueConfig, runtime: Runtime, owner: PrefixOwner
+        self,
+        store: CasStore,
+        config: QueueConfig,
+        runtime: Runtime,
+        owner: PrefixOwner,
+        grace_ms: int | None = None,
     ) -> None:
         self._store = store
         self._config = config
         self._runtime = runtime
         # A note is worth only a short wait: the next one contains what this one does.
-        quick = replace(config, cas_deadline_ms=min(_NOTE_DEADLINE_MS, config.cas_deadline_ms))
+        quick = config.with_timeout(min(_NOTE_DEADLINE_MS, config.timeout_ms))
         self._object = owner_object(store, quick, runtime)
         self.watermark = owner.watermark
         """As last read or noted."""
         self._tried, self._tried_at = self.watermark, runtime.monotonic()
         self.queue_id = owner.queue_id
-        self.grace_ms = owner.grace_ms or config.gc_grace_period_ms or DEFAULT_GRACE_PERIOD_MS
+        self.grace_ms = owner.grace_ms or grace_ms or DEFAULT_GRACE_PERIOD_MS
         """The grace period to go by."""
         self.is_log = owner.others.get(IS_LOG) is True
         """Whether the queue has named readers (:mod:`opendata_buffer.queue.readers`)."""
@@ -265,21 +270,24 @@ def claim_for_writing(
     *,
     runtime: Runtime | None = None,
     missing: Callable[[], InvalidInput] | None = None,
+    grace_ms: int | None = None,
+    recreate: bool = False,
 ) -> QueueClaim:
     """Claim a queue before the first write to it; may be repeated.
 
-    Where there is neither manifest nor marker it raises what ``missing`` returns, before it writes
-    anything; None creates the queue.
+    ``grace_ms`` is the grace period of a queue that has none yet; one that contradicts the queue's
+    own is logged. Where there is neither manifest nor marker it raises what ``missing`` returns,
+    before it writes anything; None creates the queue.
 
     Raises ``UnsafeStore`` where the store does not honour conditional writes (failure F12),
     ``PrefixConflict`` where the data prefix belongs to another queue, ``InvalidInput`` where a new
     queue would lie inside or around another's prefix (failure F7), ``QueueReset`` where the
-    manifest is behind what the marker has seen (failure F4). With ``config.recreate`` that queue
-    gets a new id instead, and starts over.
+    manifest is behind what the marker has seen (failure F4). With ``recreate`` that queue gets a
+    new id instead, and starts over: batches that waited in the old one are not delivered.
     """
     runtime = runtime if runtime is not None else SystemRuntime()
-    with deadline(runtime, config.cas_deadline_ms / 1000):
-        claim, found = check_owner(store, config, runtime=runtime), None
+    with deadline(runtime, config.timeout_ms / 1000):
+        claim, found = check_owner(store, config, runtime=runtime, grace_ms=grace_ms), None
         if claim is None:
             found = read_manifest(store, config, runtime)
             if found is None and missing is not None:
@@ -289,10 +297,10 @@ def claim_for_writing(
             _check_prefix_is_free(store, config)
             if fault := misplaced(found, config, store.url):
                 raise InvalidInput(fault)
-        if claim is None or claim.grace_ms == config.gc_grace_period_ms:  # perhaps not written yet
-            claim = claim_queue(store, config, runtime=runtime)
-        if config.gc_grace_period_ms not in (None, claim.grace_ms):
-            _warn_of_grace(queue_hint(store.url, config), config.gc_grace_period_ms, claim.grace_ms)
+        if claim is None or claim.grace_ms == grace_ms:  # perhaps not written yet
+            claim = claim_queue(store, config, runtime=runtime, grace_ms=grace_ms)
+        if grace_ms not in (None, claim.grace_ms):
+            _warn_of_grace(queue_hint(store.url, config), grace_ms, claim.grace_ms)
         if claim.watermark is None:
             return claim
         manifest = read_manifest(store, config, runtime)
@@ -303,24 +311,28 @@ def claim_for_writing(
                 # be reported as durable and never be read.
                 manifest.check()
         except QueueReset as error:
-            if not config.recreate:
+            if not recreate:
                 raise
             log.warning("the queue starts over, as asked: %s", error)
-            return _start_over(store, config, runtime, claim.queue_id, manifest)
+            return _start_over(store, config, runtime, claim, manifest)
         return claim
 
 
 def claim_queue(
-    store: CasStore, config: QueueConfig, *, runtime: Runtime | None = None
+    store: CasStore,
+    config: QueueConfig,
+    *,
+    runtime: Runtime | None = None,
+    grace_ms: int | None = None,
 ) -> QueueClaim:
     """Make the data prefix belong to the queue of this manifest; may be repeated.
 
-    Writes when it has no owner yet; ``PrefixConflict`` when it belongs to another manifest's queue.
+    Writes when it has no owner yet, or no grace period and one is given; ``PrefixConflict`` when it
+    belongs to another manifest's queue.
     """
     runtime = runtime if runtime is not None else SystemRuntime()
-    own_ms = config.gc_grace_period_ms
-    grace_ms = own_ms or DEFAULT_GRACE_PERIOD_MS
-    fresh = PrefixOwner(config.manifest_path, runtime.ulid(), grace_ms=grace_ms)
+    new_ms = grace_ms or DEFAULT_GRACE_PERIOD_MS
+    fresh = PrefixOwner(config.manifest_path, runtime.ulid(), grace_ms=new_ms)
 
     def claimed(before: PrefixOwner | None) -> PrefixOwner:
         # The first marker stays, with its id. So a lost answer needs no proof: whichever process
@@ -328,9 +340,10 @@ def claim_queue(
         if before is None:
             return fresh
         _check_manifest_path(before, config, store.url)
-        return before if before.grace_ms is not None else replace(before, grace_ms=own_ms)
+        return before if before.grace_ms is not None else replace(before, grace_ms=grace_ms)
 
-    return QueueClaim(store, config, runtime, write_owner(store, config, runtime, claimed))
+    owner = write_owner(store, config, runtime, claimed)
+    return QueueClaim(store, config, runtime, owner, grace_ms)
 
 
 def change_grace_period(
@@ -356,7 +369,11 @@ def _warn_of_grace(queue: str, own_ms: int, grace_ms: int) -> None:
 
 
 def check_owner(
-    store: CasStore, config: QueueConfig, *, runtime: Runtime | None = None
+    store: CasStore,
+    config: QueueConfig,
+    *,
+    runtime: Runtime | None = None,
+    grace_ms: int | None = None,
 ) -> QueueClaim | None:
     """As :func:`claim_queue`, but writes nothing: None when the prefix has no owner yet."""
     runtime = runtime if runtime is not None else SystemRuntime()
@@ -364,24 +381,27 @@ def check_owner(
     if not isinstance(owner, PrefixOwner):
         return None
     _check_manifest_path(owner, config, store.url)
-    return QueueClaim(store, config, runtime, owner)
+    return QueueClaim(store, config, runtime, owner, grace_ms)
 
 
 def _start_over(
-    store: CasStore, config: QueueConfig, runtime: Runtime, old_id: str, manifest: Manifest | None
+    store: CasStore,
+    config: QueueConfig,
+    runtime: Runtime,
+    old: QueueClaim,
+    manifest: Manifest | None,
 ) -> QueueClaim:
     """A new id, so that positions of the queue before are not taken for positions of this one."""
     watermark = None if manifest is None else Watermark.of(manifest)
-    grace_ms = config.gc_grace_period_ms or DEFAULT_GRACE_PERIOD_MS
-    fresh = PrefixOwner(config.manifest_path, runtime.ulid(), watermark, grace_ms)
+    fresh = PrefixOwner(config.manifest_path, runtime.ulid(), watermark, old.grace_ms)
 
     def renewed(before: PrefixOwner | None) -> PrefixOwner:
         if before is None:
             return fresh
         # Of two that start over at once the first one's id stays.
-        if before.queue_id != old_id:
+        if before.queue_id != old.queue_id:
             return before
-        return replace(fresh, grace_ms=before.grace_ms or grace_ms, others=before.others)
+        return replace(fresh, grace_ms=before.grace_ms or old.grace_ms, others=before.others)
 
     return QueueClaim(store, config, runtime, write_owner(store, config, runtime, renewed))
 
@@ -398,7 +418,7 @@ def write_owner(
         return outcome.value
     raise TransientStorageError(
         f"owner marker {owner_key(config.data_path_prefix)!r} in {store.url} could not be "
-        f"written within {config.cas_deadline_ms / 1000:.0f} s: {outcome}. Try again."
+        f"written within {config.timeout_ms / 1000:.0f} s: {outcome}. Try again."
     )
 
 
@@ -645,7 +665,7 @@ def check_reached(seen: Watermark, now: Manifest | None, config: QueueConfig, ur
         )
     raise QueueReset(
         f"manifest {config.manifest_path!r} {what}. {_restore(config, url)} To start over without "
-        "them, use produce --recreate (in Python recreate=True)."
+        f"them, use 'opendata-buffer produce {queue_hint(url, config)} --recreate'."
     )
 
 

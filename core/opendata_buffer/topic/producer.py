@@ -232,7 +232,7 @@ class TopicProducer(Closeable):
 
     Args:
         config: The topic's URL, or the settings of each partition's producer, of which the
-            partitions share ``max_buffered_bytes`` and ``max_buffered_inputs``.
+            partitions share ``max_buffered_bytes``.
         refresh_s: Seconds after which the list of partitions is read again, in the background.
         **settings: Fields of the configuration, by name.
 
@@ -403,12 +403,7 @@ class TopicProducer(Closeable):
     def _open(self, partition: str) -> Producer:
         config = Topic.config_of(partition, self._config)
         share = max(1, len(self._topic.get().active))
-        inputs = config.max_buffered_inputs
-        config = replace(
-            config,
-            max_buffered_bytes=max(1, config.max_buffered_bytes // share),
-            max_buffered_inputs=None if inputs is None else max(1, inputs // share),
-        )
+        config = replace(config, max_buffered_bytes=max(1, config.max_buffered_bytes // share))
         return Producer(
             config, store=self._store, runtime=self._runtime, open_committer=self._open_committer
         )

@@ -280,7 +280,7 @@ class Publisher(Closeable):
             self._config,
             self._queue_of,
             self._runtime,
-            ahead_ms=self._config.gc_grace_period_ms or DEFAULT_GRACE_PERIOD_MS,
+            ahead_ms=DEFAULT_GRACE_PERIOD_MS,
             folder=opened.records,
         )
         self._markers = self._coordinator.markers
@@ -635,7 +635,7 @@ class Publisher(Closeable):
 
     def _deadline(self) -> AbstractContextManager[None]:
         """A deadline for all changes of one call: the record's, and the partitions' at once."""
-        return deadline(self._runtime, 3 * self._config.cas_deadline_ms / 1000)
+        return deadline(self._runtime, 3 * self._config.timeout_ms / 1000)
 
     def _check_usable(self) -> None:
         if self._pid != os.getpid():

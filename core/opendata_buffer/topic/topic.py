@@ -107,7 +107,7 @@ class Topic:
         """
         topic = cls._at(config, store, runtime)
         fresh = TopicDescription.new(topic._runtime.ulid(), partitions)
-        with deadline(topic._runtime, topic._settings.cas_deadline_ms / 1000):
+        with deadline(topic._runtime, topic._settings.timeout_ms / 1000):
             topic.store.check_conditional_writes(TOPIC_KEY)
             found = topic._object.read()
             if found is None:
@@ -183,7 +183,7 @@ class Topic:
             InvalidInput: There is no topic.
             QueueReset: It was there, and was deleted since, or another one took its place.
             CorruptData: It cannot be read.
-            StorageError: The store did not answer within ``cas_deadline_ms``.
+            StorageError: The store did not answer within ``timeout_ms``.
         """
         if self.records != TOPIC_FOLDER:
             return self.description  # of a queue, which stands for a topic

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
@@ -90,7 +90,7 @@ class TransactionCoordinator:
     ) -> None:
         self._store = store
         self._folder = folder
-        self._config = replace(config, cas_deadline_ms=min(_DEADLINE_MS, config.cas_deadline_ms))
+        self._config = config.with_timeout(min(_DEADLINE_MS, config.timeout_ms))
         self._queue_of = queue_of
         self._runtime = runtime
         self.markers = MarkerWriter(store, config, queue_of, runtime, ahead_ms=ahead_ms)

@@ -12,6 +12,7 @@ import sys
 import time
 
 from opendata_buffer import ProducerConfig, Publisher, QueueConfig, Topic
+from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.topic.partitioner import rendezvous
@@ -29,7 +30,10 @@ def main() -> None:
         Queue(topic.store, Topic.config_of(name, config), runtime=runtime, role="test")
         for name in topic.description.names
     ]
-    producing = ProducerConfig(store=store, flush_interval_ms=2, gc_grace_period_ms=int(grace_ms))
+    for name in topic.description.names:
+        partition = Topic.config_of(name, config)
+        claim_for_writing(topic.store, partition, runtime=runtime, grace_ms=int(grace_ms))
+    producing = ProducerConfig(store=store, flush_interval_ms=2)
     with Publisher(store, app, config=producing) as publisher:
         for number in range(int(first), int(end)):
             records = [f"{number}/{os.getpid()}/{k}".encode() for k in range(RECORDS_EACH)]

@@ -401,7 +401,7 @@ def test_a_transaction_that_is_not_decided_is_not_torn_apart() -> None:
 # ---- collect
 
 
-COLLECTED = ConsumerConfig(store="memory://x", gc_grace_period_ms=1)
+COLLECTED = ConsumerConfig(store="memory://x", gc=GarbageCollectorConfig(grace_period_ms=1))
 
 
 def of_topic(store: MemoryStore, config: ConsumerConfig, topic: Topic) -> Target:

@@ -349,7 +349,7 @@ def test_what_a_claim_could_not_fetch_is_given_back_and_not_held_for_ever() -> N
     def fail() -> None:
         raise TransientStorageError("injected")
 
-    slow = replace(SETTINGS, claim_timeout_ms=600_000, cas_deadline_ms=500)
+    slow = replace(SETTINGS, claim_timeout_ms=600_000).with_timeout(500)
     with hosting(store), Worker(slow, store=store) as one, Worker(SETTINGS, store=store) as other:
         store.on_read = fail
         with pytest.raises(TransientStorageError):

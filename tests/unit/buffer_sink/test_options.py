@@ -30,7 +30,7 @@ def test_every_option_arrives_in_lower_case() -> None:
     assert options.queue.store_options.endpoint_url == "http://localhost:1"
     assert options.transaction == Transaction("app", 7)
     assert options.compression == Compression.ZSTD
-    assert options.queue.gc_grace_period_ms == 3_600_000
+    assert options.grace_ms == 3_600_000
     assert pickle.loads(pickle.dumps(options)) == options
     assert hash(options) == hash(pickle.loads(pickle.dumps(options)))
 

@@ -562,15 +562,15 @@ def test_f5_a_micro_batch_of_three_grace_periods_gets_through(batch: int | None)
 def test_f5_a_write_goes_by_the_grace_period_of_its_queue(own_ms: int | None) -> None:
     world = World()
     change_grace_period(world.store, CONFIG, world.runtime, 100_000)
-    queue = replace(CONFIG, gc_grace_period_ms=own_ms)
-    driver = QueueCommitter(world.store, SinkOptions(queue=queue), world.runtime)
+    options = SinkOptions(queue=CONFIG, grace_ms=own_ms)
+    driver = QueueCommitter(world.store, options, world.runtime)
     assert driver.append(world.group(0, b"young"))
     old = world.group(1, b"old")
     world.runtime.advance(51)
     with pytest.raises(TransientStorageError, match="Nothing was appended"):
         driver.append(old)
     # An append that races for longer would land behind the grace period.
-    assert driver._queues[CONFIG.manifest_path]._config.cas_deadline_ms == 50_000
+    assert driver._queues[CONFIG.manifest_path]._config.timeout_ms == 50_000
 
 
 # How long uploads are safe, as the collector judges them.

@@ -31,7 +31,7 @@ def test_keys_arrive_lower_cased_from_spark() -> None:
         gcenabled="false",
         gcgraceperiodms="1",
     )
-    queue = replace(parse().queue, data_path_prefix="a/b", manifest_path="", gc_grace_period_ms=1)
+    queue = replace(parse().queue, data_path_prefix="a/b", manifest_path="")
     store = StoreOptions(endpoint_url="http://127.0.0.1:5000", region="eu-west-1")
     assert options == SourceOptions(
         queue=replace(queue, store_options=store),
@@ -41,7 +41,7 @@ def test_keys_arrive_lower_cased_from_spark() -> None:
         max_records=50,
         min_partitions=3,
         fail_on_data_loss=False,
-        gc=GarbageCollectorConfig(enabled=False),
+        gc=GarbageCollectorConfig(enabled=False, grace_period_ms=1),
     )
     consumer = options.consumer
     assert (consumer.manifest_path, consumer.gc) == ("a/b/manifest", options.gc)

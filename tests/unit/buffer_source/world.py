@@ -88,8 +88,8 @@ class World:
     def recreate(self) -> None:
         """The manifest is deleted, and an operator starts the queue over with a command."""
         self.replace_queue()
-        config = QueueConfig(store="/world", recreate=True)
-        claim_for_writing(self.store, config, runtime=self.runtime)
+        config = QueueConfig(store="/world")
+        claim_for_writing(self.store, config, runtime=self.runtime, recreate=True)
 
     def restore(self, manifest: bytes) -> None:
         """An old copy of the manifest is put back."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shlex
 from collections import deque
 from collections.abc import Iterator
@@ -108,15 +109,17 @@ def test_consume_of_a_mistyped_path_makes_no_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [(), ("--ack",)], ids=["read only", "consumer"])
-def test_f23_batches_outside_the_prefix_are_read_when_that_is_allowed(
+def test_f23_batches_outside_the_prefix_are_not_read(
     url: str, store: MemoryStore, more: tuple[str, ...]
 ) -> None:
     store.put("elsewhere/a.batch", encode_batch([b"a"]))
     store.put("ingest/manifest", Manifest.empty().append([NewEntry("elsewhere/a.batch")]).raw)
-    assert "set --allow-foreign-locations" in fails("consume", url, *more)
-    assert run("fsck", url).exit_code == 1
-    assert ok("fsck", url, "--allow-foreign-locations").exit_code == 0
-    assert ok("consume", url, "--allow-foreign-locations", *more).stdout == "a\n"
+    assert "it is not below the data prefix 'ingest'" in fails("consume", url, *more)
+    (advised,) = re.findall(r"'opendata-buffer (skip [^']*)'", run("fsck", url, "--repair").stderr)
+    ok(*advised.split())
+    assert ok("consume", url, *more).stdout == ""
+    copied = [each.key for each in store.list("ingest/_quarantine/").objects]
+    assert [each for each in copied if each.endswith(".object")] == []
 
 
 def test_a_record_that_cannot_be_written_stays_in_the_queue_with_its_batch(

@@ -146,7 +146,10 @@ def run_app(error: BaseException | None, *arguments: str, after: str = "") -> Re
         (Failure("said by a command"), "error: said by a command"),
         (OSError(28, "No space left"), "error: standard input or output: No space left"),
         (OSError(28, "No space left", "/d/f"), "error: /d/f: No space left"),
-        (MemoryError(), "error: out of memory: lower --max-batch-bytes"),
+        (
+            MemoryError(),
+            "error: out of memory: give it more, a batch has up to 256 MiB",
+        ),
         (InvalidInput("two\nlines\r\n and \u2028 more"), "error: two lines and more"),
         (InvalidInput("http://key:secret@host/b"), "error: http://***@host/b"),
         (Boom("bug"), "error: internal error, Boom: bug. This is a bug; run with -vv for details"),

@@ -9,6 +9,7 @@ import pytest
 
 from opendata_buffer.cli import produce as produce_module
 from opendata_buffer.cli.produce import JsonRecords, Run, same_label
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic import partitioner as mapping
@@ -47,12 +48,15 @@ def test_produce_with_every_option(url: str, store: MemoryStore) -> None:
     assert bytes_of(store, manifest.entries()[0].location)[-7] == 1  # zstd
 
 
-def test_a_failed_produce_reports_which_lines_are_durable(url: str, store: MemoryStore) -> None:
-    line = fails("produce", url, "--max-batch-bytes", "12", stdin=b"1\n2\n123456789\n4\n")
+def test_a_failed_produce_reports_which_lines_are_durable(
+    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(QueueConfig, "max_batch_bytes", 12)
+    line = fails("produce", url, stdin=b"1\n2\n123456789\n4\n")
     assert "line 3 has more than 8 bytes" in line
     assert line.endswith("Of the input, lines 1 to 2 are durable.")
     assert records_of(store) == [b"1", b"2"]
-    line = fails("produce", url, "--max-batch-bytes", "12", stdin=b"123456789")
+    line = fails("produce", url, stdin=b"123456789")
     assert line.endswith("Of the input, not one line is known to be durable.")
 
 
@@ -169,9 +173,12 @@ def test_a_key_for_a_queue_is_a_mistake(url: str, options: tuple[str, ...]) -> N
     assert run("produce", url, "--key", "k", "--key-is-metadata").exit_code == 2
 
 
-def test_no_call_exceeds_the_largest_batch(url: str, store: MemoryStore) -> None:
+def test_no_call_exceeds_the_largest_batch(
+    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(QueueConfig, "max_batch_bytes", 12)
     lines = b"12345\n12345\n12345678\n1\n"
-    out = ok("produce", url, "--max-batch-bytes", "12", *LATER, stdin=lines).stdout
+    out = ok("produce", url, *LATER, stdin=lines).stdout
     assert json.loads(out)["batches"] == 4
     assert records_of(store) == lines.split()
 

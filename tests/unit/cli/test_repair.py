@@ -14,7 +14,7 @@ from opendata_buffer.errors import Fenced
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
-from opendata_buffer.queue.ownership import claim_queue, owner_key
+from opendata_buffer.queue.ownership import claim_for_writing, claim_queue, owner_key
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.cli.shell import (
@@ -62,10 +62,15 @@ def test_repair_skips_batches_that_cannot_be_delivered_and_keeps_copies(
     assert ok("consume", url, "--ack").stdout == "a\nd\n"
 
 
-def test_a_problem_names_the_option_that_mends_it(url: str) -> None:
-    fill(url, [b"abc"])
-    found = run("fsck", url, "--max-batch-bytes", "5").stdout
-    assert "more than --max-batch-bytes 5. Raise --max-batch-bytes" in found
+def test_a_batch_that_no_reader_decodes_is_skipped_by_the_command_that_fsck_names(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(url, [b"abc"], [b"d"])
+    monkeypatch.setattr(QueueConfig, "max_batch_bytes", 6)
+    assert "problem: sequence 0" in run("fsck", url).stdout
+    (advised,) = re.findall(r"'opendata-buffer (skip [^']*)'", run("fsck", url, "--repair").stderr)
+    ok(*advised.split())
+    assert ok("consume", url, "--ack").stdout == "d\n"
 
 
 def test_repair_changes_nothing_without_a_yes(url: str, store: MemoryStore) -> None:
@@ -194,9 +199,26 @@ def test_a_report_that_cannot_be_read_is_a_note(url: str, store: MemoryStore) ->
 def test_f4_a_queue_starts_over_only_with_recreate(url: str, store: MemoryStore) -> None:
     fill(url, [b"a"], [b"b"])
     store.delete_many(["ingest/manifest"])
-    assert "produce --recreate" in fails("produce", url, stdin=b"x\n")
-    ok("produce", url, "--recreate", stdin=b"x\n")
+    (advised,) = re.findall(
+        r"'opendata-buffer (produce [^']*)'", fails("produce", url, stdin=b"x\n")
+    )
+    ok(*advised.split(), stdin=b"x\n")
     assert manifest_of(store).first_sequence == 0
+
+
+def test_f4_of_a_topic_the_partitions_that_lost_their_manifest_start_over(
+    url: str, store: MemoryStore
+) -> None:
+    lost, sound, unused = topic_of(url, 3)
+    for name in (lost, sound):
+        fill(url, [b"a"], data_path_prefix=name)
+    before = bytes_of(store, owner_key(sound))
+    store.delete_many([f"{lost}/manifest"])
+    ok("produce", url, "--recreate", stdin=b"")
+    fill(url, [b"b"], data_path_prefix=lost)
+    assert records_of(store, f"{lost}/manifest") == [b"b"]
+    assert bytes_of(store, owner_key(sound)) == before
+    assert not store.list(f"{unused}/").objects
 
 
 # ---- trim
@@ -444,7 +466,7 @@ def test_gc_changes_the_grace_period_and_asks_before_it_gets_shorter(
     assert "60,000 ms and not 3,600,000" in line
     assert "--yes" in line
     assert grace_of(store) == 3_600_000
-    fill(url, [b"b"], gc_grace_period_ms=60_000)
+    claim_for_writing(store, QueueConfig(store=url), grace_ms=60_000)
     (said,) = re.findall(r"'opendata-buffer (gc [^']*)'", caplog.text)
     ok(*said.split(), "--yes")
     assert grace_of(store) == 60_000

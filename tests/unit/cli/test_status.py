@@ -255,10 +255,12 @@ def test_batch(url: str, compression: Compression) -> None:
     }  # fmt: skip
 
 
-def test_f21_a_batch_beyond_the_cap_is_refused(url: str, store: MemoryStore) -> None:
+def test_f21_a_batch_beyond_the_cap_is_refused(
+    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(QueueConfig, "max_batch_bytes", 1_000)
     store.put("ingest/x.batch", encode_batch([bytes(100_000)], Compression.ZSTD))
-    line = fails("dump", url, "ingest/x.batch", "--max-batch-bytes", "1000")
-    assert "more than --max-batch-bytes 1000" in line
+    assert "more than max_batch_bytes 1000" in fails("dump", url, "ingest/x.batch")
 
 
 @pytest.mark.parametrize("place", ["{}", "~/odd", "file://{}"])

@@ -140,7 +140,7 @@ def topics(place: Place) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("break_it", "suggests"),
     [
-        (lost_manifest, ["fsck"] * 2),
+        (lost_manifest, ["fsck", "produce", "fsck"]),
         (damaged_manifest, ["fsck"]),
         (missing_batch, ["skip", "fsck"]),
         (location_that_may_be_sound, ["skip"] * 3),

@@ -34,7 +34,7 @@ def config_of(*arguments: str, env: dict[str, str] | None = None) -> QueueConfig
 @pytest.mark.parametrize("timeout_ms", [1, 5_000, 30_000, 120_000, 600_000])
 def test_the_attempts_of_a_request_share_the_timeout(timeout_ms: int) -> None:
     config = config_of("memory://x", "--timeout-ms", str(timeout_ms))
-    assert config.cas_deadline_ms == timeout_ms
+    assert config.timeout_ms == timeout_ms
     store = config.store_options
     assert store.max_attempts >= 2
     for each in (store.connect_timeout_ms, store.read_timeout_ms):
@@ -49,7 +49,6 @@ def test_every_option_has_its_field() -> None:
         store="s3://bucket",
         data_path_prefix="a",
         manifest_path="b",
-        cas_deadline_ms=3_000,
         store_options=StoreOptions(
             endpoint_url="http://host", region="r", profile="p", connect_timeout_ms=1_500,
             read_timeout_ms=1_500, max_attempts=2,

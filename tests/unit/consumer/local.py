@@ -43,7 +43,7 @@ class LocalQueue:
         arguments = {name: settings.pop(name) for name in ("allow_data_loss",) if name in settings}
         settings.setdefault("gc", GarbageCollectorConfig(enabled=False))
         settings.setdefault("create_if_missing", True)
-        config = ConsumerConfig(store="memory://consumer", cas_deadline_ms=1, **settings)
+        config = ConsumerConfig(store="memory://consumer", **settings).with_timeout(1)
         made = Consumer(config, last_acked, store=self.store, runtime=self.runtime, **arguments)
         self._open.append(made)
         return made

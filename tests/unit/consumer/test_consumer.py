@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer import metrics
-from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig, StoreOptions
 from opendata_buffer.consumer.consumer import Consumer, check_data_loss
 from opendata_buffer.consumer.position import Cursors, Position
 from opendata_buffer.errors import (
@@ -211,7 +211,9 @@ def test_a_store_that_never_answers_is_given_up_at_the_deadline() -> None:
     runtime = ManualRuntime()
     store = DeafStore(runtime)
     config = ConsumerConfig(
-        store="memory://x", cas_deadline_ms=20_000, gc=GarbageCollectorConfig(enabled=False)
+        store="memory://x",
+        store_options=StoreOptions(timeout_ms=20_000),
+        gc=GarbageCollectorConfig(enabled=False),
     )
     with pytest.raises(TransientStorageError):
         Consumer(config, store=store, runtime=runtime)

@@ -30,12 +30,11 @@ LOCATION = "ingest/01J5T4R3KXBMZ7QV9N2WG8YDHP.batch"
 META = (Metadata(0, 1_767_225_600_000, b"host=a"),)
 
 
-def _handle(store: Store, max_batch_bytes: int = 1024, foreign: bool = False) -> FetchHandle:
+def _handle(store: Store, max_batch_bytes: int = 1024) -> FetchHandle:
     return FetchHandle(
         store,
         data_path_prefix="ingest",
         max_batch_bytes=max_batch_bytes,
-        allow_foreign_locations=foreign,
         runtime=ManualRuntime(),
     )
 
@@ -135,7 +134,7 @@ def test_f23_a_location_outside_the_prefix_is_not_fetched(location: str) -> None
             raise AssertionError("the store was asked")
 
     for way in _ways(_handle(Untouched())):
-        with pytest.raises(ForeignLocation, match=r"'ingest'; set allow_foreign_|no object can h"):
+        with pytest.raises(ForeignLocation, match=r"data prefix 'ingest'|no object can h"):
             way(BatchDescriptor(7, location))
 
 
@@ -145,15 +144,6 @@ def test_any_name_below_the_prefix_is_fetched() -> None:
     for location in (f"ingest/{run}/000000000000002a", "ingest/any/name"):
         store.put(location, b"\x01\0\0\0x\0\x01\0\0\0\x01\0")
         assert _handle(store).fetch(BatchDescriptor(7, location)).entries == [b"x"]
-
-
-def test_f23_foreign_locations_can_be_allowed_and_stay_in_the_store() -> None:
-    store = _store()
-    store.put("elsewhere/events", b"\0\0\0\0\0\x01\0")
-    handle = _handle(store, foreign=True)
-    assert handle.fetch(BatchDescriptor(7, "elsewhere/events")).entries == []
-    with pytest.raises(ForeignLocation):
-        handle.fetch(BatchDescriptor(7, "../events"))
 
 
 def test_a_handle_within_another_prefix_reads_there_and_nowhere_else() -> None:

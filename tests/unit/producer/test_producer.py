@@ -28,7 +28,7 @@ from opendata_buffer.formats.keys import Transaction, parse_location
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid
 from opendata_buffer.producer import producer as producer_module
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.queue.ownership import claim_queue
+from opendata_buffer.queue.ownership import claim_for_writing, claim_queue
 from opendata_buffer.runtime import SystemRuntime, Task, in_parallel
 from opendata_buffer.stores.base import Absent, Blob, IfVersion, NotModified, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
@@ -154,7 +154,8 @@ def test_f4_a_producer_of_a_queue_that_was_started_over_needs_no_other_one_close
     store.delete_many(["ingest/manifest"])
     with pytest.raises(QueueReset):
         old.produce([b"lost"]).result(WAIT_S)
-    with Producer(config(broker=broker, recreate=True), store=store) as new:
+    claim_for_writing(store, config(), recreate=True)
+    with Producer(config(broker=broker), store=store) as new:
         new.produce([b"new"]).result(WAIT_S)
     assert records(store) == [b"new"]
     with pytest.raises(FlushFailed):
@@ -277,7 +278,7 @@ def test_f29_f30_a_batch_given_up_fails_its_handles_flush_and_close() -> None:
 
 
 def test_f2_a_lost_answer_is_verified_within_the_delivery_timeout() -> None:
-    # Longer than cas_deadline_ms, and then the store tells that the write had landed.
+    # Longer than timeout_ms, and then the store tells that the write had landed.
     class Partitioned(MemoryStore):
         lost = 0
 
@@ -292,7 +293,7 @@ def test_f2_a_lost_answer_is_verified_within_the_delivery_timeout() -> None:
             return outcomes.Unknown("unreachable") if self.lost else outcome
 
     store, runtime = Partitioned(), ManualRuntime()
-    settings = config(cas_deadline_ms=100, backoff_base_ms=100, backoff_max_ms=100)
+    settings = config(timeout_ms=100, backoff_base_ms=100, backoff_max_ms=100)
     producer = Producer(settings, store=store, runtime=runtime)
     store.lost = 50
     handle = producer.produce([b"a"])
@@ -315,10 +316,7 @@ def test_f35_a_full_queue_pushes_back_until_the_delivery_timeout() -> None:
     assert records(store) == [b"a"]
 
 
-@pytest.mark.parametrize("own_ms", [None, 200, 3_600_000])  # What counts is the queue's.
-def test_f5_an_object_that_was_collected_before_its_entry_landed_is_written_again(
-    own_ms: int | None,
-) -> None:
+def test_f5_an_object_that_was_collected_before_its_entry_landed_is_written_again() -> None:
     class Late(MemoryStore):
         """The append takes longer than the grace period, and the collector comes by."""
 
@@ -330,8 +328,8 @@ def test_f5_an_object_that_was_collected_before_its_entry_landed_is_written_agai
             return super().put_if(key, data, condition)
 
     store = Late()
-    claim_queue(store, config(gc_grace_period_ms=200))
-    producer = Producer(config(gc_grace_period_ms=own_ms), store=store)
+    claim_queue(store, config(), grace_ms=200)
+    producer = Producer(config(), store=store)
     with pytest.raises(CommitStateUnknown, match="its object was written again"):
         producer.produce([b"a"]).result(WAIT_S)
     with pytest.raises(FlushFailed):

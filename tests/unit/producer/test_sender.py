@@ -268,8 +268,8 @@ def test_f35_a_group_that_does_not_fit_at_once_is_appended_in_parts(silent: Sile
 
 def test_a_producer_is_not_made_for_longer_than_its_deadline(silent: Silent) -> None:
     silent.answers.clear()
-    with pytest.raises(TransientStorageError, match=r"within 0.1 s \(cas_deadline_ms\)"):
-        within(WAIT_S, lambda: Producer(config(cas_deadline_ms=100), store=silent))
+    with pytest.raises(TransientStorageError, match=r"within 0.1 s \(timeout_ms\)"):
+        within(WAIT_S, lambda: Producer(config(timeout_ms=100), store=silent))
 
 
 def test_flush_and_close_keep_their_deadlines_while_uploads_hang(silent: Silent) -> None:

@@ -53,7 +53,7 @@ def register(
         decode=decode,
         encode=encode,
         runtime=ManualRuntime(),
-        settings=QueueConfig(store="memory://x", cas_deadline_ms=1_000),
+        settings=QueueConfig(store="memory://x").with_timeout(1_000),
         max_bytes=100,
         check_read=check_read,
     )
@@ -158,7 +158,7 @@ def test_the_owner_gives_the_wait_after_a_conflict_but_not_after_a_lost_answer()
         decode=decode,
         encode=encode,
         runtime=runtime,
-        settings=QueueConfig(store="memory://x", cas_deadline_ms=5_000),
+        settings=QueueConfig(store="memory://x").with_timeout(5_000),
         max_bytes=100,
         after_conflict=lambda: next(pauses),
     )

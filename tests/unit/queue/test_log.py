@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -266,7 +265,7 @@ def test_f45_a_queue_that_was_started_over_is_not_collected_by_the_old_index() -
     read(house.reader("reader"))
     house.collect()
     house.store.delete_many([KEY])
-    house.config = replace(house.config, recreate=True)
+    claim_for_writing(house.store, house.config, runtime=house.runtime, recreate=True)
     house.queue = house.writer()
     house.append(5)
     with pytest.raises(CorruptData, match="it was started over"):

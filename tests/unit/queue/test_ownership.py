@@ -268,7 +268,7 @@ def test_opening_an_existing_queue_lists_no_others() -> None:
 OWNER_KEY, MANIFEST = "ingest/_owner.json", "ingest/manifest"
 PRODUCER = ProducerConfig(store="memory://q", flush_interval_ms=1)
 CONSUMER = ConsumerConfig(store="memory://q", gc=GarbageCollectorConfig(enabled=False))
-REBUILD = r"opendata-buffer fsck memory://.* --repair.* recreate=True"
+REBUILD = r"buffer fsck memory://.* --repair.* 'opendata-buffer produce memory://.* --recreate'"
 
 
 class CountingStore(MemoryStore):
@@ -361,17 +361,19 @@ def test_f4_a_manifest_that_is_lost_after_the_claim_is_not_created_anew() -> Non
         queue.read()
 
 
-def test_starting_over_takes_an_option_and_gives_the_queue_a_new_id() -> None:
+def test_starting_over_takes_a_command_and_gives_the_queue_a_new_id() -> None:
     store = MemoryStore()
     store.put(OWNER_KEY, b'{"version": 1, "manifest": "manifest", "id": "01J5", "colour": "red"}\n')
     produce(store, b"a", b"b")
     lose(store)
-    produce(store, b"c", recreate=True)
+    claim_for_writing(store, PRODUCER, recreate=True)
+    produce(store, b"c")
     new = marker(store)["id"]
     assert new not in ("", "01J5")
     assert (marker(store)["next_sequence"], marker(store)["colour"]) == (1, "red")
-    # A sound queue is not started over, whatever the option says.
-    produce(store, b"d", recreate=True)
+    # A sound queue is not started over, whatever the command says.
+    claim_for_writing(store, PRODUCER, recreate=True)
+    produce(store, b"d")
     assert marker(store)["id"] == new
     assert consume(store) == [b"c", b"d"]
 
@@ -380,8 +382,8 @@ def test_of_two_that_start_over_the_first_ones_id_stays() -> None:
     store = MemoryStore()
     produce(store, b"a")
     lose(store)
-    again = replace(PRODUCER, recreate=True)
-    assert claim_for_writing(store, again).queue_id == claim_for_writing(store, again).queue_id
+    first, second = (claim_for_writing(store, PRODUCER, recreate=True) for _ in range(2))
+    assert first.queue_id == second.queue_id
 
 
 def test_a_marker_of_the_version_before_is_read_and_gains_the_watermark() -> None:
@@ -580,7 +582,8 @@ def test_damage_behind_the_first_entry_names_the_manifest_and_the_command(
 @pytest.mark.parametrize(("own_ms", "written_ms"), [(None, 600_000), (7_000, 7_000)])
 def test_who_creates_a_queue_writes_its_grace_period(own_ms: int | None, written_ms: int) -> None:
     store = MemoryStore()
-    produce(store, b"a", gc_grace_period_ms=own_ms)
+    gc = GarbageCollectorConfig(enabled=False, grace_period_ms=own_ms)
+    consume(store, replace(CONSUMER, gc=gc, create_if_missing=True))
     assert marker(store)["grace_period_ms"] == written_ms
 
 
@@ -589,16 +592,16 @@ def test_a_program_that_contradicts_says_so_once_and_goes_by_the_queue_s(
 ) -> None:
     runtime = ManualRuntime()
     store = MemoryStore(now_ms=runtime.now_ms)
-    config = replace(INGEST, gc_grace_period_ms=3_600_000, store="memory://contradicted")
-    claim_for_writing(store, config, runtime=runtime)
-    own = replace(config, gc_grace_period_ms=1_000)
+    config = replace(INGEST, store="memory://contradicted")
+    claim_for_writing(store, config, runtime=runtime, grace_ms=3_600_000)
     for _ in range(2):
-        assert claim_for_writing(store, own, runtime=runtime).grace_ms == 3_600_000
+        claim = claim_for_writing(store, config, runtime=runtime, grace_ms=1_000)
+        assert claim.grace_ms == 3_600_000
     (said,) = (each for each in caplog.messages if "grace period" in each)
     for part in ("memory://", "3600000 ms", "1000 ms", "gc memory", "--grace-period-ms 1000"):
         assert part in said
     caplog.clear()
-    claim_for_writing(store, config, runtime=runtime)
+    claim_for_writing(store, config, runtime=runtime, grace_ms=3_600_000)
     claim_for_writing(store, INGEST, runtime=runtime)
     assert not caplog.messages
 
@@ -606,10 +609,10 @@ def test_a_program_that_contradicts_says_so_once_and_goes_by_the_queue_s(
 def test_f5_a_collector_goes_by_the_queue_s_grace_period() -> None:
     runtime = ManualRuntime()
     store = MemoryStore(now_ms=runtime.now_ms)
-    claim_queue(store, replace(INGEST, gc_grace_period_ms=3_600_000), runtime=runtime)
+    claim_queue(store, INGEST, runtime=runtime, grace_ms=3_600_000)
     store.put(MANIFEST, Manifest.empty().raw)
     store.put(f"ingest/{runtime.ulid()}.batch", b"")
-    hasty = replace(CONSUMER, gc_grace_period_ms=1_000)
+    hasty = replace(CONSUMER, gc=GarbageCollectorConfig(grace_period_ms=1_000))
     runtime.advance(3_599)
     assert GarbageCollector(store, hasty, runtime=runtime).run_once().plan.waiting == 1
     runtime.advance(2)
@@ -622,17 +625,17 @@ def test_a_marker_of_an_older_release_gets_the_first_value_that_a_program_is_giv
     store.put(OWNER_KEY, json.dumps(old).encode())
     assert claim_for_writing(store, INGEST).grace_ms == 600_000
     assert marker(store) == old
-    given = replace(INGEST, gc_grace_period_ms=9_000)
-    assert claim_for_writing(store, given).grace_ms == 9_000
+    assert claim_for_writing(store, INGEST, grace_ms=9_000).grace_ms == 9_000
     assert marker(store) == {**old, "grace_period_ms": 9_000}
-    assert claim_for_writing(store, replace(INGEST, gc_grace_period_ms=8_000)).grace_ms == 9_000
+    assert claim_for_writing(store, INGEST, grace_ms=8_000).grace_ms == 9_000
 
 
 def test_a_queue_that_starts_over_keeps_its_grace_period() -> None:
     store = MemoryStore()
-    produce(store, b"a", gc_grace_period_ms=7_000)
+    claim_for_writing(store, INGEST, grace_ms=7_000)
+    produce(store, b"a")
     lose(store)
-    produce(store, b"b", recreate=True)
+    claim_for_writing(store, INGEST, recreate=True)
     assert marker(store)["grace_period_ms"] == 7_000
 
 

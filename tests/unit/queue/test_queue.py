@@ -181,7 +181,7 @@ def test_f2_a_write_that_lands_after_the_read_and_is_dequeued_is_unknown() -> No
 
 @pytest.mark.parametrize("later", [not_applied_answer_lost, lambda *_: outcomes.Conflict()])
 def test_answers_lost_until_the_deadline_are_unknown(later: Callable[..., PutOutcome]) -> None:
-    _, queue = started(not_applied_answer_lost, *[later] * 10_000, cas_deadline_ms=1_000)
+    _, queue = started(not_applied_answer_lost, *[later] * 10_000, timeout_ms=1_000)
     with pytest.raises(CommitStateUnknown, match="may or may not have landed") as caught:
         queue.append([entry(1)])
     assert "Nothing was written" not in str(caught.value)
@@ -189,7 +189,7 @@ def test_answers_lost_until_the_deadline_are_unknown(later: Callable[..., PutOut
 
 def test_answers_lost_until_the_deadline_are_no_conflict_with_others() -> None:
     # Of a change that may be repeated nothing is unknown; but nobody raced it, and it may be there.
-    _, queue = started(*[not_applied_answer_lost] * 10_000, cas_deadline_ms=1_000)
+    _, queue = started(*[not_applied_answer_lost] * 10_000, timeout_ms=1_000)
     with pytest.raises(TransientStorageError, match=r"answers were lost: .*reset") as caught:
         queue.claim_epoch(None)
     assert "may have been written; try again" in str(caught.value)
@@ -219,7 +219,7 @@ def test_f1_a_conflict_at_the_deadline_is_unknown_when_the_manifest_cannot_be_re
         store.silent = True
         return applied_then_412(store, key, data, when)
 
-    queue = make(Silent(win_and_fall_silent), cas_deadline_ms=1_000)
+    queue = make(Silent(win_and_fall_silent), timeout_ms=1_000)
     with pytest.raises(CommitStateUnknown, match="no answer"):
         queue.append([entry(0)])
 
@@ -258,7 +258,7 @@ def test_a_bad_manifest_is_named_with_its_store_and_key() -> None:
 def test_a_store_that_never_answers_is_given_up_at_the_deadline(call: str) -> None:
     runtime = ManualRuntime()
     store = DeafStore(runtime)
-    config = QueueConfig(store="memory://unused", cas_deadline_ms=20_000)
+    config = QueueConfig(store="memory://unused").with_timeout(20_000)
     queue = Queue(store, config, runtime=runtime, role="producer")
     store.deaf = False
     queue.append([entry(0)])
@@ -283,7 +283,7 @@ def test_f14_attempts_back_off_with_jitter_and_end_at_the_deadline() -> None:
 
     store = ScriptedStore(*[conflict] * 10_000)
     runtime = ManualRuntime()
-    config = QueueConfig(store="memory://unused", cas_deadline_ms=5_000)
+    config = QueueConfig(store="memory://unused").with_timeout(5_000)
     queue = Queue(store, config, runtime=runtime, role="producer")
     started = runtime.monotonic()
     with pytest.raises(Conflict) as caught:
@@ -291,7 +291,7 @@ def test_f14_attempts_back_off_with_jitter_and_end_at_the_deadline() -> None:
     assert 4.9 <= runtime.monotonic() - started <= 5.1
     # 10 ms, doubling up to 2 s: a handful of attempts, not a hot loop.
     assert 3 <= caught.value.attempts < 40
-    assert "cas_deadline_ms" in str(caught.value)
+    assert "timeout_ms" in str(caught.value)
 
 
 def test_f4_a_vanished_manifest_is_never_recreated() -> None:

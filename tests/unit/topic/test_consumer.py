@@ -48,7 +48,8 @@ class World:
 
     def consumer(self, positions: Any = None, **settings: Any) -> TopicConsumer:
         options = {"store": self.store, "runtime": self.runtime, "refresh_s": 0.0} | settings
-        return TopicConsumer(consuming(ack_interval=1, cas_deadline_ms=100), positions, **options)
+        config = consuming(ack_interval=1).with_timeout(100)
+        return TopicConsumer(config, positions, **options)
 
     def queued(self, number: int) -> int:
         return manifest_of(self.store, NAMES[number]).entry_count

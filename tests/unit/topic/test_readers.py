@@ -8,7 +8,7 @@ import pytest
 
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.transactions import abort, list_open
-from opendata_buffer.config import QueueConfig
+from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.keys import batch_key
@@ -229,7 +229,8 @@ def test_a_first_start_of_a_reader_moves_it_past_nothing_that_a_saved_position_n
         late.flush()
     assert world.at("billing", 0) == 1
     world.runtime.advance(RETENTION_MS / 1000 + 1)
-    GarbageCollector(world.store, world.config(0), runtime=world.runtime).run_once()
+    config = Topic.config_of(NAMES[0], ConsumerConfig(store=URL))
+    GarbageCollector(world.store, config, runtime=world.runtime).run_once()
     again = world.consumer("billing", saved)
     world.append(0, 2)
     assert drained(again) == [2]
