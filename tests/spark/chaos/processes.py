@@ -199,7 +199,9 @@ class Driver:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the driver hangs: {self.errors()}") from None
         assert self.process.returncode == 0, self.errors()
-        lists = [json.loads(line) for line in out.splitlines() if line.startswith("[")]
+        # A JVM that archives its classes prints lines such as "[0.1s][warning] ..." among them.
+        found = (line for line in out.splitlines() if line.startswith(('["', "[]")))
+        lists = [json.loads(line) for line in found]
         return [value for each in lists for value in each]
 
     def errors(self) -> str:
