@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +27,7 @@ from opendata_buffer import (
     GarbageCollectorConfig,
     Producer,
     ProducerConfig,
+    TopicConsumer,
 )
 
 if TYPE_CHECKING:
@@ -137,24 +139,45 @@ def ours(flush_ms: int, where: Path | None = None) -> list[float]:
             return delays_of(take, beside(produce_ours, directory, SECONDS, flush_ms))
 
 
-def kafka(address: str, name: str) -> list[float]:
-    to, settings = KAFKA[name]
-    topic = f"latency-{time.monotonic_ns()}"
-    fill(address, topic, 1, [b"%020d" % 0], 1, settings)
+@contextmanager
+def taken_from_kafka(
+    address: str, topic: str, timeout_s: float, *, joined: bool
+) -> Iterator[Callable[[], list[bytes]]]:
+    """A call that takes what a topic has. ``joined``: the topic has one record, and the consumer
+    has read it and so joined its group, which is not what is measured."""
     consumer = client().Consumer(
         {"bootstrap.servers": address, "group.id": topic, "auto.offset.reset": "earliest"}
     )
     try:
         consumer.subscribe([topic])
-        # Joining a group is not what is measured.
-        if len(consumer.consume(1, timeout=PATIENCE_S)) != 1:
+        if joined and len(consumer.consume(1, timeout=PATIENCE_S)) != 1:
             raise RuntimeError("Kafka gave no record")
-        return delays_of(
-            lambda: [each.value() for each in consumer.consume(1_000, timeout=POLL_S)],
-            beside(produce_kafka, address, topic, SECONDS, to),
-        )
+        yield lambda: [each.value() for each in consumer.consume(1_000, timeout=timeout_s)]
     finally:
         consumer.close()
+
+
+@contextmanager
+def taken_from_topic(directory: str, timeout_s: float) -> Iterator[Callable[[], list[bytes]]]:
+    """A call that takes and acknowledges the next batch of a topic of ours."""
+    with TopicConsumer(directory) as consumer:
+
+        def take() -> list[bytes]:
+            batch = consumer.next_batch(timeout=timeout_s)
+            if batch is None:
+                return []
+            batch.ack()
+            return list(batch.entries)
+
+        yield take
+
+
+def kafka(address: str, name: str) -> list[float]:
+    to, settings = KAFKA[name]
+    topic = f"latency-{time.monotonic_ns()}"
+    fill(address, topic, 1, [b"%020d" % 0], 1, settings)
+    with taken_from_kafka(address, topic, POLL_S, joined=True) as take:
+        return delays_of(take, beside(produce_kafka, address, topic, SECONDS, to))
 
 
 def latency_rows(address: str) -> Iterator[Row]:

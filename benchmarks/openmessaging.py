@@ -22,10 +22,17 @@ from functools import partial
 from typing import Any
 
 from benchmarks.kafka import client, fill
-from benchmarks.latency import age_ms, beside, in_turns, p99
+from benchmarks.latency import (
+    age_ms,
+    beside,
+    in_turns,
+    p99,
+    taken_from_kafka,
+    taken_from_topic,
+)
 from benchmarks.producers import paced
 from benchmarks.table import Row
-from opendata_buffer import Topic, TopicConsumer, TopicProducer
+from opendata_buffer import Topic, TopicProducer
 
 PARTITIONS = 16
 PRODUCERS = 2
@@ -135,15 +142,7 @@ def _taken(take: Take, wanted: int) -> list[float]:
 def ours() -> Found:
     with tempfile.TemporaryDirectory(prefix="buffer-bench-") as directory:
         Topic.create(directory, PARTITIONS)
-        with TopicConsumer(directory) as consumer:
-
-            def take() -> list[bytes]:
-                batch = consumer.next_batch(timeout=0.1)
-                if batch is None:
-                    return []
-                batch.ack()
-                return list(batch.entries)
-
+        with taken_from_topic(directory, 0.1) as take:
             return measure("ours", directory, "", take)
 
 
@@ -151,21 +150,8 @@ def kafka(address: str, name: str) -> Found:
     _, settings = KAFKA[name]
     topic = f"openmessaging-{time.monotonic_ns()}"
     fill(address, topic, PARTITIONS, [b"%020d" % 0], 1, settings)
-    consumer = client().Consumer(
-        {"bootstrap.servers": address, "group.id": topic, "auto.offset.reset": "earliest"}
-    )
-    try:
-        consumer.subscribe([topic])
-        # Joining a group is not what is measured.
-        if len(consumer.consume(1, timeout=PATIENCE_S)) != 1:
-            raise RuntimeError("Kafka gave no record")
-
-        def take() -> list[bytes]:
-            return [each.value() for each in consumer.consume(1_000, timeout=0.01)]
-
+    with taken_from_kafka(address, topic, 0.01, joined=True) as take:
         return measure(name, address, topic, take)
-    finally:
-        consumer.close()
 
 
 def rows(address: str) -> Iterator[Row]:

@@ -17,10 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.kafka import client, fill
-from benchmarks.latency import PATIENCE_S, age_ms, beside, in_turns, p99
+from benchmarks.latency import (
+    PATIENCE_S,
+    age_ms,
+    beside,
+    in_turns,
+    p99,
+    taken_from_kafka,
+    taken_from_topic,
+)
 from benchmarks.producers import paced
 from benchmarks.table import Row
-from opendata_buffer import Topic, TopicConsumer, TopicProducer
+from opendata_buffer import Topic, TopicProducer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,15 +72,7 @@ def ours(spark: SparkSession) -> list[float]:
         for directory in (source, target):
             Topic.create(directory, PARTITIONS)
         frame = spark.readStream.format("opendata-buffer").load(source)
-        with TopicConsumer(target) as consumer:
-
-            def take() -> list[bytes]:
-                batch = consumer.next_batch(timeout=0.05)
-                if batch is None:
-                    return []
-                batch.ack()
-                return list(batch.entries)
-
+        with taken_from_topic(target, 0.05) as take:
             produce = partial(beside, produce_ours, source)
             return _delays(frame, "opendata-buffer", {"path": target}, home, produce, take)
 
@@ -87,24 +87,11 @@ def kafka(spark: SparkSession, address: str) -> list[float]:
         "startingOffsets": "earliest",
     }
     frame = spark.readStream.format("kafka").options(**options).load()
-    consumer = client().Consumer(
-        {"bootstrap.servers": address, "group.id": target, "auto.offset.reset": "earliest"}
-    )
-    try:
-        consumer.subscribe([target])
-        with tempfile.TemporaryDirectory(
-            prefix="buffer-bench-", ignore_cleanup_errors=True
-        ) as home:
-            return _delays(
-                frame,
-                "kafka",
-                {"kafka.bootstrap.servers": address, "topic": target},
-                home,
-                partial(beside, produce_kafka, address, source),
-                lambda: [each.value() for each in consumer.consume(1_000, timeout=0.005)],
-            )
-    finally:
-        consumer.close()
+    home = tempfile.TemporaryDirectory(prefix="buffer-bench-", ignore_cleanup_errors=True)
+    with home as directory, taken_from_kafka(address, target, 0.005, joined=False) as take:
+        sink = {"kafka.bootstrap.servers": address, "topic": target}
+        produce = partial(beside, produce_kafka, address, source)
+        return _delays(frame, "kafka", sink, directory, produce, take)
 
 
 def _delays(
