@@ -369,7 +369,8 @@ def test_f7_a_marker_of_a_wrong_prefix_is_moved_and_keeps_the_id(
     assert [key for key in objects if key.startswith(f"{owner_key(wrong)}.wrong-")]
     assert json.loads(bytes_of(store, owner_key(DATA)))["id"] == before["id"]
     assert ok("consume", url, "--ack", *MANIFEST).stdout == "b\n"
-    assert json_of("gc", url, *MANIFEST)["deleted"] > 0
+    assert ok("gc", url, *MANIFEST)  # unless the consumer's own collector was faster
+    assert not [each.key for each in store.list(DATA).objects if each.key.endswith(".batch")]
 
 
 def test_f7_a_marker_of_a_queue_without_batches_in_its_prefix_is_replaced(
