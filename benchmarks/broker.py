@@ -29,8 +29,7 @@ from benchmarks.broker_roles import (
 )
 from benchmarks.table import Row
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX
-from opendata_buffer.formats.batch import Compression, encode_batch
-from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.batch import Compression, batch_key, encode_batch
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.local import LocalStore
 

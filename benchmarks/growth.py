@@ -36,8 +36,7 @@ from opendata_buffer import Consumer, ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import collect
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.queue.ownership import claim_for_writing

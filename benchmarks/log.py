@@ -27,8 +27,7 @@ from buffer_source.options import SourceOptions
 from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 from opendata_buffer.config import GarbageCollectorConfig, QueueConfig
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.log import Log, parts_folder
 from opendata_buffer.queue.log_index import LogIndex, Part, page_to_json

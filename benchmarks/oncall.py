@@ -16,8 +16,7 @@ from pathlib import Path
 
 from benchmarks.table import Row
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.ownership import claim_queue
 from opendata_buffer.runtime import SystemRuntime

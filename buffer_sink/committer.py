@@ -30,10 +30,10 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import (
+from opendata_buffer.formats.batch import (
     Transaction,
     batch_key,
+    encode_batch,
     location_timestamp_ms,
     parse_location,
 )

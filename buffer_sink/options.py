@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
-from opendata_buffer.formats.batch import Compression
-from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.batch import Compression, Transaction
 from opendata_buffer.option_reader import (
     STORAGE_OPTIONS,
     OptionReader,

@@ -43,8 +43,7 @@ from buffer_sink.rows import (
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
-from opendata_buffer.formats.batch import seal_block
-from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
+from opendata_buffer.formats.batch import Transaction, batch_key, later_ulid, seal_block
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.queue.ownership import queue_hint
 from opendata_buffer.runtime import Moment, Runtime, SystemRuntime, Task, queue_retry

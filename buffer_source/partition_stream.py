@@ -41,7 +41,7 @@ from opendata_buffer.errors import (
     QueueReset,
     TransientStorageError,
 )
-from opendata_buffer.formats.keys import parse_location
+from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.queue.log import LogView
 from opendata_buffer.queue.ownership import ends_before, owner_key, topic_hint

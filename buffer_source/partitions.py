@@ -22,7 +22,7 @@ from opendata_buffer.errors import (
     OpenDataBufferError,
     PermanentStorageError,
 )
-from opendata_buffer.formats.keys import location_timestamp_ms
+from opendata_buffer.formats.batch import location_timestamp_ms
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, QueueEntry
 from opendata_buffer.queue.log import Log, LogView
 from opendata_buffer.queue.ownership import (

@@ -26,8 +26,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats import MIB
-from opendata_buffer.formats.batch import FOOTER_SIZE, parse_footer
-from opendata_buffer.formats.keys import is_confined
+from opendata_buffer.formats.batch import FOOTER_SIZE, is_confined, parse_footer
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.runtime import Retries, Runtime
 from opendata_buffer.stores.base import Blob, Store

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from opendata_buffer.consumer.read_ahead import ContiguousRun as ContiguousRun
     from opendata_buffer.consumer.read_ahead import fetch_many as fetch_many
     from opendata_buffer.formats.batch import Compression as Compression
-    from opendata_buffer.formats.keys import Transaction as Transaction
+    from opendata_buffer.formats.batch import Transaction as Transaction
     from opendata_buffer.formats.manifest import BatchDescriptor as BatchDescriptor
     from opendata_buffer.formats.manifest import Metadata as Metadata
     from opendata_buffer.gc import GarbageCollector as GarbageCollector
@@ -85,8 +85,7 @@ _NAMES = {
     "consumer.isolation": ["TransactionFilter"],
     "consumer.position": ["Position"],
     "consumer.read_ahead": ["ContiguousRun", "fetch_many"],
-    "formats.batch": ["Compression"],
-    "formats.keys": ["Transaction"],
+    "formats.batch": ["Compression", "Transaction"],
     "formats.manifest": ["BatchDescriptor", "Metadata"],
     "gc": ["GarbageCollector", "GcPlan", "GcReport"],
     "producer.handles": ["Durable", "TopicHandle", "WriteHandle"],

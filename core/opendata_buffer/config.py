@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Self
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
-from opendata_buffer.formats.batch import Compression
-from opendata_buffer.formats.keys import MAX_PREFIX_BYTES, check_key
+from opendata_buffer.formats.batch import MAX_PREFIX_BYTES, Compression, check_key
 from opendata_buffer.redaction import check_no_secrets
 
 DEFAULT_DATA_PATH_PREFIX = "ingest"

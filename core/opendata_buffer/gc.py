@@ -29,7 +29,7 @@ from opendata_buffer.errors import (
     QueueReset,
     StorageError,
 )
-from opendata_buffer.formats.keys import MAX_KEY_BYTES, name_time_ms, parse_location
+from opendata_buffer.formats.batch import MAX_KEY_BYTES, name_time_ms, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.formats.sidecar import Sidecar
 from opendata_buffer.queue.cas import CasObject, CasStore

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.keys import Transaction, parse_location
+from opendata_buffer.formats.batch import Transaction, parse_location
 
 OUTSIDE_TXN = 0
 """The message is no part of a transaction: it is committed when it is written."""

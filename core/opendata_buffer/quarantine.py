@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
-from opendata_buffer.formats.keys import is_confined, parse_location
+from opendata_buffer.formats.batch import is_confined, parse_location
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.formats.sidecar import Sidecar, SidecarFields
 from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from notebooks.demo.flights import AIRPORTS
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.formats.keys import parse_location
+from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store

@@ -36,7 +36,7 @@ from opendata_buffer.errors import (
     PoisonBatch,
     StorageError,
 )
-from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.batch import Transaction
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.stores.probe import SAFE

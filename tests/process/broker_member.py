@@ -27,8 +27,7 @@ from opendata_buffer.errors import (
     OpenDataBufferError,
     TransientStorageError,
 )
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.runtime import Moment, SystemRuntime
 from opendata_buffer.stores.open import open_store

@@ -12,14 +12,16 @@ from opendata_buffer.errors import CorruptBatch, CorruptManifest, InvalidInput
 from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, encode_arrow_block, open_arrow
 from opendata_buffer.formats.batch import (
     Compression,
+    batch_key,
     decode_batch,
     encode_batch,
+    is_confined,
     join_records,
     open_batch,
+    parse_location,
     seal_block,
     split_records,
 )
-from opendata_buffer.formats.keys import batch_key, is_confined, parse_location
 from opendata_buffer.formats.manifest import (
     Manifest,
     Metadata,

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opendata_buffer.consumer.isolation import ReadCommitted, TransactionFilter
-from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.batch import Transaction, batch_key
 from opendata_buffer.messages import (
     ACK_TXN,
     CONTINUE_TXN,

@@ -15,7 +15,7 @@ from opendata_buffer.admin.rebuild import plan_rebuild
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS as GRACE_MS
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.isolation import ReadCommitted, Replay
-from opendata_buffer.formats.keys import batch_key, parse_location
+from opendata_buffer.formats.batch import batch_key, parse_location
 from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid, undecided
 from opendata_buffer.queue.ownership import Watermark

@@ -19,8 +19,7 @@ from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourceOffset
 from buffer_source.stream_reader import MicroBatchStream, Tracking
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import read_bytes

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.formats.batch import Compression, encode_batch
-from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.batch import Compression, batch_key, encode_batch
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime

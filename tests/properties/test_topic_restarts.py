@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.batch import Transaction
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, OUTSIDE_TXN, build_uuid
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.topic.topic import DRAIN_S, Topic

@@ -31,8 +31,7 @@ from opendata_buffer.errors import (
     Superseded,
     TransientStorageError,
 )
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.ownership import QueueClaim, claim_for_writing

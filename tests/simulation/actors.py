@@ -29,8 +29,7 @@ from opendata_buffer.errors import (
     QueueFull,
     StorageError,
 )
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
+from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch, later_ulid
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.producer.batching import WriteHandle

@@ -34,8 +34,13 @@ from opendata_buffer.errors import (
     StorageError,
     Superseded,
 )
-from opendata_buffer.formats.batch import decode_batch, encode_batch
-from opendata_buffer.formats.keys import Transaction, later_ulid, parse_location
+from opendata_buffer.formats.batch import (
+    Transaction,
+    decode_batch,
+    encode_batch,
+    later_ulid,
+    parse_location,
+)
 from opendata_buffer.formats.manifest import Manifest, Metadata
 from opendata_buffer.messages import parse_uuid
 from opendata_buffer.queue.queue import Queue

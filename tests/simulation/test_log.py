@@ -13,7 +13,7 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import DataLoss, Fenced, InvalidInput, PoisonBatch, QueueReset
-from opendata_buffer.formats.keys import parse_location
+from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue import log_index, readers
 from opendata_buffer.queue.log import Log

@@ -7,8 +7,7 @@ from unittest.mock import patch
 
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import FlushFailed, OpenDataBufferError, TransientStorageError
-from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.batch import Transaction, decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.batching import Durable, WriteHandle
 from opendata_buffer.producer.producer import Producer

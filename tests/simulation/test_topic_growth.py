@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from opendata_buffer.formats.keys import batch_key, tagged_ulid
+from opendata_buffer.formats.batch import batch_key, tagged_ulid
 from opendata_buffer.producer.group_commit import WriteFairness
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.description import TopicDescription

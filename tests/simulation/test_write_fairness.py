@@ -29,8 +29,7 @@ from opendata_buffer.config import (
 )
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import OpenDataBufferError
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
+from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.producer.group_commit import ALONE_S, BESIDE_S, Committer, shared_committer
 from opendata_buffer.producer.producer import Producer

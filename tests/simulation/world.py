@@ -14,8 +14,7 @@ from opendata_buffer.config import (
     StoreOptions,
 )
 from opendata_buffer.errors import Conflict, TransientStorageError
-from opendata_buffer.formats.batch import Compression
-from opendata_buffer.formats.keys import parse_location
+from opendata_buffer.formats.batch import Compression, parse_location
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.stores.memory import MemoryStore

@@ -19,8 +19,13 @@ from opendata_buffer.config import (
     StoreOptions,
 )
 from opendata_buffer.consumer.isolation import TransactionFilter
-from opendata_buffer.formats.batch import decode_batch, encode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
+from opendata_buffer.formats.batch import (
+    Transaction,
+    batch_key,
+    decode_batch,
+    encode_batch,
+    parse_location,
+)
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.queue import Queue

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.batch import Transaction
 from tests.spark.queues import TELLS, manifest, produce, queued, written
 
 SOURCE = """

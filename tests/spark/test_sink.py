@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 
 from buffer_sink import foreach_batch_writer
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
-from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.batch import Transaction
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.stores.open import open_store
 from tests.spark.queues import Pipe, drain, filtered, records, written

@@ -9,7 +9,7 @@ from chispa import assert_df_equality
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
-from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.batch import Transaction
 from tests.spark.queues import FORMAT, drain, filtered, records, written
 
 if TYPE_CHECKING:

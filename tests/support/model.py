@@ -12,8 +12,7 @@ from typing import Any
 
 from opendata_buffer import outcomes
 from opendata_buffer.errors import CorruptManifest
-from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.keys import Transaction, parse_location
+from opendata_buffer.formats.batch import Transaction, decode_batch, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, check_transition
 from opendata_buffer.stores.base import (
     Absent,

@@ -11,7 +11,7 @@ import pytest
 
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.batch import Transaction, batch_key
 from opendata_buffer.messages import (
     ACK_TXN,
     CONTINUE_TXN,

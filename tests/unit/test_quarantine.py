@@ -7,7 +7,7 @@ import json
 import pytest
 
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound, TransientStorageError
-from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.batch import batch_key
 from opendata_buffer.formats.manifest import Metadata, QueueEntry
 from opendata_buffer.gc import Queued, plan
 from opendata_buffer.quarantine import list_quarantine, quarantine, read_copy, read_report

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from opendata_buffer.formats.keys import ulid_timestamp_ms
+from opendata_buffer.formats.batch import ulid_timestamp_ms
 from opendata_buffer.runtime import Moment, SystemRuntime, deadline, remaining
 from opendata_buffer.testing.runtime import ManualRuntime
 

@@ -31,7 +31,7 @@ from opendata_buffer.errors import (
     PoisonBatch,
     PrefixConflict,
 )
-from opendata_buffer.formats.keys import key_fault, parse_location
+from opendata_buffer.formats.batch import key_fault, parse_location
 from opendata_buffer.formats.manifest import (
     BatchDescriptor,
     Manifest,

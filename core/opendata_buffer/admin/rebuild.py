@@ -19,7 +19,7 @@ from opendata_buffer.errors import (
     CorruptManifest,
     TransientStorageError,
 )
-from opendata_buffer.formats.keys import BatchLocation, Transaction, is_confined, parse_location
+from opendata_buffer.formats.batch import BatchLocation, Transaction, is_confined, parse_location
 from opendata_buffer.formats.manifest import (
     MAX_MANIFEST_BYTES,
     Manifest,

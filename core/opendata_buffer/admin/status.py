@@ -33,8 +33,7 @@ from opendata_buffer.errors import (
     PrefixConflict,
     QueueReset,
 )
-from opendata_buffer.formats.batch import FOOTER_SIZE, parse_footer
-from opendata_buffer.formats.keys import is_confined, parse_location
+from opendata_buffer.formats.batch import FOOTER_SIZE, is_confined, parse_footer, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import Queued
 from opendata_buffer.quarantine import list_quarantine, quarantined_names

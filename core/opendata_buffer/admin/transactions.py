@@ -12,7 +12,7 @@ from functools import cache
 from opendata_buffer.admin.target import Target
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS
 from opendata_buffer.errors import InvalidInput, ObjectNotFound
-from opendata_buffer.formats.keys import parse_location
+from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid, undecided
 from opendata_buffer.runtime import in_parallel

@@ -21,8 +21,13 @@ from opendata_buffer.errors import (
     ObjectNotFound,
     PoisonBatch,
 )
-from opendata_buffer.formats.batch import decode_batch, encode_batch
-from opendata_buffer.formats.keys import batch_key, is_confined, parse_location
+from opendata_buffer.formats.batch import (
+    batch_key,
+    decode_batch,
+    encode_batch,
+    is_confined,
+    parse_location,
+)
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, NewEntry, QueueEntry
 from opendata_buffer.gc import GarbageCollector, GcReport
 from opendata_buffer.messages import undecided

@@ -34,7 +34,7 @@ from opendata_buffer import errors
 from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.config import check_reader_name
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
-from opendata_buffer.formats.keys import is_confined
+from opendata_buffer.formats.batch import is_confined
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Moment
 

@@ -38,7 +38,7 @@ from opendata_buffer.errors import (
     StorageError,
     TransientStorageError,
 )
-from opendata_buffer.formats.keys import MAX_KEY_BYTES, is_ulid
+from opendata_buffer.formats.batch import MAX_KEY_BYTES, is_ulid
 from opendata_buffer.runtime import Runtime, deadline
 from opendata_buffer.stores.base import Store, read_bytes
 

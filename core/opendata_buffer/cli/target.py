@@ -13,7 +13,7 @@ from opendata_buffer.admin.target import Target, read_raw
 from opendata_buffer.cli.options import NAMES_ONE_QUEUE, REACH_STORE, remember_queue
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.errors import CorruptData, PermanentStorageError
-from opendata_buffer.formats.keys import is_confined, prefix_of
+from opendata_buffer.formats.batch import is_confined, prefix_of
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.ownership import LISTED_BELOW, OWNER_NAME, has_letters
 from opendata_buffer.runtime import Runtime, deadline

@@ -27,8 +27,7 @@ from opendata_buffer.errors import (
     ObjectNotFound,
 )
 from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, decode_records, open_arrow
-from opendata_buffer.formats.batch import DEFAULT_MAX_BYTES, largest_object
-from opendata_buffer.formats.keys import is_confined, key_fault
+from opendata_buffer.formats.batch import DEFAULT_MAX_BYTES, is_confined, key_fault, largest_object
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.runtime import Runtime, SystemRuntime
 from opendata_buffer.stores.base import Files, Get, read_bytes

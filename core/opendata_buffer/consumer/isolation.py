@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.keys import BatchLocation, Transaction, parse_location
+from opendata_buffer.formats.batch import BatchLocation, Transaction, parse_location
 from opendata_buffer.formats.sidecar import is_number
 from opendata_buffer.messages import (
     ACK_TXN,

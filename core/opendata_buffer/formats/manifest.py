@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from opendata_buffer.errors import CorruptManifest, InvalidInput
 from opendata_buffer.formats import BytesLike
-from opendata_buffer.formats.keys import MAX_LOCATION_BYTES, location_timestamp_ms
+from opendata_buffer.formats.batch import MAX_LOCATION_BYTES, location_timestamp_ms
 
 VERSION = 1
 FOOTER_SIZE = 22

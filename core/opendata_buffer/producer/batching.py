@@ -33,8 +33,13 @@ import pyarrow as pa
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 from opendata_buffer.formats.arrow import MANY_RECORDS, encode_arrow_block
-from opendata_buffer.formats.batch import Compression, encode_block, join_records, seal_pieces
-from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.batch import (
+    Compression,
+    Transaction,
+    encode_block,
+    join_records,
+    seal_pieces,
+)
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.producer.handles import Completion, Durable, WriteHandle
 from opendata_buffer.runtime import Moment

@@ -22,7 +22,7 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
-from opendata_buffer.formats.keys import location_tag, ulid_tag
+from opendata_buffer.formats.batch import location_tag, ulid_tag
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import Queue

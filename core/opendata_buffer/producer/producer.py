@@ -33,7 +33,7 @@ from opendata_buffer.errors import (
     QueueFull,
     TransientStorageError,
 )
-from opendata_buffer.formats.keys import Transaction, batch_key, tagged_ulid
+from opendata_buffer.formats.batch import Transaction, batch_key, tagged_ulid
 from opendata_buffer.messages import parse_uuid
 from opendata_buffer.producer.accumulator import Accumulator
 from opendata_buffer.producer.batching import (

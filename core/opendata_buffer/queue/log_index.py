@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any
 
-from opendata_buffer.formats.keys import name_time_ms
+from opendata_buffer.formats.batch import name_time_ms
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.formats.sidecar import LARGEST, Sidecar, SidecarFields, is_number
 

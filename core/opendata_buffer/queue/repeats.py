@@ -26,7 +26,7 @@ from operator import itemgetter
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, PermanentStorageError, TransientStorageError
-from opendata_buffer.formats.keys import parse_location
+from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor, QueueEntry
 from opendata_buffer.formats.sidecar import LARGEST, Sidecar, is_number
 from opendata_buffer.queue.cas import CasObject, CasStore

@@ -32,7 +32,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.formats.keys import MAX_KEY_BYTES, check_key
+from opendata_buffer.formats.batch import MAX_KEY_BYTES, check_key
 from opendata_buffer.redaction import check_no_secrets, redacted
 from opendata_buffer.runtime import Retries, Runtime, SystemRuntime, in_parallel, remaining
 from opendata_buffer.stores.base import (

@@ -25,7 +25,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.formats.keys import BROKER_RECORD_NAME, check_key
+from opendata_buffer.formats.batch import BROKER_RECORD_NAME, check_key
 from opendata_buffer.runtime import Runtime, SystemRuntime, remaining
 from opendata_buffer.stores.base import (
     Blob,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput, ObjectNotFound
-from opendata_buffer.formats.keys import check_key
+from opendata_buffer.formats.batch import check_key
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import (
     Blob,

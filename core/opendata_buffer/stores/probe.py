@@ -13,7 +13,7 @@ from typing import Protocol
 
 from opendata_buffer import outcomes
 from opendata_buffer.errors import ObjectNotFound, TransientStorageError, UnsafeStore
-from opendata_buffer.formats.keys import MAX_KEY_BYTES
+from opendata_buffer.formats.batch import MAX_KEY_BYTES
 from opendata_buffer.runtime import Retries, Runtime, deadline, in_parallel
 from opendata_buffer.stores.base import (
     ABSENT,

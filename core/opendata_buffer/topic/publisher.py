@@ -34,7 +34,7 @@ from opendata_buffer.errors import (
     Superseded,
     TransientStorageError,
 )
-from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.batch import Transaction
 from opendata_buffer.messages import (
     CLOCK_MAX,
     CONTINUE_TXN,

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError, Superseded, TransientStorageError
-from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.batch import Transaction
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import Store

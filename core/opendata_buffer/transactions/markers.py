@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
+from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch, later_ulid
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.messages import ACK_TXN, FINAL, Undecided, build_uuid, undecided
 from opendata_buffer.queue.queue import Queue

@@ -15,7 +15,7 @@ from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, Produ
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import Conflict, InvalidInput
-from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.batch import Transaction, batch_key
 from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, Metadata, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid
 from opendata_buffer.producer.producer import Producer

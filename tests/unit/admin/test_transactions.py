@@ -9,8 +9,7 @@ from opendata_buffer.admin.transactions import OpenTransaction, abort, list_open
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import InvalidInput, Superseded
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.ownership import claim_for_writing

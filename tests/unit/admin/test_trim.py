@@ -25,8 +25,7 @@ from opendata_buffer.errors import (
     PermanentStorageError,
     TransientStorageError,
 )
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
+from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.quarantine import list_quarantine, quarantine, read_copy

@@ -29,8 +29,7 @@ from opendata_buffer.errors import (
     InvalidInput,
     TransientStorageError,
 )
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.quarantine import list_quarantine

@@ -8,8 +8,13 @@ from buffer_sink.committer import Group, QueueCommitter, UploadedBatch
 from buffer_sink.options import SinkOptions
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import TransactionFilter
-from opendata_buffer.formats.batch import decode_batch, encode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key, later_ulid
+from opendata_buffer.formats.batch import (
+    Transaction,
+    batch_key,
+    decode_batch,
+    encode_batch,
+    later_ulid,
+)
 from opendata_buffer.formats.manifest import Manifest, Metadata
 from opendata_buffer.queue.ownership import claim_queue
 from opendata_buffer.queue.queue import Queue

@@ -6,8 +6,7 @@ import pytest
 
 from buffer_sink.options import SinkOptions
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.batch import Compression
-from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.batch import Compression, Transaction
 
 STORE = {"path": "/data/queue"}
 

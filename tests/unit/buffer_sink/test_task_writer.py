@@ -27,8 +27,14 @@ from buffer_sink.writer import collect as collect_and_store
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.arrow import encode_arrow_block
-from opendata_buffer.formats.batch import Compression, decode_batch, parse_footer
-from opendata_buffer.formats.keys import Transaction, location_timestamp_ms, parse_location
+from opendata_buffer.formats.batch import (
+    Compression,
+    Transaction,
+    decode_batch,
+    location_timestamp_ms,
+    parse_footer,
+    parse_location,
+)
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.messages import CONTINUE_TXN, parse_uuid
 from opendata_buffer.runtime import Moment

@@ -14,8 +14,7 @@ from opendata_buffer.errors import (
     OpenDataBufferError,
     TransientStorageError,
 )
-from opendata_buffer.formats.batch import decode_batch, encode_batch
-from opendata_buffer.formats.keys import Transaction, later_ulid
+from opendata_buffer.formats.batch import Transaction, decode_batch, encode_batch, later_ulid
 from opendata_buffer.formats.manifest import Manifest, Metadata
 from opendata_buffer.messages import undecided
 from opendata_buffer.queue.queue import Queue

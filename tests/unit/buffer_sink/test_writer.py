@@ -32,8 +32,7 @@ from opendata_buffer.errors import (
     PermanentStorageError,
     QueueReset,
 )
-from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.batch import Transaction, decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore

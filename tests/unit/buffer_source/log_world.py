@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.messages import ACK_TXN, build_uuid
 from opendata_buffer.queue.log import Log, LogView

@@ -21,8 +21,7 @@ from opendata_buffer.errors import (
     QueueReset,
     UnsafeStore,
 )
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.batch import Transaction, encode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.stores.base import NotModified
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -14,7 +14,7 @@ from buffer_source.partitions import (
     sequence_since,
 )
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.batch import batch_key
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry, QueueEntry
 from opendata_buffer.testing.runtime import ManualRuntime
 

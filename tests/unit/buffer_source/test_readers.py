@@ -14,8 +14,7 @@ from buffer_source.partitions import SourceOffset, view_of
 from buffer_source.schema import infer_schema
 from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN
 from opendata_buffer.queue import readers

@@ -14,8 +14,7 @@ from buffer_source.task import RECORD_INTERVAL_S, QueryIdRecorder, read_partitio
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import BatchUnreadable, ForeignLocation
-from opendata_buffer.formats.batch import Compression, encode_batch
-from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.batch import Compression, batch_key, encode_batch
 from opendata_buffer.quarantine import list_quarantine, read_copy
 from opendata_buffer.queue.consumer_info import read_consumer_info, write_consumer_info
 from opendata_buffer.stores.base import Store

@@ -12,8 +12,7 @@ from buffer_source.planner import PartitionBatch
 from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import StorageError, TransientStorageError
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue

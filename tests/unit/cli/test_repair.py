@@ -11,8 +11,7 @@ from opendata_buffer.cli.main import cli
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Fenced
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.ownership import claim_for_writing, claim_queue, owner_key
 from opendata_buffer.runtime import SystemRuntime

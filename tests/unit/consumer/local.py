@@ -7,8 +7,7 @@ from typing import Any
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.position import Position
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.stores.base import Absent, Blob, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore

@@ -18,7 +18,7 @@ from opendata_buffer.consumer.isolation import (
     TransactionFilter,
 )
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.formats.keys import Transaction, batch_key
+from opendata_buffer.formats.batch import Transaction, batch_key
 from opendata_buffer.messages import (
     ACK_TXN,
     CONTINUE_TXN,

@@ -10,7 +10,7 @@ import pytest
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.position import Position, QueueProgress
 from opendata_buffer.errors import InvalidInput, QueueReset
-from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.batch import batch_key
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
 from opendata_buffer.queue.queue import Queue

@@ -1,23 +1,43 @@
-"""The data batch, in plain Python; most damage is refused by both decoders."""
+"""A batch, its name and its bytes in plain Python; most damage is refused by both decoders."""
 
 from __future__ import annotations
 
 import struct
+import uuid
+from typing import Any
 
 import pytest
+import ulid as ulids
+from hypothesis import given
+from hypothesis import strategies as st
 
 from opendata_buffer.errors import CorruptBatch, InvalidInput
 from opendata_buffer.formats.arrow import decode_arrow, decode_records
 from opendata_buffer.formats.batch import (
+    MAX_PREFIX_BYTES,
     BatchFooter,
+    BatchLocation,
     Compression,
+    Transaction,
+    batch_key,
+    check_key,
     decode_batch,
     encode_batch,
     encode_block,
+    is_confined,
+    is_ulid,
     join_records,
+    later_ulid,
+    location_tag,
+    location_timestamp_ms,
     open_batch,
+    parse_location,
     seal_block,
+    tagged_ulid,
+    ulid_tag,
+    ulid_timestamp_ms,
 )
+from opendata_buffer.runtime import ulid_of
 
 # Three records "hello", "" and 00 ff: every byte of the format.
 BLOCK = b"\x05\x00\x00\x00hello" + b"\x00\x00\x00\x00" + b"\x02\x00\x00\x00\x00\xff"
@@ -164,3 +184,232 @@ class Endless(bytes):
 def test_a_record_beyond_four_gigabytes_is_named() -> None:
     with pytest.raises(InvalidInput, match="record 1 has 4294967296 bytes"):
         join_records([b"a", Endless()])
+
+
+ULID = "01J5T4R3KXBMZ7QV9N2WG8YDHP"
+MESSAGE = uuid.UUID("9a1b2c3d-4e5f-1678-8a02-010203040506")
+STRANGE = "tenant#1/%20 %/a?b*[c]{d}~|\\^<>\"'/données/été/日本/\U0001f600"
+
+
+@pytest.mark.parametrize("key", ["a", "ingest/manifest", "a.b/..c/d..", ".hidden", "k" * 744])
+def test_plain_keys_are_accepted(key: str) -> None:
+    check_key("manifest_path", key)
+    check_key("data_path_prefix", key, MAX_PREFIX_BYTES)
+
+
+def test_f24_characters_that_stores_escape_are_legal_and_stay_raw() -> None:
+    check_key("data_path_prefix", STRANGE, MAX_PREFIX_BYTES)
+    key = batch_key(STRANGE, ULID)
+    assert key == f"{STRANGE}/{ULID}.batch"
+    assert is_confined(key, STRANGE)
+    assert parse_location(key, STRANGE) == BatchLocation(ULID, ulid_timestamp_ms(ULID))
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("", "empty"),
+        ("/a", "'/'"),
+        ("a/", "'/'"),
+        ("a//b", "'//'"),
+        (".", "segment"),
+        ("..", "segment"),
+        ("a/../b", "segment"),
+        ("a/./b", "segment"),
+        ("a\nb", "control"),
+        ("a\x85b", "control"),
+        ("a\ud800b", "Unicode"),
+        ("é" * 513, "1026 bytes"),
+        (7, "some_setting is 7"),
+    ],
+)
+def test_keys_no_store_can_hold_are_refused(key: Any, why: str) -> None:
+    with pytest.raises(InvalidInput, match=why) as caught:
+        check_key("some_setting", key)
+    assert "some_setting" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ulid", "timestamp_ms"),
+    [
+        ("00000000000000000000000000", 0),
+        ("0000000001ZZZZZZZZZZZZZZZZ", 1),
+        ("01J5T4R3KXBMZ7QV9N2WG8YDHP", 1_724_233_027_197),
+        ("7ZZZZZZZZZZZZZZZZZZZZZZZZZ", 2**48 - 1),
+    ],
+)
+def test_ulid_timestamps(ulid: str, timestamp_ms: int) -> None:
+    assert is_ulid(ulid)
+    library = ulids.ULID.from_str(ulid)
+    assert ulid_timestamp_ms(ulid) == timestamp_ms == library.milliseconds
+    assert ulid_of(timestamp_ms, library.bytes[6:]) == ulid
+    assert location_timestamp_ms(f"any/where/{ulid}.batch") == timestamp_ms
+    assert location_timestamp_ms(f"{ulid}.batch") == timestamp_ms
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ULID[:-1],
+        ULID.lower(),
+        "8" + ULID[1:],
+        ULID[:-1] + "U",
+        ULID[:-1] + "\u0660",
+        ULID + "\n",
+    ],
+)
+def test_a_text_that_is_no_ulid_is_refused(text: str) -> None:
+    assert not is_ulid(text)
+    assert location_timestamp_ms(f"p/{text}.batch") is None
+    with pytest.raises(InvalidInput, match="not a ULID"):
+        ulid_timestamp_ms(text)
+    with pytest.raises(InvalidInput, match="not a ULID"):
+        batch_key("p", text)
+
+
+@pytest.mark.parametrize(
+    ("txn", "message", "name"),
+    [
+        (None, None, f"{ULID}.batch"),
+        (Transaction("my-query", 7), None, f"app=my-query/batch=7/{ULID}.batch"),
+        (Transaction("..", 0), None, f"app=../batch=0/{ULID}.batch"),
+        (
+            Transaction("x" * 200, 2**63 - 1),
+            None,
+            f"app={'x' * 200}/batch={2**63 - 1}/{ULID}.batch",
+        ),
+        (None, MESSAGE, f"message={MESSAGE}/{ULID}.batch"),
+        (
+            Transaction("my-query", 7),
+            MESSAGE,
+            f"app=my-query/batch=7/message={MESSAGE}/{ULID}.batch",
+        ),
+    ],
+)
+def test_batch_keys_round_trip(
+    txn: Transaction | None, message: uuid.UUID | None, name: str
+) -> None:
+    key = batch_key("ingest", ULID, txn, message)
+    assert key == f"ingest/{name}"
+    assert parse_location(key, "ingest") == BatchLocation(ULID, 1_724_233_027_197, txn, message)
+    assert is_confined(key, "ingest")
+    assert location_timestamp_ms(key) == 1_724_233_027_197
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_a_message_of_another_version_is_refused(version: int) -> None:
+    other = uuid.UUID(int=MESSAGE.int, version=version)
+    with pytest.raises(InvalidInput, match="use a version 1 UUID"):
+        batch_key("ingest", ULID, message=other)
+    assert parse_location(f"ingest/message={other}/{ULID}.batch", "ingest") is None
+
+
+def test_the_longest_prefix_leaves_room_for_a_message_or_a_transaction_but_not_both() -> None:
+    longest, prefix = Transaction("a" * 200, 2**63 - 1), "é" * 372
+    check_key("data_path_prefix", prefix, MAX_PREFIX_BYTES)
+    with pytest.raises(InvalidInput, match="745 bytes, at most 744"):
+        check_key("data_path_prefix", "p" * 745, MAX_PREFIX_BYTES)
+    check_key("location", batch_key(prefix, ULID, longest))
+    check_key("location", batch_key(prefix, ULID, message=MESSAGE))
+    with pytest.raises(InvalidInput, match=r"1053 bytes, at most 1024.* by 29 bytes.*app id 'aaa"):
+        batch_key(prefix, ULID, longest, MESSAGE)
+    check_key("location", batch_key("p" * (744 - 29), ULID, longest, MESSAGE))
+
+
+@given(st.text(max_size=60), st.integers(0, 3))
+def test_whatever_lies_below_the_prefix_parsing_never_fails(text: str, at: int) -> None:
+    parts = ["app=a", "batch=1", f"message={MESSAGE}", f"{ULID}.batch"]
+    for name in (text, "/".join([*parts[:at], text, *parts[at:]]), "/".join(parts)[:at] + text):
+        found = parse_location(f"ingest/{name}", "ingest")
+        if found is not None and not is_ulid(name.split("/")[-2:][0]):
+            # What is read as a batch's name is the very name that would be made of what was read.
+            assert batch_key("ingest", found.ulid, found.txn, found.message) == f"ingest/{name}"
+
+
+def test_a_name_of_the_go_producer_carries_the_ulid_of_its_run() -> None:
+    key = f"ingest/{ULID}/00000000000000fe"
+    assert parse_location(key, "ingest") == BatchLocation(ULID, 1_724_233_027_197)
+    assert location_timestamp_ms(key) == 1_724_233_027_197
+    assert location_timestamp_ms(f"{ULID}/00000000000000fe") == 1_724_233_027_197
+    assert location_timestamp_ms("ingest/events/00000000000000fe") is None
+
+
+@pytest.mark.parametrize(
+    ("app", "batch"),
+    [
+        *((app, 0) for app in ("", "a/b", "a%b", "é", "a\n", "x" * 201)),
+        *(("a", batch) for batch in (-1, 2**63, True, 1.0, "1")),
+    ],
+)
+def test_unsafe_transactions_are_refused(app: str, batch: Any) -> None:
+    with pytest.raises(InvalidInput, match="transaction"):
+        Transaction(app, batch)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        f"{ULID}.batch",
+        f"ingestion/{ULID}.batch",
+        f"ingest/x/{ULID}.batch",
+        f"ingest/{ULID}.parquet",
+        f"ingest/{ULID}.batch\n",
+        f"ingest/app=a/{ULID}.batch",
+        f"ingest/app=a/batch=07/{ULID}.batch",
+        f"ingest/app=a/batch=1/x/{ULID}.batch",
+        f"ingest/app=a/batch={2**63}/{ULID}.batch",
+        f"ingest/message={MESSAGE}/x/{ULID}.batch",
+        f"ingest/message={MESSAGE.hex}/{ULID}.batch",
+        f"ingest/message={str(MESSAGE).upper()}/{ULID}.batch",
+        f"ingest/message={MESSAGE}/{ULID}/000000000000002a",
+        f"ingest/message={MESSAGE}/app=a/batch=1/{ULID}.batch",
+        f"ingest/message={MESSAGE}/message={MESSAGE}/{ULID}.batch",
+        f"ingest/{ULID}/000000000000002",
+        f"ingest/{ULID}/000000000000002a.batch",
+        f"ingest/{ULID.lower()}/000000000000002a",
+        f"ingest/x/{ULID}/000000000000002a",
+        "",
+    ],
+)
+def test_other_names_are_not_parsed(location: str) -> None:
+    assert parse_location(location, "ingest") is None
+
+
+def test_a_later_ulid_differs_in_its_time_only() -> None:
+    ulid = "01JD0000000000000000000ABC"
+    later = later_ulid(ulid, 21_600_000)
+    assert is_ulid(later)
+    assert ulid_timestamp_ms(later) == ulid_timestamp_ms(ulid) + 21_600_000
+    assert later[10:] == ulid[10:]
+    assert later_ulid(ulid, 0) == ulid
+    with pytest.raises(InvalidInput, match="not a ULID"):
+        later_ulid("x", 1)
+
+
+def test_a_tag_takes_the_place_of_the_first_random_characters_and_is_found_again() -> None:
+    ulid = "01JD0000000123456789ABCDEF"
+    tagged = tagged_ulid(ulid, "ZZZZZZ")
+    assert is_ulid(tagged)
+    assert (tagged[:10], tagged[10:16], tagged[16:]) == (ulid[:10], "ZZZZZZ", ulid[16:])
+    assert ulid_timestamp_ms(tagged) == ulid_timestamp_ms(ulid)
+    assert ulid_tag(tagged) == "ZZZZZZ"
+    assert tagged_ulid(ulid, ulid_tag(ulid)) == ulid
+
+
+@pytest.mark.parametrize("tag", ["", "ZZZZZ", "ZZZZZZZ", "ZZZZZU", "zzzzz/", "ZZZZ Z"])
+def test_a_tag_that_makes_no_ulid_is_refused(tag: str) -> None:
+    with pytest.raises(InvalidInput, match="not a ULID"):
+        tagged_ulid(ULID, tag)
+
+
+def test_a_locations_tag_is_its_ulids_whatever_lies_above() -> None:
+    tagged = tagged_ulid(ULID, "ZZZZZZ")
+    for location in (
+        batch_key("ingest", tagged),
+        batch_key("deep/down", tagged),
+        f"ingest/app=a/batch=7/{tagged}.batch",
+    ):
+        assert location_tag(location) == "ZZZZZZ"
+    for foreign in ("ingest/mine.batch", "", "ingest/", f"ingest/{tagged}.parquet"):
+        assert location_tag(foreign) is None

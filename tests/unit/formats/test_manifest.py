@@ -13,7 +13,7 @@ import pytest
 from opendata_buffer.errors import CorruptManifest, InvalidInput
 from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats import manifest as module
-from opendata_buffer.formats.keys import location_timestamp_ms
+from opendata_buffer.formats.batch import location_timestamp_ms
 from opendata_buffer.formats.manifest import (
     Manifest,
     Metadata,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opendata_buffer.formats.keys import Transaction, batch_key, name_time_ms
+from opendata_buffer.formats.batch import Transaction, batch_key, name_time_ms
 from opendata_buffer.gc import (
     GcPlan,
     Queued,

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.errors import Closed, InvalidInput
-from opendata_buffer.formats.batch import Compression, decode_batch, encode_block
-from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.batch import Compression, Transaction, decode_batch, encode_block
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.producer.batching import (
     METADATA_FLUSH_BYTES,

@@ -23,8 +23,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.formats.batch import Compression, decode_batch
-from opendata_buffer.formats.keys import Transaction, parse_location
+from opendata_buffer.formats.batch import Compression, Transaction, decode_batch, parse_location
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid
 from opendata_buffer.producer import producer as producer_module
 from opendata_buffer.producer.producer import Producer

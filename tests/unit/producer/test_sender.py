@@ -18,8 +18,7 @@ from opendata_buffer.errors import (
     OpenDataBufferError,
     TransientStorageError,
 )
-from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.keys import Transaction
+from opendata_buffer.formats.batch import Transaction, decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.batching import Batch, Completion, ProduceRequest, Stage, WriteHandle
 from opendata_buffer.producer.producer import Producer, Uploader

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.formats.keys import batch_key, tagged_ulid, ulid_tag
+from opendata_buffer.formats.batch import batch_key, tagged_ulid, ulid_tag
 from opendata_buffer.producer.group_commit import (
     ALONE_S,
     BESIDE_S,

@@ -21,7 +21,7 @@ from opendata_buffer.errors import (
     Superseded,
     TransientStorageError,
 )
-from opendata_buffer.formats.keys import Transaction, parse_location
+from opendata_buffer.formats.batch import Transaction, parse_location
 from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid
 from opendata_buffer.producer.batching import ProduceRequest
 from opendata_buffer.runtime import SystemRuntime

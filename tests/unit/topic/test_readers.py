@@ -10,8 +10,7 @@ from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.transactions import abort, list_open
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
-from opendata_buffer.formats.batch import encode_batch
-from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid

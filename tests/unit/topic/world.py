@@ -8,8 +8,7 @@ from uuid import UUID
 
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, ProducerConfig
 from opendata_buffer.consumer.isolation import READ_COMMITTED, READ_UNCOMMITTED, ReadCommitted
-from opendata_buffer.formats.batch import decode_batch, encode_batch
-from opendata_buffer.formats.keys import batch_key
+from opendata_buffer.formats.batch import batch_key, decode_batch, encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Runtime

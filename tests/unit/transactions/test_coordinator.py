@@ -13,7 +13,7 @@ from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import ReadCommitted
 from opendata_buffer.errors import InvalidInput, Superseded, TransientStorageError
-from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
+from opendata_buffer.formats.batch import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid, parse_uuid, undecided
 from opendata_buffer.queue.queue import Queue

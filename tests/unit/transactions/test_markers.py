@@ -6,8 +6,7 @@ import pytest
 
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import PermanentStorageError, QueueFull, TransientStorageError
-from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.keys import Transaction, batch_key, parse_location
+from opendata_buffer.formats.batch import Transaction, batch_key, decode_batch, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid, parse_uuid, undecided
 from opendata_buffer.queue.queue import Queue
