@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.formats.batch import is_confined, parse_location
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.formats.sidecar import Sidecar, SidecarFields
+from opendata_buffer.queue.cas import Sidecar, SidecarFields, read_sidecar
 from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
 from opendata_buffer.stores.base import (
     Blob,
@@ -34,7 +34,6 @@ from opendata_buffer.stores.base import (
     Store,
     WrongChecksum,
     read_bytes,
-    read_sidecar,
 )
 
 FOLDER = "_quarantine"

@@ -37,13 +37,14 @@ from opendata_buffer.formats.batch import FOOTER_SIZE, is_confined, parse_footer
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import Queued
 from opendata_buffer.quarantine import list_quarantine, quarantined_names
+from opendata_buffer.queue.cas import read_sidecar
 from opendata_buffer.queue.consumer_info import ConsumerInfo, read_consumer_info
 from opendata_buffer.queue.log import Log, LogView
 from opendata_buffer.queue.log_index import name_ms
 from opendata_buffer.queue.ownership import QueueClaim, topic_hint
 from opendata_buffer.queue.queue import fullness
 from opendata_buffer.runtime import Runtime, in_parallel
-from opendata_buffer.stores.base import Blob, Listing, Store, read_sidecar
+from opendata_buffer.stores.base import Blob, Listing, Store
 from opendata_buffer.topic.description import Partition
 from opendata_buffer.topic.topic import Topic
 

@@ -15,8 +15,7 @@ from opendata_buffer import outcomes
 from opendata_buffer.broker.secure_channel import SHARE_BYTES
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import BROKER_RECORD_NAME
-from opendata_buffer.formats.sidecar import Sidecar
-from opendata_buffer.queue.cas import CasObject, CasStore
+from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar
 from opendata_buffer.runtime import Runtime
 
 SECRET_BYTES = 32

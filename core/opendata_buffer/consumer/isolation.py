@@ -26,7 +26,6 @@ from uuid import UUID
 
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import BatchLocation, Transaction, parse_location
-from opendata_buffer.formats.sidecar import is_number
 from opendata_buffer.messages import (
     ACK_TXN,
     CLOCK_MAX,
@@ -36,6 +35,7 @@ from opendata_buffer.messages import (
     Sequencer,
     parse_uuid,
 )
+from opendata_buffer.queue.cas import is_number
 
 HORIZON_DAYS = 30
 """Days without a batch after which an app is forgotten."""

@@ -6,10 +6,10 @@
     block   record 0: [len u32 LE][data], record 1: …   compressed as a whole, or not
     footer  [compression u8][record_count u32 LE][version u16 LE = 1]   7 bytes, never compressed
 
-(OpenData RFC 0001, Data Batch Format.) Names are raw text from here to storage: ``%``, ``#``, spaces
-and accents are stored as they were given (failure F24), and only what no store can hold is refused.
-An empty batch is its footer. Records are Python bytes here; :mod:`opendata_buffer.formats.arrow`
-joins and splits them in C++, several times faster.
+(OpenData RFC 0001, Data Batch Format.) Keys are raw text from here to storage: ``%``, ``#``, spaces
+and accents are stored as they were given (failure F24), and only what no store can hold is
+refused. An empty batch is its footer. Records are Python bytes here;
+:mod:`opendata_buffer.formats.arrow` joins and splits them in C++, several times faster.
 """
 
 from __future__ import annotations

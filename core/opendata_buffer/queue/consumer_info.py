@@ -22,8 +22,7 @@ from typing import Any
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError
-from opendata_buffer.formats.sidecar import Sidecar
-from opendata_buffer.queue.cas import CasObject, CasStore
+from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar
 from opendata_buffer.runtime import Runtime, deadline
 
 log = logging.getLogger(__name__)

@@ -24,9 +24,8 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
-from opendata_buffer.formats.sidecar import LARGEST
 from opendata_buffer.messages import undecided
-from opendata_buffer.queue.cas import CasObject, CasStore
+from opendata_buffer.queue.cas import LARGEST, CasObject, CasStore
 from opendata_buffer.queue.log_index import (
     INDEX,
     PAGE,

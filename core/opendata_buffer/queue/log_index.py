@@ -24,7 +24,7 @@ from typing import Any
 
 from opendata_buffer.formats.batch import name_time_ms
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.formats.sidecar import LARGEST, Sidecar, SidecarFields, is_number
+from opendata_buffer.queue.cas import LARGEST, Sidecar, SidecarFields, is_number
 
 FAN = 128
 """Parts that a page names. The index names less than twice as many of each level."""

@@ -33,8 +33,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
-from opendata_buffer.formats.sidecar import Sidecar
-from opendata_buffer.queue.cas import CasObject, CasStore
+from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar
 from opendata_buffer.queue.consumer_info import process_runs
 from opendata_buffer.queue.log import Log, LogView
 from opendata_buffer.queue.log_index import MOST_READERS, REMEMBERED, LogIndex

@@ -28,8 +28,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData, PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.batch import parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor, QueueEntry
-from opendata_buffer.formats.sidecar import LARGEST, Sidecar, is_number
-from opendata_buffer.queue.cas import CasObject, CasStore
+from opendata_buffer.queue.cas import LARGEST, CasObject, CasStore, Sidecar, is_number
 from opendata_buffer.runtime import Runtime
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,6 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from opendata_buffer import outcomes
 from opendata_buffer.errors import CorruptData, InvalidInput
-from opendata_buffer.formats.sidecar import Sidecar
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,24 +212,6 @@ def read_bytes(store: Get, key: str, max_bytes: int | None = None) -> bytes:
     got = store.get(key, max_bytes=max_bytes)
     assert isinstance(got, Blob)  # the other one is only an answer to if_changed
     return got.data
-
-
-def read_sidecar(store: Get, key: str, kind: Sidecar, decode: Callable[[bytes], T]) -> T:
-    """The object at a key, as a value.
-
-    Raises:
-        CorruptData: It is too large, or ``decode`` refuses it; names the key.
-        StorageError: As :meth:`Get.get`.
-    """
-    try:
-        data = read_bytes(store, key, kind.max_bytes)
-    except CorruptData as error:
-        raise CorruptData(f"{key!r}: {kind.unreadable(str(error).rstrip('.'))}") from error
-    try:
-        return decode(data)
-    except CorruptData as error:
-        # The decoder sees only the bytes, and cannot name the object.
-        raise CorruptData(f"{key!r}: {error}") from error
 
 
 def check_limit(limit: int | None) -> None:

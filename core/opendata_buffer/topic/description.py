@@ -30,7 +30,7 @@ from enum import StrEnum
 from typing import Any
 
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
-from opendata_buffer.formats.sidecar import Sidecar, SidecarFields
+from opendata_buffer.queue.cas import Sidecar, SidecarFields
 from opendata_buffer.queue.ownership import PARTITION_NAME, TOPIC_KEY
 from opendata_buffer.stores.base import Get
 

@@ -25,8 +25,14 @@ from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, TransientStorageError
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.formats.sidecar import LARGEST, Sidecar, is_number
-from opendata_buffer.queue.cas import CasObject, CasStore, OutcomeUnknown
+from opendata_buffer.queue.cas import (
+    LARGEST,
+    CasObject,
+    CasStore,
+    OutcomeUnknown,
+    Sidecar,
+    is_number,
+)
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker, undecided_of_app
 

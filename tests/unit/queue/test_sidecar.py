@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker import claims, discovery_record
-from opendata_buffer.errors import CorruptData
+from opendata_buffer.errors import CorruptData, ObjectNotFound
 from opendata_buffer.formats.manifest import Metadata
-from opendata_buffer.formats.sidecar import LARGEST, Sidecar, SidecarFields
 from opendata_buffer.quarantine import QuarantineReport, read_report, write_report
+from opendata_buffer.queue.cas import LARGEST, Sidecar, SidecarFields, read_sidecar
 from opendata_buffer.queue.consumer_info import ConsumerInfo
 from opendata_buffer.queue.ownership import PrefixOwner
 from opendata_buffer.stores.memory import MemoryStore
@@ -248,3 +248,29 @@ def test_a_field_of_another_type_is_refused_by_name(name: str, field: str) -> No
     for value in (True, -(2**70), {"a": [7.5]} if field != "transactions" else [7.5]):
         with pytest.raises(CorruptData, match=f"{name} is not readable: field '{field}' is .*not "):
             read(with_field(data, field, value))
+
+
+SMALL = Sidecar("the note", "Delete it.", max_bytes=30)
+
+
+def small(data: bytes) -> int:
+    return SMALL.decode(data).number("a")
+
+
+def test_an_object_of_a_store_is_read_as_its_value() -> None:
+    store = MemoryStore()
+    store.put("in/_note.json", SMALL.encode({"a": 7}))
+    assert read_sidecar(store, "in/_note.json", SMALL, small) == 7
+
+
+def test_a_missing_one_is_not_found() -> None:
+    with pytest.raises(ObjectNotFound):
+        read_sidecar(MemoryStore(), "in/_note.json", SMALL, small)
+
+
+@pytest.mark.parametrize("data", [b"{}", b"x" * 31])
+def test_one_that_cannot_be_read_is_named_by_its_key(data: bytes) -> None:
+    store = MemoryStore()
+    store.put("in/_note.json", data)
+    with pytest.raises(CorruptData, match=r"'in/_note\.json': the note is not .* Delete it\."):
+        read_sidecar(store, "in/_note.json", SMALL, small)
