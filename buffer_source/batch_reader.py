@@ -13,11 +13,10 @@ from buffer_source.partitions import SourcePartitions, sequence_since, view_of
 from buffer_source.planner import BatchSizes, PartitionBatch, plan_tasks
 from buffer_source.schema import check_schema
 from buffer_source.task import read_partition
-from opendata_buffer.consumer.isolation import ReadCommitted
+from opendata_buffer.consumer.isolation import MOST_NOTED, ReadCommitted, Repeats
 from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, QueueEntry
 from opendata_buffer.queue.log import LogView
-from opendata_buffer.queue.repeats import MOST, Repeats
 from opendata_buffer.runtime import SystemRuntime, in_parallel, queue_retry
 from opendata_buffer.stores.open import open_store
 
@@ -124,7 +123,7 @@ def _offered(
     if isinstance(view, Manifest):
         yield from view.entries()
         return
-    at = max(view.first_sequence, begin - MOST)
+    at = max(view.first_sequence, begin - MOST_NOTED)
     while at < until or rule.stable_end(at) < at < view.next_sequence:
         entries = view.entries(at, min(until - at, READ_AHEAD) if at < until else READ_AHEAD)
         yield from entries

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from opendata_buffer import metrics
 from opendata_buffer.config import ConsumerConfig, QueueConfig
+from opendata_buffer.consumer.isolation import Repeats
 from opendata_buffer.consumer.loop import BatchLoop
 from opendata_buffer.consumer.position import Cursors, Position, QueueProgress
 from opendata_buffer.errors import Closed, DataLoss, InvalidInput, OpenDataBufferError, QueueReset
@@ -38,7 +39,6 @@ from opendata_buffer.queue.ownership import (
 )
 from opendata_buffer.queue.queue import OpenPause, Queue, broker_pause, no_such_queue
 from opendata_buffer.queue.readers import ReaderQueue
-from opendata_buffer.queue.repeats import Repeats
 from opendata_buffer.runtime import Runtime, SystemRuntime, deadline
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store

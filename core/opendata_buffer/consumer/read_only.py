@@ -10,13 +10,13 @@ from __future__ import annotations
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.consumer import check_data_loss
+from opendata_buffer.consumer.isolation import Repeats
 from opendata_buffer.consumer.position import Cursors
 from opendata_buffer.errors import DataLoss, QueueReset
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.queue.log import Log, LogView
 from opendata_buffer.queue.ownership import check_owner, ends_before
 from opendata_buffer.queue.queue import Queue, no_such_queue
-from opendata_buffer.queue.repeats import Repeats
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import Store
 

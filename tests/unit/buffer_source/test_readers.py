@@ -13,6 +13,7 @@ from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourceOffset, view_of
 from buffer_source.schema import infer_schema
 from buffer_source.stream_reader import MicroBatchStream
+from opendata_buffer.consumer.isolation import Repeats
 from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import Metadata, NewEntry
@@ -21,7 +22,6 @@ from opendata_buffer.queue import readers
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.readers import enable_readers, reset_reader
-from opendata_buffer.queue.repeats import Repeats
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
 from tests.unit.buffer_source.log_world import CONFIG, LogWorld

@@ -11,10 +11,10 @@ import pytest
 
 from buffer_source.partitions import SourceOffset
 from opendata_buffer import metrics, outcomes
+from opendata_buffer.consumer import isolation as module
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import PermanentStorageError, TransientStorageError
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.queue import repeats as module
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.testing.runtime import ManualRuntime
@@ -110,7 +110,7 @@ def test_a_batch_that_was_skipped_and_queued_again_is_delivered(queue: LocalQueu
 
 
 def test_the_oldest_are_forgotten(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST", 2)
+    monkeypatch.setattr(module, "MOST_NOTED", 2)
     a, b, c = queue.produce(b"a", b"b", b"c")
     consumer = queue.consumer(ack_interval=1)
     drained(consumer)
