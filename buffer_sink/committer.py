@@ -423,6 +423,9 @@ def is_queued(manifest: Manifest, prefix: str, transaction: Transaction) -> bool
 class QueueCommitter(UploadCommitter):
     """Appends groups of uploads to one queue."""
 
+    _record: tuple[str, CasObject[CommitRecord]] | None = None
+    """The app of the last group, and its commit record: one that did not change is not sent."""
+
     @cached_property
     def _record_settings(self) -> QueueConfig:
         return self._config.with_timeout(min(_RECORD_DEADLINE_MS, self._config.timeout_ms))
@@ -492,9 +495,15 @@ class QueueCommitter(UploadCommitter):
         repeat: it is refused by InvalidInput. The write has landed before the first append under
         the id: two queries that begin at once would otherwise both find nothing.
         """
-        prefix, settings = self._config.data_path_prefix, self._record_settings
-        record = record_object(self._store, prefix, app, self._runtime, settings)
+        if self._record is None or self._record[0] != app:
+            prefix, settings = self._config.data_path_prefix, self._record_settings
+            made = record_object(self._store, prefix, app, self._runtime, settings)
+            self._record = app, made
+        record = self._record[1]
         outcome = record.update(lambda before: claimed(before, app, query))
+        if isinstance(outcome, outcomes.Vanished):  # it may be deleted between two batches
+            self._record = None
+            return self._claim_record(app, query)
         if not isinstance(outcome, outcomes.Applied):
             raise TransientStorageError(
                 f"commit record {record.key!r} could not be written: {outcome}. Nothing was "

@@ -503,7 +503,8 @@ class LocalStore:
         max_bytes: int | None = None,
     ) -> Blob | NotModified:
         """See :meth:`opendata_buffer.stores.Get.get`."""
-        check_range(byte_range)
+        if byte_range is not None:
+            check_range(byte_range)
         with self._opened(key) as (fd, status):
             version = version_of(status)
             if version == if_changed:
