@@ -279,7 +279,7 @@ def test_batch_reads_of_times_in_a_row_have_each_batch_once(world: LogWorld) -> 
 def test_a_time_range_of_a_log_does_not_read_all_of_it(
     world: LogWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_reader, "MOST", 8)
+    monkeypatch.setattr(batch_reader, "MOST_NOTED", 8)
     world.each(100)
     world.runtime.advance(60)
     since = world.runtime.now_ms()
