@@ -21,8 +21,8 @@ from opendata_buffer.admin.status import running_consumer
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import EARLIEST, Start
 from opendata_buffer.cli import options
+from opendata_buffer.cli.errors import print_summary
 from opendata_buffer.cli.options import LONG_MS, SOON_MS, command
-from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import check_start, target_of
 from opendata_buffer.cli.text import confirm, format_time
 from opendata_buffer.config import ConsumerConfig

@@ -1,4 +1,4 @@
-"""How the command line fails: one line on stderr, a documented exit code, no traceback.
+"""How a command ends: by a documented exit code, one line on stderr, and no traceback.
 
 ==== ===================================================================
 0    done
@@ -9,6 +9,12 @@
 141  the reader of stdout closed it (SIGPIPE in a shell); nothing is printed
 143  terminated (SIGTERM)
 ==== ===================================================================
+
+SIGINT and SIGTERM raise an exception in the main thread, so that a command acknowledges what it
+wrote and flushes what it read. A store that does not answer could delay that for minutes: a second
+thread waits for :data:`ORDERLY_S`, prints the command's summary, and ends the process. Python's C
+handler wakes it through a pipe (``set_wakeup_fd``), because a main thread that hangs in a lock or
+in C code never runs a handler of Python.
 """
 
 from __future__ import annotations
@@ -16,19 +22,32 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import TextIOWrapper
+from types import FrameType
 from typing import IO, Any, NoReturn
 
 import click
 
-from opendata_buffer.cli.signals import INTERRUPTED, handle_signals, ignore_signals, signalled
 from opendata_buffer.redaction import redacted
+from opendata_buffer.runtime import Runtime, SystemRuntime
 
 READER_GONE = 141
+INTERRUPTED = 130
+TERMINATED = 143
+ORDERLY_S = 4.0
+"""Seconds that an orderly end may take; the whole has five."""
 
 log = logging.getLogger("opendata_buffer.cli")
+
+_EXIT_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+_summaries: list[Callable[[], str]] = []
+_received: list[int] = []
+"""The exit codes of the signals so far."""
 
 
 def one_line(text: object) -> str:
@@ -71,8 +90,8 @@ class FailureGroup(click.Group):
             sys.stdout.flush()
             return result
         except click.Abort:
-            if (code := signalled()) is not None:
-                ctx.exit(code)  # click reports Ctrl-C at a question as the answer "no".
+            if _received:
+                ctx.exit(_received[0])  # click reports Ctrl-C at a question as the answer "no".
             raise
         except (click.exceptions.Exit, click.ClickException):
             raise
@@ -90,8 +109,8 @@ class FailureGroup(click.Group):
             raise Failure("out of memory: give it more, a batch has up to 256 MiB") from error
         except Exception as error:
             log.debug("failed", exc_info=True)
-            if (code := signalled()) is not None:
-                ctx.exit(code)  # A class body turns Ctrl-C into another error.
+            if _received:
+                ctx.exit(_received[0])  # A class body turns Ctrl-C into another error.
             raise Failure(
                 f"internal error, {type(error).__name__}: {error}. This is a bug; run with -vv "
                 "for details"
@@ -100,7 +119,7 @@ class FailureGroup(click.Group):
 
 def run_group(group: click.Group) -> NoReturn:
     """Run the command line in this process and exit."""
-    handle_signals()
+    _handle_signals()
     threading.excepthook = _log_thread_failure
     try:
         group.main(prog_name="opendata-buffer")
@@ -111,7 +130,7 @@ def run_group(group: click.Group) -> NoReturn:
         Failure(f"standard input or output: {error.strerror or error}").show()
         sys.exit(1)
     finally:
-        ignore_signals()
+        _ignore_signals()
     sys.exit(0)
 
 
@@ -169,3 +188,76 @@ def log_to_stderr(verbose: int) -> None:
     # The command reports a batch that failed in its own line.
     delivery = logging.getLogger("opendata_buffer.producer.delivery")
     delivery.setLevel(logging.NOTSET if verbose else logging.CRITICAL)
+
+
+@contextmanager
+def print_summary(summary: Callable[[], str]) -> Iterator[None]:
+    """Print a line on stderr when a signal ends the body, also when the body hangs.
+
+    Another thread than the body's may call ``summary``, which makes the line.
+    """
+    _summaries.append(summary)
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        _print_summaries()
+        raise
+    finally:
+        _summaries.clear()
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT.
+
+    A subclass, because ``python -m`` ends by the signal when a plain ``KeyboardInterrupt`` leaves
+    an ``exec()``, even if it is caught later. Every dataclass calls ``exec()`` while it is made.
+    """
+
+
+def _handle_signals() -> None:
+    """Handle SIGINT and SIGTERM until :func:`_ignore_signals`, in the main thread."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, _end)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # ignored in a background job
+        signal.signal(signal.SIGINT, _end)
+    runtime = SystemRuntime()
+    runtime.spawn(lambda: _end_after_signal(reader, runtime), "opendata-buffer-signals")
+
+
+def _ignore_signals() -> None:
+    """Keep the exit code of a command that has ended.
+
+    An exit that takes longer than :data:`ORDERLY_S` after a signal is still cut short.
+    """
+    for number in _EXIT_CODES:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: None)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    _received.append(_EXIT_CODES[number])
+    if number == signal.SIGINT:
+        raise Interrupted
+    sys.exit(TERMINATED)
+
+
+def _end_after_signal(reader: int, runtime: Runtime) -> None:
+    code = None
+    while code is None:
+        (number,) = os.read(reader, 1)
+        code = _EXIT_CODES.get(number)
+    runtime.sleep(ORDERLY_S)
+    _print_summaries()
+    os._exit(code)
+
+
+def _print_summaries() -> None:
+    while _summaries:
+        line = f"{_summaries.pop()()}\n"
+        try:
+            # Not through sys.stderr: the main thread may hold its lock.
+            os.write(2, line.encode(errors="replace"))
+        except OSError:
+            return

@@ -18,7 +18,7 @@ COMMANDS = {
     "produce": ("produce", "Put the records of stdin into the queue."),
     "consume": ("consume", "Write the records of the queue to stdout."),
     "broker": ("broker", "Commit for all producers of a queue."),
-    "work": ("work", "Run COMMAND for each batch."),
+    "work": ("broker", "Run COMMAND for each batch."),
     "status": ("status", "Show what is in the queue or the topic, and which consumer reads it."),
     "readers": (
         "readers",

@@ -18,9 +18,8 @@ import click
 
 from opendata_buffer.admin.target import Target
 from opendata_buffer.cli import options
-from opendata_buffer.cli.errors import Failure
+from opendata_buffer.cli.errors import Failure, print_summary
 from opendata_buffer.cli.options import LONG_MS, command
-from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import target_of
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import InvalidInput, OpenDataBufferError

@@ -31,9 +31,8 @@ from opendata_buffer.admin.trim import (
     trim_queue,
 )
 from opendata_buffer.cli import options
-from opendata_buffer.cli.errors import Failure
+from opendata_buffer.cli.errors import Failure, print_summary
 from opendata_buffer.cli.options import LONG_MS, command
-from opendata_buffer.cli.signals import print_summary
 from opendata_buffer.cli.target import check_start, one_queue, target_of
 from opendata_buffer.cli.text import confirm, plural
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig

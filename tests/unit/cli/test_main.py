@@ -172,7 +172,7 @@ def test_ctrl_c_at_a_question_is_an_interrupt_and_its_answer_no_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert run_app(click.Abort()).exit_code == 1
-    monkeypatch.setattr("opendata_buffer.cli.errors.signalled", lambda: 130)
+    monkeypatch.setattr("opendata_buffer.cli.errors._received", [130])
     assert run_app(click.Abort()).exit_code == 130
 
 

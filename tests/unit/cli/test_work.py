@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from opendata_buffer.cli.broker import CommandPool, rest_s
 from opendata_buffer.cli.errors import Failure
-from opendata_buffer.cli.work import CommandPool, rest_s
 from opendata_buffer.errors import ClaimLost, Fenced
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
