@@ -34,7 +34,7 @@ RECORD_LENGTH = 4  # bytes of a record's length in an object
 def prebuilt(schema: StructType, size: int, rows: int) -> pa.RecordBatch:
     """The first piece that our source would make of such records; built once in a worker."""
     from benchmarks.queues import records_of
-    from buffer_source.rows import RowBuilder
+    from buffer_source.task import RowBuilder
     from opendata_buffer.consumer.fetch import Records
     from opendata_buffer.formats.arrow import decode_arrow
     from opendata_buffer.formats.batch import encode_batch

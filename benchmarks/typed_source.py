@@ -30,7 +30,7 @@ from benchmarks.queries import started
 from benchmarks.queues import fill
 from benchmarks.spark_source import micro_batch_seconds
 from benchmarks.table import Row
-from buffer_source.rows import RowBuilder
+from buffer_source.task import RowBuilder
 from opendata_buffer.consumer.fetch import Records
 from opendata_buffer.formats.arrow import decode_arrow
 from opendata_buffer.formats.batch import encode_batch

@@ -28,12 +28,12 @@ from buffer_sink.committer import (
     TopicWrite,
     UploadedBatch,
 )
-from buffer_sink.json_rows import Fields
 from buffer_sink.options import SinkOptions
 from buffer_sink.rows import (
     Block,
     BlockBuilder,
     Columns,
+    Fields,
     PartitionRouter,
     check_one_queue,
     check_schema,

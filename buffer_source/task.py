@@ -1,4 +1,8 @@
-"""The work of a task on an executor: download ahead, decode, cut into record batches.
+"""The work of a task on an executor: download ahead, decode, cut into the rows that Spark sees.
+
+These are Arrow record batches, never Python rows. A task makes one :class:`RowBuilder`, and in it
+one builder for each column that is wanted. A batch is cut into pieces; each builder makes one array
+for each piece, and may keep arrays between pieces.
 
 A task also adds the query's id to the info about the queue's consumer: Spark does not pass it to
 the process that claims the queue.
@@ -6,32 +10,44 @@ the process that claims the queue.
 
 from __future__ import annotations
 
+import datetime
 import logging
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from buffer_source.options import PROGRAM, SourceOptions
 from buffer_source.partitions import ONLY
 from buffer_source.planner import PartitionBatch, TaskBatches
-from buffer_source.rows import ARRAY_BYTES, RowBuilder
+from buffer_source.schema import OWN, arrow_schema, record_schema
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.fetch import AdaptiveConcurrency, FetchHandle, PooledBatch, Records
 from opendata_buffer.consumer.read_ahead import fetch_many
-from opendata_buffer.errors import BatchMissing, OpenDataBufferError, PoisonBatch
+from opendata_buffer.errors import (
+    BatchMissing,
+    InvalidInput,
+    MalformedRecord,
+    OpenDataBufferError,
+    PoisonBatch,
+)
 from opendata_buffer.formats import MIB
-from opendata_buffer.formats.manifest import BatchDescriptor
+from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.queue.consumer_info import amend_consumer_info, read_consumer_info
 from opendata_buffer.runtime import Runtime, SystemRuntime, queue_retry
 from opendata_buffer.stores.open import open_store
+from opendata_buffer.values import DROPMALFORMED, FAILFAST, DecodedColumns, Decoder, ValueOptions
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.datasource import InputPartition
     from pyspark.sql.types import StructType
 
@@ -77,7 +93,7 @@ def read_partition(
     """The rows of a task's batches, in order, while later ones are still being downloaded.
 
     Downloads run ahead within their budget; decoding does not: a worker holds that many stored
-    bytes, one batch more, decompressed if it was compressed, and :data:`~.rows.ARRAY_BYTES` of its
+    bytes, one batch more, decompressed if it was compressed, and :data:`ARRAY_BYTES` of its
     records with a few pieces of their rows.
 
     Raises:
@@ -196,3 +212,333 @@ def _handle(options: SourceOptions) -> FetchHandle:
 def _adaptive_concurrency(options: SourceOptions) -> AdaptiveConcurrency:
     """What the tasks of a worker process found to be the best concurrency for the store."""
     return _handle(options).adaptive_concurrency()
+
+
+PIECE_BYTES = 4 * MIB
+"""Bytes of values (and of metadata) in one record batch, unless a single row has more: each costs
+the worker and the JVM some work of its own, which large ones share among more rows."""
+
+TYPED_PIECE_BYTES = 2 * MIB
+"""The same where records are read into columns: what lies between the decoder's steps is then still
+in a processor's cache."""
+
+ARRAY_BYTES = 16 * MIB
+"""Bytes of values that are split into records at once, and then cut into record batches without a
+copy. Arrow reserves memory for as many bytes as are left of a batch, and copies what it has into
+less when it is done: of several arrays each would be copied twice."""
+
+PIECE_ROWS = 256 * 1024  # in one record batch at most; bounds the columns that are not values
+_HEAD = 64  # bytes of a malformed record that an error shows
+
+_DAY_MS = 24 * 60 * 60 * 1000
+_EPOCH = datetime.date(1970, 1, 1)
+# A day inside the years 1 to 9999, so that no session time zone moves a time out of what
+# datetime and Spark's SQL functions can hold.
+MIN_TIME_MS = (datetime.date(1, 1, 2) - _EPOCH).days * _DAY_MS
+MAX_TIME_MS = (datetime.date(9999, 12, 31) - _EPOCH).days * _DAY_MS - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Metadata ranges of a batch as runs of rows: ``values[i]`` holds up to row ``ends[i]``."""
+
+    ends: list[int]
+    values: list[Metadata | None]
+
+    @classmethod
+    def of(cls, ranges: Sequence[Metadata], count: int) -> Runs:
+        """Cut the ranges to the rows there are.
+
+        A range reaches to where the next one starts, the last to the end. Starts beyond the end are
+        legal; of ranges out of order the later in the list wins where they overlap.
+        """
+        starts: list[int] = []
+        values: list[Metadata | None] = []
+        if not ranges or ranges[0].start_index > 0:
+            starts.append(0)
+            values.append(None)
+        for each in ranges:
+            # Ranges that begin at or after this one are covered by it from here on.
+            while starts and starts[-1] >= each.start_index:
+                starts.pop()
+                values.pop()
+            starts.append(each.start_index)
+            values.append(each)
+        visible = sum(1 for start in starts if start < count)
+        return cls([*starts[1:visible], count], values[:visible])
+
+    def cut(self, start: int, stop: int) -> Runs:
+        """The runs of rows [start, stop), counted from ``start``."""
+        first = bisect_right(self.ends, start)
+        last = bisect_right(self.ends, stop - 1)
+        ends = [*(end - start for end in self.ends[first:last]), stop - start]
+        return Runs(ends, self.values[first : last + 1])
+
+    def fit(self, start: int, limit: int, most_bytes: int) -> int:
+        """The largest end in (start, limit] with at most so many bytes of payload on its rows."""
+        end, left = start, most_bytes
+        for run in range(bisect_right(self.ends, start), len(self.ends)):
+            value = self.values[run]
+            size = 0 if value is None else len(value.payload)
+            stop = min(limit, self.ends[run])
+            if size * (stop - end) > left:
+                return max(start + 1, end + left // size)
+            left -= size * (stop - end)
+            end = stop
+            if end == limit:
+                break
+        return end
+
+    def expand(self, values: list[Any], dtype: pa.DataType) -> pa.Array:
+        """One array with ``values[i]`` on every row of run ``i``."""
+        encoded = pa.RunEndEncodedArray.from_arrays(
+            pa.array(self.ends, pa.int32()), pa.array(values, dtype)
+        )
+        return pc.run_end_decode(encoded)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive rows of one batch: their records, their metadata, the index of the first."""
+
+    batch: Records
+    values: pa.BinaryArray
+    runs: Runs
+    begin: int
+    partition: str
+
+
+Build = Callable[[Piece], pa.Array]
+"""Builds one column: an array with one value for each row of a piece."""
+
+
+class RowBuilder:
+    """Builds record batches of one schema; made once in a task.
+
+    Without ``values`` records are not read into columns. A piece has at most ``piece_rows``, and
+    ``piece_bytes`` of values or metadata unless a single row has more.
+    """
+
+    def __init__(
+        self,
+        schema: StructType,
+        values: ValueOptions | None = None,
+        *,
+        piece_bytes: int | None = None,
+        piece_rows: int = PIECE_ROWS,
+    ) -> None:
+        self.schema = arrow_schema(schema)
+        self._decoder = None if values is None else Decoder(record_schema(self.schema), values)
+        self._mode = "" if values is None else values.mode
+        own = {
+            field.name: name
+            for field in self.schema
+            if (name := field.name.lower() if values is None else OWN.get(field.name, ""))
+        }
+        self._builders = {
+            name: COLUMN_BUILDERS[own[name]](self.schema.field(name).type) for name in own
+        }
+        self._reads_metadata = "metadata" in own.values()
+        self._reads_values = values is not None or "value" in own.values()
+        self._piece_bytes = piece_bytes or (PIECE_BYTES if values is None else TYPED_PIECE_BYTES)
+        self._piece_rows = piece_rows
+
+    def pieces(
+        self, batch: Records, partition: str = ONLY, rows: range | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The batch's ``rows`` (default: all) as record batches in order; none without records.
+
+        Raises:
+            BatchUnreadable: A record array could not be decoded.
+            InvalidInput: A STRING column was asked for and a record is not UTF-8.
+            MalformedRecord: A record does not fit the schema, and mode is FAILFAST.
+        """
+        runs = Runs.of(batch.metadata, batch.count)
+        wanted = range(batch.count) if rows is None else rows
+        first = 0  # row of the batch that the array begins with
+        for values in batch.arrays:
+            if first >= wanted.stop:
+                return  # the rest is another task's, and need not be decoded
+            size = len(values)
+            begin, count = max(0, wanted.start - first), min(size, wanted.stop - first)
+            while begin < count:
+                end = min(count, begin + self._piece_rows)
+                if self._reads_metadata:
+                    end = runs.fit(first + begin, first + end, self._piece_bytes) - first
+                end = self._cut(values, begin, end)
+                cut = runs.cut(first + begin, first + end)
+                # In one expression: a piece in a variable would live until the next is made.
+                yield self._build(
+                    Piece(batch, values.slice(begin, end - begin), cut, first + begin, partition)
+                )
+                begin = end
+            first += size
+            del values  # or its memory is not free when the next one is decoded
+
+    def _build(self, piece: Piece) -> pa.RecordBatch:
+        columns = {name: build(piece) for name, build in self._builders.items()}
+        if self._decoder is None:
+            return pa.RecordBatch.from_arrays(list(columns.values()), schema=self.schema)
+        decoded = self._decoder.decode(piece.values)
+        for field, array in zip(self._decoder.schema, decoded.arrays, strict=True):
+            columns[field.name] = array
+        arrays = [columns[field.name] for field in self.schema]
+        rows = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        return self._without_malformed(rows, piece, decoded)
+
+    def _without_malformed(
+        self, rows: pa.RecordBatch, piece: Piece, decoded: DecodedColumns
+    ) -> pa.RecordBatch:
+        """The rows that are delivered: without headers, and by ``mode`` without malformed ones."""
+        malformed, dropped = decoded.malformed, list(decoded.headers)
+        if malformed:
+            row = min(malformed)
+            if self._mode == FAILFAST:
+                raise MalformedRecord(
+                    piece.batch.sequence,
+                    piece.begin + row,
+                    piece.batch.location,
+                    malformed[row],
+                    piece.values[row].as_py()[:_HEAD],
+                )
+            metrics.records_malformed.add(len(malformed))
+        if malformed and self._mode == DROPMALFORMED:
+            metrics.records_dropped.add(len(malformed))
+            log.warning(
+                "%d malformed records of batch %d at %r left out, the first is record %d: %s",
+                len(malformed),
+                piece.batch.sequence,
+                piece.batch.location,
+                piece.begin + row,
+                malformed[row],
+            )
+            dropped += list(malformed)
+        if not dropped:
+            return rows
+        kept = np.ones(rows.num_rows, np.bool_)
+        kept[dropped] = False
+        return rows.filter(pa.array(kept))
+
+    def _cut(self, values: pa.BinaryArray, begin: int, limit: int) -> int:
+        """The largest end in (begin, limit] with at most ``piece_bytes`` of values."""
+        if not self._reads_values:
+            return limit
+        offsets: memoryview[int] = memoryview(values.buffers()[1]).cast("i")
+        at = values.offset
+        most = offsets[at + begin] + self._piece_bytes
+        if offsets[at + limit] <= most:
+            return limit
+        end: int = bisect_right(offsets, most, at + begin, at + limit) - 1 - at
+        return max(begin + 1, end)
+
+
+class _Values:
+    def __init__(self, dtype: pa.DataType) -> None:
+        self._dtype = dtype
+
+    def __call__(self, piece: Piece) -> pa.Array:
+        if piece.values.type == self._dtype:
+            return piece.values
+        try:
+            return piece.values.cast(self._dtype)
+        except pa.ArrowInvalid as error:
+            records = enumerate(piece.values.to_pylist(), piece.begin)
+            # To ignore the bytes that are not UTF-8 changes a record that has some.
+            row = next(
+                row for row, each in records if each.decode(errors="ignore").encode() != each
+            )
+            raise InvalidInput(
+                f"record {row} of batch {piece.batch.sequence} at {piece.batch.location!r} is not "
+                "UTF-8, and the schema wants value as STRING: read value as BINARY and decode it "
+                "there"
+            ) from error
+
+
+class _Repeated:
+    """One value for each metadata range, or one for all rows, whose array next pieces share."""
+
+    def __init__(
+        self, dtype: pa.DataType, values_of: Callable[[Piece, pa.DataType], list[Any]]
+    ) -> None:
+        self._dtype = dtype
+        self._values_of = values_of
+        self._value: Any = None
+        self._array: pa.Array | None = None
+
+    def __call__(self, piece: Piece) -> pa.Array:
+        values, count = self._values_of(piece, self._dtype), len(piece.values)
+        if len(values) > 1:
+            return piece.runs.expand(values, self._dtype)
+        if self._array is None or self._value != values[0] or len(self._array) < count:
+            self._value = values[0]
+            self._array = pa.repeat(pa.scalar(values[0], self._dtype), count)
+        return self._array.slice(0, count)
+
+
+def _payloads(piece: Piece, dtype: pa.DataType) -> list[Any]:
+    payloads = [None if each is None else each.payload for each in piece.runs.values]
+    if not pa.types.is_string(dtype):
+        return payloads
+    try:
+        return [None if each is None else each.decode() for each in payloads]
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"metadata of batch {piece.batch.sequence} at {piece.batch.location!r} is not "
+            "UTF-8, and the schema wants it as STRING: read metadata as BINARY"
+        ) from error
+
+
+def _times(piece: Piece, _: pa.DataType) -> list[Any]:
+    """Microseconds since the Unix epoch; None for no time or one Spark cannot hold."""
+    times = (None if each is None else each.ingestion_time_ms for each in piece.runs.values)
+    return [
+        None if ms is None or not MIN_TIME_MS <= ms <= MAX_TIME_MS else ms * 1000 for ms in times
+    ]
+
+
+OTEL_VERSION = 1
+OTEL_SIGNALS = {1: "metrics", 2: "logs", 3: "traces"}
+OTEL_ENCODINGS = {1: "otlp_protobuf"}
+
+
+def _otel(names: dict[int, str], at: int) -> Callable[[pa.DataType], Build]:
+    """Names of one byte of the exporter's metadata: version, signal, encoding, 0."""
+
+    def named(piece: Piece, _: pa.DataType) -> list[Any]:
+        payloads = (b"" if each is None else each.payload for each in piece.runs.values)
+        return [
+            names.get(each[at]) if len(each) >= 4 and each[0] == OTEL_VERSION else None
+            for each in payloads
+        ]
+
+    return lambda dtype: _Repeated(dtype, named)
+
+
+class _Indexes:
+    def __init__(self, dtype: pa.DataType) -> None:
+        self._dtype = dtype
+        self._counter: pa.Array | None = None
+
+    def __call__(self, piece: Piece) -> pa.Array:
+        end = piece.begin + len(piece.values)
+        if self._counter is None or len(self._counter) < end:
+            # Grown by doubling and sliced, so that counting costs nothing per batch.
+            size = max(end, 2 * len(self._counter) if self._counter is not None else 1024)
+            size = min(size, (1 << 31) - 1)
+            ones = pa.repeat(pa.scalar(1, self._dtype), size)
+            self._counter = pc.cumulative_sum(ones, start=pa.scalar(-1, self._dtype))
+        return self._counter.slice(piece.begin, len(piece.values))
+
+
+COLUMN_BUILDERS: dict[str, Callable[[pa.DataType], Build]] = {
+    "value": _Values,
+    "metadata": lambda dtype: _Repeated(dtype, _payloads),
+    "partition": lambda dtype: _Repeated(dtype, lambda piece, _: [piece.partition]),
+    "sequence": lambda dtype: _Repeated(dtype, lambda piece, _: [piece.batch.sequence]),
+    "index": _Indexes,
+    "ingestion_time": lambda dtype: _Repeated(dtype, _times),
+    "location": lambda dtype: _Repeated(dtype, lambda piece, _: [piece.batch.location]),
+    "otel_signal": _otel(OTEL_SIGNALS, 1),
+    "otel_encoding": _otel(OTEL_ENCODINGS, 2),
+}
+"""Makes the builder of a column for one of its Arrow types."""

@@ -1,6 +1,9 @@
 """Settings: frozen values, checked when they are made, under the names of OpenData's RFCs.
 
 Units are in the names: ``_ms`` milliseconds, ``_bytes`` bytes. Every config pickles and prints.
+
+A URL ends up in error messages, logs, checkpoints and progress reports. So secrets in one are
+refused where it comes in, and never shown (failure F37).
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ from typing import Any, ClassVar, Self
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import MAX_PREFIX_BYTES, Compression, check_key
-from opendata_buffer.redaction import check_no_secrets
 
 DEFAULT_DATA_PATH_PREFIX = "ingest"
 DEFAULT_GRACE_PERIOD_MS = 600_000
@@ -24,6 +26,41 @@ _SECRETS = ("access_key_id", "secret_access_key", "session_token")
 _NOT_IN_COMMANDS = ("service_credential", "_ms", "attempts", "connections")
 _READER = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _REFERENCE = re.compile(r"\{\{\s*secrets/")
+
+
+# The second form is a password with slashes, as AWS secret keys have them. It also hides the path
+# of a URL with a port and an @ in its path, which is the lesser harm.
+# A container before the host of an abfss:// URL is a name and no secret.
+_USER = re.compile(
+    r"(?<=://)(?!(?<=abfss://)[^/\s:@]+@[^/\s:@'\"]+(?![^/\s'\"]))"
+    r"(?:[^/\s:@]+:\S*@|[^/\s]*@)",
+    re.IGNORECASE,
+)
+_QUERY = re.compile(r"(://[^\s?'\"]*)\?[^\s'\"]*")
+
+
+def redacted(text: str) -> str:
+    """The text with ``***`` for user information and query string of every URL in it."""
+    return _QUERY.sub(r"\1?***", _USER.sub("***@", text))
+
+
+def check_no_secrets(name: str, url: str) -> None:
+    """Refuse a URL with user information or a query string, without showing them.
+
+    Raises:
+        InvalidInput: The URL of the setting ``name`` has some; a path never has.
+    """
+    if _USER.search(url):
+        raise InvalidInput(
+            f"{name} {redacted(url)!r} carries credentials: they would end up in logs and "
+            "checkpoints. Remove them; credentials come from the cloud's standard chain "
+            "(environment, profile, the identity of this machine)."
+        )
+    if _QUERY.search(url):
+        raise InvalidInput(
+            f"{name} {redacted(url)!r} has a query string, which could hold a secret and has no "
+            "meaning here: remove it. In a file:// URL, write '?' as %3F or use a plain path."
+        )
 
 
 def _at_least(name: str, value: int, least: int) -> None:

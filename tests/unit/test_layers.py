@@ -22,7 +22,7 @@ LIBRARY = "opendata_buffer"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors"}),
     frozenset({"runtime"}),
-    frozenset({"metrics", "formats", "framing", "outcomes", "redaction"}),
+    frozenset({"metrics", "formats", "framing", "outcomes"}),
     frozenset({"config", "messages", "values"}),
     frozenset({"option_reader", "stores"}),
     frozenset({"queue"}),

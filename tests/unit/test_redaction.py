@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from opendata_buffer.config import QueueConfig, StoreOptions
+from opendata_buffer.config import QueueConfig, StoreOptions, check_no_secrets, redacted
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.redaction import check_no_secrets, redacted
 from opendata_buffer.stores.open import open_store
 
 

@@ -33,7 +33,7 @@ from typing import IO, Any, NoReturn
 
 import click
 
-from opendata_buffer.redaction import redacted
+from opendata_buffer.config import redacted
 from opendata_buffer.runtime import Runtime, SystemRuntime
 
 READER_GONE = 141

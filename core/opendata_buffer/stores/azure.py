@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import urllib3.exceptions
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import StoreOptions
+from opendata_buffer.config import StoreOptions, redacted
 from opendata_buffer.errors import (
     InvalidInput,
     ObjectNotFound,
@@ -22,7 +22,6 @@ from opendata_buffer.errors import (
     StorageError,
     TransientStorageError,
 )
-from opendata_buffer.redaction import redacted
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import (
     Blob,

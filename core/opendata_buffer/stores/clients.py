@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
+from opendata_buffer.config import redacted
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
-from opendata_buffer.redaction import redacted
 
 _CREDENTIALS = {
     "s3": ("get_credentials", "an instance profile"),

@@ -17,7 +17,7 @@ import urllib3
 import urllib3.exceptions
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import StoreOptions
+from opendata_buffer.config import StoreOptions, redacted
 from opendata_buffer.errors import (
     InvalidInput,
     ObjectNotFound,
@@ -25,7 +25,6 @@ from opendata_buffer.errors import (
     StorageError,
     TransientStorageError,
 )
-from opendata_buffer.redaction import redacted
 from opendata_buffer.runtime import Retries
 from opendata_buffer.stores.base import (
     Blob,

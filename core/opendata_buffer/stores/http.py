@@ -21,7 +21,7 @@ from typing import ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import StoreOptions
+from opendata_buffer.config import StoreOptions, check_no_secrets, redacted
 from opendata_buffer.errors import (
     CorruptData,
     InvalidInput,
@@ -33,7 +33,6 @@ from opendata_buffer.errors import (
     UnsafeStore,
 )
 from opendata_buffer.formats.batch import MAX_KEY_BYTES, check_key
-from opendata_buffer.redaction import check_no_secrets, redacted
 from opendata_buffer.runtime import Retries, Runtime, SystemRuntime, in_parallel, remaining
 from opendata_buffer.stores.base import (
     Blob,

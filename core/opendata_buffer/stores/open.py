@@ -8,9 +8,8 @@ from collections.abc import Hashable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from opendata_buffer.config import StoreOptions
+from opendata_buffer.config import StoreOptions, check_no_secrets
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.redaction import check_no_secrets
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.clients import (
     AWS_ENVIRONMENT,

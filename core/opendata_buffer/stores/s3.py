@@ -33,7 +33,7 @@ from botocore.parsers import ResponseParserError
 from botocore.response import StreamingBody
 
 from opendata_buffer import outcomes
-from opendata_buffer.config import StoreOptions
+from opendata_buffer.config import StoreOptions, redacted
 from opendata_buffer.errors import (
     ObjectNotFound,
     PermanentStorageError,
@@ -41,7 +41,6 @@ from opendata_buffer.errors import (
     TransientStorageError,
     UnsafeStore,
 )
-from opendata_buffer.redaction import redacted
 from opendata_buffer.runtime import Retries
 from opendata_buffer.stores.base import (
     Blob,

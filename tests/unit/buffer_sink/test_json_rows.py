@@ -25,7 +25,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from buffer_sink.json_rows import Fields
+from buffer_sink.rows import Fields
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.values import Decoder, ValueOptions
 

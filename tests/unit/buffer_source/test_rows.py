@@ -14,8 +14,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from buffer_source.planner import PartitionBatch
-from buffer_source.rows import MAX_TIME_MS, MIN_TIME_MS, RowBuilder
 from buffer_source.schema import check_schema, default_schema
+from buffer_source.task import MAX_TIME_MS, MIN_TIME_MS, RowBuilder
 from opendata_buffer.consumer.fetch import Records
 from opendata_buffer.errors import InvalidInput, MalformedRecord
 from opendata_buffer.formats.manifest import Metadata
