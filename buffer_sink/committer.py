@@ -1,12 +1,8 @@
 """The commits of writes: to a queue by one compare-and-swap, to all partitions of a topic or none.
 
 No manifest names the uploads of a write before that, so a garbage collector deletes them after a
-time (failure F5): :class:`UploadAges`, decision 0012.
-
-A write with an identity (app, batch) has to enter the queue once, however often Spark commits it.
-Its repeat is recognised by the commit record, by the manifest that the compare-and-swap is about to
-replace, or by the reader (decision 0008). Of a topic,
-:mod:`opendata_buffer.transactions.coordinator` is the protocol.
+time (failure F5, decision 0012). A write with an identity (app, batch) has to enter the queue once,
+however often Spark commits it (decision 0008).
 """
 
 from __future__ import annotations
@@ -426,10 +422,6 @@ class QueueCommitter(UploadCommitter):
     _record: tuple[str, CasObject[CommitRecord]] | None = None
     """The app of the last group, and its commit record: one that did not change is not sent."""
 
-    @cached_property
-    def _record_settings(self) -> QueueConfig:
-        return self._config.with_timeout(min(_RECORD_DEADLINE_MS, self._config.timeout_ms))
-
     def append(self, group: Group | None) -> bool:
         """Append a group, unless it is in the queue or was there; False for nothing to append.
 
@@ -481,10 +473,6 @@ class QueueCommitter(UploadCommitter):
             location = batch_key(self._config.data_path_prefix, self._runtime.ulid())
             self._store.put(location, encode_batch([]))
             entries = [NewEntry(location), *group.entries]
-        log.info(
-            "%s: %d records in %d batches at sequence %d",
-            transaction, group.records, len(group.uploads), outcome,
-        )  # fmt: skip
         self._raise_record(record, transaction.batch, outcome + len(entries), group.query)
         return True
 
@@ -496,9 +484,9 @@ class QueueCommitter(UploadCommitter):
         the id: two queries that begin at once would otherwise both find nothing.
         """
         if self._record is None or self._record[0] != app:
-            prefix, settings = self._config.data_path_prefix, self._record_settings
-            made = record_object(self._store, prefix, app, self._runtime, settings)
-            self._record = app, made
+            config = self._config.with_timeout(min(_RECORD_DEADLINE_MS, self._config.timeout_ms))
+            prefix = config.data_path_prefix
+            self._record = app, record_object(self._store, prefix, app, self._runtime, config)
         record = self._record[1]
         outcome = record.update(lambda before: claimed(before, app, query))
         if isinstance(outcome, outcomes.Vanished):  # it may be deleted between two batches
@@ -519,17 +507,16 @@ class QueueCommitter(UploadCommitter):
         The record never falls when a driver that was thought dead writes late.
         """
         empty = CommitRecord(-1, 0, query)
-        failure: object = None
+        outcome: object
         try:
             outcome = record.update(
                 lambda before: (before or empty).raised(batch, next_sequence, query),
                 from_memory=True,
             )
-            failure = None if isinstance(outcome, outcomes.Applied) else outcome
         except OpenDataBufferError as error:
-            failure = error
-        if failure is not None:
-            log.warning("commit record %s was not written: %s", record.key, failure)
+            outcome = error
+        if not isinstance(outcome, outcomes.Applied):
+            log.warning("commit record %s was not written: %s", record.key, outcome)
 
     def _append(
         self, group: Group, entries: list[NewEntry], stop: Callable[[Manifest], Decision | None]
@@ -614,10 +601,6 @@ class TopicCommitter(UploadCommitter):
         if not self._coordinator.decide(attempt):
             return self._drop_repeat(group, txn)
         self._complete(attempt, since, group)
-        log.info(
-            "%s: %d records in %d batches in %d partitions",
-            txn, group.records, len(group.uploads), len(uploads),
-        )  # fmt: skip
         if group.transaction is None:
             self._coordinator.forget(txn.app)  # this identity is never written again
         return True

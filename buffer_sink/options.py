@@ -36,42 +36,26 @@ PARTITIONERS = ("random", "modulo", "rendezvous")  # the last two by column `key
 class SinkOptions:
     """How the sink writes. Sizes, concurrency and the longest write have no option: tests set them.
 
-    Attributes:
-        queue: Where the queue lives.
-        grace_ms: The grace period of a queue that the sink creates, or that has none on record
-            (``gcGracePeriodMs``).
-        app: Half of the exactly-once identity (``txnAppId``). Default: a stream's query id; a
-            batch write has no identity then.
-        version: The other half in a batch write (``txnVersion``); a stream uses its batch id.
-        target_batch_bytes: Record block at which a task closes a batch, before compression.
-        max_batch_bytes: Largest record block written; readers refuse larger ones.
-        gather_bytes: A task with no more than this sends its rows to the driver, which joins them.
-        value_format: ``bytes``: column ``value`` is the record; ``json``: all columns are.
-        compression: ``Compression.NONE`` or ``Compression.ZSTD``.
-        upload_concurrency: Uploads at once of one task.
-        max_metadata_ranges: Runs of equal ``metadata`` that one task may write: each costs bytes in
-            the manifest, which every append rewrites (failure F35).
-        max_write_duration_ms: Longest time of a write, from its plan to its commit; batches are
-            named so far ahead of time (decision 0012).
-        partitioner: How rows are divided among the partitions of a topic; None for ``random``.
-        one_queue: A data prefix is named, so this is a single queue.
+    The options are described in ``docs/reference/options.md``.
     """
 
     queue: QueueConfig
-    grace_ms: int | None = None
+    grace_ms: int | None = None  # of a queue that the sink creates, or that has none on record
     # Not compared: a process keeps one committer, and its manifest, for all writes to a queue.
-    app: str | None = field(default=None, compare=False)
-    version: int | None = field(default=None, compare=False)
-    target_batch_bytes: int = 16 * MIB
-    max_batch_bytes: int = 256 * MIB
-    gather_bytes: int = 65_536
+    app: str | None = field(default=None, compare=False)  # None: a stream's query id
+    version: int | None = field(default=None, compare=False)  # None: a stream's batch id
+    target_batch_bytes: int = 16 * MIB  # of a record block, at which a task closes a batch
+    max_batch_bytes: int = 256 * MIB  # of a record block; readers refuse larger ones
+    gather_bytes: int = 65_536  # a task with no more sends its rows to the driver
     value_format: str = "bytes"
     compression: Compression = Compression.NONE
-    upload_concurrency: int = 4
+    upload_concurrency: int = 4  # uploads at once of one task
+    # Runs of equal metadata of one task: each costs bytes in the manifest (failure F35).
     max_metadata_ranges: int = 100_000
+    # Of a write, from its plan to its commit; batches are named so far ahead (decision 0012).
     max_write_duration_ms: int = 21_600_000
-    partitioner: str | None = None
-    one_queue: bool = False
+    partitioner: str | None = None  # None for ``random``
+    one_queue: bool = False  # whether a data prefix is named
 
     def __post_init__(self) -> None:
         if self.app is not None:

@@ -90,49 +90,17 @@ SOURCE_OPTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """What a stream or a batch read was asked for.
+    """What a stream or a batch read was asked for; see ``docs/reference/options.md``.
 
-    Attributes:
-        queue: Where the queue is (``path``, ``dataPathPrefix``) and how to reach it.
-        one_queue: Whether the queue was named by ``dataPathPrefix``; else it may be a topic.
-        starting_offsets: ``earliest`` (default), ``latest`` or the first sequence to read; of a
-            topic a sequence for each partition, as sorted pairs, and the oldest in those that
-            are not named. Only for a new query; one that acknowledges begins with the oldest
-            batch, because what comes before its start leaves the queue.
-        starting_timestamp_ms: Instead of a position: read from the first batch with a record that
-            was ingested at that time or later, in milliseconds since the Unix epoch.
-        ending_offsets: Batch reads: ``latest`` (also None) or the first sequence that is not read;
-            of a topic as above, and the end of those that are not named.
-        ending_timestamp_ms: Instead, of batch reads: up to the first batch with a record that was
-            ingested at that time or later.
-        isolation: ``read_committed`` (default) holds batches of transactions back until they are
-            decided; ``read_uncommitted`` delivers every batch.
-        fail_on_data_loss: Whether positions or batch objects that are gone end the query.
-        corrupt_batches: What to do with a batch that does not decode: ``fail`` (default) ends
-            the query, ``quarantine`` copies it below ``<dataPathPrefix>/_quarantine/`` and goes
-            on behind it.
-        acknowledge: Whether the query is the queue's consumer (default). Without, it reads beside
-            the consumer and writes nothing, neither to the queue nor beside it.
-        reader: The named reader of a log that the query is, instead of a queue's consumer.
-        create_if_missing: Make the queue where there is none, for a query that starts before
-            its first producer. Default false: a wrong path is an error.
-        max_batches: Batches per trigger.
-        max_bytes: Stored bytes per trigger; soft, at least one batch.
-        max_records: Records per trigger (``maxOffsetsPerTrigger``); soft, at least one batch.
-        cores: Tasks that run at the same time, as ``pyspark_opendata_buffer.register`` saw it.
-        min_partitions: Least number of tasks per trigger, while there are as many batches, or parts
-            of very large ones. Default: ``cores``, else the driver's CPUs, for large triggers.
-        values: How records are read into columns (``valueFormat``, ``mode`` and so on); None: not
-            at all, they are delivered as ``value``.
-        gc: The collector the driver runs (``gcEnabled``), and the grace period of a queue that the
-            query creates, or that has none on record (``gcGracePeriodMs``).
+    Sequences by partition are sorted pairs. Timestamps are in milliseconds since the Unix epoch.
+    The limits of a trigger are soft: it reads at least one batch.
     """
 
     queue: QueueConfig
-    one_queue: bool = True
+    one_queue: bool = True  # named by dataPathPrefix; else it may be a topic
     starting_offsets: Offsets = EARLIEST
     starting_timestamp_ms: int | None = None
-    ending_offsets: Offsets | None = None
+    ending_offsets: Offsets | None = None  # the first that is not read; None is latest
     ending_timestamp_ms: int | None = None
     isolation: str = READ_COMMITTED
     fail_on_data_loss: bool = True
@@ -143,9 +111,9 @@ class SourceOptions:
     max_batches: int | None = None
     max_bytes: int | None = None
     max_records: int | None = None
-    cores: int | None = None
+    cores: int | None = None  # tasks at the same time, as pyspark_opendata_buffer.register saw it
     min_partitions: int | None = None
-    values: ValueOptions | None = None
+    values: ValueOptions | None = None  # None: records are delivered as ``value``
     gc: GarbageCollectorConfig = field(default_factory=GarbageCollectorConfig)
 
     @classmethod

@@ -136,7 +136,7 @@ def _readable(
                 raise
             return error
 
-    def pass_by(batch: PartitionBatch, stored: PooledBatch | None, error: PoisonBatch) -> None:
+    def pass_by(batch: PartitionBatch, error: PoisonBatch) -> None:
         if isinstance(error, BatchMissing):
             log.warning("data loss allowed: %s", error)
             return
@@ -145,7 +145,7 @@ def _readable(
             quarantine,
             open_store(own.queue.store, own.queue.store_options),
             own.queue.data_path_prefix,
-            batch if stored is None else stored,
+            batch,
             error,
             runtime=runtime,
             query=_query_id(),
@@ -166,7 +166,7 @@ def _readable(
         for batch in descriptors:
             fetched = next(fetches)
             if isinstance(fetched, PoisonBatch):
-                pass_by(batch, None, fetched)
+                pass_by(batch, fetched)
                 continue
             try:
                 records = handles[batch.partition].records(
@@ -175,7 +175,7 @@ def _readable(
             except PoisonBatch as error:
                 if not options.tolerates(error):
                     raise
-                pass_by(batch, fetched, error)
+                pass_by(batch, error)
                 continue
             del fetched  # or it would live beside the budget while the next is fetched
             yield batch, records

@@ -1,7 +1,6 @@
 """Copies of batches that could not be delivered, kept below the queue's data prefix.
 
-A batch that no consumer can read would stop its queue for ever. The process that skips it copies
-it first, so that no record is given up without a copy::
+A batch that no consumer can read would stop its queue for ever. Who skips it copies it first::
 
     <prefix>/_quarantine/<id>.object   the bytes of the batch object, unchanged
     <prefix>/_quarantine/<id>.json     the report: which batch, what was wrong, when, found by whom
@@ -17,13 +16,14 @@ import json
 import posixpath
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
 from opendata_buffer.formats.batch import is_confined, parse_location
-from opendata_buffer.formats.manifest import Metadata
+from opendata_buffer.formats.manifest import BatchDescriptor, Metadata, QueueEntry
 from opendata_buffer.queue.cas import Sidecar, SidecarFields, read_sidecar
 from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
 from opendata_buffer.stores.base import (
@@ -47,20 +47,7 @@ _REPORT = Sidecar(
 )
 
 
-class Entry(Protocol):
-    """The batch to copy: a queue entry or a descriptor of one."""
-
-    @property
-    def sequence(self) -> int:
-        """Its sequence in the queue."""
-
-    @property
-    def location(self) -> str:
-        """Key of its object."""
-
-    @property
-    def metadata(self) -> tuple[Metadata, ...]:
-        """Its ranges of metadata."""
+Entry = QueueEntry | BatchDescriptor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,23 +101,20 @@ def quarantine(
     Raises:
         InvalidInput: The object has more than 1 GiB; nothing was written.
     """
-    name = _id_of(entry)
-    try:
+    # With the location, because a queue that was deleted and recreated counts from 0 again.
+    digest = hashlib.sha256(entry.location.encode(errors="surrogatepass")).hexdigest()
+    name = f"{entry.sequence}-{digest[:12]}"
+    with suppress(ObjectNotFound):
         return read_report(store, data_path_prefix, name)
-    except ObjectNotFound:
-        pass
-    copied: int | None = None
-    if is_confined(entry.location, data_path_prefix):
-        data = _read(store, entry)
-        if data is not None:
-            store.put(_key(data_path_prefix, name, "object"), data)
-            copied = len(data)
+    data = _read(store, entry) if is_confined(entry.location, data_path_prefix) else None
+    if data is not None:
+        store.put(_key(data_path_prefix, name, "object"), data)
     at = datetime.fromtimestamp(runtime.now_ms() / 1000, UTC)
     report = QuarantineReport(
         id=name,
         sequence=entry.sequence,
         location=entry.location,
-        copied_bytes=copied,
+        copied_bytes=None if data is None else len(data),
         error=str(error),
         query=query,
         time=at.isoformat(timespec="milliseconds"),
@@ -244,12 +228,6 @@ def _read(store: Get, entry: Entry) -> bytes | None:
             f"batch {entry.sequence} at {entry.location!r} is too large to be copied to the "
             f"quarantine: {error}. Copy it yourself, delete it, and try again"
         ) from error
-
-
-def _id_of(entry: Entry) -> str:
-    # With the location, because a queue that was deleted and recreated counts from 0 again.
-    digest = hashlib.sha256(entry.location.encode(errors="surrogatepass")).hexdigest()
-    return f"{entry.sequence}-{digest[:12]}"
 
 
 def _key(data_path_prefix: str, name: str, suffix: str) -> str:

@@ -103,8 +103,8 @@ class ClaimsStatus:
     held: int
     done: int  # batches that are done and wait for an older one
     oldest_held: int | None  # sequence of the oldest held batch
-    oldest_worker: str | None = None  # the worker that holds it
-    oldest_deliveries: int | None = None  # how often it was delivered
+    oldest_worker: str | None  # the worker that holds it
+    oldest_deliveries: int | None  # how often it was delivered
 
 
 def ask_broker(
@@ -128,10 +128,8 @@ def ask_broker(
         return replace(known, alive=False, reason=f"no answer within {STATS_S:g} s")
     names = ("clients", "waiting", "commits", "appended", "conflicts", "pauses")
     counters: dict[str, Any] = {name: stats.get(name) for name in names}
-    commits, appended, seconds = (
-        stats.get(name) or 0 for name in ("commits", "appended", "serving_s")
-    )
-    if seconds:
+    commits, appended = counters["commits"] or 0, counters["appended"]
+    if seconds := stats.get("serving_s"):
         counters |= {"serving_seconds": seconds, "commit_rate": commits / seconds}
     if commits and appended:
         counters["group_size"] = appended / commits
@@ -148,13 +146,14 @@ def read_claims(queue: Target) -> ClaimsStatus | None:
     except ObjectNotFound:
         return None
     oldest = min(claims.held, default=None)
-    known = ClaimsStatus(
-        frontier=claims.frontier, held=len(claims.held), done=len(claims.done), oldest_held=oldest
+    return ClaimsStatus(
+        frontier=claims.frontier,
+        held=len(claims.held),
+        done=len(claims.done),
+        oldest_held=oldest,
+        oldest_worker=None if oldest is None else claims.held[oldest].worker,
+        oldest_deliveries=None if oldest is None else claims.deliveries.get(oldest),
     )
-    if oldest is None:
-        return known
-    worker, deliveries = claims.held[oldest].worker, claims.deliveries.get(oldest)
-    return replace(known, oldest_worker=worker, oldest_deliveries=deliveries)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,14 +231,13 @@ def read_status(
 
     # Before the manifest: the consumer's record must not be the newer one.
     consumer = noted(lambda: read_consumer_info(store, config, runtime))
-    marker = _marker_of(queue)
+    claim = _claim_of(queue)
     before = reader.manifest()
-    most = LISTED_OF_LOG if marker.is_log else LISTED
+    most = LISTED_OF_LOG if isinstance(claim, QueueClaim) and claim.is_log else LISTED
     listing = store.list(f"{queue.prefix}/", limit=most)
     # Read again (not transferred when unchanged): a batch enqueued while the listing ran is no
     # orphan, and one dequeued and collected meanwhile is not missing.
-    seen = _see(queue, marker, reader.manifest())
-    after, view, refused = seen.manifest, seen.log, seen.refused
+    after, view, refused, grace_ms = _see(queue, claim, reader.manifest())
     found = summarise(before, after, listing, store.url, config, runtime.now_ms(), view)
     notes += [each for each in (refused, fullness(after.size, config.max_manifest_bytes)) if each]
     sizes = {each.key: each.size for each in listing.objects}
@@ -271,7 +269,7 @@ def read_status(
     )
     return replace(
         found,
-        grace_period_ms=marker.grace_ms,
+        grace_period_ms=grace_ms,
         **records,
         log=log_status,
         consumer=consumer,
@@ -379,27 +377,13 @@ def _records(
     return {"records": round(mean * total), "records_exact": len(found) == total}
 
 
-class _Marker(NamedTuple):
-    """The owner marker of a queue, or why it refuses everybody."""
-
-    claim: QueueClaim | None
-    error: Exception | None = None
-
-    @property
-    def is_log(self) -> bool:
-        return self.claim is not None and self.claim.is_log
-
-    @property
-    def grace_ms(self) -> int | None:
-        return None if self.claim is None else self.claim.grace_ms
-
-
-def _marker_of(queue: Target) -> _Marker:
-    """Read before the manifest: a marker that was read later may be ahead of it."""
+def _claim_of(queue: Target) -> QueueClaim | CorruptData | PrefixConflict | None:
+    """The owner marker, or why it refuses everybody. Read before the manifest: a marker that was
+    read later may be ahead of it."""
     try:
-        return _Marker(queue.owner())
+        return queue.owner()
     except (CorruptData, PrefixConflict) as error:
-        return _Marker(None, error)
+        return error
 
 
 class _Seen(NamedTuple):
@@ -408,30 +392,32 @@ class _Seen(NamedTuple):
     manifest: Manifest  # empty where the queue was never written
     log: LogView | None  # None of a queue that is no log, and of one whose readers fail
     refused: str  # why producers, consumers or readers fail although the manifest can be read
+    grace_ms: int | None  # of the collector; None without an owner marker
 
     @property
     def view(self) -> Manifest | LogView:
         return self.manifest if self.log is None else self.log
 
 
-def _see(queue: Target, marker: _Marker, manifest: Manifest | None) -> _Seen:
-    error = marker.error
+def _see(queue: Target, found: QueueClaim | Exception | None, manifest: Manifest | None) -> _Seen:
+    claim, refused = (found, "") if isinstance(found, QueueClaim) else (None, str(found or ""))
     if manifest is not None:
         try:
-            if marker.claim is not None:
-                marker.claim.check(manifest)
+            if claim is not None:
+                claim.check(manifest)
             manifest.check()
-        except (CorruptManifest, QueueReset) as found:
-            error = found
-    manifest = manifest or Manifest.empty()
-    refused = "" if error is None else f"producers and consumers are refused: {error}"
-    if marker.claim is None or not marker.claim.is_log:
-        return _Seen(manifest, None, refused)
-    log = Log(queue.store, queue.config, queue.runtime, marker.claim.queue_id)
-    try:
-        return _Seen(manifest, log.view(log.need(marked=True), manifest), refused)
-    except CorruptData as fault:
-        return _Seen(manifest, None, refused or f"readers are refused: {fault}")
+        except (CorruptManifest, QueueReset) as error:
+            refused = str(error)
+    manifest, view = manifest or Manifest.empty(), None
+    if refused:
+        refused = f"producers and consumers are refused: {refused}"
+    if claim is not None and claim.is_log:
+        log = Log(queue.store, queue.config, queue.runtime, claim.queue_id)
+        try:
+            view = log.view(log.need(marked=True), manifest)
+        except CorruptData as fault:
+            refused = refused or f"readers are refused: {fault}"
+    return _Seen(manifest, view, refused, None if claim is None else claim.grace_ms)
 
 
 def _log_status(view: LogView, readers: Sequence[ReaderStatus]) -> LogStatus:
@@ -555,9 +541,9 @@ def read_topic(target: Target, topic: Topic) -> TopicStatus:
         consumer = None
         with suppress(CorruptData):
             consumer = read_consumer_info(queue.store, queue.config, runtime)
-        marker = _marker_of(queue)
-        seen = _see(queue, marker, queue.reader().find())
-        manifest, log, refused = seen
+        claim = _claim_of(queue)
+        seen = _see(queue, claim, queue.reader().find())
+        manifest, log, refused, grace_ms = seen
         log_status = None
         if log is not None:
             readers = readers_of(queue, log)
@@ -571,7 +557,7 @@ def read_topic(target: Target, topic: Topic) -> TopicStatus:
             next_sequence=manifest.next_sequence,
             epoch=_epoch(manifest),
             manifest_bytes=manifest.size,
-            grace_period_ms=marker.grace_ms,
+            grace_period_ms=grace_ms,
             quarantined=len(quarantined_names(queue.store, partition.name)),
             consumer=consumer,
             log=log_status,
@@ -631,9 +617,9 @@ def read_backlog(target: Target) -> Backlog:
     """
 
     def read(queue: Target) -> tuple[int, float, int, str]:
-        marker, reader = _marker_of(queue), queue.reader()
+        claim, reader = _claim_of(queue), queue.reader()
         found = reader.manifest() if target.topic is None else reader.find()
-        manifest, log, refused = _see(queue, marker, found)
+        manifest, log, refused, _ = _see(queue, claim, found)
         batches, oldest_s = manifest.entry_count, manifest.age_s(queue.runtime.now_ms())
         if log is not None:
             readers = readers_of(queue, log)
