@@ -192,33 +192,46 @@ class LineSplitter(Splitter):
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)
+        self._longest = max_bytes
+        self._too_long = 0  # Bytes that there are of a line that is too long.
         # Pieces, not one growing string: a line of n chunks would be copied n times.
         self._pieces: list[bytes] = []
         self._held = 0
 
     def _split(self, chunk: bytes) -> list[bytes]:
+        return self._records(self._lines(chunk))
+
+    def _end(self) -> list[bytes]:
+        return self._records([self._take()] if self._held else [])
+
+    def _records(self, lines: list[bytes]) -> list[bytes]:
+        self._record += len(lines)
+        if self._too_long:
+            self._error = InvalidInput(
+                f"line {self._record} has more than {self._max_bytes} bytes: a line is one record "
+                "and must fit into a batch. Break the input into shorter lines."
+            )
+        return lines
+
+    def _lines(self, chunk: bytes) -> list[bytes]:
+        """The lines that a chunk completes, up to one that is too long."""
         first, *rest = chunk.split(b"\n")
         self._hold(first)
-        if not rest or self._error is not None:
+        if not rest or self._too_long:
             return []
         lines = [self._take()]
         for line in rest[:-1]:
-            if len(line) > self._max_bytes:
-                self._record += len(lines)
-                self._refuse()
+            if len(line) > self._longest:
+                self._too_long = len(line)
                 return lines
             lines.append(line)
-        self._record += len(lines)
         self._hold(rest[-1])
         return lines
 
-    def _end(self) -> list[bytes]:
-        return [self._take()] if self._held else []
-
     def _hold(self, piece: bytes) -> None:
         self._held += len(piece)
-        if self._held > self._max_bytes:
-            self._refuse()
+        if self._held > self._longest:
+            self._too_long = self._held
         elif piece:
             self._pieces.append(piece)
 
@@ -226,12 +239,6 @@ class LineSplitter(Splitter):
         line = b"".join(self._pieces)
         self._pieces, self._held = [], 0
         return line
-
-    def _refuse(self) -> None:
-        self._error = InvalidInput(
-            f"line {self._record} has more than {self._max_bytes} bytes: a line is one record and "
-            "must fit into a batch. Break the input into shorter lines."
-        )
 
 
 def join_lines(records: pa.BinaryArray) -> memoryview:
@@ -246,56 +253,41 @@ def join_lines(records: pa.BinaryArray) -> memoryview:
     return memoryview(joined.buffers()[2])[: pc.sum(pc.binary_length(joined)).as_py()]
 
 
-class NdjsonSplitter(Splitter):
+class NdjsonSplitter(LineSplitter):
     """Cuts a stream into JSON values, one a line. Empty lines are passed over."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)
-        self._pieces: list[bytes] = []
-        self._size = 0
+        self._longest = max_bytes + 1  # A "\r" is none of the record's.
 
-    def _split(self, chunk: bytes) -> list[bytes]:
-        *lines, rest = chunk.split(b"\n")
-        records = list(self._records(line + b"\n" for line in lines))
-        if self._error is None:
-            self._pieces.append(rest)
-            self._size += len(rest)
-            self._check_size()
+    def _records(self, lines: list[bytes]) -> list[bytes]:
+        records: list[bytes] = []
+        for line in lines:
+            if fault := _json_fault(line):
+                self._error = self._broken(fault)
+                return records
+            self._begin += len(line) + 1
+            if record := line.removesuffix(b"\r"):
+                self._record += 1
+                records.append(record)
+        if self._too_long:
+            self._error = self._too_large(self._too_long)
         return records
 
-    def _end(self) -> list[bytes]:
-        return list(self._records([b""])) if any(self._pieces) else []
 
-    def _records(self, lines: Iterable[bytes]) -> Iterator[bytes]:
-        for piece in lines:
-            self._size += len(piece)
-            self._check_size()
-            if self._error is None:
-                self._check(line := b"".join((*self._pieces, piece)))
-            if self._error is not None:
-                return
-            self._pieces, self._size = [], 0
-            self._begin += len(line)
-            record = line.removesuffix(b"\n").removesuffix(b"\r")
-            if record:
-                self._record += 1
-                yield record
-
-    def _check(self, line: bytes) -> None:
-        text = line.strip(b" \t\r\n")
-        try:
-            if text:
-                json.loads(text, parse_int=str)  # int() refuses more than 4300 digits.
-        except RecursionError:
-            self._error = self._broken("JSON that is nested too deeply")
-        except json.JSONDecodeError as error:
-            self._error = self._broken(f"no JSON value: {error.msg} at character {error.pos}")
-        except UnicodeDecodeError as error:
-            self._error = self._broken(f"no UTF-8 text ({error.reason} at byte {error.start})")
-
-    def _check_size(self) -> None:
-        if self._size > self._max_bytes + 2 and self._error is None:  # Two for the line ending.
-            self._error = self._too_large(self._size)
+def _json_fault(line: bytes) -> str:
+    """Why a line is no JSON value; empty for one, and for white space."""
+    text = line.strip(b" \t\r")
+    try:
+        if text:
+            json.loads(text, parse_int=str)  # int() refuses more than 4300 digits.
+    except RecursionError:
+        return "JSON that is nested too deeply"
+    except json.JSONDecodeError as error:
+        return f"no JSON value: {error.msg} at character {error.pos}"
+    except UnicodeDecodeError as error:
+        return f"no UTF-8 text ({error.reason} at byte {error.start})"
+    return ""
 
 
 @dataclass(frozen=True)
