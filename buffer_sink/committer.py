@@ -63,14 +63,9 @@ _TASK_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class TopicWrite:
-    """One attempt at a write to the partitions that the driver found in a topic.
-
-    Attributes:
-        active: Names of the partitions that are written, in the topic's order.
-        draining: Names of those that are written no more.
-        producer: The attempt's own producer id, 6 bytes.
-        app: App id for a write that was given none.
-    """
+    """One attempt at a write to the partitions that the driver found in a topic: names of the
+    ``active`` ones, in the topic's order, and of the ``draining`` ones, which are written no more.
+    ``producer`` is the attempt's own id, 6 bytes; ``app`` is for a write that was given none."""
 
     active: tuple[str, ...]
     draining: tuple[str, ...]
@@ -425,11 +420,9 @@ class QueueCommitter(UploadCommitter):
     def append(self, group: Group | None) -> bool:
         """Append a group, unless it is in the queue or was there; False for nothing to append.
 
-        Raises:
-            InvalidInput: The group's app id belongs to another query; nothing was appended.
-            CommitStateUnknown: It may or may not be in the queue. Append it again.
-            TransientStorageError: Uploads are too old, or gone; write all of them again.
-            OpenDataBufferError: As :meth:`.Queue.append`; nothing was appended.
+        InvalidInput for an app id of another query. After CommitStateUnknown it may or may not be
+        in the queue: append it again. After TransientStorageError uploads are too old, or gone:
+        write all of them again. Else as :meth:`.Queue.append`; nothing was appended.
         """
         if group is None or not group.uploads:
             return False
@@ -564,17 +557,12 @@ class TopicCommitter(UploadCommitter):
         """Append a group, unless it was committed before; False when there was nothing to append.
 
         A group without uploads completes or rolls back what an earlier run of its app left
-        undecided, and does nothing else.
-
-        Raises:
-            InvalidInput: The group's app id belongs to another query; nothing is visible.
-            Superseded: Another run of the app has begun to write; nothing is visible.
-            Drained: A partition has left the topic since the write was planned; nothing is
-                visible, and a repeated write goes to the others.
-            TransientStorageError: Uploads are too old or gone, storage failed, or the outcome is
-                unknown; the text says which.
-            OpenDataBufferError: As :meth:`.Queue.append`; nothing is visible, unless the text
-                says that it is committed.
+        undecided, and does nothing else. InvalidInput for an app id of another query; Superseded
+        where another run of the app has begun to write; Drained for a partition that has left the
+        topic since the write was planned: a repeated write goes to the others;
+        TransientStorageError where uploads are too old or gone, storage failed, or the outcome is
+        unknown. Else as :meth:`.Queue.append`. Nothing is visible then, unless the text says that
+        it is committed.
         """
         if group is None or group.topic is None:
             return False

@@ -42,10 +42,9 @@ class BufferBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Tasks over the queued batches.
 
-        Raises:
-            InvalidInput: There is no queue, or ``endingOffsets`` is beyond its end.
-            DataLoss: ``startingOffsets`` is before its start, unless ``failOnDataLoss`` is off.
-            QueueReset: A manifest is gone, unless ``failOnDataLoss`` is off.
+        InvalidInput where there is no queue, or ``endingOffsets`` is beyond its end. Unless
+        ``failOnDataLoss`` is off, DataLoss for ``startingOffsets`` before its start, and QueueReset
+        for a manifest that is gone.
         """
         options, runtime = self._options, SystemRuntime()
         store = open_store(options.queue.store, options.queue.store_options)

@@ -118,11 +118,8 @@ class SourceOptions:
 
     @classmethod
     def from_spark(cls, options: Mapping[str, str], cores: int | None = None) -> SourceOptions:
-        """Parse the options of ``readStream`` or ``read``, whose keys Spark lower-cases.
-
-        Raises:
-            InvalidInput: An unknown name, or a value that is not accepted.
-        """
+        """Parse the options of ``readStream`` or ``read``, whose keys Spark lower-cases;
+        InvalidInput for an unknown name, or a value that is not accepted."""
         read = OptionReader(options, SOURCE_OPTIONS, "opendata-buffer source")
         queue = storage_settings(read)
         open_store(queue.store, queue.store_options)  # a URL that is none fails at load()

@@ -63,11 +63,9 @@ class QueueCursor:
     sequence ``stable_end`` (0 without a start). ``queue_id`` is the queue that the checkpoint is
     about, or empty.
 
-    Raises:
-        InvalidInput: There is no queue, and none is to be created.
-        QueueReset: The queue's manifest is gone or went backwards; or the checkpoint is about
-            another queue, unless a loss is allowed.
-        DataLoss: The queue begins behind ``start``, unless a loss is allowed.
+    InvalidInput where there is no queue, and none is to be created; QueueReset for a manifest that
+    is gone or went backwards. Unless a loss is allowed, QueueReset for another queue than the
+    checkpoint's, and DataLoss for one that begins behind ``start``.
     """
 
     def __init__(

@@ -218,10 +218,7 @@ def infer_schema(
     """The columns of a sample: the first records of the oldest and the newest batches.
 
     Each column says in its metadata that it was inferred: a stream refuses such a schema.
-
-    Raises:
-        InvalidInput: There is no queue, or nothing in it that shows which columns there are.
-        StorageError: The store did not answer.
+    InvalidInput where there is no queue, or nothing in it that shows which columns there are.
     """
     retrying = queue_retry(runtime, options.queue)
     partitions = SourcePartitions(options, store, runtime)

@@ -93,13 +93,9 @@ def read_partition(
     """The rows of a task's batches, in order, while later ones are still being downloaded.
 
     Downloads run ahead within their budget; decoding does not: a worker holds that many stored
-    bytes, one batch more, decompressed if it was compressed, and :data:`ARRAY_BYTES` of its
-    records with a few pieces of their rows.
-
-    Raises:
-        PoisonBatch: A batch is missing, unreadable or outside the data prefix, and the options
-            do not say to go on without it.
-        InvalidInput, MalformedRecord: As :meth:`.RowBuilder.pieces`.
+    bytes, one batch more, decompressed if it was compressed, and :data:`ARRAY_BYTES` of its records
+    with a few pieces of their rows. Raises PoisonBatch for a batch that cannot be delivered, unless
+    the options say to go on without it; else as :meth:`.RowBuilder.pieces`.
     """
     # Spark makes up an input partition of its own where there is none to read.
     descriptors = partition.batches if isinstance(partition, TaskBatches) else ()
@@ -348,10 +344,9 @@ class RowBuilder:
     ) -> Iterator[pa.RecordBatch]:
         """The batch's ``rows`` (default: all) as record batches in order; none without records.
 
-        Raises:
-            BatchUnreadable: A record array could not be decoded.
-            InvalidInput: A STRING column was asked for and a record is not UTF-8.
-            MalformedRecord: A record does not fit the schema, and mode is FAILFAST.
+        BatchUnreadable for a record array that does not decode, InvalidInput for a record that is
+        not UTF-8 where a STRING column was asked for, MalformedRecord for one that does not fit the
+        schema in mode FAILFAST.
         """
         runs = Runs.of(batch.metadata, batch.count)
         wanted = range(batch.count) if rows is None else rows

@@ -80,16 +80,9 @@ INSTEAD = {
 
 
 class OptionReader:
-    """Reads options of any case out of a mapping of strings.
-
-    Args:
-        options: Names and values. Of names that differ in case only, the last one counts.
-        accepted: Every name there is, as documented.
-        what: What the options belong to, for messages: ``streaming source``.
-
-    Raises:
-        InvalidInput: A name that is not accepted.
-    """
+    """Reads options of any case out of a mapping of strings; of names that differ in case only, the
+    last one counts. ``accepted`` are all names that there are, as documented: InvalidInput for
+    others. ``what`` the options belong to is for messages, such as ``streaming source``."""
 
     def __init__(self, options: Mapping[str, str], accepted: Iterable[str], what: str) -> None:
         names = tuple(accepted)
@@ -165,12 +158,8 @@ class OptionReader:
 
 def storage_settings(reader: OptionReader) -> QueueConfig:
     """Where the queue lives, from the options in :data:`STORAGE_OPTIONS`. A path is made absolute
-    here: a Spark executor has another working directory.
-
-    Raises:
-        InvalidInput: No store, one that no other process can reach, or a prefix or key that
-            cannot be used.
-    """
+    here: a Spark executor has another working directory. InvalidInput where there is no store, no
+    other process can reach it, or a prefix or key cannot be used."""
     store = reader.text("path")
     if store is None:
         raise InvalidInput(

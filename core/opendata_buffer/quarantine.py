@@ -97,9 +97,7 @@ def quarantine(
 
     Of an object outside the data prefix only the report is written: a forged manifest could
     otherwise have any object of the bucket copied to where more people may read (failure F23).
-
-    Raises:
-        InvalidInput: The object has more than 1 GiB; nothing was written.
+    InvalidInput for an object of more than 1 GiB; nothing was written.
     """
     # With the location, because a queue that was deleted and recreated counts from 0 again.
     digest = hashlib.sha256(entry.location.encode(errors="surrogatepass")).hexdigest()

@@ -72,9 +72,8 @@ def locked(
     :class:`.Consumer`, :class:`.Publisher`, :class:`.Broker` and :class:`.Discovery`. What they
     call has at most one lock of its own, and calls nothing back.
 
-    Raises:
-        RuntimeError: The thread holds the lock already: a signal handler interrupted it in the
-            middle of a change and calls the same object.
+    RuntimeError where the thread holds the lock already: a signal handler interrupted it in the
+    middle of a change and calls the same object.
     """
 
     @wraps(method)
@@ -314,11 +313,8 @@ def in_parallel(
     *,
     most: int = 32,  # a quarter of the connections that a store keeps by default
 ) -> list[Result]:
-    """The results of ``call`` of each item, from threads that have the caller's deadline.
-
-    Raises:
-        Exception: The error of the first item whose call failed, after all calls have ended.
-    """
+    """The results of ``call`` of each item, from threads that have the caller's deadline. Raises
+    the error of the first item whose call failed, after all calls have ended."""
     wanted = tuple(items)
     if len(wanted) <= 1:
         return [call(each) for each in wanted]  # a thread would only add cost

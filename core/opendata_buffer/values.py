@@ -83,13 +83,9 @@ class ValueOptions:
 
 @dataclass(frozen=True)
 class DecodedColumns:
-    """The columns of some records, and which records have none.
-
-    Attributes:
-        arrays: A column for each field of the schema, one value for each record.
-        malformed: The reason of each malformed record, by the record's index.
-        headers: Indexes of records that repeat the names of the columns.
-    """
+    """The columns of some records, and which records have none: ``malformed`` ones with the reason,
+    and ``headers``, which repeat the names of the columns; both by the index of the record.
+    ``arrays`` has a column for each field of the schema, one value for each record."""
 
     arrays: list[pa.Array]
     malformed: dict[int, str]
@@ -99,13 +95,9 @@ class DecodedColumns:
 class Decoder:
     """Reads records into the columns of one schema; made once, used for many arrays of records.
 
-    Args:
-        schema: The columns, in their order. The column for corrupt records may be among them.
-        options: How to read.
-
-    Raises:
-        InvalidInput: A column of an unsupported type, two columns of one name, no column to fill,
-            or a column for corrupt records that is no string.
+    The column for corrupt records may be among those of the schema. InvalidInput for a column of an
+    unsupported type, two columns of one name, no column to fill, or a column for corrupt records
+    that is no string.
     """
 
     def __init__(self, schema: pa.Schema, options: ValueOptions) -> None:

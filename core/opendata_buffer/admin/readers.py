@@ -43,10 +43,7 @@ def enable_log(queue: Target, **given: int | None) -> tuple[LogIndex, bool]:
     ``reader_expiry_ms``. What is not given stays, or is the default.
 
     A consumer that runs is fenced, because it would take batches off the log. Returns the index,
-    and whether the queue was none before.
-
-    Raises:
-        Drained: A partition that was sealed; nothing was changed.
+    and whether the queue was none before. Drained for a partition that was sealed.
     """
     if 0 in (given.get("retention_ms"), given.get("retention_bytes")):
         raise InvalidInput(

@@ -368,14 +368,8 @@ def rebuild(queue: Target) -> str | None:
     """Replace a manifest that is gone, damaged or restored by a sound one.
 
     Stop producers, consumers and collectors first: a batch that a producer uploads right now would
-    be enqueued twice.
-
-    Returns:
-        Where the old manifest's bytes were saved; None when nothing was.
-
-    Raises:
-        InvalidInput: There is neither a manifest, nor a marker, nor a batch: no queue.
-        Conflict: The manifest was written meanwhile; nothing was changed.
+    be enqueued twice. Returns where the old manifest's bytes were saved; None when nothing was.
+    InvalidInput without a queue; Conflict where the manifest was written meanwhile.
     """
     store, config, runtime = queue.store, queue.config, queue.runtime
     claim = queue.owner()

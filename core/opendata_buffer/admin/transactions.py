@@ -113,14 +113,10 @@ def abort(target: Target, producer: str, *, force: bool = False) -> list[OpenTra
     committed: to roll it back takes ``force``, as a transaction does that is younger than
     :data:`STALE_AFTER_S`.
 
-    Returns:
-        The parts that were ended: committed ones are delivered now, the others never.
-
-    Raises:
-        InvalidInput: No such transaction is undecided; it is young; or ``target`` is one
-            partition of the topic that the transaction may span. Nothing was changed.
-        Superseded: Its writer was started again at this moment, and ends it itself.
-        OpenDataBufferError: Storage failed. Call it again: what is ended is not ended twice.
+    Returns the parts that were ended: committed ones are delivered now, the others never.
+    InvalidInput where no such transaction is undecided, it is young, or ``target`` is one partition
+    of the topic that it may span; Superseded where its writer was started again at this moment.
+    After another error call it again: what is ended is not ended twice.
     """
     listed = list_open(target)
     chosen = [each for each in listed if each.producer == producer]

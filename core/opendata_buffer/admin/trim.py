@@ -126,11 +126,9 @@ def restore_batch(queue: Target, name: str) -> QuarantineReport:
 
     Returns the report with ``restored_sequence``; copy and report stay. The restored batch has no
     transaction or message in its name: readers passed that identity by, and would drop a repeat.
-
-    Raises:
-        InvalidInput: There is no such report or no copy, the copy cannot be read, or the batch
-            is still queued.
-        CommitStateUnknown: An earlier call may have restored it, and a consumer has read since.
+    InvalidInput where there is no such report or no copy, the copy cannot be read, or the batch is
+    still queued; CommitStateUnknown where an earlier call may have restored it, and a consumer has
+    read since.
     """
     store, prefix = queue.store, queue.prefix
     manifest = _view(queue)

@@ -68,11 +68,8 @@ def one_queue(
 ) -> Target:
     """Open the store that a command's options name, for a command about a single queue.
 
-    Args:
-        runtime: Clock of retries.
-        options: Values of :data:`.options.queue`, and of options that have the name of a setting.
-        make: The class of the settings.
-        settings: Other settings.
+    ``options`` are the values of :data:`.options.queue`, and of options that have the name of a
+    setting of the class ``make``; ``settings`` are others.
     """
     given = dict(options)
     reach_store = {name: given.pop(name) for name in REACH_STORE if name in given}

@@ -67,13 +67,9 @@ _URL = "abfss://container@account.dfs.core.windows.net[/root]"
 class AzureStore(CloudStore):
     """A container, or the part of it below ``root``; see :class:`.CloudStore`. Versions are ETags.
 
-    Args:
-        container: As ``root``, ``options`` and ``runtime``, see there.
-        host: Of the account's blobs, ``account.blob.core.windows.net``. Default: the account that
-            ``AZURE_STORAGE_ACCOUNT`` or ``AZURE_STORAGE_CONNECTION_STRING`` names.
-
-    Raises:
-        InvalidInput: The SDK is not installed, or the options are another store's.
+    ``host`` is that of the account's blobs, ``account.blob.core.windows.net``. Default: the account
+    that ``AZURE_STORAGE_ACCOUNT`` or ``AZURE_STORAGE_CONNECTION_STRING`` names. InvalidInput where
+    the SDK is not installed, or the options are another store's.
     """
 
     _SCHEME = "az"

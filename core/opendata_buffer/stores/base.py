@@ -113,11 +113,8 @@ class Put(Protocol):
     """Writing one whole object under a name that no other writer uses."""
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        """Write an object atomically and durably; safe to repeat with the same bytes.
-
-        Raises:
-            TransientStorageError, PermanentStorageError: It may or may not have been written.
-        """
+        """Write an object atomically and durably; safe to repeat with the same bytes. After a
+        TransientStorageError or PermanentStorageError it may or may not have been written."""
 
 
 @runtime_checkable
@@ -140,21 +137,13 @@ class ConditionalPut(Protocol):
 
     def put_if(self, key: str, data: bytes, condition: Condition) -> PutOutcome:
         """Write an object if the condition holds, in one attempt; see
-        :mod:`opendata_buffer.outcomes`.
-
-        Raises:
-            TransientStorageError: It was not begun; try again later.
-            PermanentStorageError: Refused: credentials, permissions, missing bucket.
-        """
+        :mod:`opendata_buffer.outcomes`. Raises TransientStorageError for one that was not begun,
+        PermanentStorageError for one that was refused: credentials, permissions, missing bucket."""
 
     def check_conditional_writes(self, near: str) -> None:
-        """Make sure the store honours conditions, once per process (failure F12).
-
-        Writes nothing that stays; ``near`` is a key below which a probe object may be named.
-
-        Raises:
-            UnsafeStore: The store ignores or does not know conditional writes.
-        """
+        """Raise UnsafeStore for a store that ignores or does not know conditional writes (failure
+        F12). Once per process; writes nothing that stays. ``near`` is a key below which a probe
+        object may be named."""
 
 
 @runtime_checkable

@@ -26,12 +26,8 @@ in place of a service credential."""
 
 def service_credential(name: str, scheme: str) -> Any:
     """What a Databricks service credential gives: for AWS a botocore session, else a credential
-    object; it renews itself.
-
-    Raises:
-        InvalidInput: It is a credential for another cloud.
-        PermanentStorageError: This is not Databricks, or the name gives nothing here.
-    """
+    object; it renews itself. InvalidInput for a credential of another cloud, PermanentStorageError
+    where this is not Databricks or the name gives nothing."""
     method, instead = _CREDENTIALS[scheme]
     failed = []
     for where, find in _CREDENTIAL_SOURCES.items():
@@ -127,15 +123,11 @@ def environment_of(*prefixes: str) -> Hashable:
 
 
 class ProcessClient(Generic[T]):
-    """One client for all stores of a process that are opened with the same arguments.
+    """One client for all stores of a process that are opened with the same arguments. Thread-safe.
 
-    Thread-safe. It pickles as what it is made from, never with a socket or a secret, and a
-    forked child makes a client of its own.
-
-    Args:
-        make: Makes it; a function of a module, so that it pickles.
-        prefixes: Names of environment variables that it depends on begin so.
-        arguments: Of ``make``.
+    It pickles as what it is made from, never with a socket or a secret: a function of a module with
+    its arguments. A forked child makes a client of its own. Names of environment variables on which
+    it depends begin with one of ``prefixes``.
     """
 
     def __init__(

@@ -64,13 +64,11 @@ _THROTTLED_MS = 5_000
 
 
 class GcsStore(CloudStore):
-    """A bucket, or the part of it below ``root``; see :class:`.CloudStore`.
+    """A bucket, or the part of it below ``root``; see :class:`.CloudStore`. Versions are
+    generations.
 
-    Versions are generations. A conditional write is repeated only if it was refused for its rate,
-    and so surely not applied.
-
-    Raises:
-        InvalidInput: google-auth is not installed, or the options are another store's.
+    A conditional write is repeated only if it was refused for its rate, and so surely not applied.
+    InvalidInput where google-auth is not installed, or the options are another store's.
     """
 
     _SCHEME = "gs"

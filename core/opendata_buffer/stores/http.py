@@ -139,7 +139,7 @@ class Page:
 
 
 class CloudStore(ABC):
-    """A bucket of a cloud, or the part of it below ``root``.
+    """A bucket of a cloud, or Azure's container; or the part of it below ``root``.
 
     The client sends each request once. Reads, listings, deletions and unconditional writes that
     failed are repeated here, at most ``max_attempts`` times. A conditional write is not: repeated
@@ -148,14 +148,8 @@ class CloudStore(ABC):
     Every call ends within the caller's :func:`~opendata_buffer.runtime.deadline`, whatever the
     service does. Without one, it ends after the timeouts of all attempts.
 
-    Args:
-        bucket: The name of the bucket, or of Azure's container.
-        root: Prefix of every key, without slashes around it; may be empty.
-        options: Endpoint, credentials, timeouts.
-        runtime: Backoff, names of probe objects, threads.
-
-    Raises:
-        InvalidInput: No key can begin with this root.
+    ``root`` is a prefix of every key, without slashes around it, and may be empty; InvalidInput
+    where no key can begin with it.
     """
 
     _SCHEME: ClassVar[str]
@@ -507,11 +501,8 @@ class DeadlinePassed(Exception):
 
 
 def time_left() -> float | None:
-    """Seconds until the caller's deadline; None without one.
-
-    Raises:
-        DeadlinePassed: None are left: the caller has gone on, and nothing more may be sent.
-    """
+    """Seconds until the caller's deadline; None without one. DeadlinePassed when none are left: the
+    caller has gone on, and nothing more may be sent."""
     left = remaining()
     if left is not None and left <= 0:
         raise DeadlinePassed
@@ -526,14 +517,12 @@ def read_timeout_s(options: StoreOptions) -> float:
 
 
 def within_deadline(runtime: Runtime, call: Callable[[], T]) -> T:
-    """What ``call`` returns or raises, within the deadline of the calling thread.
+    """What ``call`` returns or raises, within the deadline of the calling thread; else
+    DeadlinePassed.
 
     Resolving a name has no timeout, fetching credentials has others than ours, and a server that
     sends a byte now and then never exceeds the timeout between two bytes. So with a deadline the
     call runs in a thread of its own, and its caller goes on without it when the time is up.
-
-    Raises:
-        DeadlinePassed: The call did not end in time, or was not begun.
     """
     if time_left() is None:
         return call()

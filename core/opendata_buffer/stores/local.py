@@ -75,11 +75,8 @@ class FileLock:
     Threads of one process are kept apart by a lock of their own, because on NFS ``flock`` belongs
     to the process. The file is never deleted: a process that locks a deleted file and one that
     locks its successor would both hold the lock. Without ``create`` a missing file is no lock.
-
-    Raises:
-        LockTimeout: On entering: the lock was not free for 30 seconds, or for half of the time
-            until the caller's deadline.
-        OSError: On entering: it cannot be opened, or its file system has no locks.
+    LockTimeout where it is not free for 30 seconds, or for half of the time until the caller's
+    deadline.
     """
 
     def __init__(self, path: str, runtime: Runtime, *, create: bool = True) -> None:
@@ -463,21 +460,15 @@ def _is_text(name: str) -> bool:
 class LocalStore:
     """A directory whose files are the objects, under their raw names.
 
-    An object is written to a temporary file, fsynced, and renamed over its name, so kill -9 at
-    any moment leaves the old or the new bytes. Conditional writes rename under an exclusive lock
-    on a file beside the object, so that stores with another root lock the same one. A process that
-    is suspended while it holds the lock stops the others until it continues or dies. Readers take
-    no lock. A version is made of modification time, inode and size of the file whose bytes are
-    read; every conditional write makes the time strictly later, so none comes back (failure F11).
+    An object is written to a temporary file, fsynced, and renamed over its name, so kill -9 at any
+    moment leaves the old or the new bytes. Conditional writes rename under an exclusive lock on a
+    file beside the object, so that stores with another root lock the same one. A process that is
+    suspended while it holds the lock stops the others until it continues or dies. Readers take no
+    lock. A version is made of modification time, inode and size of the file whose bytes are read;
+    every conditional write makes the time strictly later, so none comes back (failure F11).
 
     The first write makes the directory. ``.opendata-buffer`` in it and below is the store's own.
-
-    Args:
-        root: Absolute path of the directory.
-        runtime: Waiting for locks, names of temporary files.
-
-    Raises:
-        InvalidInput: The root of the file system, or a Databricks mount.
+    InvalidInput for the root of the file system, or a Databricks mount.
     """
 
     def __init__(self, root: Path | str, *, runtime: Runtime | None = None) -> None:
