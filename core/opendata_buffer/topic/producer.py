@@ -25,6 +25,10 @@ from opendata_buffer.topic.topic import REFRESH_S, CachedTopic, Topic
 
 log = logging.getLogger(__name__)
 
+STICKY_BYTES = 1 << 20
+"""Bytes of records without a key after which :meth:`TopicProducer.send` goes on to the next
+partition."""
+
 
 class ProducerPool:
     """The open producers of a topic, by partition. Thread-safe.
@@ -262,6 +266,8 @@ class TopicProducer(Closeable):
         self._pool = ProducerPool(self._open, self._runtime)
         # Random, so that processes that start together do not write to the same partitions.
         self._calls = int(self._runtime.random() * (1 << 20))
+        self._sticky, self._sticky_until, self._sticky_left = "", 0.0, 0
+        """The partition of single records without a key, until when, and bytes left to it."""
 
     def send(
         self,
@@ -276,7 +282,9 @@ class TopicProducer(Closeable):
         Args:
             record: Bytes. Another bytes-like object is copied and may be reused at once.
             key: Records of one key go to one partition, in the order in which they are sent.
-                Without one they go to the partitions round robin.
+                Those without one go to one partition for a flush interval or :data:`STICKY_BYTES`,
+                and then to the next, as with Kafka's sticky partitioner: a record for each
+                partition would be an object for each.
             partitioner: As for :meth:`produce`.
             partition: Its name or its number, whatever the key.
 
@@ -284,9 +292,13 @@ class TopicProducer(Closeable):
             OpenDataBufferError, KeyboardInterrupt: As :meth:`produce`.
         """
         keys = None if key is None else [key]
+        if key is None and partition is None and partitioner is None:
+            partition = self._sticky_partition()
         (name,) = self._parts([record], keys, partitioner, partition)
         with self._pool.using([name]) as producers:
-            return producers[name].send(record)
+            handle = producers[name].send(record)
+        self._sticky_left -= len(record)
+        return handle
 
     def produce(
         self,
@@ -407,6 +419,17 @@ class TopicProducer(Closeable):
         return Producer(
             config, store=self._store, runtime=self._runtime, open_committer=self._open_committer
         )
+
+    def _sticky_partition(self) -> str:
+        # Not locked: two threads may use two partitions at the same time, which is harmless.
+        now, active = self._runtime.monotonic(), self._topic.get().active
+        ended = now >= self._sticky_until or self._sticky_left <= 0
+        if ended or self._sticky not in active:
+            self._calls += 1
+            self._sticky_until = now + self._config.flush_interval_ms / 1000
+            self._sticky_left = STICKY_BYTES
+            self._sticky = active[self._calls % len(active)]
+        return self._sticky
 
     def _parts(
         self,

@@ -16,7 +16,7 @@ from opendata_buffer.producer.batching import Durable
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic import partitioner as partitioners
-from opendata_buffer.topic.producer import ProducerPool, TopicProducer
+from opendata_buffer.topic.producer import STICKY_BYTES, ProducerPool, TopicProducer
 from tests.unit.topic.world import NAMES, WAIT_S, Faulty, producing, records, topic_in
 
 ENTRIES = [b"%d" % number for number in range(500)]
@@ -67,12 +67,34 @@ def test_without_keys_each_call_goes_to_one_partition_round_robin() -> None:
     with opened(store) as producer:
         for number in range(6):
             producer.produce([b"%d a" % number, b"%d b" % number])
-        for number in range(3):
-            producer.send(b"%d" % number)
     found = [records(store, name) for name in NAMES[:3]]
-    assert len(set(chain(*found))) == 15
+    assert len(set(chain(*found))) == 12
     for each in found:
-        assert [record[1:] for record in each] == [b" a", b" b", b" a", b" b", b""]
+        assert [record[1:] for record in each] == [b" a", b" b", b" a", b" b"]
+
+
+def test_single_records_without_keys_fill_a_batch_of_one_partition_before_the_next() -> None:
+    class Ahead(SystemRuntime):
+        by_s = 0.0
+
+        def monotonic(self) -> float:
+            return super().monotonic() + self.by_s
+
+    store, runtime = with_topic(3), Ahead()
+    config = producing(flush_interval_ms=600_000)
+    with TopicProducer(config, store=store, runtime=runtime) as producer:
+        for record in (b"1", b"1", b"x" * STICKY_BYTES, b"2"):
+            producer.send(record)
+        runtime.by_s = 600.0
+        for record in (b"3", b"3"):
+            producer.send(record)
+        producer.send(b"key", key=b"k")
+    found = {tuple(each[:1] for each in records(store, name)) for name in NAMES[:3]}
+    assert {tuple(r for r in each if r != b"k") for each in found} == {
+        (b"1", b"1", b"x"),
+        (b"2",),
+        (b"3", b"3"),
+    }
 
 
 def test_a_partition_can_be_named() -> None:
