@@ -27,11 +27,12 @@ from opendata_buffer import Producer, ProducerConfig, Worker, WorkerConfig
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork
-from opendata_buffer.broker.protocol import VALID_MS, append_body
-from opendata_buffer.broker.secure_channel import (
+from opendata_buffer.broker.protocol import (
     NONCE_BYTES,
+    VALID_MS,
     ClientEnd,
     KeyPair,
+    append_body,
     write_proof_folder,
 )
 from opendata_buffer.formats.manifest import NewEntry

@@ -12,7 +12,7 @@ from benchmarks.reading import floor_row, limit_row, rows
 from benchmarks.table import Row
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.read_ahead import fetch_many
+from opendata_buffer.consumer.fetch import fetch_many
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.memory import MemoryStore

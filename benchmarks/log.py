@@ -29,8 +29,7 @@ from opendata_buffer import Consumer, ConsumerConfig, Producer, ProducerConfig
 from opendata_buffer.config import GarbageCollectorConfig, QueueConfig
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.queue.log import Log, parts_folder
-from opendata_buffer.queue.log_index import LogIndex, Part, page_to_json
+from opendata_buffer.queue.log import Log, LogIndex, Part, page_to_json, parts_folder
 from opendata_buffer.queue.ownership import claim_for_writing, claim_queue, read_manifest
 from opendata_buffer.queue.readers import enable_readers
 from opendata_buffer.runtime import SystemRuntime, ulid_of

@@ -22,7 +22,7 @@ from benchmarks.queues import Queued, fill, records_of
 from benchmarks.table import Row
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.read_ahead import fetch_many
+from opendata_buffer.consumer.fetch import fetch_many
 from opendata_buffer.stores.local import LocalStore
 
 MIB = 1024 * 1024

@@ -42,13 +42,14 @@ from opendata_buffer.runtime import Moment, Runtime, in_parallel
 from opendata_buffer.stores.base import List, Store
 from opendata_buffer.topic.description import TopicDescription
 from opendata_buffer.topic.topic import Topic
-from opendata_buffer.transactions.commit_record import (
+from opendata_buffer.transactions import (
+    Attempt,
     CommitRecord,
+    TransactionCoordinator,
     claimed,
     record_key,
     record_object,
 )
-from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import ONLY
-from opendata_buffer.consumer.read_ahead import fetch_many
+from opendata_buffer.consumer.fetch import fetch_many
 from opendata_buffer.errors import (
     CorruptBatch,
     CorruptData,

@@ -30,8 +30,13 @@ from buffer_source.planner import PartitionBatch, TaskBatches
 from buffer_source.schema import OWN, arrow_schema, record_schema
 from opendata_buffer import metrics
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.consumer.fetch import AdaptiveConcurrency, FetchHandle, PooledBatch, Records
-from opendata_buffer.consumer.read_ahead import fetch_many
+from opendata_buffer.consumer.fetch import (
+    AdaptiveConcurrency,
+    FetchHandle,
+    PooledBatch,
+    Records,
+    fetch_many,
+)
 from opendata_buffer.errors import (
     BatchMissing,
     InvalidInput,
@@ -42,7 +47,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.quarantine import quarantine
-from opendata_buffer.queue.consumer_info import amend_consumer_info, read_consumer_info
+from opendata_buffer.queue.readers import amend_consumer_info, read_consumer_info
 from opendata_buffer.runtime import Runtime, SystemRuntime, queue_retry
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.values import DROPMALFORMED, FAILFAST, DecodedColumns, Decoder, ValueOptions

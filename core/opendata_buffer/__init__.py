@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from opendata_buffer.consumer.batches import ConsumedBatch as ConsumedBatch
     from opendata_buffer.consumer.batches import Record as Record
     from opendata_buffer.consumer.consumer import Consumer as Consumer
+    from opendata_buffer.consumer.fetch import ContiguousRun as ContiguousRun
     from opendata_buffer.consumer.fetch import FetchHandle as FetchHandle
+    from opendata_buffer.consumer.fetch import fetch_many as fetch_many
     from opendata_buffer.consumer.isolation import TransactionFilter as TransactionFilter
     from opendata_buffer.consumer.position import Position as Position
-    from opendata_buffer.consumer.read_ahead import ContiguousRun as ContiguousRun
-    from opendata_buffer.consumer.read_ahead import fetch_many as fetch_many
     from opendata_buffer.formats.batch import Compression as Compression
     from opendata_buffer.formats.batch import Transaction as Transaction
     from opendata_buffer.formats.manifest import BatchDescriptor as BatchDescriptor
@@ -81,10 +81,9 @@ _NAMES = {
     ],
     "consumer.consumer": ["Consumer"],
     "consumer.batches": ["ArrowBatch", "ConsumedBatch", "Record"],
-    "consumer.fetch": ["FetchHandle"],
+    "consumer.fetch": ["ContiguousRun", "FetchHandle", "fetch_many"],
     "consumer.isolation": ["TransactionFilter"],
     "consumer.position": ["Position"],
-    "consumer.read_ahead": ["ContiguousRun", "fetch_many"],
     "formats.batch": ["Compression", "Transaction"],
     "formats.manifest": ["BatchDescriptor", "Metadata"],
     "gc": ["GarbageCollector", "GcPlan", "GcReport"],

@@ -32,8 +32,16 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import MAX_KEY_BYTES, name_time_ms, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar
-from opendata_buffer.queue.log import Log, LogView, end_of_part, parts_folder
-from opendata_buffer.queue.log_index import REMEMBERED, LogIndex, floor_of, name_ms
+from opendata_buffer.queue.log import (
+    REMEMBERED,
+    Log,
+    LogIndex,
+    LogView,
+    end_of_part,
+    floor_of,
+    name_ms,
+    parts_folder,
+)
 from opendata_buffer.queue.ownership import (
     OWNER_NAME,
     QueueClaim,

@@ -19,8 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from opendata_buffer.broker.client import ChannelClosed
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.network import MAX_CLIENTS, WebSocketNetwork
-from opendata_buffer.broker.protocol import VALID_MS, append_body
-from opendata_buffer.broker.secure_channel import ClientEnd, write_proof_folder
+from opendata_buffer.broker.protocol import VALID_MS, ClientEnd, append_body, write_proof_folder
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.queue.queue import Queue

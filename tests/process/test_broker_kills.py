@@ -19,7 +19,7 @@ import pytest
 from opendata_buffer.broker.client import ChannelClosed
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.broker.network import WebSocketNetwork
-from opendata_buffer.broker.secure_channel import ProtocolError
+from opendata_buffer.broker.protocol import ProtocolError
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest

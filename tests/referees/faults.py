@@ -50,7 +50,7 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         [("            self._check(found.epoch, epoch)\n            moved", "            moved")],
     ),
     "the floor of a log is that of its fastest reader": (
-        "log", CORE + "queue/log_index.py", [("min([*bounds, next_sequence])", "max(bounds)")],
+        "log", CORE + "queue/log.py", [("min([*bounds, next_sequence])", "max(bounds)")],
     ),
     "the collector writes an index of a log that has changed": (
         "log", CORE + "gc.py",
@@ -131,15 +131,15 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
           "{name: clock + 1 for name, clock in current.clocks.items()}, current)")],
     ),
     "a fenced publisher commits": (
-        "serial", CORE + "transactions/commit_record.py",
+        "serial", CORE + "transactions.py",
         [("record is None or record.run != self._run or", "record is None or")],
     ),
     "a committed transaction is not completed": (
-        "serial", CORE + "transactions/coordinator.py",
+        "serial", CORE + "transactions.py",
         [("if undecided_markers(manifest, name, [marker]):", "if False:")],
     ),
     "markers go to the first partition only": (
-        "topic", CORE + "transactions/coordinator.py",
+        "topic", CORE + "transactions.py",
         [("clock in attempt.intents.items()", "clock in [*attempt.intents.items()][:1]")],
     ),
     "a transaction is committed before it is durable": (

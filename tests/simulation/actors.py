@@ -16,8 +16,8 @@ from opendata_buffer import outcomes
 from opendata_buffer.config import ConsumerConfig, ProducerConfig
 from opendata_buffer.consumer.batches import ConsumedBatch
 from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.consumer.fetch import fetch_many
 from opendata_buffer.consumer.isolation import TransactionFilter
-from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.errors import (
     CommitStateUnknown,
     DataLoss,

@@ -14,7 +14,7 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.partitioner import modulo
 from opendata_buffer.topic.topic import Topic
-from opendata_buffer.transactions.commit_record import CommitRecord
+from opendata_buffer.transactions import CommitRecord
 from tests.spark.queues import FORMAT, Pipe, manifest
 
 if TYPE_CHECKING:

@@ -125,7 +125,7 @@ StoreSegment(m) ==
     /\ UNCHANGED <<index, Log_2>>
 
 \* The only commit point. What is missing before the segment was taken by somebody else.
-\* core/opendata_buffer/queue/log_index.py: LogIndex.with_segment
+\* core/opendata_buffer/queue/log.py: LogIndex.with_segment
 WriteIndex(m) ==
     LET known == mover[m].known
         segment == mover[m].segment
@@ -182,7 +182,7 @@ LookBeforeRegistration(r) ==
                         !.at = IF run[r].name \in index.now.readers THEN "reads" ELSE "registers"]]
     /\ UNCHANGED <<index, position, acked, unsure, told, Log_3>>
 
-\* core/opendata_buffer/queue/log_index.py: LogIndex.with_reader
+\* core/opendata_buffer/queue/log.py: LogIndex.with_reader
 Register(r) ==
     LET new == [run[r].known EXCEPT !.readers = @ \cup {run[r].name}] IN
     /\ run[r].at = "registers"
@@ -271,7 +271,7 @@ LookBeforeConfirm ==
     /\ UNCHANGED <<index, position, acked, unsure, counts, Log_4>>
 
 \* A collector that has seen the position before loses its race for the index.
-\* core/opendata_buffer/queue/log_index.py: LogIndex.with_reader
+\* core/opendata_buffer/queue/log.py: LogIndex.with_reader
 ConfirmReset ==
     LET new == [resetter.known EXCEPT !.resets = @ + 1] IN
     /\ resetter.at = "write"
@@ -302,14 +302,14 @@ ReadPosition(n) ==
     /\ UNCHANGED <<index, objects, deleted, counts, Log_5>>
 
 \* The pure function of the floor: what all readers have, in segments or still in the manifest.
-\* core/opendata_buffer/queue/log_index.py: floor_of
+\* core/opendata_buffer/queue/log.py: floor_of
 Floor(known, readers, found) ==
     LET least == IF Faulty("the floor is that of the fastest reader")
                  THEN CHOOSE x \in {found[n] : n \in readers} : \A n \in readers : found[n] <= x
                  ELSE CHOOSE x \in {found[n] : n \in readers} : \A n \in readers : found[n] >= x IN
     IF readers = {} THEN known.floor ELSE Max(known.floor, least)
 
-\* core/opendata_buffer/queue/log_index.py: LogIndex.with_floor
+\* core/opendata_buffer/queue/log.py: LogIndex.with_floor
 WriteFloor ==
     LET known == IF Faulty("the positions are read before the index") THEN index.now
                  ELSE collector.known

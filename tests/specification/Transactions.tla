@@ -61,8 +61,8 @@ Become(r, at) == run' = [run EXCEPT ![r].at = at, ![r].did = {}, ![r].known = No
 (*--------------------------------- begin -----------------------------------*)
 
 \* A restarted query repeats a batch that is not in its checkpoint yet; an operator recovers.
-\* core/opendata_buffer/transactions/coordinator.py: TransactionCoordinator.begin
-\* core/opendata_buffer/transactions/coordinator.py: TransactionCoordinator.recover
+\* core/opendata_buffer/transactions.py: TransactionCoordinator.begin
+\* core/opendata_buffer/transactions.py: TransactionCoordinator.recover
 LookBeforeClaim(r) ==
     /\ run[r].at = "off"
     /\ \E batch \in ({done, done - 1} \cap 0..(Batches - 1)) \cup {Batches} :
@@ -74,7 +74,7 @@ LookBeforeClaim(r) ==
 IsRepeat(r, known) ==
     known.batch >= run[r].batch /\ ~Faulty("a committed batch is written again")
 
-\* core/opendata_buffer/transactions/commit_record.py: OwnedRecord.claim
+\* core/opendata_buffer/transactions.py: OwnedRecord.claim
 WriteClaim(r) ==
     LET known == run[r].known
         new == [known EXCEPT !.run = r] IN
@@ -89,8 +89,8 @@ WriteClaim(r) ==
     /\ UNCHANGED <<manifest, done>>
 
 \* What is undecided is noted before the record is read or written again.
-\* core/opendata_buffer/transactions/commit_record.py: OwnedRecord.note_undecided
-\* core/opendata_buffer/transactions/coordinator.py: TransactionCoordinator._claim
+\* core/opendata_buffer/transactions.py: OwnedRecord.note_undecided
+\* core/opendata_buffer/transactions.py: TransactionCoordinator._claim
 ReadManifest(r, p) ==
     LET found == Undecided(manifest[p].now)
         named == run[r].known.attempt
@@ -101,7 +101,7 @@ ReadManifest(r, p) ==
     /\ UNCHANGED <<record, manifest, done>>
 
 \* The markers of the batch that the record names, where they are missing.
-\* core/opendata_buffer/transactions/markers.py: MarkerWriter.write
+\* core/opendata_buffer/transactions.py: MarkerWriter.write
 CompleteEarlier(r, p) ==
     /\ run[r].at = "read" /\ run[r].did = Partitions /\ p \in run[r].missing
     /\ \E answer \in Appends(p, Markers(p, {run[r].known.attempt}, "commit")) :
@@ -109,7 +109,7 @@ CompleteEarlier(r, p) ==
          /\ run' = IF answer[1] = "applied" THEN [run EXCEPT ![r].missing = @ \ {p}] ELSE run
     /\ UNCHANGED <<record, done>>
 
-\* core/opendata_buffer/transactions/coordinator.py: TransactionCoordinator.begin
+\* core/opendata_buffer/transactions.py: TransactionCoordinator.begin
 Begin(r) ==
     /\ run[r].at = "read" /\ run[r].did = Partitions /\ run[r].missing = {}
     /\ IF run[r].recovers
@@ -122,13 +122,13 @@ Begin(r) ==
     /\ UNCHANGED <<record, manifest>>
 
 \* All that was noted is of earlier runs if the record still names this one.
-\* core/opendata_buffer/transactions/commit_record.py: OwnedRecord.is_owned
+\* core/opendata_buffer/transactions.py: OwnedRecord.is_owned
 AskRecord(r) ==
     /\ run[r].at = "asks"
     /\ Become(r, IF record.now.run = r THEN "rolls back" ELSE "ended")
     /\ UNCHANGED <<record, manifest, done>>
 
-\* core/opendata_buffer/transactions/coordinator.py: TransactionCoordinator._end
+\* core/opendata_buffer/transactions.py: TransactionCoordinator._end
 RollBackNoted(r, p) ==
     /\ run[r].at = "rolls back" /\ p \notin run[r].did
     /\ \E answer \in Appends(p, Markers(p, run[r].noted[p], "rollback")) :
@@ -160,15 +160,15 @@ FindPending(r, p) ==
                  ![r].noted[p] = @ \cup (Undecided(manifest[p].now) \ {Attempt(r)})]
     /\ UNCHANGED <<record, manifest, done>>
 
-\* core/opendata_buffer/transactions/coordinator.py: TransactionCoordinator.decide
+\* core/opendata_buffer/transactions.py: TransactionCoordinator.decide
 BeginDecision(r) ==
     /\ run[r].at = "append" /\ run[r].did = Partitions
     /\ run' = [run EXCEPT ![r].at = "decide", ![r].did = {}]
     /\ UNCHANGED <<record, manifest, done>>
 
 \* The record is written from memory; after a lost race or a lost answer it is read.
-\* core/opendata_buffer/transactions/commit_record.py: OwnedRecord.decide
-\* core/opendata_buffer/transactions/commit_record.py: OwnedRecord.verdict
+\* core/opendata_buffer/transactions.py: OwnedRecord.decide
+\* core/opendata_buffer/transactions.py: OwnedRecord.verdict
 Decide(r) ==
     LET known == run[r].known
         new == [known EXCEPT !.batch = run[r].batch, !.attempt = Attempt(r),
@@ -194,7 +194,7 @@ LookBeforeDecision(r) ==
     /\ run' = [run EXCEPT ![r].at = "decide", ![r].known = record.now]
     /\ UNCHANGED <<record, manifest, done>>
 
-\* core/opendata_buffer/transactions/coordinator.py: TransactionCoordinator.abandon
+\* core/opendata_buffer/transactions.py: TransactionCoordinator.abandon
 Abandon(r, p) ==
     /\ run[r].at = "abandon" /\ p \notin run[r].did
     /\ \E answer \in Appends(p, Markers(p, {Attempt(r)}, "rollback")) :
@@ -202,8 +202,8 @@ Abandon(r, p) ==
          /\ run' = IF answer[1] = "applied" THEN [run EXCEPT ![r].did = @ \cup {p}] ELSE run
     /\ UNCHANGED <<record, done>>
 
-\* core/opendata_buffer/transactions/coordinator.py: TransactionCoordinator.complete
-\* core/opendata_buffer/transactions/markers.py: MarkerWriter.write
+\* core/opendata_buffer/transactions.py: TransactionCoordinator.complete
+\* core/opendata_buffer/transactions.py: MarkerWriter.write
 Complete(r, p) ==
     /\ run[r].at = "complete" /\ p \notin run[r].did
     /\ \E answer \in Appends(p, Markers(p, {Attempt(r)}, "commit")
@@ -213,7 +213,7 @@ Complete(r, p) ==
     /\ UNCHANGED <<record, done>>
 
 \* The same run goes on with the next batch, without a claim.
-\* core/opendata_buffer/transactions/commit_record.py: OwnedRecord.continues
+\* core/opendata_buffer/transactions.py: OwnedRecord.continues
 EndAttempt(r) ==
     LET completed == run[r].did = Partitions \/ Faulty("a batch before the markers of the last")
     IN

@@ -21,8 +21,7 @@ from opendata_buffer.admin.target import Target, read_raw
 from opendata_buffer.admin.trim import skip_batch
 from opendata_buffer.broker.claims import claims_key
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.consumer.fetch import FetchHandle
-from opendata_buffer.consumer.read_ahead import fetch_many
+from opendata_buffer.consumer.fetch import FetchHandle, fetch_many
 from opendata_buffer.errors import (
     BatchMissing,
     CorruptData,
@@ -38,8 +37,7 @@ from opendata_buffer.formats.manifest import (
     QueueEntry,
     with_queue_in_hint,
 )
-from opendata_buffer.queue.log import Log, index_key, parts_folder
-from opendata_buffer.queue.log_index import LogIndex
+from opendata_buffer.queue.log import Log, LogIndex, index_key, parts_folder
 from opendata_buffer.queue.ownership import (
     PrefixOwner,
     misplaced,

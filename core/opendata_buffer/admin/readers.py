@@ -9,8 +9,7 @@ from typing import Any
 from opendata_buffer.admin.target import Target
 from opendata_buffer.broker.claims import claims_key
 from opendata_buffer.errors import Drained, InvalidInput
-from opendata_buffer.queue.log import Log, LogView, parts_folder
-from opendata_buffer.queue.log_index import DEFAULT_READER_EXPIRY_MS, LogIndex
+from opendata_buffer.queue.log import DEFAULT_READER_EXPIRY_MS, Log, LogIndex, LogView, parts_folder
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.readers import (
     enable_readers,

@@ -32,11 +32,13 @@ from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.log import (
     MAX_SEGMENT_BYTES,
     Log,
+    LogIndex,
+    Part,
+    chain_of,
     index_key,
     parts_folder,
     span_of_segment,
 )
-from opendata_buffer.queue.log_index import LogIndex, Part, chain_of
 from opendata_buffer.queue.ownership import (
     OWNER_NAME,
     QueueClaim,

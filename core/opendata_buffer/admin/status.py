@@ -21,7 +21,7 @@ from opendata_buffer.admin.transactions import (
 from opendata_buffer.broker.claims import claims_key, claims_kind, decode
 from opendata_buffer.broker.client import ChannelClosed, Connection
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
-from opendata_buffer.broker.secure_channel import ProtocolError
+from opendata_buffer.broker.protocol import ProtocolError
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import (
@@ -38,11 +38,10 @@ from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.gc import Queued
 from opendata_buffer.quarantine import list_quarantine, quarantined_names
 from opendata_buffer.queue.cas import read_sidecar
-from opendata_buffer.queue.consumer_info import ConsumerInfo, read_consumer_info
-from opendata_buffer.queue.log import Log, LogView
-from opendata_buffer.queue.log_index import name_ms
+from opendata_buffer.queue.log import Log, LogView, name_ms
 from opendata_buffer.queue.ownership import QueueClaim, topic_hint
 from opendata_buffer.queue.queue import fullness
+from opendata_buffer.queue.readers import ConsumerInfo, read_consumer_info
 from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import Blob, Listing, Store
 from opendata_buffer.topic.description import Partition

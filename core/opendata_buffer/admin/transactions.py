@@ -18,14 +18,16 @@ from opendata_buffer.messages import ACK_TXN, FINAL, parse_uuid, undecided
 from opendata_buffer.queue.cas import read_sidecar
 from opendata_buffer.runtime import in_parallel
 from opendata_buffer.topic.description import is_topic
-from opendata_buffer.transactions.commit_record import (
+from opendata_buffer.transactions import (
     RECORD,
+    ROLL_BACK,
     TOPIC_FOLDER,
     CommitRecord,
+    MarkerWriter,
+    TransactionCoordinator,
+    TransactionMarker,
     record_key,
 )
-from opendata_buffer.transactions.coordinator import TransactionCoordinator
-from opendata_buffer.transactions.markers import ROLL_BACK, MarkerWriter, TransactionMarker
 
 STALE_AFTER_S = 900.0
 """Age from which ``status`` warns about a transaction, and ``abort`` ends it without ``force``: no

@@ -40,9 +40,9 @@ from opendata_buffer.quarantine import (
     read_report,
     write_report,
 )
-from opendata_buffer.queue.consumer_info import TRIM, write_consumer_info
 from opendata_buffer.queue.log import LogView
 from opendata_buffer.queue.ownership import queue_hint, topic_hint
+from opendata_buffer.queue.readers import TRIM, write_consumer_info
 from opendata_buffer.runtime import in_parallel
 from opendata_buffer.stores.base import read_bytes
 

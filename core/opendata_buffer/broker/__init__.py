@@ -7,8 +7,7 @@ die, double or pause, the compare-and-swap on the manifest decides.
 
 ``discovery_record``  ``_broker.json``: which broker serves, changed by compare-and-swap
 ``discovery``         finds the broker, keeps a connection to it, and asks it for pauses
-``secure_channel``    handshake, signed messages, and the proof of the right to write
-``protocol``          the messages, pure
+``protocol``          handshake, signed messages, and the proof of the right to write
 ``network``           WebSockets of clients, and the port of a broker
 ``client``            a connection to a broker
 ``committer``         appends through a broker, or alone while there is none

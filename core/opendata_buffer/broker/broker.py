@@ -20,10 +20,15 @@ from opendata_buffer import metrics
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.protocol import (
     MAX_OPEN_REQUESTS,
+    NONCE_BYTES,
     AppendRequest,
     Body,
+    BrokerEnd,
+    KeyPair,
     PauseRequest,
+    ProtocolError,
     Request,
+    WriteProofs,
     clock_body,
     error_body,
     moment_of,
@@ -34,13 +39,6 @@ from opendata_buffer.broker.protocol import (
     parse_reader,
     parse_renewal,
     whole,
-)
-from opendata_buffer.broker.secure_channel import (
-    NONCE_BYTES,
-    BrokerEnd,
-    KeyPair,
-    ProtocolError,
-    WriteProofs,
 )
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CommitStateUnknown, QueueFull

@@ -12,13 +12,11 @@ from opendata_buffer.broker.protocol import (
     MAX_ENTRIES,
     MAX_OPEN_REQUESTS,
     VALID_MS,
-    append_body,
-    error_of,
-)
-from opendata_buffer.broker.secure_channel import (
     ClientEnd,
     KeyPair,
     ProtocolError,
+    append_body,
+    error_of,
     write_proof_folder,
 )
 from opendata_buffer.errors import OpenDataBufferError

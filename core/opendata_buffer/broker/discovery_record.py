@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from opendata_buffer import outcomes
-from opendata_buffer.broker.secure_channel import SHARE_BYTES
+from opendata_buffer.broker.protocol import SHARE_BYTES
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import BROKER_RECORD_NAME
 from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar

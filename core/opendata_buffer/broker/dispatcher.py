@@ -29,13 +29,13 @@ from opendata_buffer.broker.claims import (
     encode,
 )
 from opendata_buffer.broker.protocol import (
+    MAX_MESSAGE_BYTES,
     ClaimRequest,
     FinishRequest,
     Request,
     error_body,
     metadata_body,
 )
-from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (

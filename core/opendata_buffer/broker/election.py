@@ -17,7 +17,7 @@ from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
 from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.network import ListeningPort, Network
-from opendata_buffer.broker.secure_channel import NONCE_BYTES, KeyPair, ProtocolError
+from opendata_buffer.broker.protocol import NONCE_BYTES, KeyPair, ProtocolError
 from opendata_buffer.config import ConsumerConfig, QueueConfig
 from opendata_buffer.errors import CorruptData, OpenDataBufferError, StorageError
 from opendata_buffer.queue.ownership import claim_for_writing

@@ -31,7 +31,7 @@ from opendata_buffer.broker.client import (
     Connection,
 )
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
-from opendata_buffer.broker.secure_channel import (
+from opendata_buffer.broker.protocol import (
     MAX_HANDSHAKE_BYTES,
     MAX_MESSAGE_BYTES,
     NONCE_BYTES,

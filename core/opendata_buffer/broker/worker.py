@@ -25,8 +25,7 @@ from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_metadata
 from opendata_buffer.config import WorkerConfig
 from opendata_buffer.consumer.batches import ConsumedBatch, HasRecords
 from opendata_buffer.consumer.consumer import check_reader
-from opendata_buffer.consumer.fetch import FetchHandle, PooledBatch
-from opendata_buffer.consumer.read_ahead import read_ahead
+from opendata_buffer.consumer.fetch import FetchHandle, PooledBatch, read_ahead
 from opendata_buffer.errors import (
     ClaimLost,
     Closed,

@@ -28,9 +28,8 @@ from opendata_buffer.cli.text import confirm, format_time
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.fetch import FetchHandle
+from opendata_buffer.consumer.fetch import FetchHandle, fetch_many
 from opendata_buffer.consumer.isolation import ReadCommitted
-from opendata_buffer.consumer.read_ahead import fetch_many
 from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.errors import InvalidInput, PoisonBatch
 from opendata_buffer.formats.manifest import BatchDescriptor

@@ -33,8 +33,7 @@ from opendata_buffer.formats.manifest import (
     entry_bytes,
 )
 from opendata_buffer.queue.cas import CasStore, OutcomeUnknown
-from opendata_buffer.queue.log import Log, LogView
-from opendata_buffer.queue.log_index import LogIndex
+from opendata_buffer.queue.log import Log, LogIndex, LogView
 from opendata_buffer.queue.ownership import (
     PARTITION_NAME,
     TOPIC_KEY,

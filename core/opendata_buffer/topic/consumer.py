@@ -14,11 +14,10 @@ from typing import Any, Protocol, TypeVar
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.fetch import AdaptiveConcurrency, PooledBatch
+from opendata_buffer.consumer.fetch import AdaptiveConcurrency, PooledBatch, read_ahead
 from opendata_buffer.consumer.isolation import READ_COMMITTED
 from opendata_buffer.consumer.loop import BatchLoop
 from opendata_buffer.consumer.position import Position
-from opendata_buffer.consumer.read_ahead import read_ahead
 from opendata_buffer.errors import (
     Closed,
     DataLoss,

@@ -56,9 +56,13 @@ from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.partitioner import Entries
 from opendata_buffer.topic.producer import ProduceOptions, TopicProducer
 from opendata_buffer.topic.topic import Topic
-from opendata_buffer.transactions.commit_record import Verdict
-from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
-from opendata_buffer.transactions.markers import ROLL_BACK, TransactionMarker
+from opendata_buffer.transactions import (
+    ROLL_BACK,
+    Attempt,
+    TransactionCoordinator,
+    TransactionMarker,
+    Verdict,
+)
 
 log = logging.getLogger(__name__)
 

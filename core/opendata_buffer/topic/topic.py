@@ -39,7 +39,7 @@ from opendata_buffer.topic.description import (
     TopicDescription,
     is_topic,
 )
-from opendata_buffer.transactions.commit_record import TOPIC_FOLDER
+from opendata_buffer.transactions import TOPIC_FOLDER
 
 log = logging.getLogger(__name__)
 

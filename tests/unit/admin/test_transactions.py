@@ -17,8 +17,12 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
-from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
-from opendata_buffer.transactions.markers import MarkerWriter, TransactionMarker
+from opendata_buffer.transactions import (
+    Attempt,
+    MarkerWriter,
+    TransactionCoordinator,
+    TransactionMarker,
+)
 from tests.unit.cli.shell import manifest_of
 
 A, B, C = b"\1AAAAA", b"\1BBBBB", b"\1CCCCC"

@@ -15,8 +15,7 @@ from opendata_buffer.broker.discovery import BrokerPause
 from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import Listen, ListeningPort, WebSocketNetwork, WebSocketPort
-from opendata_buffer.broker.protocol import VALID_MS, append_body
-from opendata_buffer.broker.secure_channel import BrokerEnd, ClientEnd, KeyPair
+from opendata_buffer.broker.protocol import VALID_MS, BrokerEnd, ClientEnd, KeyPair, append_body
 from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.cas import CasStore

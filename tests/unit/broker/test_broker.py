@@ -17,8 +17,7 @@ from opendata_buffer.broker.broker import (
     SharedQueue,
     find_earlier_attempt,
 )
-from opendata_buffer.broker.protocol import VALID_MS, append_body
-from opendata_buffer.broker.secure_channel import ProtocolError
+from opendata_buffer.broker.protocol import VALID_MS, ProtocolError, append_body
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.errors import CommitStateUnknown, Fenced
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry

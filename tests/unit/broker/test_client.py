@@ -18,8 +18,13 @@ from opendata_buffer.broker.client import (
     Refused,
 )
 from opendata_buffer.broker.discovery_record import DiscoveryRecord
-from opendata_buffer.broker.protocol import MAX_ENTRIES, MAX_OPEN_REQUESTS, error_body
-from opendata_buffer.broker.secure_channel import MAX_MESSAGE_BYTES, BrokerEnd
+from opendata_buffer.broker.protocol import (
+    MAX_ENTRIES,
+    MAX_MESSAGE_BYTES,
+    MAX_OPEN_REQUESTS,
+    BrokerEnd,
+    error_body,
+)
 from opendata_buffer.errors import QueueFull
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Task

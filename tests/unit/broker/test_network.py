@@ -34,9 +34,9 @@ from opendata_buffer.broker.network import (
     open_channel,
     own_address,
 )
-from opendata_buffer.broker.protocol import MAX_OPEN_REQUESTS
-from opendata_buffer.broker.secure_channel import (
+from opendata_buffer.broker.protocol import (
     MAX_MESSAGE_BYTES,
+    MAX_OPEN_REQUESTS,
     ClientEnd,
     KeyPair,
     ProtocolError,

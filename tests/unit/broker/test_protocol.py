@@ -14,6 +14,7 @@ from opendata_buffer import errors
 from opendata_buffer.broker.protocol import (
     MAX_CLAIMED,
     VALID_MS,
+    ProtocolError,
     append_body,
     clock_body,
     error_body,
@@ -23,7 +24,6 @@ from opendata_buffer.broker.protocol import (
     parse_claim,
     parse_finish,
 )
-from opendata_buffer.broker.secure_channel import ProtocolError
 from opendata_buffer.errors import CommitStateUnknown, Conflict, OpenDataBufferError, QueueFull
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Moment

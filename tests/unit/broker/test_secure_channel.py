@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opendata_buffer.broker.secure_channel import (
+from opendata_buffer.broker.protocol import (
     MAX_MESSAGE_BYTES,
     PRIME,
     SHARE_BYTES,

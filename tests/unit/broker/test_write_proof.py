@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.broker import secure_channel
+from opendata_buffer.broker import protocol
 from opendata_buffer.broker.broker import Broker
 from opendata_buffer.broker.client import Appended
 from opendata_buffer.broker.dispatcher import Dispatcher
-from opendata_buffer.broker.secure_channel import ProtocolError, write_proof_folder
+from opendata_buffer.broker.protocol import ProtocolError, write_proof_folder
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.errors import PermanentStorageError, StorageError, TransientStorageError
 from opendata_buffer.queue.queue import Queue
@@ -149,7 +149,7 @@ def test_a_store_that_fails_grants_nothing_and_the_client_is_told(error: Excepti
 def test_a_store_that_stalls_takes_no_more_threads_than_a_few(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(secure_channel, "MAX_UNDER_WAY", 2)
+    monkeypatch.setattr(protocol, "MAX_UNDER_WAY", 2)
     stalls = threading.Event()
     store = Hooked(NAME)
     store.on_read = lambda: stalls.wait(60)

@@ -21,7 +21,7 @@ from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.transactions.commit_record import record_key
+from opendata_buffer.transactions import record_key
 
 PREFIX = "p"
 CONFIG = QueueConfig(store="memory://x", data_path_prefix=PREFIX)

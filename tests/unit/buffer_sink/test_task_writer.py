@@ -41,7 +41,7 @@ from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.description import TopicDescription
-from opendata_buffer.transactions.markers import ROLL_BACK
+from opendata_buffer.transactions import ROLL_BACK
 
 QUEUE = QueueConfig(store="memory://x", data_path_prefix="p")
 TXN = Transaction("q", 4)

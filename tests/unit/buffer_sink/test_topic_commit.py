@@ -23,7 +23,7 @@ from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
-from opendata_buffer.transactions.commit_record import record_key
+from opendata_buffer.transactions import record_key
 
 CONFIG = QueueConfig(store="memory://x")
 OPTIONS = SinkOptions(queue=CONFIG)

@@ -9,8 +9,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.messages import ACK_TXN, build_uuid
-from opendata_buffer.queue.log import Log, LogView
-from opendata_buffer.queue.log_index import LogIndex
+from opendata_buffer.queue.log import Log, LogIndex, LogView
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.readers import enable_readers, position_object
 from opendata_buffer.testing.runtime import ManualRuntime

@@ -11,8 +11,7 @@ from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import Fenced
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue.log import Log
-from opendata_buffer.queue.log_index import LogIndex
+from opendata_buffer.queue.log import Log, LogIndex
 from opendata_buffer.queue.readers import ReaderPosition
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore

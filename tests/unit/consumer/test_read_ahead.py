@@ -15,10 +15,12 @@ from opendata_buffer.consumer.fetch import (
     AdaptiveConcurrency,
     ArrowBatch,
     ConsumedBatch,
+    ContiguousRun,
     FetchHandle,
     PooledBatch,
+    fetch_many,
+    read_ahead,
 )
-from opendata_buffer.consumer.read_ahead import ContiguousRun, fetch_many, read_ahead
 from opendata_buffer.errors import BatchMissing, InvalidInput
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.manifest import BatchDescriptor

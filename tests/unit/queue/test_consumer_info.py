@@ -13,7 +13,7 @@ from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, Produ
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import CorruptData, PermanentStorageError
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.queue.consumer_info import (
+from opendata_buffer.queue.readers import (
     amend_consumer_info,
     read_consumer_info,
     write_consumer_info,

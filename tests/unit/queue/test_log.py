@@ -27,9 +27,9 @@ from opendata_buffer.consumer.read_only import ReadOnlyReader
 from opendata_buffer.formats.batch import encode_batch
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.queue import log_index, readers
-from opendata_buffer.queue.log import Log, LogView
-from opendata_buffer.queue.log_index import LogIndex, Part, chain_of, floor_of
+from opendata_buffer.queue import log as queue_log
+from opendata_buffer.queue import readers
+from opendata_buffer.queue.log import Log, LogIndex, LogView, Part, chain_of, floor_of
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.readers import enable_readers, reset_reader, unregister
@@ -48,13 +48,13 @@ WEEK_MS = 7 * DAY_S * 1000
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Log, "most_entries", 16)
     monkeypatch.setattr(Log, "left_entries", 4)
-    monkeypatch.setattr(log_index, "FAN", 3)
+    monkeypatch.setattr(queue_log, "FAN", 3)
 
 
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments are deleted that end a few entries before the floor."""
-    for module in (log_index, readers, opendata_buffer.gc):
+    for module in (queue_log, readers, opendata_buffer.gc):
         monkeypatch.setattr(module, "REMEMBERED", 4)
 
 

@@ -13,11 +13,11 @@ from opendata_buffer.errors import CorruptData, ObjectNotFound
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.quarantine import QuarantineReport, read_report, write_report
 from opendata_buffer.queue.cas import LARGEST, Sidecar, SidecarFields, read_sidecar
-from opendata_buffer.queue.consumer_info import ConsumerInfo
 from opendata_buffer.queue.ownership import PrefixOwner
+from opendata_buffer.queue.readers import ConsumerInfo
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.description import TopicDescription
-from opendata_buffer.transactions.commit_record import CommitRecord
+from opendata_buffer.transactions import CommitRecord
 
 NOTE = Sidecar("the note", "Delete it.", version=2, max_bytes=100_000)
 SECRET = Sidecar("the secret note", "Delete it.", confidential=True)

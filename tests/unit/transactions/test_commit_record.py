@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from opendata_buffer.errors import CorruptData, InvalidInput
-from opendata_buffer.transactions.commit_record import CommitRecord, claimed
+from opendata_buffer.transactions import CommitRecord, claimed
 
 WHOLE = b'{"version": 1, "batch": 3, "next_sequence": 7}'
 

@@ -19,8 +19,7 @@ from opendata_buffer.messages import CONTINUE_TXN, build_uuid, parse_uuid, undec
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.transactions.commit_record import CommitRecord, record_key
-from opendata_buffer.transactions.coordinator import Attempt, TransactionCoordinator
+from opendata_buffer.transactions import Attempt, CommitRecord, TransactionCoordinator, record_key
 
 PARTITIONS = ("p-00000", "p-00001", "p-00002")
 CONFIG = QueueConfig(store="memory://x")

@@ -12,7 +12,7 @@ from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, build_uuid, p
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.transactions.markers import (
+from opendata_buffer.transactions import (
     ROLL_BACK,
     MarkerWriter,
     TransactionMarker,

@@ -1,1 +1,0 @@
-"""Writes to several queues that become visible all together, or not at all."""
