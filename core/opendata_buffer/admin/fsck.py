@@ -44,7 +44,6 @@ from opendata_buffer.queue.ownership import (
     owner_key,
     owner_object,
     read_manifest,
-    write_owner,
 )
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import WrongChecksum, read_bytes
@@ -339,7 +338,8 @@ def _replace_marker(queue: Target, folder: str) -> str:
     owner = PrefixOwner.from_json(wrong, folder)
     # Of a marker that this queue made itself the id stays: saved positions begin with it.
     mine = owner if owner.manifest_path == path else PrefixOwner(path, runtime.ulid())
-    write_owner(store, config, runtime, lambda b: b if b and b.manifest_path == path else mine)
+    marker = owner_object(store, config, runtime)
+    marker.change(lambda before: before if before and before.manifest_path == path else mine)
     if folder != config.data_path_prefix:
         store.delete_many([key])
     return saved

@@ -10,11 +10,10 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from opendata_buffer import metrics
 from opendata_buffer.broker.dispatcher import Dispatcher
@@ -65,19 +64,18 @@ FRESH_S = 0.2
 _READS = {"written", "ping", "stats"}
 """What a client may send that can only read the queue: ``status``, or a broker that stands by."""
 
+_EXPIRED = -1
+"""A guard's answer: some requests of the group became too old to be appended."""
+
 _ANSWERED_LATER = {"written", "append", "claim", "finish", "pause"}
 
 
 def find_earlier_attempt(
     queue: Queue, entries: Sequence[NewEntry], since: int
 ) -> Callable[[Manifest], int | None]:
-    """A guard for :meth:`.Queue.append` that finds an earlier attempt, at ``since`` or later, and
-    returns the sequence of its first entry.
-
-    The guard reads the manifest that the compare-and-swap replaces: an attempt that landed is in
-    it or in a segment of the log, and one that lands later makes this one lose its race and read
-    again. The guard raises :class:`.CommitStateUnknown` where a consumer dequeued entries among
-    which the attempt may be.
+    """A guard for :meth:`.Queue.append` that returns the first sequence of an earlier attempt, at
+    ``since`` or later. An attempt that lands later makes this one lose its race and read again.
+    CommitStateUnknown where a consumer dequeued entries among which the attempt may be.
     """
 
     def guard(before: Manifest) -> int | None:
@@ -85,26 +83,21 @@ def find_earlier_attempt(
         last = before.find(entries[-1].location)
         if last is not None:
             return last - len(entries) + 1
-        if before.first_sequence > since:
-            complete, first = queue.find_moved(entries, since)
-            if first is not None or complete:
-                return first
-            raise CommitStateUnknown(
-                queue.key,
-                since,
-                tuple(entry.location for entry in entries),
-                before.next_sequence,
-                "the broker that was to append it gave no answer, and sequences where it may "
-                "have been were dequeued since",
-            )
-        return None
+        if before.first_sequence <= since:
+            return None
+        complete, first = queue.find_moved(entries, since)
+        if first is not None or complete:
+            return first
+        raise CommitStateUnknown(
+            queue.key,
+            since,
+            tuple(entry.location for entry in entries),
+            before.next_sequence,
+            "the broker that was to append it gave no answer, and sequences where it may have been "
+            "were dequeued since",
+        )
 
     return guard
-
-
-@dataclass(frozen=True, slots=True)
-class _Expired:
-    """A guard's answer: some requests of the group became too old to be appended."""
 
 
 class SharedQueue(Queue):
@@ -370,7 +363,7 @@ class Broker:
         while group := self._without_late(group):
             entries = [entry for each in group for entry in each.entries]
             try:
-                first: int | _Expired = self._queue.append(
+                first = self._queue.append(
                     entries, guard=self._guard(group, entries), read_first=read_first
                 )
             except QueueFull as error:
@@ -385,43 +378,43 @@ class Broker:
             except Exception as error:
                 self._fail(group, error)
                 return
-            if isinstance(first, _Expired):
+            if first == _EXPIRED:
                 continue
             self.commits += 1
             metrics.broker_commits.add(1)
             metrics.broker_entries_appended.add(len(entries))
+            self.appended += len(entries)
             for each in group:
-                self._done(each, first)
-                first += len(each.entries)
+                end = first + len(each.entries)
+                self.next_sequence = max(self.next_sequence, end)
+                each.respond("done", sequence=first, next=self.next_sequence)
+                first = end
             if self.dispatcher is not None:
                 self.dispatcher.appended()
             return
 
     def _guard(
         self, group: Sequence[AppendRequest], entries: Sequence[NewEntry]
-    ) -> Callable[[Manifest], int | _Expired | None]:
+    ) -> Callable[[Manifest], int | None]:
         since = group[0].since
         search = None if since is None else find_earlier_attempt(self._queue, entries, since)
 
-        def guard(before: Manifest) -> int | _Expired | None:
+        def guard(before: Manifest) -> int | None:
             # On each attempt: while the last one was on its way, a client may have waited long
             # enough to ask another broker.
             now = Moment.now(self.runtime)
             if any(each.is_late(now) for each in group):
-                return _Expired()
+                return _EXPIRED
             return None if search is None else search(before)
 
         return guard
 
     def _without_late(self, group: Sequence[AppendRequest]) -> list[AppendRequest]:
         now = Moment.now(self.runtime)
-        kept = []
-        for each in group:
-            if each.is_late(now):
-                each.respond("refused", why="expired")
-            else:
-                kept.append(each)
-        return kept
+        late = [each for each in group if each.is_late(now)]
+        for each in late:
+            each.respond("refused", why="expired")
+        return [each for each in group if each not in late]
 
     def _may_be_found(self, error: CommitStateUnknown) -> bool:
         """Whether the next attempt can find out: nothing was dequeued where the append may be. The
@@ -429,12 +422,6 @@ class Broker:
         seen = self._queue.last_seen
         first = 0 if seen is None else seen.first_sequence
         return error.sequence is not None and first <= error.sequence
-
-    def _done(self, each: AppendRequest, sequence: int) -> None:
-        size = len(each.entries)
-        self.next_sequence = max(self.next_sequence, sequence + size)
-        self.appended += size
-        each.respond("done", sequence=sequence, next=self.next_sequence)
 
     def _fail(self, group: Sequence[AppendRequest], error: BaseException) -> None:
         if isinstance(error, CommitStateUnknown) and self._may_be_found(error):
@@ -487,14 +474,19 @@ class Session:
                 f"a client asks for {op[:50]!r} and has not shown that it may write in the queue"
             )
         if op in _ANSWERED_LATER:
-            self._begin()
+            with self._lock:
+                if self._open >= MAX_OPEN_REQUESTS:
+                    raise ProtocolError(
+                        f"a client has {self._open} unanswered requests: more are not taken"
+                    )
+                self._open += 1
         match op:
             case "written":
                 if self._has_written:
                     raise ProtocolError("a client shows for the second time that it may write")
                 self._has_written = True
-                told = partial(self._proven, whole(body, "n"))
-                self._broker.proofs.check(self._end.proof_name, self._end.write_proof(), told)
+                proven = partial(self._proven, whole(body, "n"))
+                self._broker.proofs.check(self._end.proof_name, self._end.write_proof(), proven)
             case "append":
                 append = parse_append(body, self._broker.data_path_prefix, self._answer)
                 with self._lock:
@@ -516,7 +508,13 @@ class Session:
                 writes = whole(body, "writes")
                 self._broker.ask_pause(PauseRequest(whole(body, "n"), self._answer, writes))
             case "renew":
-                self._renew(parse_renewal(body), moment_of(body.get("clock")))
+                # Appends that still wait, by a later clock that the client received.
+                numbers, heard = parse_renewal(body), moment_of(body.get("clock"))
+                with self._lock:
+                    for number in numbers:
+                        waiting = self._pending.get(number)
+                        if waiting is not None and waiting.heard.precedes(heard):
+                            waiting.heard = heard
             case "ping":
                 self._send_answer({"op": "pong", "next": self._broker.next_sequence})
             case "stats":
@@ -524,7 +522,7 @@ class Session:
             case _:
                 raise ProtocolError(f"unknown request {op[:50]!r} of a client")
 
-    def _dispatcher(self, body: Mapping[str, Any]) -> Dispatcher:
+    def _dispatcher(self, body: Body) -> Dispatcher:
         if self._broker.dispatcher is None:
             raise ProtocolError("this broker hands out no batches")
         return self._broker.dispatcher.of_reader(parse_reader(body))
@@ -535,22 +533,6 @@ class Session:
             self._answer({"op": "granted", "n": number})
         else:
             self._answer({"op": "failed", "n": number, "error": error_body(error)})
-
-    def _begin(self) -> None:
-        with self._lock:
-            if self._open >= MAX_OPEN_REQUESTS:
-                raise ProtocolError(
-                    f"a client has {self._open} unanswered requests: more are not taken"
-                )
-            self._open += 1
-
-    def _renew(self, numbers: Sequence[int], heard: Moment) -> None:
-        """Renew appends that still wait, by a later clock that the client received."""
-        with self._lock:
-            for number in numbers:
-                waiting = self._pending.get(number)
-                if waiting is not None and waiting.heard.precedes(heard):
-                    waiting.heard = heard
 
     def _answer(self, body: Body) -> None:
         with self._lock:

@@ -1,11 +1,9 @@
 """Hands the queue's batches to workers: the broker as the queue's consumer.
 
 While one compare-and-swap on the claims is in flight, requests of all workers queue up; the next
-one handles them all, and each is answered after it has landed. Heartbeats are kept in memory only.
-Finished batches at the front are acknowledged after that, so a dispatcher that dies in between only
-acknowledges later. No answer is sent before the write of its round (:class:`DispatchRound`). A
-round that fails ends the term, and what the round changed in memory is read or begun anew. Only its
-copies in the quarantine stay, which may be repeated.
+one handles them all (:class:`DispatchRound`), and each is answered after it has landed. Finished
+batches at the front are acknowledged after that, so a dispatcher that dies in between only
+acknowledges later. A round that fails ends the term, and all is read anew.
 
 Another consumer of the queue, or another dispatcher, fences this one, and its workers go to the
 broker that is announced now.
@@ -19,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from opendata_buffer import metrics, outcomes
+from opendata_buffer import metrics
 from opendata_buffer.broker.claims import (
     Claims,
     Heartbeats,
@@ -143,17 +141,9 @@ class ReadyBatches:
 
 
 class DispatchRound:
-    """What one group commit changes in a round that began at ``now``, and its answers.
-
-    A round begins with the claims as they are stored. Claims without heartbeats lapse, finished
-    batches leave, free ones go to the workers that wait; all of it is in one new value of the
-    claims, which is then written at once.
-
-    Attributes:
-        claims: As they are to be stored.
-        responses: Answers to send once that is stored.
-        ended: How claims ended in this round, by token.
-        lapsed: How many claims lapsed.
+    """What one group commit changes in a round that began at ``now``: the ``claims`` as they are to
+    be stored, the ``responses`` to send once they are, how claims ``ended`` in it by token, and how
+    many ``lapsed``.
     """
 
     def __init__(
@@ -194,13 +184,12 @@ class DispatchRound:
         if not self.claims.holds(sequence, token):
             self._respond(request, "failed", error=error_body(ClaimLost(sequence)))
             return
+        self.claims = self.claims.release(sequence)
         if request.how == "release":
-            self.claims = self.claims.release(sequence)
             self._ready.rests[sequence] = self._now + request.rest_ms / 1000
         elif request.how == "done":
             self.claims = self.claims.finish(sequence)
         else:
-            self.claims = self.claims.release(sequence)
             self._quarantine(sequence, request.reason)
         self.ended[token] = request.how
         self._heartbeats.drop(sequence, token)
@@ -209,11 +198,8 @@ class DispatchRound:
     def hand_out(
         self, claiming: Sequence[ClaimRequest], read_more: Callable[[int], object] | None
     ) -> list[ClaimRequest]:
-        """Give free batches to the workers that wait longest; returns the requests that go on
-        waiting.
-
-        ``claiming`` are their requests, the oldest first. ``read_more`` reads so many more batches
-        where too few are known; None when that is not to be done now.
+        """Give free batches to the requests, the oldest first; returns those that go on waiting.
+        ``read_more`` reads so many more batches where too few are known; None: not now.
         """
         ready = self._ready
         # Also when no worker waits: this forgets rests that are over.
@@ -292,13 +278,8 @@ class DispatcherTerm:
     """The time for which a dispatcher is the queue's consumer and owns the claims.
 
     It begins when made, with the claims that its predecessor last wrote, and ends when another
-    consumer or dispatcher takes the queue. Raises Fenced where another dispatcher was faster, and
-    what taking over raises. Not thread-safe.
-
-    Attributes:
-        claims: As they are stored.
-        consumer: The queue's.
-        first: The first batch that is still queued.
+    consumer or dispatcher takes the queue. Raises Fenced where another dispatcher was faster.
+    ``first`` is the first batch that is still queued. Not thread-safe.
     """
 
     def __init__(
@@ -331,14 +312,14 @@ class DispatcherTerm:
                 return Claims(epoch, self.first, tokens=found.tokens, queue=queue)
             return found.adopted(epoch, queue, self.first)
 
-        found = self._update(decide)
+        found = self._object.change(decide)
         if found.epoch != epoch:
             raise Fenced(self._config.manifest_path, epoch, found.epoch)
         return found
 
     def write(self, after: Claims) -> None:
-        """Store changed claims; returns once they are. Raises Fenced where another dispatcher has
-        them and nothing was written, TransientStorageError where that is not known."""
+        """Store changed claims. Fenced where another dispatcher has them and nothing was written,
+        TransientStorageError where that is not known."""
         before = self.claims
 
         def decide(found: Claims | None) -> Claims | None:
@@ -346,20 +327,10 @@ class DispatcherTerm:
             return after if found == before else found
 
         if after != before:
-            found = self._update(decide, from_memory=True)
+            found = self._object.change(decide, from_memory=True)
             if found != after:
                 raise Fenced(self._config.manifest_path, after.epoch, found.epoch)
         self.claims = after
-
-    def _update(
-        self, decide: Callable[[Claims | None], Claims | None], *, from_memory: bool = False
-    ) -> Claims:
-        outcome = self._object.update(decide, from_memory=from_memory)
-        if not isinstance(outcome, outcomes.Applied) or outcome.value is None:
-            raise TransientStorageError(
-                f"claims {self._object.key!r} could not be written: {outcome}. Try again."
-            )
-        return outcome.value
 
 
 def _claims_object(store: Store, config: ConsumerConfig, runtime: Runtime) -> CasObject[Claims]:
@@ -383,8 +354,7 @@ class Dispatcher:
         is_announced: Whether clients are sent to this broker and to no other; reads the store. Only
             then are the claims taken over from another dispatcher.
         is_current: Whether that was so some seconds ago; reads nothing.
-        steady_since: Since when this broker has run without a long pause, monotonic seconds.
-            Heartbeats of a pause may have been missed.
+        steady_since: As :class:`.Heartbeats` has it.
     """
 
     def __init__(
@@ -420,8 +390,7 @@ class Dispatcher:
         self._acked_at = float("-inf")
 
     def of_reader(self, reader: str) -> Dispatcher:
-        """The dispatcher of one reader's workers, with a position and claims of its own; this one
-        for the workers of a queue that is no log."""
+        """The dispatcher of one reader's workers; this one where the queue is no log."""
         with self._condition:
             if reader and reader not in self._readers:
                 self._readers[reader] = Dispatcher(
@@ -553,10 +522,7 @@ class Dispatcher:
         this_round.lapse()
         for request in finishing:
             this_round.finish(request)
-
-        def read_more(count: int) -> None:
-            ready.read_more(count, term.consumer, now)
-
+        read_more = partial(ready.read_more, consumer=term.consumer, now=now)
         due = has_new_batches or now >= ready.read_at + POLL_S
         left = this_round.hand_out(claiming, read_more if due else None)
         term.write(this_round.claims)

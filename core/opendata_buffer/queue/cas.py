@@ -418,6 +418,19 @@ class CasObject(Generic[T]):
         with deadline(self._runtime, self._deadline_s + LAST_READ_S):
             return self._update(decide, proof, from_memory)
 
+    def change(self, decide: Callable[[T | None], T | None], *, from_memory: bool = False) -> T:
+        """Make a change that may be applied twice, and return the value that holds now.
+
+        TransientStorageError where the value is not known, or there is none.
+        """
+        outcome = self.update(decide, from_memory=from_memory)
+        if isinstance(outcome, outcomes.Applied) and outcome.value is not None:
+            return outcome.value
+        raise TransientStorageError(
+            f"{self.key!r} in {self._store.url} could not be written: {outcome}. It may have been "
+            "written; try again."
+        )
+
     def _update(
         self,
         decide: Callable[[T | None], T | None],

@@ -35,7 +35,6 @@ from opendata_buffer.errors import (
     CorruptData,
     InvalidInput,
     ObjectNotFound,
-    TransientStorageError,
 )
 from opendata_buffer.formats.batch import name_time_ms
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
@@ -428,13 +427,7 @@ class Log:
 
     def change(self, decide: Callable[[LogIndex | None], LogIndex | None]) -> LogIndex:
         """Make a change that may be applied twice, and return the index that holds now."""
-        outcome = self._object.update(decide)
-        if isinstance(outcome, outcomes.Applied) and outcome.value is not None:
-            return outcome.value
-        raise TransientStorageError(
-            f"the index of the log {self._object.key!r} in {self._store.url} could not be "
-            f"written: {outcome}. Try again."
-        )
+        return self._object.change(decide)
 
     def move(self, manifest: Manifest) -> LogIndex | None:
         """Move the oldest entries of a manifest into segments, if it is long.

@@ -50,7 +50,6 @@ from opendata_buffer.errors import (
     PermanentStorageError,
     PrefixConflict,
     QueueReset,
-    TransientStorageError,
 )
 from opendata_buffer.formats.batch import is_confined, parse_location, prefix_of
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest, with_queue_in_hint
@@ -341,7 +340,7 @@ def claim_queue(
         _check_manifest_path(before, config, store.url)
         return before if before.grace_ms is not None else replace(before, grace_ms=grace_ms)
 
-    owner = write_owner(store, config, runtime, claimed)
+    owner = owner_object(store, config, runtime).change(claimed)
     return QueueClaim(store, config, runtime, owner, grace_ms)
 
 
@@ -355,7 +354,8 @@ def change_grace_period(
     """
     claim_queue(store, config, runtime=runtime)
     fresh = PrefixOwner(config.manifest_path, runtime.ulid())
-    write_owner(store, config, runtime, lambda before: replace(before or fresh, grace_ms=grace_ms))
+    marker = owner_object(store, config, runtime)
+    marker.change(lambda before: replace(before or fresh, grace_ms=grace_ms))
 
 
 @lru_cache(maxsize=10_000)  # A process says it once of each queue, however often it opens that.
@@ -402,23 +402,8 @@ def _start_over(
             return before
         return replace(fresh, grace_ms=before.grace_ms or old.grace_ms, others=before.others)
 
-    return QueueClaim(store, config, runtime, write_owner(store, config, runtime, renewed))
-
-
-def write_owner(
-    store: CasStore,
-    config: QueueConfig,
-    runtime: Runtime,
-    decide: Callable[[PrefixOwner | None], PrefixOwner],
-) -> PrefixOwner:
-    """Change the owner marker to what ``decide`` makes of it, and return that."""
-    outcome = owner_object(store, config, runtime).update(decide)
-    if isinstance(outcome, outcomes.Applied) and outcome.value is not None:
-        return outcome.value
-    raise TransientStorageError(
-        f"owner marker {owner_key(config.data_path_prefix)!r} in {store.url} could not be "
-        f"written within {config.timeout_ms / 1000:.0f} s: {outcome}. Try again."
-    )
+    owner = owner_object(store, config, runtime).change(renewed)
+    return QueueClaim(store, config, runtime, owner)
 
 
 def owner_object(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasObject[PrefixOwner]:

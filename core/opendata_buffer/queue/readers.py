@@ -51,9 +51,9 @@ from opendata_buffer.queue.ownership import (
     PrefixOwner,
     QueueClaim,
     ends_before,
+    owner_object,
     queue_hint,
     vanished,
-    write_owner,
 )
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Interval, Runtime, deadline
@@ -341,7 +341,7 @@ def enable_readers(
     log_ = Log(store, config, runtime)
     first = log_.read()
     if first is None or first.queue_id != claim.queue_id:
-        write_owner(store, config, runtime, marked)
+        owner_object(store, config, runtime).change(marked)
         queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
         begin = queue.claim_epoch(None).first_sequence
         first = LogIndex(claim.queue_id, begin, begin)
