@@ -1,11 +1,8 @@
 """The garbage collector: which objects it may delete, and its cycles, once or in the background.
 
 A cycle lists a page of objects, reads the manifest, and deletes the objects that :func:`plan`
-names. In this order: what was enqueued in between is in the manifest (failure F5). Nothing is
-deleted that is younger than the grace period by the clock which makes it youngest (failure F6), or
-while clocks are far apart; nor what no producer named, or what is another queue's (failure F7); nor
-by a fenced consumer (failure F9), or without a manifest (failure F4): decision 0007. The cursor is
-saved after each page, so that many short runs together see all objects.
+names. In this order: what was enqueued in between is in the manifest (failure F5, decision 0007).
+The cursor is saved after each page, so that many short runs together see all objects.
 """
 
 from __future__ import annotations
@@ -81,11 +78,8 @@ _STOP_TIMEOUT_S = 60.0
 
 
 class GcCursor:
-    """The key after which the collectors of one queue resume, at ``<prefix>/_gc.json``.
-
-    A job that runs for a minute an hour cannot list a large prefix in one go. The cursor is a hint:
-    a lost or a wrong one only makes some objects wait for one more round.
-    """
+    """The key after which the collectors of one queue resume, at ``<prefix>/_gc.json``: a hint. A
+    lost or a wrong one only makes some objects wait for one more round."""
 
     def __init__(self, store: CasStore, config: QueueConfig, runtime: Runtime) -> None:
         self._prefix = f"{config.data_path_prefix}/"
@@ -177,12 +171,9 @@ class Queued:
 
     @classmethod
     def of_log(cls, index: LogIndex, manifest: Manifest, named_ms: int | None) -> Queued:
-        """The batches that a log keeps, from its floor on.
-
-        Those in segments, of which there may be millions, are not looked up: what is named later
-        than ``named_ms``, the oldest name among them, is not deleted. With a name without a time
-        among them nothing is.
-        """
+        """The batches that a log keeps, from its floor on. Those in segments, perhaps millions, are
+        not looked up: nothing is deleted that is named later than ``named_ms``, the oldest name
+        among them, and nothing at all where one has no time."""
         first = max(index.floor, manifest.first_sequence)
         locations = manifest.locations()[first - manifest.first_sequence :]
         times = [name_ms(each) for each in locations]
@@ -196,7 +187,7 @@ def plan(
     """Which objects of a page to delete (OpenData RFC 0001, Garbage Collection, Mechanism).
 
     ``queued`` is of a manifest that was read *after* the page was listed, ``own_ms`` is the
-    collector's clock before that, ``grace_ms`` the least age of a deleted object.
+    collector's clock before that.
     """
     newest_ms = min(page.now_ms, own_ms) - grace_ms
     referenced = waiting = ignored = 0
@@ -232,10 +223,7 @@ def _written_ms(info: ObjectInfo) -> int:
 
 
 def clock_fault(store_ms: int, own_ms: int, grace_ms: int) -> str | None:
-    """Why the clocks of store and collector do not allow to collect, or None.
-
-    They may be apart by a quarter of the grace period. All are milliseconds.
-    """
+    """Why the clocks of store and collector, milliseconds, do not allow to collect, or None."""
     apart_ms = abs(store_ms - own_ms)
     if apart_ms <= max(grace_ms / 4, _LEAST_TOLERANCE_MS):
         return None
@@ -249,9 +237,7 @@ def clock_fault(store_ms: int, own_ms: int, grace_ms: int) -> str | None:
 
 def full_since(sizes: Mapping[int, int], wanted: int) -> int | None:
     """The latest time since which batches have the ``wanted`` bytes; None where all have fewer.
-
-    ``sizes`` has those of the batches that were written in each minute since the Unix epoch.
-    """
+    ``sizes`` are by the minute since the Unix epoch."""
     for minute in sorted(sizes, reverse=True):
         wanted -= sizes[minute]
         if wanted <= 0:
@@ -273,8 +259,7 @@ def without_nested(made: GcPlan, nested: Collection[str]) -> GcPlan:
 def unlisted_markers(
     made: GcPlan, page: Listing, start_after: str, data_path_prefix: str
 ) -> list[str]:
-    """Keys of owner markers that would keep a planned object, and may lie outside the page: its
-    first and its last folder may have objects on the pages beside it."""
+    """Keys of owner markers that would keep a planned object, and may lie on the page beside."""
     end = page.objects[-1].key if page.truncated and page.objects else None
     wanted: set[str] = set()
     for info in made.delete:
@@ -450,7 +435,8 @@ class GarbageCollector:
         """Compare a page with a manifest that was read after it, and delete (failure F5)."""
         metrics.gc_clock_difference_seconds.set((page.now_ms - own_ms) / 1000, self._labels)
         read_at = self._runtime.monotonic()
-        manifest = self._read_manifest()
+        found = self._manifest.read()
+        manifest = None if isinstance(found, outcomes.Vanished) else found
         # Behind the manifest, for each page: what left the manifest is in the index. Without it,
         # what the segments name would pass for garbage (failure F45).
         is_log = claim is not None and claim.is_log
@@ -522,11 +508,9 @@ class GarbageCollector:
         return queue.shorten(lambda: self._log, manifest) or index
 
     def _raise_floor(self, view: LogView, now_ms: int, dry_run: bool) -> LogIndex:
-        """The index after its floor was raised, below which everything may be deleted.
-
-        It is written only if it is still the one that was read before the positions: a reader that
-        has registered or was set back since is not passed over.
-        """
+        """The index after its floor was raised, below which everything may be deleted. It is
+        written only if it is still the one that was read before the positions: a reader that has
+        registered or was set back since is not passed over."""
         index = view.index
         positions = read_positions(self._store, self._config, index, self._runtime)
         moved_ms = self._moved_ms(positions, now_ms - index.reader_expiry_ms)
@@ -559,8 +543,8 @@ class GarbageCollector:
         return now
 
     def _moved_ms(self, positions: Mapping[str, ReaderPosition], expired_ms: int) -> dict[str, int]:
-        """When each reader moved last, by its own clock, or by the store's where that tells of a
-        later time: a clock that is far behind must not make a reader that runs expire."""
+        """When each reader moved last, by its own clock or the store's, whichever is later: a clock
+        that is far behind must not make a reader that runs expire."""
         found = {name: each.moved_ms for name, each in positions.items()}
         if any(each < expired_ms for each in found.values()):
             for each in self._store.list(readers_folder(self._config)).objects:
@@ -569,8 +553,8 @@ class GarbageCollector:
         return found
 
     def _retained_from(self, view: LogView, now_ms: int) -> int | None:
-        """The first sequence within the retention, None without one. Of a time and a size the one
-        counts that keeps less, as with Kafka."""
+        """The first sequence within the retention, None without one; of a time and a size that
+        which keeps less, as with Kafka."""
         bounds = []
         if view.index.retention_ms is not None:
             bounds.append(view.since(now_ms - view.index.retention_ms))
@@ -580,20 +564,13 @@ class GarbageCollector:
         return max(bounds, default=None)
 
     def _delete_parts(self, before: int) -> None:
-        """Delete segments and pages that end before a sequence: no index names them any more.
-
-        Also those that none ever named: a mover that is about to name one of them has read an
-        index that ended before it, and loses its race.
-        """
+        """Delete segments and pages that end before a sequence: no index names them any more, or
+        ever will. A mover that is about to name one has read an older index, and loses its race."""
         folder = parts_folder(self._config)
         found = self._store.list(folder, limit=_PAGE)
         keys = [each.key for each in found.objects if end_of_part(each.key) <= before]
         if keys:
             self._store.delete_many(keys)
-
-    def _read_manifest(self) -> Manifest | None:
-        found = self._manifest.read()
-        return None if isinstance(found, outcomes.Vanished) else found
 
     def _queued_in(self, manifest: Manifest) -> Queued:
         """The queued batches of this manifest; pages with the same one share them."""

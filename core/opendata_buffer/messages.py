@@ -146,8 +146,7 @@ class Undecided:
 def undecided(entries: Iterable[tuple[int, str]], data_path_prefix: str) -> dict[bytes, Undecided]:
     """The undecided transactions of a queue, by producer id, in the order of their first batches.
 
-    The entries are sequence and location of all that a manifest has: it shows whole transactions,
-    because no reader acknowledges entries from the first batch of an undecided one on.
+    ``entries`` are sequence and location of all that a manifest has: it shows whole transactions.
     """
     found: dict[bytes, Undecided] = {}
     acked: dict[bytes, int] = {}
@@ -253,10 +252,9 @@ class Sequencer:
     """Queue uncommitted messages, dequeue committed ones. Not thread-safe.
 
     After an outcome of :meth:`queue_uncommitted` that commits, all messages of
-    :meth:`dequeue_committed` have to be taken before anything else is called. Where the beginning
-    of a span was evicted from the buffer, or was read before a restart, the caller first reads the
-    range that :meth:`replay_range` names once more. A call in another order, and a replay of
-    another range, raise ``InvalidInput``.
+    :meth:`dequeue_committed` are taken before anything else is called. Where the beginning of a
+    span is not buffered any more, the caller first reads :meth:`replay_range` again. Another order,
+    and a replay of another range, raise ``InvalidInput``.
 
     Args:
         states: A checkpoint; the first message to queue is the one behind it.
@@ -313,11 +311,8 @@ class Sequencer:
         self._replay = iter(messages)
 
     def dequeue_committed(self) -> Iterator[Message]:
-        """The committed messages, in order, each once; none if none are committed.
-
-        To ask for the next message means that the last one was processed: a checkpoint taken in
-        between names the others as unread.
-        """
+        """The committed messages, in order, each once. To ask for the next one means that the last
+        one was processed: a checkpoint taken in between names the others as unread."""
         span = self._emitting
         if span is None:
             return

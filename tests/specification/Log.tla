@@ -139,7 +139,7 @@ WriteIndex(m) ==
     /\ UNCHANGED <<manifest, objects, Log_2>>
 
 \* Any process, whenever it finds the two to overlap: what the index has leaves the manifest.
-\* core/opendata_buffer/queue/queue.py: Queue.leave_to_log
+\* core/opendata_buffer/queue/queue.py: Queue.shorten
 Trim(m) ==
     /\ mover[m].at \in {"off", "trims"} /\ manifest.now.first < index.now.end
     /\ \E answer \in Put(manifest, manifest.now, [manifest.now EXCEPT !.first = index.now.end]) :

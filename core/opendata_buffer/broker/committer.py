@@ -9,8 +9,8 @@ compare-and-swap replaces.
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 
 from opendata_buffer.broker.broker import find_earlier_attempt
 from opendata_buffer.broker.client import Appended, Connection, Lost
@@ -27,10 +27,15 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.producer.group_commit import Committer, shared_committer
+from opendata_buffer.producer.group_commit import (
+    Committer,
+    committer_key,
+    share,
+    shared_committer,
+)
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import WARN_S, Queue
-from opendata_buffer.runtime import Interval, Runtime, SystemRuntime, locked
+from opendata_buffer.runtime import Interval, Runtime, locked
 from opendata_buffer.stores.base import Store
 
 log = logging.getLogger(__name__)
@@ -59,7 +64,7 @@ class BrokeredCommitter:
         claim: QueueClaim | None,
         network: Network,
         open_alone: Callable[[], Committer],
-        on_end: Callable[[], None] = lambda: None,
+        on_end: Callable[[], object] = lambda: None,
         *,
         expects: bool = False,
     ) -> None:
@@ -269,25 +274,10 @@ def open_brokered_committer(
     Where no broker is announced the committer appends alone. All producers of the process share it,
     the first one's settings count for all, and each of them closes it once.
     """
-    process = os.getpid() if isinstance(runtime, SystemRuntime) else id(runtime)
-    # As in shared_committer: another queue once it was started over.
-    queue_id = "" if claim is None else claim.queue_id
-    key = (process, id(store), config.manifest_path, queue_id, config.broker)
     network = network or WebSocketNetwork(runtime, listen_for(store))
-
-    def open_alone() -> Committer:
-        return shared_committer(store, config, runtime, claim=claim)
-
-    def forget() -> None:
-        _committers.pop(key, None)
-
-    while True:
-        committer = _committers.get(key)
-        if committer is None:
-            made = BrokeredCommitter(store, config, runtime, claim, network, open_alone, forget)
-            committer = _committers.setdefault(key, made)
-        if committer.join():
-            return committer
+    open_alone = partial(shared_committer, store, config, runtime, claim=claim)
+    made = partial(BrokeredCommitter, store, config, runtime, claim, network, open_alone)
+    return share(_committers, (committer_key(store, config, runtime, claim), config.broker), made)
 
 
-_committers: dict[tuple[int, int, str, str, str], BrokeredCommitter] = {}
+_committers: dict[Hashable, BrokeredCommitter] = {}

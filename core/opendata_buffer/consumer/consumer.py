@@ -87,11 +87,7 @@ def open_queue(
     open_pause: OpenPause = broker_pause,
 ) -> Queue | ReaderQueue:
     """The queue, as its one consumer has it; or, with ``config.reader``, as that reader has it.
-
-    Raises:
-        InvalidInput: The queue is a log, and no reader is named: one that takes entries away
-            would take them from all readers.
-    """
+    ``InvalidInput`` where the queue is a log, and no reader is named."""
     if config.reader:
         return ReaderQueue(
             store, config, config.reader, runtime=runtime, claim=claim, program=program

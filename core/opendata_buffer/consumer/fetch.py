@@ -56,11 +56,8 @@ FORGETTING = 1.01
 
 
 class AdaptiveConcurrency:
-    """Whether fetches wait for their store, and how many at once hide the wait.
-
-    May be kept from one read to the next. A store that is ``declared`` near stays so; of the others
-    the waits are measured.
-    """
+    """Whether fetches wait for their store, and how many at once hide the wait; kept from one read
+    to the next. A store that is ``declared`` near stays so, of others the waits are measured."""
 
     def __init__(self, *, declared: bool = False) -> None:
         self.near: bool | None = True if declared else None
@@ -80,11 +77,9 @@ class AdaptiveConcurrency:
 
     @property
     def threads(self) -> int:
-        """How many fetches at once keep one processor busy, as far as known; 16 to 128.
-
-        That is the ratio of a fetch's wait to its work. The shortest wait counts: longer ones are
-        also waits for a processor or the store's bandwidth, and grow with the number of threads.
-        """
+        """How many fetches at once keep one processor busy, as far as known; 16 to 128. That is the
+        ratio of a fetch's wait to its work. The shortest wait counts: longer ones are also waits
+        for a processor or the store's bandwidth, and grow with the number of threads."""
         if self._shortest is None:
             return LEAST_THREADS
         worked = self._worked + self._decoded
@@ -127,10 +122,7 @@ Decoded = TypeVar("Decoded")
 
 @dataclass(frozen=True, slots=True)
 class PooledBatch:
-    """A batch object as it is stored: fetched and not decoded.
-
-    Its bytes may lie in a ReadBuffer, so that decoding copies nothing.
-    """
+    """A batch object as it is stored: fetched and not decoded."""
 
     data: bytes | ReadBuffer
     sequence: int

@@ -79,8 +79,7 @@ class TransactionFilter:
     compare-and-swap, with batch numbers that only grow, and again when it does not know whether
     that was applied (decision 0005). So a transaction is *contiguous*, and an entry repeats an
     earlier one when its batch number is lower than the highest one passed of its app, or equal to
-    it and the entry is not adjacent to the last entry passed of that transaction. A writer that
-    finds the queue empty, and may be repeating itself, puts an empty batch in front.
+    it and the entry is not adjacent to the last entry passed of that transaction.
 
     A transaction whose batch was skipped (:meth:`skip`) was not passed, whatever later ones were:
     its repeat is passed.

@@ -114,8 +114,7 @@ class Cursors:
         dequeued ............ acknowledged ............ handed out ............ end of queue
                   next_dequeue              next_ack                 next_hand_out
 
-    Every move returns a new value or raises, so a consumer that fails halfway through a manifest
-    write still has the value from before it (OpenData RFC 0003, ack_through).
+    Every move returns a new value or raises, so a failed write leaves the value before it.
     """
 
     next_dequeue: int
@@ -152,8 +151,7 @@ class Cursors:
         return found
 
     def hand_out(self, through: int, repeats: Iterable[int] = ()) -> Cursors:
-        """Sequences up to and including ``through`` were handed out, earlier ones may be again; the
-        ``repeats`` among them are skipped."""
+        """Sequences up to and including ``through`` were handed out, ``repeats`` are skipped."""
         return replace(
             self,
             next_hand_out=max(self.next_hand_out, through + 1),
@@ -261,10 +259,8 @@ class _Offered:
 
 class QueueProgress:
     """The delivered, processed and needed entries of one queue, for a reader that follows
-    transactions, from ``start`` or a position on. Not thread-safe.
-
-    It has two filters, one at the entry that is offered next and one at the last entry whose
-    batches are all processed. Positions are the state of the second one.
+    transactions, from ``start`` or a position on: one filter is at the entry that is offered next,
+    and one, whose state positions have, at the last processed entry. Not thread-safe.
     """
 
     def __init__(
@@ -299,10 +295,8 @@ class QueueProgress:
     def offer(
         self, sequence: int, location: str, replay: Replay, *, repeats: bool = False
     ) -> list[int]:
-        """The sequences to deliver once this next entry is known, in order.
-
-        Of one that ``repeats`` an earlier entry there are none. Entries that are missing before it
-        are lost; an entry before the position is ignored.
+        """The sequences to deliver once this next entry is known, in order; none of one that
+        ``repeats`` another. Entries missing before it are lost, those before the position ignored.
         """
         if sequence < self.next_offer:
             return []

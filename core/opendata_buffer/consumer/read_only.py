@@ -75,17 +75,15 @@ class ReadOnlyReader:
     def view(self, needed: int | None = None) -> Manifest | LogView:
         """The queue as it is now; of a log all that it keeps.
 
-        ``needed`` is the first sequence that is to be read; None the oldest that is kept. The index
-        is read once, and when that is not in the manifest any more; always behind the manifest.
+        ``needed`` is the first sequence that is to be read; None the oldest. The index is read
+        behind the manifest, once and when that sequence is not in the manifest any more.
         """
         manifest = self.find() or Manifest.empty()
         index = self._log.last_seen
         wanted = manifest.first_sequence if needed is None else needed
         if self._view is None or wanted < manifest.first_sequence:
             index = self._log.read_unclaimed()
-        self._view = manifest
-        if index is not None:
-            self._view = self._log.view(index, manifest)
+        self._view = manifest if index is None else self._log.view(index, manifest)
         return self._view
 
     def manifest(self) -> Manifest:

@@ -292,11 +292,8 @@ class Manifest:
         return Manifest(self.raw, *self._footer, self._starts, (place, arguments))
 
     def append(self, entries: Sequence[NewEntry]) -> Manifest:
-        """A manifest with the entries behind the present ones, in order.
-
-        The present entries are copied as bytes, once, and never decoded. ``InvalidInput`` names an
-        entry with a value that does not fit its field (failure F34).
-        """
+        """A manifest with the entries behind the present ones, which are copied as bytes, once.
+        ``InvalidInput`` names an entry with a value that does not fit its field (failure F34)."""
         count = self.entry_count + len(entries)
         next_sequence = self.next_sequence + len(entries)
         if count > _U32_MAX or next_sequence > _U64_MAX:
@@ -312,12 +309,11 @@ class Manifest:
         return self._changed(pieces, Footer(count, next_sequence, self.epoch), self._starts)
 
     def drop_through(self, sequence: int) -> Manifest:
-        """A manifest without the entries up to and including ``sequence``.
+        """A manifest without the entries up to and including ``sequence``; this one when there are
+        none. ``InvalidInput`` for a ``sequence`` that is not queued yet (failure F27).
 
         All entry headers are checked first, so that a manifest whose count and bytes disagree is
-        never written back (failure F16); what stays is copied as bytes. Returns this manifest
-        when there is nothing to drop. ``InvalidInput`` for a ``sequence`` that is not queued yet
-        (failure F27).
+        never written back (failure F16).
         """
         if sequence >= self.next_sequence:
             raise InvalidInput(
@@ -334,10 +330,7 @@ class Manifest:
         return self._changed([kept], self._footer._replace(entry_count=count))
 
     def part(self, first: int, end: int) -> Manifest:
-        """A manifest of the entries from ``first`` up to, not including, ``end``, of epoch 0.
-
-        All entry headers are checked first, as by :meth:`drop_through`.
-        """
+        """A manifest of the entries from ``first`` up to, not including, ``end``, of epoch 0."""
         if not self.first_sequence <= first < end <= self.next_sequence:
             raise InvalidInput(
                 f"the queue holds {self.first_sequence} to {self.next_sequence - 1}, and not all "
@@ -364,11 +357,8 @@ class Manifest:
         return self._changed(pieces, self._footer)
 
     def with_epoch(self, epoch: int) -> Manifest:
-        """The same entries under another consumer epoch.
-
-        ``CorruptManifest`` where the present epoch leaves no higher one: consumers count up by one
-        and never get there, so it was forged (failure F10).
-        """
+        """The same entries under another consumer epoch. ``CorruptManifest`` where the present one
+        leaves no higher one: it was forged (failure F10)."""
         if epoch == self.epoch:
             return self
         if self.epoch >= SEALED_EPOCH:
@@ -387,11 +377,9 @@ class Manifest:
         return self._changed([memoryview(self.raw)[:-FOOTER_SIZE]], footer, self._starts)
 
     def entries(self, start: int | None = None, limit: int | None = None) -> tuple[QueueEntry, ...]:
-        """Up to ``limit`` entries from sequence ``start`` on, decoded strictly.
-
-        Reading a manifest piece by piece goes over the headers before ``start`` only once. A
-        ``start`` that was dropped is no error here: compare with :attr:`first_sequence`.
-        ``CorruptManifest`` where an entry up to the last one read breaks the format.
+        """Up to ``limit`` entries from sequence ``start`` on, decoded strictly; a ``start`` that
+        was dropped is no error. ``CorruptManifest`` where an entry up to the last one read breaks
+        the format. Reading piece by piece goes over the headers only once.
         """
         skip = 0 if start is None else max(start - self.first_sequence, 0)
         end = self.entry_count if limit is None else min(skip + max(limit, 0), self.entry_count)
@@ -407,21 +395,16 @@ class Manifest:
             raise self._named_error(error) from None
 
     def since(self, time_ms: int) -> int:
-        """The first sequence with a record of this time or later; the end if there is none.
-
-        A batch without a time counts: it is rather read once too often than never.
-        """
+        """The first sequence with a record of this time or later, or without a time; the end if
+        there is none."""
         for entry in self.entries():
             if entry.time_ms is None or entry.latest_ms >= time_ms:
                 return entry.sequence
         return self.next_sequence
 
     def age_s(self, now_ms: int, start: int | None = None) -> float | None:
-        """Seconds since the first entry from ``start`` on was written; never negative.
-
-        By the clocks of its writer and of this process, whose ``now_ms`` is milliseconds since the
-        Unix epoch. None when there is no such entry, or it has no time.
-        """
+        """Seconds since the first entry from ``start`` on was written, by the clocks of its writer
+        and of this process; never negative. None when there is no such entry, or it has no time."""
         first = next(iter(self.entries(start, 1)), None)
         written_ms = None if first is None else first.time_ms
         return None if written_ms is None else max(0, now_ms - written_ms) / 1000
@@ -435,10 +418,8 @@ class Manifest:
         self._find_starts(self.entry_count)
 
     def locations(self) -> list[str]:
-        """Locations of all entries, in order; several times faster than :meth:`entries`.
-
-        Headers and locations are checked, metadata is not.
-        """
+        """Locations of all entries, in order; several times faster than :meth:`entries`. Headers
+        and locations are checked, metadata is not."""
         raw, found = self.raw, list[str]()
         with suppress(UnicodeDecodeError):
             starts = self._find_starts(self.entry_count)
@@ -455,10 +436,8 @@ class Manifest:
         return found
 
     def find(self, location: str) -> int | None:
-        """Sequence of the entry with this location, the oldest if there are several.
-
-        A miss costs no decoding; a hit in the bytes is confirmed by the starts of the entries.
-        """
+        """Sequence of the entry with this location, the oldest if there are several. A miss costs
+        no decoding; a hit in the bytes is confirmed by the starts of the entries."""
         encoded = location.encode()
         if len(encoded) > MAX_LOCATION_BYTES:
             return None
@@ -530,8 +509,8 @@ def _left_over(size: int, count: int) -> CorruptManifest:
 
 
 def check_transition(before: Manifest, after: Manifest) -> None:
-    """Refuse a manifest that cannot follow another, before every write. Constant time. Epoch, next
-    sequence and first sequence never fall (failures F4, F10, F11, F15)."""
+    """Refuse a manifest that cannot follow another, before every write: epoch, next sequence and
+    first sequence never fall (failures F4, F10, F11, F15)."""
     for name in ("epoch", "next_sequence", "first_sequence"):
         old, new = getattr(before, name), getattr(after, name)
         if new < old:
@@ -559,10 +538,8 @@ def _bad_header(at: int, length: int, sequence: int, expected: int, body: int) -
 
 
 def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[QueueEntry, int]:
-    """The entry at byte ``at`` and where it ends; at byte ``body`` all entries end.
-
-    Its sequence must be ``expected``. Every length is checked before it is used.
-    """
+    """The entry at byte ``at``, whose sequence must be ``expected``, and where it ends; at byte
+    ``body`` all entries end. Every length is checked before it is used."""
     if body - at < LEAST_SIZE:
         raise _bad_header(at, 0, expected, expected, body)
     length, sequence, location_size = _HEAD.unpack_from(raw, at)

@@ -80,11 +80,8 @@ block, with their number."""
 class AppendBuffer:
     """Items of one millisecond in produce order. Only :attr:`append` is used without the lock.
 
-    Args:
-        first: The item it is opened for.
-        limit: Bytes of ``max_buffered_bytes`` that it may take; see :func:`held_at_opening`.
-            ``left`` of them are free: callers subtract an item's size before they append it.
-        until: When it is full by age, monotonic seconds.
+    It is opened for ``first``, and full at ``until``, monotonic seconds, or with ``limit`` bytes of
+    ``max_buffered_bytes``. ``left`` are free: callers subtract an item's size, and then append it.
     """
 
     __slots__ = (
@@ -148,10 +145,8 @@ class AppendBuffer:
             self._closed_at = len(self._items)
 
     def was_included(self, item: Item) -> bool:
-        """Whether an item that was appended around the time of closing counts; removed if not.
-
-        With the lock held, once for each such item.
-        """
+        """Whether an item that was appended around the time of closing counts; removed if not. With
+        the lock held, once for each such item."""
         self.close()
         for index in range(self.calls, len(self._items)):
             # By identity. If two callers appended the same object and one was late, either of
@@ -189,10 +184,7 @@ CLOSED = AppendBuffer(b"", 0, None, 0, float("-inf"))
 
 @dataclass(slots=True, eq=False)
 class ProduceRequest:
-    """One ``produce()`` call that cannot go into an append buffer.
-
-    One with a transaction, or with an identity as a message, has a batch of its own.
-    """
+    """One ``produce()`` call that cannot go into an append buffer."""
 
     block: bytes | memoryview  # the entries as a piece of a record block
     count: int
@@ -209,7 +201,7 @@ class ProduceRequest:
 
     @property
     def alone(self) -> bool:
-        """Whether it has a batch to itself."""
+        """Whether it has a batch to itself: a transaction, or a message."""
         return self.transaction is not None or self.message is not None
 
     @property
@@ -273,8 +265,7 @@ class Batch:
     """The calls that go into one object, from the first one until their outcome is known.
 
     A caller may be interrupted between counting its call and adding it, so the counts may be too
-    high, never too low; :meth:`encode` counts anew. The items of an open :class:`AppendBuffer` are
-    counted when that is closed.
+    high, never too low; :meth:`encode` counts anew.
 
     Attributes:
         due_at: When it is sealed at the latest, monotonic seconds; as all times without a unit.
@@ -448,10 +439,8 @@ class Batcher:
         return batch.completion
 
     def add_item(self, item: Item, time_ms: int, now: float, room: int) -> WriteHandle:
-        """Put a call without metadata into a new buffer, which becomes the current one.
-
-        ``room`` is how many bytes of ``max_buffered_bytes`` are free.
-        """
+        """Put a call without metadata into a new buffer, which becomes the current one; ``room``
+        bytes of ``max_buffered_bytes`` are free."""
         self._close_buffer()
         fitting = self._fitting(block_bytes(item), records_in(item), False, now)
         batch = self._new(now) if fitting is None else fitting

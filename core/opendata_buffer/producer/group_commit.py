@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import opendata_buffer
 from opendata_buffer.config import ProducerConfig, QueueConfig
@@ -247,7 +248,7 @@ class GroupCommitter:
         config: QueueConfig,
         runtime: Runtime,
         claim: QueueClaim | None,
-        on_idle: Callable[[], None],
+        on_idle: Callable[[], object],
     ) -> None:
         self._runtime = runtime
         self._on_idle = on_idle
@@ -444,7 +445,7 @@ def _too_late() -> TransientStorageError:
     )
 
 
-_committers: dict[tuple[int, int, str, str], GroupCommitter] = {}
+_committers: dict[Hashable, GroupCommitter] = {}
 
 
 def shared_committer(
@@ -454,21 +455,35 @@ def shared_committer(
 
     It has the claim, the deadlines and the limits of its first caller.
     """
+    key = committer_key(store, config, runtime, claim)
+    return share(_committers, key, partial(GroupCommitter, store, config, runtime, claim))
+
+
+def committer_key(
+    store: Store, config: QueueConfig, runtime: Runtime, claim: QueueClaim | None
+) -> Hashable:
+    """What the producers have in common that share a committer."""
     # A simulated process, which has a runtime of its own, and a forked child have their own.
     process = os.getpid() if isinstance(runtime, SystemRuntime) else id(runtime)
     # The id, because a queue may be started over while producers of the old one are open.
-    key = (process, id(store), config.manifest_path, "" if claim is None else claim.queue_id)
+    return process, id(store), config.manifest_path, "" if claim is None else claim.queue_id
 
-    def forget() -> None:
-        _committers.pop(key, None)
 
+class _Shared(Protocol):
+    def join(self) -> bool: ...
+
+
+Shared = TypeVar("Shared", bound=_Shared)
+
+
+def share(
+    shared: dict[Hashable, Shared], key: Hashable, make: Callable[[Callable[[], object]], Shared]
+) -> Shared:
+    """The shared object of a key, with one more caller. A new one is made with what forgets it."""
     while True:
-        committer = _committers.get(key)
-        if committer is None:
-            made = GroupCommitter(store, config, runtime, claim, forget)
-            committer = _committers.setdefault(key, made)
-        if committer.join():
-            return committer
+        found = shared.get(key) or shared.setdefault(key, make(lambda: shared.pop(key, None)))
+        if found.join():
+            return found
 
 
 OpenCommitter = Callable[[Store, ProducerConfig, Runtime, QueueClaim | None], Committer]

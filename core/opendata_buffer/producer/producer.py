@@ -376,14 +376,9 @@ class Uploader:
         self._runtime = runtime
 
     def upload(self, batch: Batch, tag: str) -> None:
-        """Encode the batch, and write it under a new name until it is stored or too late.
-
-        A new name each time: the collector takes an object's age from its name (failure F5). The
-        tag in the name is that of the committer which appends it.
-
-        Raises:
-            StorageError: The store refused it, or did not answer in time.
-            InvalidInput: It cannot be encoded.
+        """Encode the batch, and write it until it is stored or too late; ``StorageError`` or
+        ``InvalidInput`` otherwise. Under a new name each time, because the collector takes an
+        object's age from it (failure F5), with the tag of the committer that appends it.
         """
         config = self._config
         data = batch.data
@@ -431,10 +426,8 @@ class Uploader:
 
 
 class Sender:
-    """A producer's accumulator, and the threads that upload and append what it holds.
-
-    They keep it alive, also when its producer is forgotten. Raises ``RuntimeError`` when the
-    process can start no thread, and as :class:`Producer`.
+    """A producer's accumulator, and the threads that upload and append what it holds; they keep it
+    alive. Raises ``RuntimeError`` when the process can start no thread, and as :class:`Producer`.
     """
 
     def __init__(

@@ -186,7 +186,7 @@ class LogIndex:
         """The index with one more segment; what is missing before it was taken by somebody."""
         lost = self.lost if part.first == self.end else (*self.lost, (self.end, part.first))
         levels = self.levels or ((),)
-        return self._changed(end=part.end, lost=lost, levels=((*levels[0], part), *levels[1:]))
+        return self.changed(end=part.end, lost=lost, levels=((*levels[0], part), *levels[1:]))
 
     def full_level(self) -> tuple[int, tuple[Part, ...]] | None:
         """A level that has too many parts, and the oldest of them, for a page of their own."""
@@ -200,15 +200,15 @@ class LogIndex:
         levels = [*self.levels, *([()] if number + 1 == len(self.levels) else [])]
         levels[number] = levels[number][FAN:]
         levels[number + 1] = (*levels[number + 1], page)
-        return self._changed(levels=tuple(levels))
+        return self.changed(levels=tuple(levels))
 
     def with_reader(self, name: str) -> LogIndex:
         """The index with a reader; changed in any case, so that a collector notices."""
-        return self._changed(readers=tuple(sorted({*self.readers, name})))
+        return self.changed(readers=tuple(sorted({*self.readers, name})))
 
     def without_readers(self, names: Sequence[str]) -> LogIndex:
         """The index without some readers: they hold nothing any more."""
-        return self._changed(readers=tuple(each for each in self.readers if each not in names))
+        return self.changed(readers=tuple(each for each in self.readers if each not in names))
 
     def with_floor(self, floor: int) -> LogIndex:
         """The index with a higher floor, without what lies before it."""
@@ -217,35 +217,25 @@ class LogIndex:
             tuple(part for part in level if part.end > forgotten) for level in self.levels
         )
         lost = tuple(each for each in self.lost if each[1] > forgotten)
-        return self._changed(floor=max(self.floor, floor), levels=levels, lost=lost)
+        return self.changed(floor=max(self.floor, floor), levels=levels, lost=lost)
 
-    def with_settings(self, **settings: int | None) -> LogIndex:
-        """The index with another ``retention_ms``, ``retention_bytes`` or ``reader_expiry_ms``."""
-        return self._changed(**settings)
-
-    def _changed(self, **values: Any) -> LogIndex:
+    def changed(self, **values: Any) -> LogIndex:
+        """The index with other values."""
         return replace(self, changes=self.changes + 1, **values)
 
 
 def floor_of(
     index: LogIndex, positions: Mapping[str, int], next_sequence: int, retained_from: int | None
 ) -> int:
-    """The first sequence that has to be kept, by the next one of each reader that counts, and the
-    first one within the retention, if there is one.
-
-    A batch goes when all readers have acknowledged it and its retention is over. Without readers
-    the retention decides alone; without both nothing goes.
-    """
+    """The first sequence that has to be kept: the next one of a reader that counts, or the first
+    one within the retention. Without both nothing goes."""
     bounds = [*positions.values(), *([] if retained_from is None else [retained_from])]
     return max(index.floor, min([*bounds, next_sequence])) if bounds else index.floor
 
 
 def chain_of(spans: Iterable[tuple[int, int]], end: int) -> list[tuple[int, int]]:
-    """The spans that follow one another and together reach furthest, oldest first.
-
-    Segments that lost a race overlap those that the index named, with the same entries. What begins
-    at ``end`` or later the manifest has. Where nothing follows, what lies between is lost.
-    """
+    """The spans that follow one another and together reach furthest, oldest first. Segments that
+    lost a race overlap others, with the same entries; the manifest has what begins at ``end``."""
     known = sorted(set(spans), reverse=True)
     reach: dict[int, tuple[int, int]] = {}  # from a first: how far a chain gets, by which end
     for first, last in known:
@@ -318,8 +308,7 @@ class SegmentGone(CorruptData):
 
 
 def span_of_segment(key: str) -> tuple[int, int] | None:
-    """The first sequence of a segment and the one before which it ends, by its name; None of
-    another object."""
+    """First sequence of a segment, and the one before which it ends; None of another object."""
     first, _, _ = key.rsplit("/", 1)[-1].partition("-")
     end = end_of_part(key)
     known = key.endswith(".segment") and first.isascii() and first.isdigit() and end != LARGEST
@@ -328,9 +317,7 @@ def span_of_segment(key: str) -> tuple[int, int] | None:
 
 def end_of_part(key: str) -> int:
     """The sequence before which a segment or a page ends, by its name; LARGEST of another object.
-
-    It can be deleted where that is below the floor, whether an index ever named it or not.
-    """
+    Where that is below the floor, it can be deleted."""
     _, end, *rest = (*key.rsplit("/", 1)[-1].split("-"), "", "")
     return int(end) if end.isascii() and end.isdigit() and rest[0] else LARGEST
 
@@ -393,8 +380,7 @@ class Log:
 
     def read_unclaimed(self) -> LogIndex | None:
         """As :meth:`read`, for a process that has claimed nothing: one more read says whose index
-        counts. That of a queue that was started over would hide the first batches of the new one.
-        """
+        counts. One of the queue before would hide the first batches of the new one."""
         if self.read() is not None and not self.queue_id:
             claim = check_owner(self._store, self._config, runtime=self._runtime)
             self.queue_id = "" if claim is None else claim.queue_id
@@ -430,10 +416,8 @@ class Log:
         return self._object.change(decide)
 
     def move(self, manifest: Manifest) -> LogIndex | None:
-        """Move the oldest entries of a manifest into segments, if it is long.
-
-        Returns the index, whose ``end`` says what may leave the manifest; None without a log.
-        """
+        """Move the oldest entries of a manifest into segments, if it is long. Returns the index,
+        whose ``end`` says what may leave the manifest; None without a log."""
         index = self.read()
         while index is not None:
             first = max(index.end, manifest.first_sequence)
@@ -529,10 +513,8 @@ class Log:
         return next((each.sequence for each in entries if each.latest_ms >= time_ms), part.end)
 
     def oldest_name_ms(self, index: LogIndex) -> int | None:
-        """The earliest time in the names of batches from the floor on; None where none is there.
-
-        Of the segment that the floor is in all names count. Reads the page that it is in, if any.
-        """
+        """The earliest time in the names of batches from the segment on that the floor is in; None
+        where none is there. Reads the page that it is in, if any."""
         found = []
         waiting = [(part, level) for level, parts in enumerate(index.levels) for part in parts]
         while waiting:

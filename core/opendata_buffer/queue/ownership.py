@@ -120,11 +120,8 @@ class Watermark:
         return all(mine >= its for mine, its in zip(self._levels, other._levels, strict=True))
 
     def includes(self, other: Watermark) -> bool:
-        """Whether it covers the other, and has the location of the last batch if the other has.
-
-        A collector or a producer only reads the manifest and does not know where the last batch
-        was: its note must not keep the consumer from adding that.
-        """
+        """Whether it covers the other, and has the location of the last batch if the other has: the
+        note of a process that does not know it must not keep the consumer from adding it."""
         lacks_location = other.acked_location and not self.acked_location
         return self.covers(other) and not (self.acked == other.acked and lacks_location)
 
@@ -148,8 +145,7 @@ class PrefixOwner:
     """The owner marker of one data prefix.
 
     ``queue_id`` is empty for a marker that has none, ``watermark`` None before the first note,
-    ``grace_ms`` None for a marker of release 0.1. ``others`` are fields of later versions, kept
-    when the marker is written again.
+    ``grace_ms`` None for a marker of release 0.1. ``others`` are fields of later versions.
     """
 
     manifest_path: str
@@ -228,9 +224,8 @@ class QueueClaim:
         """Raise the marker's watermark to a manifest that was read or written just now.
 
         Writes when the manifest is seen for the first time, when its epoch has risen, after
-        ``NOTE_INTERVAL_S``, or ``now``; and only what the marker does not know yet. Raises
-        nothing: a marker that lags is still right. ``acked_location`` is where the batch was that
-        left the manifest last, if that is known.
+        ``NOTE_INTERVAL_S``, or ``now``. Raises nothing: a marker that lags is still right.
+        ``acked_location`` is where the batch was that left the manifest last, if that is known.
         """
         reached = Watermark.of(manifest, acked_location)
         seen, tried = self.watermark, self._tried
@@ -466,11 +461,8 @@ def _if_wrong(config: QueueConfig, url: str) -> str:
 def misplaced(
     manifest: Manifest | None, config: QueueConfig, url: str, acked_location: str = ""
 ) -> str | None:
-    """The text of an error where all of a queue's batches lie in a data prefix inside this one.
-
-    None for the right prefix, and for batches outside of it, which are another matter (failure
-    F23). ``acked_location`` counts where no batch is queued.
-    """
+    """The text of an error where all of a queue's batches lie in a data prefix inside this one;
+    None for the right prefix. ``acked_location`` counts where no batch is queued."""
     prefix = config.data_path_prefix
     queue = manifest or Manifest.empty()
     first = [entry.location for entry in queue.entries(limit=1)] or [acked_location]
@@ -489,12 +481,9 @@ def misplaced(
 
 
 def _check_prefix_is_free(store: Store, config: QueueConfig) -> None:
-    """Refuse a data prefix for a new queue inside or around another's (failure F7).
-
-    A v1 client's collector deletes everything under its prefix that its manifest does not name, and
-    so a queue inside that prefix. Also refused is one at, in or around a topic, whose readers would
-    not see it, or beside the partitions of a topic whose description is gone, unless it is a
-    partition's own.
+    """Refuse a data prefix for a new queue inside or around another's, whose collector deletes what
+    its manifest does not name (failure F7); or at, in or around a topic, whose readers would not
+    see it, also where only partitions of the topic are left.
     """
     data_path_prefix = config.data_path_prefix
     parts = data_path_prefix.split("/")
@@ -622,10 +611,7 @@ def topic_hint(url: str, config: QueueConfig) -> str:
 
 def parse_manifest(data: bytes, place: str, hint: str) -> Manifest:
     """A queue's manifest, whose errors about damaged entries name its place, and the command that
-    helps with the queue's :func:`queue_hint`.
-
-    An error from here names the command only: the caller, which has read the bytes, adds their key.
-    """
+    helps with the queue's :func:`queue_hint`. An error from here names the command only."""
     try:
         return Manifest.parse(data).named(place, hint)
     except CorruptManifest as error:
@@ -670,13 +656,8 @@ def check_resume(
     *,
     allow_data_loss: bool,
 ) -> None:
-    """Refuse to resume after a batch that this queue does not have, or is far beyond.
-
-    Raises:
-        InvalidInput: ``last_acked`` is negative.
-        QueueReset: The queue is not there, or ends before the batch (failure F27).
-        DataLoss: Later batches were dequeued by another consumer, and that is not allowed.
-    """
+    """Refuse to resume after a batch: ``QueueReset`` where the queue is not there or ends before it
+    (failure F27), ``DataLoss`` where later ones were dequeued and that is not allowed."""
     if last_acked < 0:
         raise InvalidInput(
             f"last_acked_sequence is {last_acked}: use None to start at the oldest entry"

@@ -169,10 +169,9 @@ class Queue:
         role: Label of the write and conflict counters: ``producer``, ``consumer``, ...
         claim: A writer's claim, whose marker refuses a manifest that was lost or restored, and
             remembers how far this one gets. None for a reader.
-        after_conflict: Seconds to wait after a lost race, asked each time; without it the
-            backoff of any other retry.
-        open_pause: Has a broker beside this queue pause for each change, from the first lost race
-            on; for owners that read before they write. None: no broker is asked.
+        after_conflict: See :class:`.CasObject`.
+        open_pause: Has a broker pause for each change, from the first lost race on; for owners that
+            read before they write. None: no broker is asked.
     """
 
     # Producers write all the time, so a consumer's remembered manifest is out of date: one read is
@@ -261,9 +260,8 @@ class Queue:
             self._pause.close()
 
     def read(self) -> Manifest | None:
-        """The manifest as it is now, or None when the queue was never created.
+        """The manifest as it is now, or None when the queue was never created; one conditional GET.
 
-        Costs one conditional GET; an unchanged manifest is not transferred again. Raises
         ``QueueReset`` where it vanished or went backwards since it was last read (failure F4).
         """
         found = self._object.read()
@@ -288,14 +286,11 @@ class Queue:
 
         Args:
             entries: At least one.
-            guard: Called with each manifest that is about to be replaced. None to go on; any
-                other value stops the append, which returns it. What the guard checks also holds
-                when the write is applied.
-            read_first: Read the manifest before the first attempt, because others write, too;
-                otherwise that one is made from memory.
+            guard: Called with each manifest that is about to be replaced. Any value but None stops
+                the append, which returns it. What it checks holds when the write is applied.
+            read_first: Others write, too: the first attempt is not made from memory.
             makes_room: The entries let consumers acknowledge others, as transaction markers do:
-                they are appended beyond ``max_manifest_bytes`` as well. Refused, they would keep
-                the queue full for ever.
+                refused at ``max_manifest_bytes``, they would keep the queue full for ever.
 
         Raises:
             QueueFull: The manifest would outgrow ``max_manifest_bytes``.
@@ -337,9 +332,8 @@ class Queue:
     def find_moved(self, entries: Sequence[NewEntry], since: int) -> tuple[bool, int | None]:
         """Look for a group that was appended at ``since`` or later in the segments of a log.
 
-        Whether that answers it, and the first sequence of the group, None where it is in none. It
-        does not where the queue is no log, entries were taken away, the index has forgotten those
-        sequences, or only a part of the group is there.
+        Whether that answers it, and the first sequence of the group, if it is there. No answer is
+        a queue that is no log, a gap or a forgotten part in the index, or a part of the group.
         """
         manifest = self._object.last_seen
         wanted = [each.location for each in entries]
@@ -362,8 +356,7 @@ class Queue:
 
     def _found_log(self) -> Log | None:
         """The log, if the queue is one; asked once in a while until it is."""
-        known = self._claim is not None and self._claim.is_log
-        if self._log is None and (known or self._log_searches.is_due()):
+        if self._log is None and (self.is_log or self._log_searches.is_due()):
             found = Log(self._store, self._config, self._runtime, self.queue_id)
             self._log = found if found.read() is not None else None
         return self._log
@@ -390,32 +383,27 @@ class Queue:
     def shorten(
         self, find_log: Callable[[], Log | None], manifest: Manifest, *, leave: bool = True
     ) -> LogIndex | None:
-        """Move the oldest entries into segments, and have them ``leave`` the manifest.
-
-        Returns the index, where it was read and written. What fails is only logged: the manifest
-        stays longer, and the next process tries again.
+        """Move the oldest entries into segments, and have them ``leave`` the manifest; the index,
+        where it was read and written. What fails is only logged: the next process tries again.
         """
         try:
             found = find_log()
             index = None if found is None else found.move(manifest)
             if index is not None and leave:
-                self.leave_to_log(index.end)
+                end = index.end
+                self._change(lambda before: left_to_log(before, end))
         except OpenDataBufferError as error:
             log.warning("the oldest entries of %s were not moved: %s", self.key, error)
             return None
         return index
-
-    def leave_to_log(self, end: int) -> Manifest:
-        """Take the entries before ``end`` out of the manifest: the index of the log has them."""
-        return self._change(lambda before: left_to_log(before, end))
 
     def claim_epoch(
         self, last_acked_sequence: int | None, *, allow_data_loss: bool = False
     ) -> Manifest:
         """Take over as the queue's consumer: raise the epoch, drop what is already acknowledged.
 
-        A lost answer needs no proof here: raising it once more is as good (OpenData RFC 0001,
-        Queue). Raises as :func:`.check_resume`, or ``Drained`` where the queue was sealed.
+        Raising it once more is as good (OpenData RFC 0001, Queue), so a lost answer needs no proof.
+        Raises as :func:`.check_resume`, or ``Drained`` where the queue was sealed.
         """
 
         def claim(before: Manifest) -> Manifest:
@@ -436,9 +424,8 @@ class Queue:
     def dequeue(self, through_sequence: int, epoch: int) -> Manifest:
         """Drop all entries up to and including ``through_sequence``; repeatable.
 
-        Writes nothing when they are gone already. Raises ``Fenced`` where the manifest has another
-        epoch (an attempt whose answer was lost before may be applied), ``InvalidInput`` where the
-        queue ends before (failure F27).
+        ``Fenced`` where the manifest has another epoch (an earlier attempt may be applied),
+        ``InvalidInput`` where the queue ends before (failure F27).
         """
 
         def drop(before: Manifest) -> Manifest:
@@ -453,11 +440,8 @@ class Queue:
         return self._change(drop)
 
     def replace(self, sequence: int, location: str, entry: NewEntry) -> Manifest:
-        """Replace the entry that has this sequence and location, and take the queue over.
-
-        The epoch is raised in the same write: a consumer that has the old entry is fenced, and
-        cannot acknowledge past a batch that it knows nothing of. A repeated call is recognised by
-        the new entry's location.
+        """Replace the entry that has this sequence and location, and raise the epoch: a consumer
+        that has the old entry cannot acknowledge past a batch that it knows nothing of. Repeatable.
         """
 
         def swap(before: Manifest) -> Manifest:
@@ -477,10 +461,8 @@ class Queue:
     def seal(self, read_to: int | None = None) -> bool:
         """Close an empty queue for good; repeatable. While it has entries: False, no write.
 
-        ``read_to`` is, of a log, up to where all its readers have acknowledged.
-
-        An append that races with the seal is either applied first, and then the queue is not
-        empty, or refused (``Drained``): no batch is queued that no consumer would read.
+        ``read_to`` is, of a log, up to where all its readers have acknowledged. An append that
+        races with the seal is applied first, and the queue is not empty, or refused (``Drained``).
         """
 
         def close(before: Manifest) -> Manifest:
@@ -491,10 +473,8 @@ class Queue:
         return self._change(close).sealed
 
     def check_epoch(self, manifest: Manifest | LogView, epoch: int) -> None:
-        """Raise :class:`Fenced` unless ``epoch`` is the manifest's, ``Drained`` if that is sealed.
-
-        A consumer that was fenced learns it here, and changes nothing (failure F8).
-        """
+        """Raise ``Fenced`` unless ``epoch`` is the manifest's (failure F8), ``Drained`` if it is
+        sealed."""
         self._check_open(manifest)
         if manifest.epoch != epoch:
             raise Fenced(self.key, epoch, manifest.epoch)

@@ -87,10 +87,9 @@ def process_runs(process: int) -> bool:
 class ConsumerInfo:
     """The consumer that claimed an epoch.
 
-    ``query`` is the id of the streaming query: empty without one, or while it is not known.
-    ``since_ms`` is milliseconds since the Unix epoch, by the consumer's clock. ``ended_epoch`` is
-    the last one whose consumer was closed without an error. ``others`` are fields of later
-    versions, kept when the object is written again.
+    ``query`` is the id of the streaming query, empty while it is not known; ``since_ms`` is
+    milliseconds since the Unix epoch, by the consumer's clock; ``ended_epoch`` is the last one
+    whose consumer was closed without an error. ``others`` are fields of later versions.
     """
 
     epoch: int
@@ -116,11 +115,8 @@ class ConsumerInfo:
         return self.ended_epoch == self.epoch
 
     def may_run(self) -> bool:
-        """Whether the process may still run, and is not this one.
-
-        A note stays when its process ends. On this host the process is looked for; of another host
-        nothing is known.
-        """
+        """Whether the process may still run, and is not this one. A note stays when its process
+        ends; on this host it is looked for."""
         if self.program == TRIM or self.has_ended:
             return False
         if self.host != os.uname().nodename:
@@ -146,10 +142,7 @@ class ConsumerInfo:
 def write_consumer_info(
     store: CasStore, config: QueueConfig, runtime: Runtime, epoch: int, *, program: str
 ) -> None:
-    """Note that this process claimed an epoch, unless a later one is noted.
-
-    Raises nothing, because nothing depends on the note, and takes two seconds at most.
-    """
+    """Note that this process claimed an epoch, unless a later one is noted. Raises nothing."""
     own = ConsumerInfo(epoch, os.uname().nodename, os.getpid(), program, "", runtime.now_ms())
 
     def noted(before: ConsumerInfo | None) -> ConsumerInfo:
@@ -327,10 +320,10 @@ def enable_readers(
     reader_expiry_ms: int,
     retention_bytes: int | None = None,
 ) -> LogIndex:
-    """Make a log of a queue, from its oldest entry on; or change what a log keeps.
+    """Make a log of a queue, from its oldest entry on; or change what a log keeps. Repeatable.
 
     In this order: the marker, so that no consumer without a name starts any more; the epoch, which
-    fences the one that runs; the index. A call that was interrupted is repeated.
+    fences the one that runs; the index.
     """
 
     def marked(before: PrefixOwner | None) -> PrefixOwner:
@@ -348,7 +341,7 @@ def enable_readers(
 
     def decide(before: LogIndex | None) -> LogIndex:
         same = before is not None and before.queue_id == claim.queue_id
-        return (before if before is not None and same else first).with_settings(
+        return (before if before is not None and same else first).changed(
             retention_ms=retention_ms,
             retention_bytes=retention_bytes,
             reader_expiry_ms=reader_expiry_ms,
@@ -367,11 +360,8 @@ def reset_reader(
     *,
     force: bool = False,
 ) -> ReaderPosition:
-    """Set a reader, which may be new, to a sequence; deletes nothing. Its consumer is fenced.
-
-    Raises ``InvalidInput`` for a sequence that is not kept, or where a consumer runs with this
-    name, and ``force`` is off.
-    """
+    """Set a reader, which may be new, to a sequence; its consumer is fenced. ``InvalidInput`` for a
+    sequence that is not kept, or without ``force`` where a consumer runs with this name."""
     check_reader_name(name)
     if not view.first_sequence <= sequence <= view.next_sequence:
         raise InvalidInput(
@@ -455,12 +445,11 @@ class ReaderQueue:
         return self._view
 
     def read(self, *, check: bool = False) -> LogView:
-        """The log from the reader's position on.
+        """The log from the reader's position on, with the epoch of the position.
 
-        Costs one conditional GET where nothing is new, and once a minute three; ``check`` reads
-        position and index in any case. The view has the epoch of the position: of another one, this
-        reader was fenced. Raises ``QueueReset`` where manifest or position are gone or went
-        backwards, ``DataLoss`` where what an expired reader needs is not kept.
+        One conditional GET where nothing is new, and once a minute three; ``check`` reads position
+        and index in any case. ``QueueReset`` where manifest or position are gone or went backwards,
+        ``DataLoss`` where what an expired reader needs is not kept.
         """
         manifest = self._queue.read()
         if manifest is None:
@@ -488,7 +477,7 @@ class ReaderQueue:
         self, last_acked_sequence: int | None, *, allow_data_loss: bool = False
     ) -> LogView:
         """Become the reader of this name, behind a sequence or where the one before it was; a new
-        one begins at the oldest batch that is kept. Raises as :func:`.check_resume`."""
+        one begins at the oldest batch. Raises as :func:`.check_resume`."""
         manifest = self._queue.read() or Manifest.empty()
         index = self._log.need(marked=self._queue.is_log)
         if self.name not in index.readers and len(index.readers) >= MOST_READERS:
@@ -561,11 +550,9 @@ class ReaderQueue:
         return self._write(decide)
 
     def _register(self, position: int, *, again: bool = False) -> LogIndex:
-        """Have the index name this reader, after its position was written.
-
-        The index changes also where it has the name already, but with ``again``: a collector that
-        has read an earlier position of this reader then loses its race.
-        """
+        """Have the index name this reader, after its position was written. It changes also where it
+        has the name already, but with ``again``: a collector that has read an earlier position of
+        this reader then loses its race."""
 
         def decide(before: LogIndex | None) -> LogIndex | None:
             if before is None or before.floor > position or (again and self.name in before.readers):
