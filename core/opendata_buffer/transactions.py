@@ -13,15 +13,14 @@ A run that is killed before ``decide`` was applied never commits: the next run r
 back and repeats the batch as another producer. If it is killed later, the next run finds the batch
 in the record and writes the markers (failure F39).
 
-**The commit record** is one small object for each app, changed by compare-and-swap only. Of a
-single queue it is ``<prefix>/app=<id>/_commit.json`` and follows what the manifest shows. Of a
-topic it is ``_topic/app=<id>/_commit.json`` and **decides**: a write to several partitions is
-committed if and only if the record names its producer. Only the run that its field ``run`` names
-may decide. A run claims the record once, before it appends anything; from then on the decisions of
-earlier runs are refused, so their undecided entries can be rolled back, except those of the
-producer that the record names. A later run may have appended entries meanwhile: a run notes what is
-undecided in a manifest *before* it reads or writes the record, and rolls it back only if the record
-still names the run.
+**The commit record** of an app is ``<prefix>/app=<id>/_commit.json`` of a single queue, and follows
+what the manifest shows. Of a topic it is ``_topic/app=<id>/_commit.json`` and **decides**: a write
+to several partitions is committed if and only if the record names its producer. Only the run that
+its field ``run`` names may decide. A run claims the record once, before it appends anything; from
+then on the decisions of earlier runs are refused, so their undecided entries can be rolled back,
+except those of the producer that the record names. A later run may have appended entries meanwhile:
+a run notes what is undecided in a manifest *before* it reads or writes the record, and rolls it
+back only if the record still names the run.
 
 **A marker** is an ACK_TXN message: with a clock beyond those of the producer's CONTINUE_TXN
 messages it commits them, with a clock before them it rolls them back. It is appended only where the
@@ -74,11 +73,8 @@ ROLL_BACK = 1
 class TransactionMarker:
     """The end of one producer's transaction in one queue.
 
-    Attributes:
-        producer: 6 bytes; it writes nothing afterwards.
-        clock: Beyond the last message, or :data:`ROLL_BACK`.
-        txn: App and batch number, part of the entry's name.
-        since: A sequence before which the producer wrote nothing; those entries are not decoded.
+    ``clock`` is beyond its last message, or :data:`ROLL_BACK`; ``txn`` is part of the entry's name;
+    before the sequence ``since`` the producer wrote nothing: those entries are not decoded.
     """
 
     producer: bytes
@@ -160,15 +156,9 @@ class MarkerWriter:
             self._prepared[name].pop((producer, clock), None)
 
     def write(self, markers: Mapping[str, Collection[TransactionMarker]]) -> int:
-        """End transactions in these partitions at once, except those that have ended there.
-
-        May be repeated at any time and from any process. Returns how many transactions this call
-        ended, counted per partition.
-
-        Raises:
-            CommitStateUnknown: Markers may have been written. Repeat it.
-            OpenDataBufferError: As :meth:`.Queue.append`, of the first partition that failed; the
-                others were written.
+        """End transactions in these partitions at once, except those that have ended there. May be
+        repeated at any time and from any process; raises as :meth:`.Queue.append`, of the first
+        partition that failed. Returns how many this call ended, counted per partition.
         """
         ended = in_parallel(self._runtime, lambda name: self._write(name, markers[name]), markers)
         return sum(ended)
@@ -197,10 +187,8 @@ class MarkerWriter:
         return 0
 
     def expire_producer(self, producer: bytes, clock: int, names: Collection[str]) -> None:
-        """Let readers forget a producer that has nothing undecided and writes nothing more.
-
-        After an error some readers keep it for :data:`.HORIZON_DAYS` days.
-        """
+        """Let readers forget a producer that has nothing undecided and writes nothing more. After
+        an error some readers keep it for :data:`.HORIZON_DAYS` days."""
 
         def expire(name: str) -> None:
             marker = TransactionMarker(producer, clock)
@@ -324,10 +312,8 @@ def record_object(
 
 
 def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitRecord | None:
-    """The record of an app, with the query that is about to write; unknown ones are not checked.
-
-    ``InvalidInput`` if the app id belongs to another query.
-    """
+    """The record of an app, with the query that is about to write. ``InvalidInput`` if the app id
+    belongs to another query; unknown ones are not checked."""
     if query is None or query == app:
         return record  # an app id that is the query's own id cannot be taken by another one
     if record is None:
@@ -367,11 +353,8 @@ class _BatchProof:
 
 
 class OwnedRecord:
-    """A topic's commit record as one run of an app, which has a unique name, owns it.
-
-    A run claims once: what was appended under an earlier claim cannot be committed any more. Not
-    thread-safe.
-    """
+    """A topic's commit record as one run of an app owns it. A run claims once: what was appended
+    under an earlier claim cannot be committed any more. Not thread-safe."""
 
     def __init__(self, app: str, record: CasObject[CommitRecord], run: str) -> None:
         self.key = record.key
@@ -411,12 +394,9 @@ class OwnedRecord:
         return isinstance(now, CommitRecord) and now.run == self._run
 
     def continues(self, batch: int, query: str | None) -> bool:
-        """Whether this run may go on with a batch without a claim.
-
-        It may not if the record does not name the query yet; or if batches are missing since its
-        last one and another run has claimed the record, because Spark commits in any of its idle
-        Python workers. The record is read only if batches are missing.
-        """
+        """Whether this run may go on with a batch without a claim: not if the record does not name
+        the query yet, or if batches are missing since its last one and another run has claimed the
+        record, because Spark commits in any of its idle Python workers."""
         record = self.record
         if claimed(record, self._app, query) is not record:
             return False
@@ -475,14 +455,8 @@ _ANY_BATCH = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt at a batch.
-
-    Attributes:
-        txn: App and batch.
-        producer: 6 bytes, drawn for this attempt and used for nothing else.
-        intents: The clock of the marker that commits it, by partition.
-        positions: What it has processed, by queue; committed with it.
-    """
+    """One attempt at a batch, by a producer drawn for it; ``intents`` has the clock of the marker
+    that commits it by partition, ``positions`` what it has processed by queue."""
 
     txn: Transaction
     producer: bytes
@@ -493,11 +467,8 @@ class Attempt:
 class TransactionCoordinator:
     """Decides the writes of apps to one topic. Not thread-safe; an app has one at a time.
 
-    After any error the next :meth:`begin` is that of a new run, which reads everything again.
-
-    Args:
-        store, config, queue_of, runtime, ahead_ms: As for :class:`.MarkerWriter`.
-        folder: Of the records; of a single queue its data prefix.
+    After any error the next :meth:`begin` is that of a new run, which reads everything again. The
+    arguments are those of :class:`MarkerWriter`, and the ``folder`` of the records.
     """
 
     def __init__(
@@ -524,13 +495,9 @@ class TransactionCoordinator:
     def begin(self, txn: Transaction, query: str | None, partitions: Collection[str]) -> bool:
         """Called before anything of an attempt is appended, with all partitions of the topic.
 
-        The first call costs one read and one write of the record, and one read of each manifest;
-        the others cost no request. False when the batch was committed before; its markers are in
-        all partitions now.
-
-        Raises:
-            InvalidInput: The app id belongs to another query; nothing was written.
-            OpenDataBufferError: Storage or a manifest failed; nothing of this attempt is there.
+        False when the batch was committed before; its markers are in all partitions now. The first
+        call reads and writes the record, and reads each manifest; the others cost no request.
+        ``InvalidInput`` where the app id belongs to another query.
         """
         known = self._owned.get(txn.app)
         if known is not None:
@@ -552,14 +519,9 @@ class TransactionCoordinator:
         return True
 
     def recover(self, app: str, query: str | None, partitions: Collection[str]) -> int:
-        """End what earlier runs of an app left undecided, without writing a batch.
-
-        A live run of the app elsewhere is fenced: it fails, and repeats its batch when it is
-        started again. Returns how many transactions were ended, counted per partition.
-
-        Raises:
-            Superseded: Another run began meanwhile; it does the same.
-            InvalidInput, OpenDataBufferError: As :meth:`begin`.
+        """End what earlier runs of an app left undecided, without writing a batch; returns how many
+        transactions, counted per partition. A live run of the app elsewhere is fenced.
+        ``Superseded`` where another run began meanwhile; it does the same.
         """
         if app in self._owned:
             return 0
@@ -593,12 +555,9 @@ class TransactionCoordinator:
     def decide(self, attempt: Attempt) -> bool:
         """Commit an attempt whose pending batches are in all partitions.
 
-        False when another run has committed this batch, or a later one, since :meth:`begin`; the
-        attempt is rolled back.
-
-        Raises:
-            Superseded: Another run has begun since; the attempt is rolled back.
-            TransientStorageError: It was not committed, or that is unknown: the text says which.
+        False when another run has committed this batch, or a later one, since :meth:`begin`, and
+        ``Superseded`` where one has begun: the attempt is rolled back. ``TransientStorageError``
+        where it was not committed, or that is unknown: the text says which.
         """
         app, batch, producer = attempt.txn.app, attempt.txn.batch, attempt.producer.hex()
         owned = self._owned.pop(app)
@@ -630,11 +589,8 @@ class TransactionCoordinator:
         )
 
     def complete(self, attempt: Attempt, since: Mapping[str, int]) -> None:
-        """Write the markers of a committed attempt, and roll back what others left undecided.
-
-        ``since`` has the sequence of the attempt's first batch in each partition. After an error it
-        is committed, but not visible in all partitions yet; the next run completes it.
-        """
+        """Write the markers of a committed attempt, and roll back what others left undecided. After
+        an error the next run does it. ``since`` has the first sequence in each partition."""
         app = attempt.txn.app
         owned = self._decided.pop(app)
         markers = {

@@ -10,8 +10,8 @@ queue can only be dequeued from its front, so the **frontier** is the first batc
        ^                  │ release (back-off), lapse (no heartbeat)
        └──────────────────┘ reject, or max_deliveries reached: to the quarantine, then done
 
-The object has what a successor needs. The time when a claim lapses is not in it: a successor cannot
-compare its clock with its predecessor's, so every worker gets its full timeout again.
+The time when a claim lapses is not stored: a successor cannot compare its clock with its
+predecessor's, so every worker gets its full timeout again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ MAX_OPEN = 50_000
 many, no further batch is handed out: the object must not grow without end."""
 
 MAX_NAME_BYTES = 202
-"""Bytes of a worker's name as it is stored, in JSON with its quotes. With longer names, of up to
-twelve bytes a character, ``MAX_OPEN`` claims would be too large to be read by a successor."""
+"""Bytes of a worker's name in JSON: ``MAX_OPEN`` claims must not be too large to be read."""
 
 LATE_S = 0.5
 """Seconds. A dispatcher that checks a claim so long after its end was suspended or waited for
@@ -42,8 +41,7 @@ MOST_TOKENS = 100_000
 
 
 def claims_kind(queue: str) -> Sidecar:
-    """The kind of the claims of one queue, named as commands take it: an error says which command
-    removes what is not readable."""
+    """The kind of the claims of one queue, named as commands take it."""
     return Sidecar(
         "the record of workers' claims",
         f"'opendata-buffer fsck {queue} --repair' saves its bytes beside it and removes it: then "
@@ -63,13 +61,8 @@ def claims_key(data_path_prefix: str, reader: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClaimHolder:
-    """The worker that holds a batch.
-
-    Attributes:
-        worker: The beginning of its name, for people.
-        token: Drawn for this claim alone; the worker names the claim by it.
-        timeout_ms: Without a heartbeat for so long, the batch is handed to another worker.
-    """
+    """The worker that holds a batch: its name, for people; the ``token`` that was drawn for this
+    claim alone; and the time without a heartbeat after which another worker gets the batch."""
 
     worker: str
     token: int
@@ -99,15 +92,13 @@ class Claims:
     queue: str = ""
 
     def adopted(self, epoch: int, queue: str, first_sequence: int) -> Claims:
-        """The claims as a new dispatcher takes them over. Those of a deleted queue are dropped: the
-        batches of the new one would be below the old frontier."""
+        """The claims as a new dispatcher takes them over. Those of a deleted queue are dropped."""
         if self.queue and self.queue != queue:
             return Claims(epoch, first_sequence, tokens=self.tokens, queue=queue)
         return replace(self, epoch=epoch, queue=queue).dequeued_to(first_sequence)
 
     def free(self, end: int, resting: Iterable[int] = ()) -> list[int]:
-        """Batches before ``end`` that can be handed out, oldest first. Those in ``resting`` were
-        released, and their back-off is not over."""
+        """Batches before ``end`` that can be handed out, oldest first; not those in ``resting``."""
         taken = {*self.held, *self.done, *resting}
         # A held batch was handed out: it is among the deliveries.
         room = MAX_OPEN - len(self.deliveries) - len(self.done)
@@ -248,8 +239,8 @@ def _ranges(numbers: Iterable[int]) -> list[list[int]]:
 class Heartbeats:
     """When claims lapse, by the heartbeats of their workers. Times are monotonic seconds.
 
-    Any thread calls :meth:`receive`, the dispatcher's thread all else. ``steady_since`` returns the
-    time since when this broker runs without a long pause: it may have missed earlier heartbeats.
+    Any thread calls :meth:`receive`, the dispatcher's thread all else. ``steady_since`` returns
+    since when this broker runs without a long pause: it may have missed earlier heartbeats.
     """
 
     def __init__(self, condition: Condition, steady_since: Callable[[], float]) -> None:

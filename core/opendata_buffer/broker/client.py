@@ -54,11 +54,8 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The entries were not appended and will not be.
-
-    ``why`` is ``expired``, ``moved``, ``busy``, ``unsent``, ``late`` for its own deadline, or
-    ``large``: no broker takes it.
-    """
+    """The entries were not appended and will not be. ``why`` is ``expired``, ``moved``, ``busy``,
+    ``unsent``, ``late`` for its own deadline, or ``large``: no broker takes it."""
 
     why: str
 
@@ -77,14 +74,10 @@ Answer = Appended | Refused | Lost
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request that waits for its answer. Times are monotonic seconds.
+    """A request that waits for its answer; ``lost`` is the result where none comes.
 
-    Attributes:
-        lost: The result where no answer comes.
-        clock_at: When the broker's clock arrived that the request carries, for ``valid_s`` seconds.
-        begin_by: No write of it begins after this.
-        posted: No thread waits for its answer.
-        answer: Once there is one; an error is raised.
+    It carries the broker's clock that arrived at ``clock_at``, for ``valid_s`` seconds, and no
+    write of it begins after ``begin_by``. Where it was ``posted`` no thread waits for its answer.
     """
 
     lost: Lost
@@ -180,10 +173,9 @@ class Connection:
             raise ChannelClosed(f"the broker did not say whether it found {key!r}")
 
     def append(self, entries: Sequence[NewEntry], *, since: int | None, begin_by: float) -> Answer:
-        """Have entries appended, contiguous and in order, all or none. Blocks for the answer.
-
-        An earlier attempt may have landed at ``since`` or later. No write begins after
-        ``begin_by``, monotonic seconds. Raises what :meth:`.Queue.append` raised at the broker.
+        """Have entries appended, contiguous and in order, all or none. Blocks for the answer, and
+        raises what :meth:`.Queue.append` raised at the broker. No write begins after ``begin_by``,
+        monotonic seconds. An earlier attempt may have landed at ``since`` or later.
         """
         if len(entries) > MAX_ENTRIES:
             return Refused("large")
@@ -299,8 +291,8 @@ class Connection:
 
     def _transmit(self, body: dict[str, Any], *, waits: bool = True) -> bool:
         """Sign and send, without the lock: while a suspended broker blocks this thread, the thread
-        that reads must notice that. False when nothing was sent, because the connection had ended
-        or, without ``waits``, because another thread sends."""
+        that reads must notice that. False when nothing was sent: the connection had ended, or
+        without ``waits`` another thread sends."""
         with self._condition:
             while self._sending and not self._over:
                 if not waits:
@@ -385,13 +377,9 @@ class Connection:
         self._condition.notify_all()
 
     def _renew(self) -> list[int]:
-        """Renew the appends that wait for a slow write, by the clock that was just received; with
-        the lock.
-
-        Otherwise an append that came during a write of more than two seconds would be refused, sent
-        again as the next write begins, and never be written. Returns the numbers of these appends,
-        for the broker.
-        """
+        """Renew the appends that wait for a slow write, by the clock that was just received, and
+        return their numbers; with the lock. Otherwise one that came during a write of more than two
+        seconds would be refused, sent again as the next write begins, and never be written."""
         renewed = []
         now = self._clock_at
         for number, request in self._pending.items():

@@ -1,7 +1,6 @@
 """Finds a queue's broker, and keeps the connection to it for appends, workers and pauses.
 
-The search runs in a thread of its own, because a busy broker takes longer to shake hands than an
-append should wait: that append is made alone, and the next one uses the connection.
+The search runs in a thread of its own: a busy broker takes longer than an append should wait.
 """
 
 from __future__ import annotations

@@ -1,10 +1,5 @@
-"""Which of several processes serves a queue as its broker.
-
-One thread watches the discovery record. While another broker is announced and alive, this one
-stands by; when the other one is dead this one replaces the record, and the compare-and-swap lets
-one of many succeed. While it serves, it renews the record, and steps down once the record is
-another broker's. Two brokers at once are safe, and only slow.
-"""
+"""Which of several processes serves a queue as its broker: who replaces the discovery record of a
+dead one first, and renews it. Two brokers at once are safe, and only slow."""
 
 from __future__ import annotations
 

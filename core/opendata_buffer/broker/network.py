@@ -50,12 +50,10 @@ HANDSHAKE_S = 2.0
 MAX_CLIENTS = 10_000
 
 MAX_OPEN_HANDSHAKES = 1_000
-"""Connections with an open handshake, beyond ``MAX_CLIENTS``. More are closed at once: the process
-needs files for its store."""
+"""Open handshakes, beyond ``MAX_CLIENTS``: the process needs files for its store."""
 
 PING_S, PONG_S = 20.0, 60.0
-"""Seconds after which a silent client is sent a ping, and then disconnected without an answer. They
-are long: a client without processor time costs only a connection."""
+"""Seconds after which a silent client is sent a ping, and then disconnected without an answer."""
 
 QUEUED_ANSWERS = 1_024
 """Answers that wait for a client that does not read; then it is disconnected."""

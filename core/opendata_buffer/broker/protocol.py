@@ -107,8 +107,7 @@ class ProtocolError(OpenDataBufferError):
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """One side of a Diffie-Hellman exchange. A broker makes one for a term, a client one for a
-    connection; ``share`` is sent, ``private`` is not."""
+    """One side of a Diffie-Hellman exchange, of a term or a connection; only ``share`` is sent."""
 
     private: int = field(repr=False)
     share: bytes
@@ -157,7 +156,7 @@ class _End:
         return proof(self._key, b"broker", self.proof_name.encode())
 
     def seal(self, body: Mapping[str, Any]) -> bytes:
-        """The next message to send. Raises ProtocolError where it has more bytes than are read."""
+        """The next message to send; ProtocolError where it has more bytes than are read."""
         data = json.dumps(body, separators=(",", ":")).encode()
         if _TAG_BYTES + len(data) > MAX_MESSAGE_BYTES:
             raise ProtocolError(
@@ -390,10 +389,8 @@ class Request:
 class AppendRequest(Request):
     """Entries to append, contiguous and in order, all or none.
 
-    Attributes:
-        heard: The broker's own clock, as the client last received it. Renewed while it waits.
-        valid_ms: For how long after that a write may begin.
-        since: An earlier attempt may have landed at this sequence or later; None for no attempt.
+    A write may begin for ``valid_ms`` after ``heard``: the broker's own clock, as the client last
+    received it. An earlier attempt may have landed at ``since`` or later; None: there was none.
     """
 
     entries: tuple[NewEntry, ...]
@@ -409,12 +406,8 @@ class AppendRequest(Request):
 
 @dataclass(slots=True, eq=False)
 class PauseRequest(Request):
-    """A client asks for a pause, to write the manifest itself.
-
-    Attributes:
-        writes: For how many of the broker's reads and writes: one more after each lost race of
-            the client, which may be slower than the broker.
-    """
+    """A client asks for a pause of so many of the broker's reads and ``writes``, to write the
+    manifest itself: more after each lost race, because it may be slower than the broker."""
 
     writes: int
 
@@ -554,14 +547,10 @@ def whole(body: Mapping[str, Any], name: str) -> int:
 
 @dataclass(slots=True, eq=False)
 class ClaimRequest(Request):
-    """A worker asks for batches.
+    """A worker asks for ``most`` batches; none are an answer at ``until``, monotonic seconds.
 
-    Attributes:
-        most: Batches, at most.
-        until: When to answer with none, monotonic seconds.
-        timeout_ms: Without a heartbeat for so long, its batches go to another worker.
-        max_deliveries: A batch that was handed out so often goes to the quarantine instead.
-        waits: Whether the worker still waits for the answer.
+    Without a heartbeat for ``timeout_ms`` its batches go to another worker; one that was handed out
+    ``max_deliveries`` times goes to the quarantine. ``waits`` tells whether it still waits.
     """
 
     most: int
@@ -574,14 +563,8 @@ class ClaimRequest(Request):
 
 @dataclass(slots=True, eq=False)
 class FinishRequest(Request):
-    """A worker has done a batch, releases it, or rejects it.
-
-    Attributes:
-        how: ``done``, ``release`` or ``reject``.
-        token: Of the claim.
-        reason: Of a rejection.
-        rest_ms: Of a release: not to be handed out again before.
-    """
+    """A worker has done a batch, releases it, or rejects it: ``how`` is ``done``, ``release`` or
+    ``reject``, ``reason`` of a rejection. A released one is not handed out for ``rest_ms``."""
 
     how: str
     sequence: int

@@ -59,14 +59,10 @@ R = TypeVar("R")
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """A worker's knowledge of its claim of a batch. Pure.
+    """A worker's knowledge of its claim of a batch, which ``token`` names to the broker.
 
-    Attributes:
-        token: Drawn for this claim alone; names it to the broker.
-        beaten: When the last answered heartbeat was sent; before the first one, when the claim was
-            asked for.
-        asked: An attempt to end it may have been stored: its answer was lost.
-        over: It has ended, and that is known.
+    ``beaten`` is when the last answered heartbeat was sent, or when the claim was asked for. With
+    ``asked`` an attempt to end it may have been stored; with ``over`` that is known.
     """
 
     sequence: int
@@ -104,12 +100,9 @@ class DispatcherClient:
         self._url = url
 
     def ask(self, body: dict[str, Any], claim: Claim | None = None) -> dict[str, Any]:
-        """What the broker, or the next one, answers. Blocks.
-
-        The request is repeated when its answer is lost: a claim whose answer was lost lapses by
-        itself. Of a ``claim`` that it is to end it notes that an attempt may have been stored.
-        Raises Fenced where another consumer took the queue, TransientStorageError where no broker
-        answers in time, Closed where the worker was closed meanwhile.
+        """What the broker, or the next one, answers; the request is repeated when that is lost. Of
+        a ``claim`` that it is to end it notes that an attempt may have been stored. Fenced where
+        another consumer took the queue, TransientStorageError where no broker answers in time.
         """
         limit_s = self._timeout_s + body.get("wait_ms", 0) / 1000
         deadline = self._runtime.monotonic() + limit_s
@@ -138,7 +131,7 @@ class DispatcherClient:
 
     def find(self, deadline: float) -> Connection:
         """A connection to the announced broker, which is searched for until ``deadline``, monotonic
-        seconds, and once in any case. Raises as :meth:`ask`."""
+        seconds, and once in any case. Raises as :meth:`ask`, or Closed."""
         while True:
             connection = self._discovery.find()
             if self._discovery.is_closed:

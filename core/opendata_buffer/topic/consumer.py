@@ -44,10 +44,8 @@ T = TypeVar("T")
 def round_robin(
     waiting: Mapping[str, Sequence[T]], after: str | None, limit: int
 ) -> list[tuple[str, T]]:
-    """The first of each partition, then the second of each, and so on, with their partitions.
-
-    It begins with the partition behind ``after``, and returns ``limit`` items at most.
-    """
+    """At most ``limit`` items with their partitions: the first of each, from the partition behind
+    ``after`` on, then the second of each, and so on."""
     names = list(waiting)
     begin = names.index(after) + 1 if after is not None and after in waiting else 0
     rows = zip_longest(
@@ -268,11 +266,8 @@ class TopicConsumer(BatchLoop):
         self._close_all()
 
     def _next_now(self, *, arrow: bool) -> Any:
-        """The next batch in one of its forms, or None when nothing is ready.
-
-        The error of a partition is raised behind the batches of the others, after each poll. After
-        a call for the other form, prefetched batches are fetched again.
-        """
+        """The next batch in one of its forms, or None when nothing is ready. The error of a
+        partition is raised behind the batches of the others, after each poll."""
         self._check_open()
         if arrow is not self._as_arrow:
             self._drop_prefetched()
@@ -421,11 +416,9 @@ class TopicConsumer(BatchLoop):
         in_parallel(self._runtime, PartitionReader.close, readers.values())
 
     def _uninterrupted(self, work: Callable[[], T]) -> T:
-        """What ``work`` returns. After an interruption (Ctrl-C) the consumer cannot be used.
-
-        An entry may have been taken from the queue and not noted, and other threads may still poll:
-        its batch would not be delivered, but be acknowledged with the next one.
-        """
+        """What ``work`` returns. After an interruption (Ctrl-C) the consumer cannot be used: an
+        entry that was taken and not noted would not be delivered, but acknowledged with the next
+        one."""
         self._interrupted = True
         try:
             result = work()

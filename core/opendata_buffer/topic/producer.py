@@ -33,9 +33,8 @@ partition."""
 class ProducerPool:
     """The open producers of a topic, by partition. Thread-safe.
 
-    A producer is not closed while a call uses it: a partition that drains gets the calls that
-    have begun. A call with an older list of partitions opens no second producer of a partition
-    before the first one is closed: its records could overtake those of the first.
+    A producer is not closed while a call uses it. A call with an older list of partitions opens no
+    second one before the first is closed: its records could overtake those of the first.
     """
 
     def __init__(self, open_producer: Callable[[str], Producer], runtime: Runtime) -> None:
@@ -44,13 +43,10 @@ class ProducerPool:
         self._condition = runtime.condition()
         self._open: dict[str, Producer] = {}
         self._opening: set[str] = set()
-        self._used: Counter[str] = Counter()
-        """How many calls use a partition's producer."""
-        self._leaving: set[str] = set()
-        """Open ones that are closed once no call uses them."""
+        self._used: Counter[str] = Counter()  # calls that use a partition's producer
+        self._leaving: set[str] = set()  # open ones that are closed once no call uses them
         self._closing: dict[str, Producer] = {}
-        self._lost = (0, "")
-        """Lost calls of closed producers, and the first cause."""
+        self._lost = (0, "")  # calls of closed producers, and the first cause
         self._closed = False
 
     @contextmanager

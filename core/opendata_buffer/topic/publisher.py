@@ -133,15 +133,12 @@ class PublisherTransaction:
     def __init__(self, producer: bytes, txn: Transaction | None, runtime: Runtime) -> None:
         self.producer = producer
         self.txn = txn
-        self.clocks: dict[str, int] = {}
-        """Clock of its last batch, by partition."""
-        self.since: dict[str, int] = {}
-        """Sequence of its first batch that is known to be durable, by partition."""
+        self.clocks: dict[str, int] = {}  # of its last batch, by partition
+        self.since: dict[str, int] = {}  # sequence of its first durable batch, by partition
         self.intents: AckIntents | None = None
-        self.applying = False
-        """Whether markers that commit it may be in some partitions."""
+        self.applying = False  # whether markers that commit it may be in some partitions
+        # The batches that are acknowledged with it, by the place of their queue.
         self.processed: dict[str, list[DeliveredBatch]] = {}
-        """The batches that are acknowledged with it, by the place of their queue."""
         self.positions: dict[str, str] = {}
         self._runtime = runtime
         self._clock = ROLL_BACK  # below all of its batches
@@ -161,10 +158,8 @@ class PublisherTransaction:
 
     @contextmanager
     def one_call(self) -> Iterator[None]:
-        """Fail the transaction if a call raises behind its first part.
-
-        The part may be in the queue without a handle, so the transaction can only be rolled back.
-        """
+        """Fail the transaction if a call raises behind its first part, which may be in the queue
+        without a handle: it can only be rolled back."""
         before = self._clock
         try:
             yield
@@ -566,10 +561,8 @@ class Publisher(Closeable):
                 batch.ack()
 
     def _check_applied(self, intents: AckIntents) -> None:
-        """Refuse saved intents of a transaction that is not committed.
-
-        The markers of a committed one were written when this publisher was opened.
-        """
+        """Refuse saved intents of a transaction that is not committed. Of a committed one the
+        markers were written when this publisher was opened."""
         if intents.txn is None or intents.txn.app != self._app:
             raise InvalidInput("the intents are of another publisher: apply them there")
         found = self._coordinator.verdict_on(intents.txn, intents.producer)

@@ -370,15 +370,12 @@ WAIT_AFTER = 5
 """Multiple of the maximum age at which :meth:`CachedTopic.get` waits for the read."""
 
 READ_S = 10.0
-"""Seconds that a read may take. After that the cached description is used: the appends to a
-partition that has left the topic fail."""
+"""Seconds that a read may take. After that the cached description is used."""
 
 
 class CachedTopic:
     """A topic's description, read again in the background when it is ``max_age_s`` old.
-
-    Thread-safe. The topic that is given is used by this object alone.
-    """
+    Thread-safe; the topic that is given is used by this object alone."""
 
     def __init__(self, topic: Topic, runtime: Runtime, max_age_s: float) -> None:
         self._topic = topic
