@@ -37,14 +37,15 @@ class DiscoveryRecord:
     """The broker that serves, or the last one that did.
 
     Attributes:
-        term: Rises with each broker; the larger one is right. id: Of the broker, a ULID drawn at
-        its start. address: ``host:port`` for clients; empty once the broker has left. secret: Known
-        to every process that can read the queue's bucket; a new one for each term. certificate:
-        SHA-256 of the certificate its port shows, in hex; empty without TLS. beat: Counts the
-        broker's renewals of the record. seen_ms: When it last renewed it, milliseconds since the
-        Unix epoch by its clock; for people. share: Of the broker's :class:`.KeyPair`; empty in the
-        record of an earlier release. fault: Why the object is not readable; ``id`` is its version
-        then, and ``term`` 0.
+        term: Rises with each broker; the larger one is right.
+        id: Of the broker, a ULID drawn at its start.
+        address: ``host:port`` for clients; empty once the broker has left.
+        secret: Known to every process that can read the queue's bucket; a new one for each term.
+        certificate: SHA-256 of the certificate its port shows, in hex; empty without TLS.
+        beat: Counts the broker's renewals of the record.
+        seen_ms: When it last renewed it, milliseconds since the Unix epoch, for people.
+        share: Of the broker's :class:`.KeyPair`; empty in the record of an earlier release.
+        fault: Why the object is not readable; ``id`` is its version then, and ``term`` 0.
     """
 
     term: int
