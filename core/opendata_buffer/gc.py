@@ -15,17 +15,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from opendata_buffer import metrics, outcomes
+from opendata_buffer import errors, metrics, outcomes
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig, QueueConfig
-from opendata_buffer.errors import (
-    CorruptData,
-    Fenced,
-    ObjectNotFound,
-    OpenDataBufferError,
-    PrefixConflict,
-    QueueReset,
-    StorageError,
-)
 from opendata_buffer.formats.batch import MAX_KEY_BYTES, name_time_ms, parse_location
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar
@@ -109,13 +100,13 @@ class GcCursor:
             return
         try:
             outcome = self._object.update(lambda _: after, from_memory=True)
-        except StorageError as error:
+        except errors.StorageError as error:
             log.warning("the collector's cursor was not saved: %s", error)
             return
         if isinstance(outcome, outcomes.Applied):
             self._known = after
 
-    def _begin_anew(self, error: CorruptData, version: str) -> str:
+    def _begin_anew(self, error: errors.CorruptData, version: str) -> str:
         log.warning("the collector begins at the first object: %s", error)
         return ""
 
@@ -478,7 +469,7 @@ class GarbageCollector:
         if manifest is None:
             return f"manifest {path!r} does not exist: there is no queue to compare with"
         if self._epoch is not None and manifest.epoch != self._epoch:
-            raise Fenced(path, self._epoch, manifest.epoch)
+            raise errors.Fenced(path, self._epoch, manifest.epoch)
         # failure F4: a manifest that was recreated names nothing of what the old one had queued,
         # and may carry the same epoch. Those batches may be all that is left of the old queue.
         seen = Watermark(self._seen, manifest.epoch)
@@ -587,7 +578,7 @@ class GarbageCollector:
         """When the store wrote an object; None when it is not there."""
         try:
             got = self._store.get(location, byte_range=(0, 1))
-        except ObjectNotFound:
+        except errors.ObjectNotFound:
             return None
         assert not isinstance(got, NotModified)
         return got.last_modified_ms
@@ -633,13 +624,13 @@ class GarbageCollector:
             try:
                 for _ in self._cycle(dry_run=False):  # reports of long cycles add up to much
                     pass
-            except Fenced as error:
+            except errors.Fenced as error:
                 log.info("collector ends: %s", error)
                 return
-            except (PrefixConflict, QueueReset) as error:
+            except (errors.PrefixConflict, errors.QueueReset) as error:
                 log.error("collector ends: %s", error)
                 return
-            except OpenDataBufferError as error:
+            except errors.OpenDataBufferError as error:
                 log.warning("collection failed, next cycle tries again: %s", error)
             except Exception:
                 # The consumer beside it must go on after any error.

@@ -16,29 +16,8 @@ from functools import partial
 from typing import TypeVar
 
 from opendata_buffer import metrics
+from opendata_buffer.broker import protocol
 from opendata_buffer.broker.dispatcher import Dispatcher
-from opendata_buffer.broker.protocol import (
-    MAX_OPEN_REQUESTS,
-    NONCE_BYTES,
-    AppendRequest,
-    Body,
-    BrokerEnd,
-    KeyPair,
-    PauseRequest,
-    ProtocolError,
-    Request,
-    WriteProofs,
-    clock_body,
-    error_body,
-    moment_of,
-    parse_append,
-    parse_beat,
-    parse_claim,
-    parse_finish,
-    parse_reader,
-    parse_renewal,
-    whole,
-)
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CommitStateUnknown, QueueFull
 from opendata_buffer.formats.manifest import Manifest, NewEntry
@@ -204,17 +183,17 @@ class Broker:
         data_path_prefix: str,
         on_conflict: Callable[[], None] = lambda: None,
         dispatcher: Dispatcher | None = None,
-        keys: KeyPair | None = None,
+        keys: protocol.KeyPair | None = None,
     ) -> None:
         self._queue = queue
         self.runtime = runtime
         self.data_path_prefix = data_path_prefix
         self._on_conflict = on_conflict
         self.dispatcher = dispatcher
-        self.keys = keys or KeyPair.of(secrets.token_bytes(NONCE_BYTES))
-        self.proofs = WriteProofs(store, queue.key, runtime)
+        self.keys = keys or protocol.KeyPair.of(secrets.token_bytes(protocol.NONCE_BYTES))
+        self.proofs = protocol.WriteProofs(store, queue.key, runtime)
         self._condition = runtime.condition()
-        self._waiting: list[AppendRequest] = []
+        self._waiting: list[protocol.AppendRequest] = []
         self.entries_waiting = 0
         """Entries that wait for the next write."""
         self._bytes = 0
@@ -222,7 +201,7 @@ class Broker:
         """The queue's end, as far as the broker knows; the real one is not below it."""
         self._leaving = False
         self._fairness = WriteFairness(runtime.random)
-        self._pause_requests: list[PauseRequest] = []
+        self._pause_requests: list[protocol.PauseRequest] = []
         self._task: Task | None = None
         self.sessions = 0
         """Connections that have shaken hands."""
@@ -256,9 +235,9 @@ class Broker:
 
     def clock(self) -> list[float]:
         """The clock that every message carries."""
-        return clock_body(Moment.now(self.runtime))
+        return protocol.clock_body(Moment.now(self.runtime))
 
-    def submit(self, request: AppendRequest, message_bytes: int) -> None:
+    def submit(self, request: protocol.AppendRequest, message_bytes: int) -> None:
         """Append the entries in the next write, and answer."""
         size = len(request.entries)
         with self._condition:
@@ -277,7 +256,7 @@ class Broker:
                 return
         request.respond("refused", why=why)
 
-    def ask_pause(self, request: PauseRequest) -> None:
+    def ask_pause(self, request: protocol.PauseRequest) -> None:
         """Let a client write the manifest itself, once the write under way has landed."""
         with self._condition:
             if not self._leaving:
@@ -286,7 +265,7 @@ class Broker:
                 return
         request.respond("refused", why="moved")
 
-    def stats(self) -> Body:
+    def stats(self) -> protocol.Body:
         """Counters for ``status`` and metrics."""
         return {
             "clients": self.sessions,
@@ -314,7 +293,7 @@ class Broker:
                 leaving = self._leaving
                 asking = self._pause_requests if leaving else []
             if leaving:
-                refused: list[Request] = [*group, *asking]
+                refused: list[protocol.Request] = [*group, *asking]
                 for each in refused:
                     each.respond("refused", why="moved")
                 return
@@ -335,7 +314,7 @@ class Broker:
             self._fairness.won(now)
             self._pause_until(now + self._fairness.pause(now))
 
-    def _pause_for(self, asking: Sequence[PauseRequest]) -> None:
+    def _pause_for(self, asking: Sequence[protocol.PauseRequest]) -> None:
         """Let all clients write that have asked for it, together for as long as each needs."""
         if not asking:
             return
@@ -350,7 +329,7 @@ class Broker:
         with self._condition:
             wait_for(self.runtime, self._condition, lambda: self._leaving, until=until)
 
-    def _commit(self, group: Sequence[AppendRequest], read_first: bool) -> None:
+    def _commit(self, group: Sequence[protocol.AppendRequest], read_first: bool) -> None:
         for each in group:
             if each.since is not None:
                 # In a write of its own: the guard answers for the write as a whole.
@@ -358,7 +337,7 @@ class Broker:
                 read_first = False
         self._append([each for each in group if each.since is None], read_first)
 
-    def _append(self, group: Sequence[AppendRequest], read_first: bool) -> None:
+    def _append(self, group: Sequence[protocol.AppendRequest], read_first: bool) -> None:
         """Append requests in one write, in order; answer each."""
         while group := self._without_late(group):
             entries = [entry for each in group for entry in each.entries]
@@ -394,7 +373,7 @@ class Broker:
             return
 
     def _guard(
-        self, group: Sequence[AppendRequest], entries: Sequence[NewEntry]
+        self, group: Sequence[protocol.AppendRequest], entries: Sequence[NewEntry]
     ) -> Callable[[Manifest], int | None]:
         since = group[0].since
         search = None if since is None else find_earlier_attempt(self._queue, entries, since)
@@ -409,7 +388,9 @@ class Broker:
 
         return guard
 
-    def _without_late(self, group: Sequence[AppendRequest]) -> list[AppendRequest]:
+    def _without_late(
+        self, group: Sequence[protocol.AppendRequest]
+    ) -> list[protocol.AppendRequest]:
         now = Moment.now(self.runtime)
         late = [each for each in group if each.is_late(now)]
         for each in late:
@@ -423,7 +404,7 @@ class Broker:
         first = 0 if seen is None else seen.first_sequence
         return error.sequence is not None and first <= error.sequence
 
-    def _fail(self, group: Sequence[AppendRequest], error: BaseException) -> None:
+    def _fail(self, group: Sequence[protocol.AppendRequest], error: BaseException) -> None:
         if isinstance(error, CommitStateUnknown) and self._may_be_found(error):
             for each in group:
                 each.respond("lost", since=error.sequence if each.since is None else each.since)
@@ -436,7 +417,7 @@ class Broker:
                 own = CommitStateUnknown(
                     error.key, error.sequence, locations, error.next_sequence, error.reason
                 )
-            each.respond("failed", error=error_body(own))
+            each.respond("failed", error=protocol.error_body(own))
 
 
 class Session:
@@ -447,13 +428,15 @@ class Session:
     counters, and nothing else.
     """
 
-    def __init__(self, broker: Broker, end: BrokerEnd, send: Callable[[Body], None]) -> None:
+    def __init__(
+        self, broker: Broker, end: protocol.BrokerEnd, send: Callable[[protocol.Body], None]
+    ) -> None:
         self._broker = broker
         self._end = end
         self._send = send
         self._lock = broker.runtime.condition()
         self._open = 0
-        self._pending: dict[int, AppendRequest] = {}
+        self._pending: dict[int, protocol.AppendRequest] = {}
         self._closed = False
         self._has_written = False
         self.may_write = False
@@ -470,46 +453,50 @@ class Session:
         body = self._end.open(message)
         op = str(body.get("op"))
         if not self.may_write and op not in _READS:
-            raise ProtocolError(
+            raise protocol.ProtocolError(
                 f"a client asks for {op[:50]!r} and has not shown that it may write in the queue"
             )
         if op in _ANSWERED_LATER:
             with self._lock:
-                if self._open >= MAX_OPEN_REQUESTS:
-                    raise ProtocolError(
+                if self._open >= protocol.MAX_OPEN_REQUESTS:
+                    raise protocol.ProtocolError(
                         f"a client has {self._open} unanswered requests: more are not taken"
                     )
                 self._open += 1
         match op:
             case "written":
                 if self._has_written:
-                    raise ProtocolError("a client shows for the second time that it may write")
+                    raise protocol.ProtocolError(
+                        "a client shows for the second time that it may write"
+                    )
                 self._has_written = True
-                proven = partial(self._proven, whole(body, "n"))
+                proven = partial(self._proven, protocol.whole(body, "n"))
                 self._broker.proofs.check(self._end.proof_name, self._end.write_proof(), proven)
             case "append":
-                append = parse_append(body, self._broker.data_path_prefix, self._answer)
+                append = protocol.parse_append(body, self._broker.data_path_prefix, self._answer)
                 with self._lock:
                     self._pending[append.number] = append
                 self._broker.submit(append, len(message))
             case "claim":
                 now = self._broker.runtime.monotonic()
-                claim = parse_claim(body, now, self._answer, lambda: not self._closed)
+                claim = protocol.parse_claim(body, now, self._answer, lambda: not self._closed)
                 self._dispatcher(body).submit(claim)
             case "finish":
-                self._dispatcher(body).submit(parse_finish(body, self._answer))
+                self._dispatcher(body).submit(protocol.parse_finish(body, self._answer))
             case "beat":
                 # Answered: a worker relies on its claims by answered heartbeats only, and concludes
                 # from missing answers that a broker is gone.
-                lives = self._dispatcher(body).beat(parse_beat(body))
+                lives = self._dispatcher(body).beat(protocol.parse_beat(body))
                 answer = {"op": "beaten"} if lives else {"op": "refused", "why": "moved"}
-                self._send_answer({**answer, "n": whole(body, "n")})
+                self._send_answer({**answer, "n": protocol.whole(body, "n")})
             case "pause":
-                writes = whole(body, "writes")
-                self._broker.ask_pause(PauseRequest(whole(body, "n"), self._answer, writes))
+                writes = protocol.whole(body, "writes")
+                self._broker.ask_pause(
+                    protocol.PauseRequest(protocol.whole(body, "n"), self._answer, writes)
+                )
             case "renew":
                 # Appends that still wait, by a later clock that the client received.
-                numbers, heard = parse_renewal(body), moment_of(body.get("clock"))
+                numbers, heard = protocol.parse_renewal(body), protocol.moment_of(body.get("clock"))
                 with self._lock:
                     for number in numbers:
                         waiting = self._pending.get(number)
@@ -520,21 +507,21 @@ class Session:
             case "stats":
                 self._send_answer({"op": "stats", **self._broker.stats()})
             case _:
-                raise ProtocolError(f"unknown request {op[:50]!r} of a client")
+                raise protocol.ProtocolError(f"unknown request {op[:50]!r} of a client")
 
-    def _dispatcher(self, body: Body) -> Dispatcher:
+    def _dispatcher(self, body: protocol.Body) -> Dispatcher:
         if self._broker.dispatcher is None:
-            raise ProtocolError("this broker hands out no batches")
-        return self._broker.dispatcher.of_reader(parse_reader(body))
+            raise protocol.ProtocolError("this broker hands out no batches")
+        return self._broker.dispatcher.of_reader(protocol.parse_reader(body))
 
     def _proven(self, number: int, error: Exception | None) -> None:
         if error is None:
             self.may_write = True
             self._answer({"op": "granted", "n": number})
         else:
-            self._answer({"op": "failed", "n": number, "error": error_body(error)})
+            self._answer({"op": "failed", "n": number, "error": protocol.error_body(error)})
 
-    def _answer(self, body: Body) -> None:
+    def _answer(self, body: protocol.Body) -> None:
         with self._lock:
             self._open -= 1
             self._pending.pop(body["n"], None)
@@ -549,6 +536,6 @@ class Session:
         if self._end.ready:
             self._broker.sessions -= 1
 
-    def _send_answer(self, body: Body) -> None:
+    def _send_answer(self, body: protocol.Body) -> None:
         if not self._closed:
             self._send({**body, "clock": self._broker.clock()})

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 
+from opendata_buffer import errors
 from opendata_buffer.broker.broker import find_earlier_attempt
 from opendata_buffer.broker.client import Appended, Connection, Lost
 from opendata_buffer.broker.discovery import FIND_S, IDLE_SEARCH_S, Discovery
@@ -19,13 +20,6 @@ from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.errors import (
-    CommitStateUnknown,
-    Conflict,
-    OpenDataBufferError,
-    QueueFull,
-    TransientStorageError,
-)
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.producer.group_commit import (
     Committer,
@@ -150,7 +144,7 @@ class BrokeredCommitter:
             self._asked += 1
             try:
                 answer = connection.append(entries, since=since, begin_by=begin_by)
-            except OpenDataBufferError as error:
+            except errors.OpenDataBufferError as error:
                 if doubt is None:
                     raise
                 self._retry_or_raise(error, entries, begin_by, doubt)
@@ -205,34 +199,42 @@ class BrokeredCommitter:
         queue = Queue(
             self._store, self._config, runtime=self._runtime, role="producer", claim=self._claim
         )
-        error: OpenDataBufferError | None = None
+        error: errors.OpenDataBufferError | None = None
         while self._runtime.monotonic() < begin_by:
             try:
                 guard = find_earlier_attempt(queue, entries, doubt.since)
                 return queue.append(entries, guard=guard)
-            except OpenDataBufferError as failed:
+            except errors.OpenDataBufferError as failed:
                 self._retry_or_raise(failed, entries, begin_by, doubt)
                 error = failed
         raise self._unknown(entries, doubt, "the broker gave no answer in time") from error
 
     def _retry_or_raise(
-        self, error: OpenDataBufferError, entries: Sequence[NewEntry], begin_by: float, doubt: Lost
+        self,
+        error: errors.OpenDataBufferError,
+        entries: Sequence[NewEntry],
+        begin_by: float,
+        doubt: Lost,
     ) -> None:
         """Wait after an error of a later attempt that is to be repeated, or raise. "Nothing was
         appended" is true of that attempt alone: passed on, it would make the producer append a
         second time."""
-        if isinstance(error, CommitStateUnknown):
+        if isinstance(error, errors.CommitStateUnknown):
             raise error
-        again = isinstance(error, Conflict | QueueFull | TransientStorageError)
+        again = isinstance(error, errors.Conflict | errors.QueueFull | errors.TransientStorageError)
         if not again or self._runtime.monotonic() + SEARCH_S >= begin_by:
             raise self._unknown(entries, doubt, str(error).rstrip(".")) from error
         if self._warnings.is_due():
             log.warning("an append with an unknown outcome is searched for again: %s", error)
         self._runtime.sleep(SEARCH_S)
 
-    def _unknown(self, entries: Sequence[NewEntry], doubt: Lost, reason: str) -> CommitStateUnknown:
+    def _unknown(
+        self, entries: Sequence[NewEntry], doubt: Lost, reason: str
+    ) -> errors.CommitStateUnknown:
         locations = tuple(entry.location for entry in entries)
-        return CommitStateUnknown(self._config.manifest_path, doubt.since, locations, None, reason)
+        return errors.CommitStateUnknown(
+            self._config.manifest_path, doubt.since, locations, None, reason
+        )
 
     def _find(self) -> Connection | None:
         """The connection to use; None to append alone."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from opendata_buffer import metrics
+from opendata_buffer import errors, metrics
 from opendata_buffer.broker.claims import (
     Claims,
     Heartbeats,
@@ -36,13 +36,6 @@ from opendata_buffer.broker.protocol import (
 )
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.errors import (
-    ClaimLost,
-    Fenced,
-    InvalidInput,
-    OpenDataBufferError,
-    TransientStorageError,
-)
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.queue.cas import CasObject
@@ -119,7 +112,7 @@ class ReadyBatches:
                 query="worker",
                 runtime=self._runtime,
             )
-        except InvalidInput as error:
+        except errors.InvalidInput as error:
             self._stuck.add(sequence)
             log.error(
                 "batch %d (%s) stays in the queue and is not handed out: %s. To pass it by: "
@@ -182,7 +175,7 @@ class DispatchRound:
             self._respond(request, "finished")
             return
         if not self.claims.holds(sequence, token):
-            self._respond(request, "failed", error=error_body(ClaimLost(sequence)))
+            self._respond(request, "failed", error=error_body(errors.ClaimLost(sequence)))
             return
         self.claims = self.claims.release(sequence)
         if request.how == "release":
@@ -314,7 +307,7 @@ class DispatcherTerm:
 
         found = self._object.change(decide)
         if found.epoch != epoch:
-            raise Fenced(self._config.manifest_path, epoch, found.epoch)
+            raise errors.Fenced(self._config.manifest_path, epoch, found.epoch)
         return found
 
     def write(self, after: Claims) -> None:
@@ -329,7 +322,7 @@ class DispatcherTerm:
         if after != before:
             found = self._object.change(decide, from_memory=True)
             if found != after:
-                raise Fenced(self._config.manifest_path, after.epoch, found.epoch)
+                raise errors.Fenced(self._config.manifest_path, after.epoch, found.epoch)
         self.claims = after
 
 
@@ -382,7 +375,7 @@ class Dispatcher:
         self._term: DispatcherTerm | None = None
         self._last_epoch = -1
         self._leaving = False
-        self._fenced: Fenced | None = None
+        self._fenced: errors.Fenced | None = None
         self._has_new_batches = False
         self._task: Task | None = None
         self._readers: dict[str, Dispatcher] = {}
@@ -545,7 +538,7 @@ class Dispatcher:
         if not self._is_announced():
             # A broker that claimed the queue and gave up before it wrote the claims would look like
             # another consumer, and the announced broker would stop for it.
-            raise TransientStorageError("another broker is announced by now: ask it")
+            raise errors.TransientStorageError("another broker is announced by now: ask it")
         term = DispatcherTerm(self._store, self._config, self._runtime, self._queue)
         claims, ready = term.claims, self._ready
         # Where the claims were deleted, tokens are drawn again that named other claims before.
@@ -576,7 +569,7 @@ class Dispatcher:
         self._acked_at = now
         try:
             consumer.ack_through(frontier - 1)
-        except TransientStorageError as error:
+        except errors.TransientStorageError as error:
             log.warning("acknowledging through %d is put off: %s", frontier - 1, error)
             return
         self._ready.drop_before(frontier)
@@ -584,7 +577,7 @@ class Dispatcher:
     def _fail(self, requests: list[Request], error: BaseException) -> None:
         """Begin anew from storage, after a round that failed or whose outcome is not known."""
         self._end_term()
-        if isinstance(error, Fenced):
+        if isinstance(error, errors.Fenced):
             if self._fenced is None and self._was_fenced_by_a_replaced_broker():
                 log.warning(
                     "the claims were taken by a broker that is not announced: taking them back"
@@ -594,7 +587,7 @@ class Dispatcher:
             if self._fenced is None:
                 log.warning("hands out no more batches: %s", error)
             self._fenced = error
-        elif isinstance(error, OpenDataBufferError):
+        elif isinstance(error, errors.OpenDataBufferError):
             log.warning("the dispatcher begins anew: %s", error)
         else:
             log.error("the dispatcher begins anew", exc_info=error)
@@ -618,7 +611,7 @@ class Dispatcher:
             found = _claims_object(self._store, self._config, self._runtime).read()
             is_newer = isinstance(found, Claims) and found.epoch > self._last_epoch
             return is_newer and self._is_announced()
-        except OpenDataBufferError as error:
+        except errors.OpenDataBufferError as error:
             log.warning("what fenced the dispatcher is not known: %s", error)
             return False
 
@@ -633,5 +626,5 @@ class Dispatcher:
         if term is not None:
             try:
                 term.consumer.close()
-            except OpenDataBufferError as error:
+            except errors.OpenDataBufferError as error:
                 log.warning("the dispatcher's consumer did not close cleanly: %s", error)

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+from opendata_buffer import errors
 from opendata_buffer.broker.client import Connection, Lost, Refused
 from opendata_buffer.broker.discovery import Discovery
 from opendata_buffer.broker.election import LeaderElection
@@ -26,15 +27,6 @@ from opendata_buffer.config import WorkerConfig
 from opendata_buffer.consumer.batches import ConsumedBatch, HasRecords
 from opendata_buffer.consumer.consumer import check_reader
 from opendata_buffer.consumer.fetch import FetchHandle, PooledBatch, read_ahead
-from opendata_buffer.errors import (
-    ClaimLost,
-    Closed,
-    Fenced,
-    InvalidInput,
-    OpenDataBufferError,
-    PoisonBatch,
-    TransientStorageError,
-)
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.queue.queue import require_queue
 from opendata_buffer.runtime import Closeable, Moment, Runtime, SystemRuntime
@@ -110,7 +102,7 @@ class DispatcherClient:
             connection = self.find(min(deadline, self._runtime.monotonic() + self._timeout_s))
             try:
                 reply = connection.ask(body)
-            except (TransientStorageError, Fenced):
+            except (errors.TransientStorageError, errors.Fenced):
                 # Fenced, too: the write may have landed before, and its answer been lost.
                 if claim is not None:
                     claim.asked = True
@@ -125,7 +117,7 @@ class DispatcherClient:
             if why not in ("unsent", "lost"):
                 self._runtime.sleep(SEARCH_S)
             if self._runtime.monotonic() >= deadline:
-                raise TransientStorageError(
+                raise errors.TransientStorageError(
                     f"no broker of {self._url} answered within {limit_s:g} s. Try again."
                 )
 
@@ -135,11 +127,11 @@ class DispatcherClient:
         while True:
             connection = self._discovery.find()
             if self._discovery.is_closed:
-                raise Closed("the worker was closed: claim() needs an open one")
+                raise errors.Closed("the worker was closed: claim() needs an open one")
             if connection is not None:
                 return connection
             if self._runtime.monotonic() >= deadline:
-                raise TransientStorageError(
+                raise errors.TransientStorageError(
                     f"no broker of {self._url} hands out batches: {self._discovery.reason}. "
                     "Try again."
                 )
@@ -285,7 +277,7 @@ class Worker(Closeable):
             Closed: The worker was closed, or made before this process was forked.
         """
         if max < 1:
-            raise InvalidInput(f"max is {max!r}: use a whole number of at least 1")
+            raise errors.InvalidInput(f"max is {max!r}: use a whole number of at least 1")
         deadline = None if timeout is None else self._runtime.monotonic() + timeout
         while True:
             # Half of a claim's time: the claim counts from when it was asked for.
@@ -333,7 +325,7 @@ class Worker(Closeable):
         while not self._closed:
             try:
                 batches = await asyncio.to_thread(self.claim, 1, 1.0)
-            except Closed:
+            except errors.Closed:
                 return
             for batch in batches:
                 yield batch
@@ -361,8 +353,8 @@ class Worker(Closeable):
         fetched = []
         try:
             for (batch, _), result in zip(made, found, strict=True):
-                if isinstance(result, PoisonBatch):
-                    with suppress(ClaimLost):
+                if isinstance(result, errors.PoisonBatch):
+                    with suppress(errors.ClaimLost):
                         batch.reject(str(result))
                     continue
                 batch.entries = result.entries
@@ -377,9 +369,13 @@ class Worker(Closeable):
         return [batch for batch in fetched if batch not in lapsed]
 
     def _decode_or_error(
-        self, _: BatchDescriptor, stored: PooledBatch | PoisonBatch
-    ) -> ConsumedBatch | PoisonBatch:
-        return stored if isinstance(stored, PoisonBatch) else _attempt(self._fetch.decode, stored)
+        self, _: BatchDescriptor, stored: PooledBatch | errors.PoisonBatch
+    ) -> ConsumedBatch | errors.PoisonBatch:
+        return (
+            stored
+            if isinstance(stored, errors.PoisonBatch)
+            else _attempt(self._fetch.decode, stored)
+        )
 
     def _release(self, batches: Sequence[ClaimedBatch]) -> None:
         connection = self._discovery.connection
@@ -396,7 +392,7 @@ class Worker(Closeable):
     def _finish(self, claim: Claim, end: dict[str, Any]) -> None:
         try:
             self._ask(end, claim)
-        except ClaimLost:
+        except errors.ClaimLost:
             self._drop(claim)
             if not (claim.asked and self._is_sure_of(claim)):
                 raise
@@ -414,7 +410,7 @@ class Worker(Closeable):
 
     def _ask(self, body: dict[str, Any], claim: Claim | None = None) -> dict[str, Any]:
         if self._pid != os.getpid():
-            raise Closed(
+            raise errors.Closed(
                 f"this worker belongs to process {self._pid}, which forked this one: its "
                 "heartbeats are not here. Make a worker in each process, after the fork."
             )
@@ -453,7 +449,7 @@ class Worker(Closeable):
             # with the next heartbeat.
             asap = self._runtime.monotonic()
             dropped = [each for each in dropped if self._give_back(connection, each, asap)]
-        except OpenDataBufferError as error:
+        except errors.OpenDataBufferError as error:
             log.debug("a heartbeat was not sent: %s", error)
             return
         if isinstance(answer, Refused):
@@ -474,8 +470,8 @@ class Worker(Closeable):
                         claim.beaten = now
 
 
-def _attempt(call: Callable[[T], R], what: T) -> R | PoisonBatch:
+def _attempt(call: Callable[[T], R], what: T) -> R | errors.PoisonBatch:
     try:
         return call(what)
-    except PoisonBatch as error:
+    except errors.PoisonBatch as error:
         return error

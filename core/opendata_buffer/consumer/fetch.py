@@ -23,17 +23,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
-from opendata_buffer import metrics
+from opendata_buffer import errors, metrics
 from opendata_buffer.config import ConsumerConfig, StoreOptions
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
-from opendata_buffer.errors import (
-    BatchMissing,
-    BatchUnreadable,
-    CorruptData,
-    ForeignLocation,
-    InvalidInput,
-    ObjectNotFound,
-)
 from opendata_buffer.formats.arrow import ReadBuffer, decode_arrow, decode_records, open_arrow
 from opendata_buffer.formats.batch import DEFAULT_MAX_BYTES, is_confined, key_fault, largest_object
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
@@ -323,14 +315,14 @@ class FetchHandle:
             why = f"it is not below the data prefix {self._prefix!r}"
             if fault := key_fault(location):
                 why = f"no object can have this name: {fault}"
-            raise ForeignLocation(sequence, location, why)
+            raise errors.ForeignLocation(sequence, location, why)
         try:
             with _unreadable(descriptor):
                 yield location, largest_object(self._max_batch_bytes)
-        except ObjectNotFound as error:
-            raise BatchMissing(sequence, location, "its object does not exist") from error
-        except InvalidInput as error:
-            raise ForeignLocation(sequence, location, _plain(error)) from error
+        except errors.ObjectNotFound as error:
+            raise errors.BatchMissing(sequence, location, "its object does not exist") from error
+        except errors.InvalidInput as error:
+            raise errors.ForeignLocation(sequence, location, _plain(error)) from error
 
 
 @contextmanager
@@ -338,8 +330,8 @@ def _unreadable(batch: BatchDescriptor | PooledBatch) -> Iterator[None]:
     """Errors of its bytes name the batch."""
     try:
         yield
-    except CorruptData as error:
-        raise BatchUnreadable(batch.sequence, batch.location, _plain(error)) from error
+    except errors.CorruptData as error:
+        raise errors.BatchUnreadable(batch.sequence, batch.location, _plain(error)) from error
 
 
 def _plain(error: Exception) -> str:
@@ -444,7 +436,7 @@ def read_ahead(
     """
     for name, value in (("concurrency", concurrency), ("max_in_flight_bytes", max_in_flight_bytes)):
         if value is not None and value < 1:
-            raise InvalidInput(f"{name} is {value!r}: use a whole number of at least 1")
+            raise errors.InvalidInput(f"{name} is {value!r}: use a whole number of at least 1")
     wanted = tuple(items)
     if len(wanted) == 1:
         # A thread to wait for at once would be pure cost, and most micro-batches are this small.
@@ -644,7 +636,9 @@ class ContiguousRun:
         ``InvalidInput`` for a batch that is not awaited.
         """
         if sequence not in self._done:
-            raise InvalidInput(f"sequence {sequence} is not awaited: it is no batch of this run")
+            raise errors.InvalidInput(
+                f"sequence {sequence} is not awaited: it is no batch of this run"
+            )
         self._done[sequence] = True
         ended = list(takewhile(self._done.__getitem__, self._done))
         for each in ended:

@@ -12,15 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from opendata_buffer import errors
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.errors import (
-    Closed,
-    CommitStateUnknown,
-    FlushFailed,
-    OpenDataBufferError,
-    QueueFull,
-    TransientStorageError,
-)
 from opendata_buffer.producer.batching import (
     AppendBuffer,
     Batch,
@@ -145,7 +138,7 @@ class OrderedUploads:
         self._group = [batch for batch, *_ in late]
         return late
 
-    def refused(self, error: OpenDataBufferError, now: Moment) -> None:
+    def refused(self, error: errors.OpenDataBufferError, now: Moment) -> None:
         """Surely nothing of the group was written: it goes back to the front of the queue."""
         group, self._group = self._group, []
         for batch in group:
@@ -217,7 +210,7 @@ class OrderedUploads:
     def _fail_group_as_unknown(self, reason: str) -> None:
         if self._group:
             locations = tuple(each.location for each in self._group)
-            error = CommitStateUnknown(self._manifest_path, None, locations, None, reason)
+            error = errors.CommitStateUnknown(self._manifest_path, None, locations, None, reason)
             self.fail(self._group, error)
 
     def _complete(self, batch: Batch, outcome: Durable | BaseException) -> None:
@@ -231,10 +224,10 @@ class OrderedUploads:
         self._completed.append(batch)
 
 
-def _not_in_time(batch: Batch) -> TransientStorageError:
+def _not_in_time(batch: Batch) -> errors.TransientStorageError:
     uploading = batch.stage is Stage.UPLOADING
     reason = "its upload did not end" if uploading else "a batch before it did not get in"
-    return TransientStorageError(
+    return errors.TransientStorageError(
         f"a batch of {batch.calls} produce() calls was not durable within delivery_timeout_ms: "
         f"{reason}. Nothing of it is queued. Look at the store, or raise delivery_timeout_ms."
     )
@@ -328,7 +321,7 @@ class Accumulator:
             if self._ordered_failed:
                 # Produced again, the failed transaction would look like a repeat of this one.
                 reason = f"an earlier batch failed: {self._first_failure}"
-                raise FlushFailed(self._failed_calls, reason)
+                raise errors.FlushFailed(self._failed_calls, reason)
             if request.transaction.app not in self._apps:
                 # It may repeat one of an earlier process. Directly behind that one, the reader
                 # would take both for one transaction: those are contiguous.
@@ -388,7 +381,7 @@ class Accumulator:
         """Raise ``FlushFailed`` when something was given up."""
         if self._first_failure is not None:
             reason = str(self._first_failure)
-            raise FlushFailed(self._failed_calls, reason) from self._first_failure
+            raise errors.FlushFailed(self._failed_calls, reason) from self._first_failure
 
     @locked
     def held_bytes(self) -> int:
@@ -475,10 +468,10 @@ class Accumulator:
         return self._ordered.landed(first, Moment.now(self._runtime))
 
     @locked
-    def refused(self, group: Sequence[Batch], error: OpenDataBufferError) -> bool:
+    def refused(self, group: Sequence[Batch], error: errors.OpenDataBufferError) -> bool:
         """Surely nothing was appended. Returns whether to wait before the next append."""
         self._ordered.refused(error, Moment.now(self._runtime))
-        if isinstance(error, QueueFull) and len(group) > 1:
+        if isinstance(error, errors.QueueFull) and len(group) > 1:
             # Half of them may fit; all together never would, also into an empty queue.
             self._most = len(group) // 2
             return False
@@ -552,7 +545,7 @@ class Accumulator:
 
     def _check_closing(self) -> None:
         if self._closing:
-            raise Closed("the producer was closed: produce() needs an open one")
+            raise errors.Closed("the producer was closed: produce() needs an open one")
 
     def _take_waiting(self) -> list[Callable[[], None]]:
         waiting, self._when_room = self._when_room, []

@@ -15,14 +15,8 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 import opendata_buffer
+from opendata_buffer import errors
 from opendata_buffer.config import ProducerConfig, QueueConfig
-from opendata_buffer.errors import (
-    CommitStateUnknown,
-    CorruptManifest,
-    InvalidInput,
-    QueueFull,
-    TransientStorageError,
-)
 from opendata_buffer.formats.batch import location_tag, ulid_tag
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.ownership import QueueClaim
@@ -375,7 +369,7 @@ class GroupCommitter:
                 first = self._queue.append(
                     entries, guard=self._guard(read_first), read_first=read_first
                 )
-            except (InvalidInput, QueueFull) as error:
+            except (errors.InvalidInput, errors.QueueFull) as error:
                 if len(group) == 1:
                     group[0].outcome = error
                     return
@@ -422,7 +416,7 @@ class GroupCommitter:
             return []
         try:
             return [each.location for each in manifest.entries(max(start, end - MOST_READ))]
-        except CorruptManifest:
+        except errors.CorruptManifest:
             # An error of readers: an append copies the entries as they are.
             return []
 
@@ -435,12 +429,14 @@ class GroupCommitter:
                 # The thread that wrote was interrupted, by no error of the queue's.
                 locations = tuple(entry.location for entry in request.entries)
                 reason = "the thread that appended it was interrupted"
-                request.outcome = CommitStateUnknown(self._queue.key, None, locations, None, reason)
+                request.outcome = errors.CommitStateUnknown(
+                    self._queue.key, None, locations, None, reason
+                )
         self._condition.notify_all()
 
 
-def _too_late() -> TransientStorageError:
-    return TransientStorageError(
+def _too_late() -> errors.TransientStorageError:
+    return errors.TransientStorageError(
         "an append waited for another one for too long and was not begun. Nothing was appended."
     )
 

@@ -21,18 +21,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from opendata_buffer import metrics
+from opendata_buffer import errors, metrics
 from opendata_buffer.config import ProducerConfig
-from opendata_buffer.errors import (
-    Closed,
-    CommitStateUnknown,
-    Conflict,
-    InvalidInput,
-    OpenDataBufferError,
-    PermanentStorageError,
-    QueueFull,
-    TransientStorageError,
-)
 from opendata_buffer.formats.batch import Transaction, batch_key, tagged_ulid
 from opendata_buffer.messages import parse_uuid
 from opendata_buffer.producer.accumulator import Accumulator
@@ -285,14 +275,14 @@ class Producer(Closeable):
         self._check_process()
         metadata = bytes(metadata)
         if len(metadata) > MAX_METADATA_BYTES:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"metadata has {len(metadata)} bytes: use at most {MAX_METADATA_BYTES}; it is "
                 "rewritten with every append. Put large data into the entries."
             )
         block, count = encode_entries(entries)
         most = self._config.max_batch_bytes
         if len(block) > most:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"one call of {count} entries makes {len(block)} bytes, more than max_batch_bytes "
                 f"{most}: split it, or raise the limit here and at the consumer"
             )
@@ -361,7 +351,7 @@ class Producer(Closeable):
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
-            raise Closed(
+            raise errors.Closed(
                 f"this producer belongs to process {self._pid}, which forked this one: its "
                 "threads are not here. Make a producer in each process, after the fork."
             )
@@ -413,7 +403,7 @@ class Uploader:
             return
         try:
             self._put(batch.location, data)
-        except TransientStorageError as error:
+        except errors.TransientStorageError as error:
             batch.last_error = error
             raise
 
@@ -469,7 +459,7 @@ class Sender:
             wake()
         if not self.accumulator.await_end(timeout):
             self.accumulator.abandon(
-                Closed(
+                errors.Closed(
                     f"the producer was closed before this was durable, after {timeout:g} s: look "
                     "at the store, or give close() more time"
                 )
@@ -581,7 +571,7 @@ class Sender:
 
         limit = self._config.timeout_ms / 1000
         if not wait_for(self._runtime, self._condition, is_claimed, limit):
-            raise TransientStorageError(
+            raise errors.TransientStorageError(
                 f"store {self._store.url} did not answer within {limit:g} s (timeout_ms):"
                 " check its address and the network. Nothing was produced."
             )
@@ -594,7 +584,7 @@ class Sender:
             entries = [batch.entry for batch in group]
             with deadline(self._runtime, self._append_limit):
                 first = committer.append(entries, begin_by=self.accumulator.begin_by(group))
-        except (Conflict, QueueFull, TransientStorageError) as error:
+        except (errors.Conflict, errors.QueueFull, errors.TransientStorageError) as error:
             pause = self.accumulator.refused(group, error)
             if pause and self._warnings.is_due():
                 count = len(group)
@@ -602,7 +592,7 @@ class Sender:
         except BaseException as error:
             # A thread that dies would leave every later produce() waiting for ever.
             self.accumulator.fail(group, _for_handles(error))
-            if not isinstance(error, OpenDataBufferError):
+            if not isinstance(error, errors.OpenDataBufferError):
                 delivery_log.exception("group commit failed")
         else:
             for batch, sequence, age in self.accumulator.landed(first):
@@ -611,14 +601,14 @@ class Sender:
         if pause:
             self._runtime.sleep(RETRY_PAUSE_S)
 
-    def _repair(self, batch: Batch, sequence: int, age: float) -> CommitStateUnknown:
+    def _repair(self, batch: Batch, sequence: int, age: float) -> errors.CommitStateUnknown:
         """Write the object again so that its entry has one; returns the outcome (failure F5)."""
         try:
             self._uploader.repair(batch)
             result = "its object was written again in case it is gone"
-        except OpenDataBufferError as error:
+        except errors.OpenDataBufferError as error:
             result = f"its object could not be written again: {error}"
-        return CommitStateUnknown(
+        return errors.CommitStateUnknown(
             self._config.manifest_path,
             sequence,
             (batch.location,),
@@ -632,7 +622,9 @@ def _for_handles(error: BaseException) -> BaseException:
     """An error that handles may raise: sys.exit() somewhere below must not end their callers."""
     if isinstance(error, Exception):
         return error
-    return PermanentStorageError(f"the store raised {error!r}, which is no error of a store's")
+    return errors.PermanentStorageError(
+        f"the store raised {error!r}, which is no error of a store's"
+    )
 
 
 _open_senders: weakref.WeakSet[Sender] = weakref.WeakSet()

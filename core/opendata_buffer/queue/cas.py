@@ -30,15 +30,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar, overload
 
-from opendata_buffer import outcomes
+from opendata_buffer import errors, outcomes
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import (
-    CorruptData,
-    ObjectNotFound,
-    OpenDataBufferError,
-    PermanentStorageError,
-    TransientStorageError,
-)
 from opendata_buffer.runtime import Runtime, deadline, queue_retry, remaining
 from opendata_buffer.stores.base import (
     ABSENT,
@@ -118,9 +111,9 @@ class Sidecar:
             # Names that an operating system gives need not be text: those go in escapes.
             return json.dumps(fields).encode() + b"\n"
 
-    def unreadable(self, problem: str) -> CorruptData:
+    def unreadable(self, problem: str) -> errors.CorruptData:
         """The error about an object that cannot be read: what is wrong, and what to do."""
-        return CorruptData(f"{self.name} is not readable: {problem}. {self.remedy}")
+        return errors.CorruptData(f"{self.name} is not readable: {problem}. {self.remedy}")
 
 
 _REQUIRED: Final[Any] = object()
@@ -186,7 +179,7 @@ class SidecarFields:
         """The fields that were not asked for: those of later releases, once all own ones were."""
         return {name: self._values[name] for name in self._values if name not in self._read}
 
-    def wrong(self, name: str, wanted: str, value: Any = _REQUIRED) -> CorruptData:
+    def wrong(self, name: str, wanted: str, value: Any = _REQUIRED) -> errors.CorruptData:
         """The error about a field that is not what is ``wanted``, such as ``a text``.
 
         ``value`` is the wrong value where it is no field of its own.
@@ -223,13 +216,13 @@ def read_sidecar(store: Get, key: str, kind: Sidecar, decode: Callable[[bytes], 
     """
     try:
         data = read_bytes(store, key, kind.max_bytes)
-    except CorruptData as error:
-        raise CorruptData(f"{key!r}: {kind.unreadable(str(error).rstrip('.'))}") from error
+    except errors.CorruptData as error:
+        raise errors.CorruptData(f"{key!r}: {kind.unreadable(str(error).rstrip('.'))}") from error
     try:
         return decode(data)
-    except CorruptData as error:
+    except errors.CorruptData as error:
         # The decoder sees only the bytes, and cannot name the object.
-        raise CorruptData(f"{key!r}: {error}") from error
+        raise errors.CorruptData(f"{key!r}: {error}") from error
 
 
 class CasStore(Get, Put, ConditionalPut, Protocol):
@@ -240,7 +233,7 @@ class CasStore(Get, Put, ConditionalPut, Protocol):
         """The URL that names the store."""
 
 
-class OutcomeUnknown(OpenDataBufferError):
+class OutcomeUnknown(errors.OpenDataBufferError):
     """An attempt may have been written into the object and taken out of it since."""
 
 
@@ -317,7 +310,7 @@ class _LostRace(_Retry):
     """An attempt lost its race."""
 
 
-class _Missing(OpenDataBufferError):
+class _Missing(errors.OpenDataBufferError):
     """The object vanished. Never leaves this module."""
 
 
@@ -353,7 +346,7 @@ class CasObject(Generic[T]):
         settings: QueueConfig,
         max_bytes: int | None = None,
         sidecar: Sidecar | None = None,
-        if_unreadable: Callable[[CorruptData, str], T] | None = None,
+        if_unreadable: Callable[[errors.CorruptData, str], T] | None = None,
         check_read: Callable[[T, T], None] | None = None,
         after_conflict: Callable[[], float | None] | None = None,
     ) -> None:
@@ -371,7 +364,7 @@ class CasObject(Generic[T]):
         # Not a method of this object: in a cycle with it a large value would outlive its use.
         pause = None if after_conflict is None else _pause_after(after_conflict)
         self._changing = queue_retry(
-            runtime, settings, retry_on=(_Retry, TransientStorageError), pause=pause
+            runtime, settings, retry_on=(_Retry, errors.TransientStorageError), pause=pause
         )
         self._value: T | None = None
         self._version: str | None = None
@@ -426,7 +419,7 @@ class CasObject(Generic[T]):
         outcome = self.update(decide, from_memory=from_memory)
         if isinstance(outcome, outcomes.Applied) and outcome.value is not None:
             return outcome.value
-        raise TransientStorageError(
+        raise errors.TransientStorageError(
             f"{self.key!r} in {self._store.url} could not be written: {outcome}. It may have been "
             "written; try again."
         )
@@ -456,7 +449,7 @@ class CasObject(Generic[T]):
                 reason = str(error)
             except _Retry as error:
                 reason = str(error)
-        except OpenDataBufferError as error:
+        except errors.OpenDataBufferError as error:
             vanished = isinstance(error, _Missing)
             if writes.in_doubt and proof is not None:
                 return outcomes.Unknown(str(error), writes.first_mark, None if vanished else error)
@@ -493,7 +486,7 @@ class CasObject(Generic[T]):
         left_s = remaining()
         if left_s is not None and left_s <= 0:
             # A store that is given no time answers "unknown" without having sent anything.
-            raise TransientStorageError(f"no time was left to write {self.key!r}")
+            raise errors.TransientStorageError(f"no time was left to write {self.key!r}")
         version = self._version
         condition = ABSENT if version is None else IfVersion(version)
         # Until the outcome is known, also when put_if raises, the value may be out of date.
@@ -518,16 +511,16 @@ class CasObject(Generic[T]):
                 raise _Retry(f"answers were lost: {outcome}")
 
     def _read_once(self) -> T | None:
-        fault: CorruptData | None = None
+        fault: errors.CorruptData | None = None
         try:
             got = self._get(self._version)
-        except ObjectNotFound as error:
+        except errors.ObjectNotFound as error:
             if self._version is not None and self._if_unreadable is None:
                 raise self._missing() from error
             self._value = self._version = None
             self._fresh = True
             return None
-        except CorruptData as error:
+        except errors.CorruptData as error:
             if self._sidecar is None:
                 raise
             fault = self._sidecar.unreadable(str(error).rstrip("."))
@@ -536,7 +529,7 @@ class CasObject(Generic[T]):
             got = self._store.get(self.key, byte_range=(0, 1))  # for its version
         if isinstance(got, NotModified):
             if self._version is None:
-                raise PermanentStorageError(
+                raise errors.PermanentStorageError(
                     f"store {self._store.url} answered 'not modified' to a plain read of "
                     f"{self.key!r}"
                 )
@@ -562,7 +555,7 @@ class CasObject(Generic[T]):
         """
         try:
             return self._decode(got.data), got.version
-        except CorruptData as error:
+        except errors.CorruptData as error:
             again = self._get() if first else got
             if not isinstance(again, Blob) or again.data == got.data:
                 if self._if_unreadable is None:
@@ -571,7 +564,7 @@ class CasObject(Generic[T]):
             log.warning("%s was read again, because %s", self.key, error)
             return self._decoded(again, first=False)
 
-    def _named(self, error: CorruptData) -> CorruptData:
+    def _named(self, error: errors.CorruptData) -> errors.CorruptData:
         """The error with the object's name: codecs see only its bytes."""
         return type(error)(f"{self.key!r} in {self._store.url}: {error}")
 

@@ -34,22 +34,11 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from opendata_buffer import outcomes
+from opendata_buffer import errors, outcomes
 from opendata_buffer.config import (
     DEFAULT_DATA_PATH_PREFIX,
     DEFAULT_GRACE_PERIOD_MS,
     QueueConfig,
-)
-from opendata_buffer.errors import (
-    CorruptData,
-    CorruptManifest,
-    DataLoss,
-    InvalidInput,
-    ObjectNotFound,
-    OpenDataBufferError,
-    PermanentStorageError,
-    PrefixConflict,
-    QueueReset,
 )
 from opendata_buffer.formats.batch import is_confined, parse_location, prefix_of
 from opendata_buffer.formats.manifest import MAX_MANIFEST_BYTES, Manifest, with_queue_in_hint
@@ -248,7 +237,7 @@ class QueueClaim:
 
         try:
             outcome = self._object.update(raised)
-        except OpenDataBufferError as error:
+        except errors.OpenDataBufferError as error:
             log.warning("the owner marker %s was not written: %s", self._object.key, error)
             return
         if isinstance(outcome, outcomes.Applied):
@@ -262,7 +251,7 @@ def claim_for_writing(
     config: QueueConfig,
     *,
     runtime: Runtime | None = None,
-    missing: Callable[[], InvalidInput] | None = None,
+    missing: Callable[[], errors.InvalidInput] | None = None,
     grace_ms: int | None = None,
     recreate: bool = False,
 ) -> QueueClaim:
@@ -289,7 +278,7 @@ def claim_for_writing(
         if claim is None:
             _check_prefix_is_free(store, config)
             if fault := misplaced(found, config, store.url):
-                raise InvalidInput(fault)
+                raise errors.InvalidInput(fault)
         if claim is None or claim.grace_ms == grace_ms:  # perhaps not written yet
             claim = claim_queue(store, config, runtime=runtime, grace_ms=grace_ms)
         if grace_ms not in (None, claim.grace_ms):
@@ -303,7 +292,7 @@ def claim_for_writing(
                 # Bytes behind the last entry, too: readers refuse them, and what is appended would
                 # be reported as durable and never be read.
                 manifest.check()
-        except QueueReset as error:
+        except errors.QueueReset as error:
             if not recreate:
                 raise
             log.warning("the queue starts over, as asked: %s", error)
@@ -447,7 +436,7 @@ def read_manifest(store: CasStore, config: QueueConfig, runtime: Runtime) -> Man
 def _check_manifest_path(owner: PrefixOwner, config: QueueConfig, url: str) -> None:
     if owner.manifest_path != config.manifest_path:
         prefix, fix = config.data_path_prefix, _if_wrong(config, url)
-        raise PrefixConflict(prefix, config.manifest_path, owner.manifest_path, fix)
+        raise errors.PrefixConflict(prefix, config.manifest_path, owner.manifest_path, fix)
 
 
 def _if_wrong(config: QueueConfig, url: str) -> str:
@@ -491,7 +480,7 @@ def _check_prefix_is_free(store: Store, config: QueueConfig) -> None:
     for root in (*outer, data_path_prefix):
         inner = data_path_prefix[len(root) :].lstrip("/")
         if _is_beside_partitions(store, root, inner):
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"there is a topic at {_root_text(root)}, and {data_path_prefix!r} is none of its "
                 "partitions: readers of the topic would not see this queue. Use a TopicProducer "
                 "or TopicConsumer, one partition (--partition 0, in Python Topic.config_of), or "
@@ -500,18 +489,18 @@ def _check_prefix_is_free(store: Store, config: QueueConfig) -> None:
     if PARTITION_NAME.fullmatch(parts[-1]) is None:
         for root in outer:
             if hint := missing_topic_hint(store, root):
-                raise InvalidInput(hint)
+                raise errors.InvalidInput(hint)
     for root in outer[1:]:
         if exists(store, owner_key(root)):
             other = _nested(data_path_prefix, root, f"inside the data prefix {root!r} of another")
-            raise InvalidInput(f"{other}{_if_wrong(config, store.url)}")
+            raise errors.InvalidInput(f"{other}{_if_wrong(config, store.url)}")
     below = store.list(f"{data_path_prefix}/", limit=LISTED_BELOW)
     for found in below.objects:
         folder, _, name = found.key.rpartition("/")
         if name == OWNER_NAME and folder != data_path_prefix:
             raise _nested(data_path_prefix, folder, f"around the data prefix {folder!r} of another")
         if name == TOPIC_KEY:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"data prefix {data_path_prefix!r} lies around the topic at {folder!r}: a garbage "
                 f"collector may delete the topic's batches. Use a prefix beside {folder!r}."
             )
@@ -524,7 +513,7 @@ def missing_topic_hint(store: Store, root: str = "") -> str | None:
     """
     try:
         below = store.list(f"{root}/p-0".lstrip("/"), limit=1)
-    except PermanentStorageError:
+    except errors.PermanentStorageError:
         return None  # A process that may not read outside of the prefix may still have a queue.
     for found in below.objects:
         name = found.key.removeprefix(f"{root}/").split("/")[0]
@@ -543,9 +532,9 @@ def exists(store: Get, key: str) -> bool:
     """Whether a small object, such as a marker, is there; one read."""
     try:
         store.get(key, max_bytes=_MAX_SMALL_BYTES)
-    except ObjectNotFound:
+    except errors.ObjectNotFound:
         return False
-    except CorruptData:
+    except errors.CorruptData:
         return True  # It is too large to be one; the code that reads it raises that error.
     return True
 
@@ -554,7 +543,7 @@ def _is_beside_partitions(store: Get, root: str, inner: str) -> bool:
     """Whether there is a topic at this root, and it has no partition of this name."""
     try:
         description = read_bytes(store, _topic_key(root), _MAX_SMALL_BYTES)
-    except (ObjectNotFound, PermanentStorageError):
+    except (errors.ObjectNotFound, errors.PermanentStorageError):
         # A process that may not read outside of the prefix may still have a queue there.
         return False
     name = PARTITION_NAME.fullmatch(inner)
@@ -583,8 +572,8 @@ def _root_text(root: str) -> str:
     return f"{root!r} in this store" if root else "the root of this store"
 
 
-def _nested(data_path_prefix: str, other: str, where: str) -> InvalidInput:
-    return InvalidInput(
+def _nested(data_path_prefix: str, other: str, where: str) -> errors.InvalidInput:
+    return errors.InvalidInput(
         f"data prefix {data_path_prefix!r} lies {where} queue: a garbage collector of the outer "
         f"one may delete the inner one's batches. Use a prefix beside {other!r}."
     )
@@ -614,8 +603,8 @@ def parse_manifest(data: bytes, place: str, hint: str) -> Manifest:
     helps with the queue's :func:`queue_hint`. An error from here names the command only."""
     try:
         return Manifest.parse(data).named(place, hint)
-    except CorruptManifest as error:
-        raise CorruptManifest(with_queue_in_hint(str(error), hint)) from error
+    except errors.CorruptManifest as error:
+        raise errors.CorruptManifest(with_queue_in_hint(str(error), hint)) from error
 
 
 def check_reached(seen: Watermark, now: Manifest | None, config: QueueConfig, url: str) -> None:
@@ -633,15 +622,15 @@ def check_reached(seen: Watermark, now: Manifest | None, config: QueueConfig, ur
             f"epoch {seen.epoch} -> {now.epoch}. It was deleted and recreated, or restored from an "
             "old copy"
         )
-    raise QueueReset(
+    raise errors.QueueReset(
         f"manifest {config.manifest_path!r} {what}. {_restore(config, url)} To start over without "
         f"them, use 'opendata-buffer produce {queue_hint(url, config)} --recreate'."
     )
 
 
-def vanished(config: QueueConfig, url: str) -> QueueReset:
+def vanished(config: QueueConfig, url: str) -> errors.QueueReset:
     """The error about a manifest that was deleted while this process used it."""
-    return QueueReset(
+    return errors.QueueReset(
         f"manifest {config.manifest_path!r} in {url} vanished while in use. It is not "
         "recreated: sequences would start again at 0 and acknowledged positions would hide "
         f"new batches. {_restore(config, url)} Check lifecycle rules on the bucket."
@@ -659,20 +648,20 @@ def check_resume(
     """Refuse to resume after a batch: ``QueueReset`` where the queue is not there or ends before it
     (failure F27), ``DataLoss`` where later ones were dequeued and that is not allowed."""
     if last_acked < 0:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"last_acked_sequence is {last_acked}: use None to start at the oldest entry"
         )
     if now is None:
-        raise QueueReset(
+        raise errors.QueueReset(
             f"cannot resume after sequence {last_acked}: manifest {config.manifest_path!r} does "
             f"not exist in {url}. The queue was deleted or the URL, data_path_prefix "
             "or manifest_path is another queue's. Start without a position to create it."
         )
     if last_acked >= now.next_sequence:
         why = ends_before(last_acked, now.next_sequence, config.manifest_path, url)
-        raise QueueReset(f"{why} Start without a position to read what is queued now.")
+        raise errors.QueueReset(f"{why} Start without a position to read what is queued now.")
     if last_acked + 1 < now.first_sequence and not allow_data_loss:
-        raise DataLoss(
+        raise errors.DataLoss(
             config.manifest_path,
             last_acked + 1,
             now.first_sequence,

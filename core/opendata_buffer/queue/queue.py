@@ -13,18 +13,8 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import opendata_buffer
-from opendata_buffer import metrics, outcomes
+from opendata_buffer import errors, metrics, outcomes
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import (
-    CommitStateUnknown,
-    Conflict,
-    Drained,
-    Fenced,
-    InvalidInput,
-    OpenDataBufferError,
-    QueueFull,
-    TransientStorageError,
-)
 from opendata_buffer.formats.manifest import (
     SEALED_EPOCH,
     Manifest,
@@ -300,7 +290,7 @@ class Queue:
             Drained: The queue was sealed.
         """
         if not entries:
-            raise InvalidInput("append of no entries: give at least one")
+            raise errors.InvalidInput("append of no entries: give at least one")
         check = self._check_append if not makes_room else lambda before, _: self._check_open(before)
         append = _Append(entries, check, guard, self._joins_others)
         while True:
@@ -315,7 +305,7 @@ class Queue:
                 if complete:
                     continue  # in neither: the attempt was bound to a version that is gone
             seen = self._object.last_seen
-            raise CommitStateUnknown(
+            raise errors.CommitStateUnknown(
                 self.key,
                 outcome.first_mark,
                 tuple(entry.location for entry in entries),
@@ -350,7 +340,7 @@ class Queue:
             oldest = min([part.first for part in index.parts()], default=index.end)
             gap = any(end > since for _, end in index.lost) or manifest.first_sequence > index.end
             return not gap and oldest <= since, None
-        except OpenDataBufferError as error:
+        except errors.OpenDataBufferError as error:
             log.warning("%s was not looked for in the log: %s", wanted[-1], error)
             return False, None
 
@@ -392,7 +382,7 @@ class Queue:
             if index is not None and leave:
                 end = index.end
                 self._change(lambda before: left_to_log(before, end))
-        except OpenDataBufferError as error:
+        except errors.OpenDataBufferError as error:
             log.warning("the oldest entries of %s were not moved: %s", self.key, error)
             return None
         return index
@@ -431,7 +421,7 @@ class Queue:
         def drop(before: Manifest) -> Manifest:
             self.check_epoch(before, epoch)
             if through_sequence >= before.next_sequence:
-                raise InvalidInput(
+                raise errors.InvalidInput(
                     f"cannot dequeue through {through_sequence}: manifest {self.key!r} ends at "
                     f"{before.next_sequence - 1}. Acknowledge only sequences that were handed out."
                 )
@@ -450,7 +440,7 @@ class Queue:
             if found is not None and found.location == entry.location:
                 return before
             if found is not None and found.sequence == sequence and found.location != location:
-                raise InvalidInput(
+                raise errors.InvalidInput(
                     f"sequence {sequence} of manifest {self.key!r} names {found.location!r} by "
                     f"now, and not {location!r}: read the queue again"
                 )
@@ -477,17 +467,17 @@ class Queue:
         sealed."""
         self._check_open(manifest)
         if manifest.epoch != epoch:
-            raise Fenced(self.key, epoch, manifest.epoch)
+            raise errors.Fenced(self.key, epoch, manifest.epoch)
 
     def _check_open(self, manifest: Manifest | LogView) -> None:
         if manifest.sealed:
-            raise Drained(self.key)
+            raise errors.Drained(self.key)
 
     def _change(self, change: Callable[[Manifest], Manifest]) -> Manifest:
         """Make a change that may be applied twice, and so needs no proof."""
         outcome = self._update(change, from_memory=self._changes_from_memory)
         if isinstance(outcome, outcomes.Unknown):
-            raise TransientStorageError(
+            raise errors.TransientStorageError(
                 f"manifest {self.key!r} in {self._store.url} could not be written: "
                 f"{outcome.reason}. It may have been written; try again."
             )
@@ -553,7 +543,7 @@ class Queue:
     ) -> Manifest:
         """The manifest that holds now; raises ``Conflict`` or ``QueueReset`` without one."""
         if isinstance(outcome, outcomes.Conflict):
-            raise Conflict(self.key, outcome.attempts, outcome.waited_s)
+            raise errors.Conflict(self.key, outcome.attempts, outcome.waited_s)
         if isinstance(outcome, outcomes.Vanished):
             raise vanished(self._config, self._store.url)
         manifest = outcome.value
@@ -577,7 +567,7 @@ class Queue:
             return
         age_s = before.age_s(self._runtime.now_ms())
         oldest_ms = None if age_s is None else round(age_s * 1000)
-        raise QueueFull(self.key, size, limit, before.entry_count, oldest_ms)
+        raise errors.QueueFull(self.key, size, limit, before.entry_count, oldest_ms)
 
     def _note_share(self, manifest: Manifest) -> None:
         """Report how full the manifest is, before appends are refused (failure F35)."""
@@ -612,7 +602,9 @@ def require_queue(store: Store, config: QueueConfig, runtime: Runtime) -> None:
         claim.check(None)
 
 
-def no_such_queue(store: Store, config: QueueConfig, *, creates: bool = False) -> InvalidInput:
+def no_such_queue(
+    store: Store, config: QueueConfig, *, creates: bool = False
+) -> errors.InvalidInput:
     """The error of a command or reader that found no manifest: what is there instead.
 
     ``creates`` is whether the caller has an option that creates a queue.
@@ -622,17 +614,17 @@ def no_such_queue(store: Store, config: QueueConfig, *, creates: bool = False) -
         root = QueueConfig(store=store.url, store_options=config.store_options)
         lists = f"'opendata-buffer status {queue_hint(store.url, root)}' lists them"
         if PARTITION_NAME.fullmatch(prefix) is None:
-            return InvalidInput(
+            return errors.InvalidInput(
                 f"there is a topic at {store.url}, and one queue is needed: name a partition with "
                 f"--partition; {lists}"
             )
-        return InvalidInput(
+        return errors.InvalidInput(
             f"partition {prefix!r} of the topic at {store.url} was never written; {lists}"
         )
     if lost := missing_topic_hint(store):
-        return InvalidInput(lost)
+        return errors.InvalidInput(lost)
     create = ", or create it with create_if_missing=True" if creates else ""
-    return InvalidInput(
+    return errors.InvalidInput(
         f"there is no queue: no manifest {config.manifest_path!r} in {store.url}. Produce into it "
         f"first{create}, or name the right queue with data_path_prefix or manifest_path."
     )

@@ -32,17 +32,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from opendata_buffer import metrics, outcomes
+from opendata_buffer import errors, metrics, outcomes
 from opendata_buffer.config import QueueConfig, check_reader_name
-from opendata_buffer.errors import (
-    CorruptData,
-    DataLoss,
-    Fenced,
-    InvalidInput,
-    OpenDataBufferError,
-    QueueReset,
-    TransientStorageError,
-)
 from opendata_buffer.formats.manifest import Manifest, QueueEntry
 from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar
 from opendata_buffer.queue.log import MOST_READERS, REMEMBERED, Log, LogIndex, LogView
@@ -187,7 +178,7 @@ def _update_note(
     try:
         with deadline(runtime, _NOTE_DEADLINE_MS / 1000):
             outcome = note.update(decide)
-    except OpenDataBufferError as error:
+    except errors.OpenDataBufferError as error:
         outcome = error
     if not isinstance(outcome, outcomes.Applied):
         log.info("the consumer was not noted in %s: %s", note.key, outcome)
@@ -364,13 +355,13 @@ def reset_reader(
     sequence that is not kept, or without ``force`` where a consumer runs with this name."""
     check_reader_name(name)
     if not view.first_sequence <= sequence <= view.next_sequence:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"sequence {sequence} is not kept: the log has {view.first_sequence} to "
             f"{view.next_sequence - 1}, and ends at {view.next_sequence}"
         )
     before = position_object(store, config, name, runtime).read()
     if isinstance(before, ReaderPosition) and before.may_run(runtime.now_ms()) and not force:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"reader {name!r} runs: {before.program} on {before.host}, process {before.process}. "
             "Stop it, or give --force, which fences it: it ends with an error"
         )
@@ -396,10 +387,10 @@ def unregister(
     return log_.change(decide)
 
 
-def unknown_reader(name: str, index: LogIndex) -> InvalidInput:
+def unknown_reader(name: str, index: LogIndex) -> errors.InvalidInput:
     """The error about a name that the index does not have, with those that it has."""
     known = ", ".join(index.readers) or "none yet"
-    return InvalidInput(f"there is no reader {name!r}; readers of this log: {known}")
+    return errors.InvalidInput(f"there is no reader {name!r}; readers of this log: {known}")
 
 
 class ReaderQueue:
@@ -481,12 +472,12 @@ class ReaderQueue:
         manifest = self._queue.read() or Manifest.empty()
         index = self._log.need(marked=self._queue.is_log)
         if self.name not in index.readers and len(index.readers) >= MOST_READERS:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"the log has {MOST_READERS} readers: delete some with 'opendata-buffer readers "
                 f"delete {queue_hint(self._store.url, self._config)} NAME'"
             )
         if last_acked_sequence is not None and last_acked_sequence >= manifest.next_sequence:
-            raise QueueReset(
+            raise errors.QueueReset(
                 ends_before(
                     last_acked_sequence,
                     manifest.next_sequence,
@@ -569,7 +560,7 @@ class ReaderQueue:
         view = self._view
         assert view is not None, "claimed first"
         if through_sequence >= view.next_sequence:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"cannot acknowledge {through_sequence}: the log ends at {view.next_sequence - 1}. "
                 "Acknowledge only sequences that were handed out."
             )
@@ -595,7 +586,7 @@ class ReaderQueue:
 
     def _check(self, current: int, epoch: int) -> None:
         if current != epoch:
-            raise Fenced(self.key, epoch, current)
+            raise errors.Fenced(self.key, epoch, current)
 
     def recent(self) -> list[QueueEntry]:
         """The last entries before the position that are kept, to compare later ones with."""
@@ -610,7 +601,7 @@ class ReaderQueue:
         known = replace(view, first_sequence=start)
         try:
             return [*known.entries(start, max(before - start, 0))]
-        except CorruptData as error:
+        except errors.CorruptData as error:
             known.check_current()
             log.warning("what was queued twice is not recognised: %s", error)
             return []
@@ -620,7 +611,7 @@ class ReaderQueue:
         try:
             if self._claimed is not None:
                 self._acknowledged(0, self._claimed.epoch, ends=True)
-        except OpenDataBufferError as error:
+        except errors.OpenDataBufferError as error:
             log.info("the end of reader %r was not noted: %s", self.name, error)
         self._queue.close()
 
@@ -643,7 +634,7 @@ class ReaderQueue:
             # Epochs of a reader that was deleted begin at 1 again.
             or (own and found.epoch == own.epoch and found.since_ms != own.since_ms)
         ):
-            raise QueueReset(
+            raise errors.QueueReset(
                 f"the position {self.key!r} of reader {self.name!r} in {self._store.url} is gone "
                 "or is another's: the reader was deleted, or the queue was started over. "
                 "Start the reader anew."
@@ -656,7 +647,7 @@ class ReaderQueue:
             return outcome.value
         if isinstance(outcome, outcomes.Vanished):
             self._own(None)
-        raise TransientStorageError(
+        raise errors.TransientStorageError(
             f"the position {self.key!r} in {self._store.url} could not be written: {outcome}. It "
             "may have been written; try again."
         )
@@ -676,8 +667,8 @@ class ReaderQueue:
         if self._claimed is not None:
             self.check_epoch(view, self._claimed.epoch)
 
-    def _lost(self, needed: int, index: LogIndex) -> DataLoss:
-        return DataLoss(
+    def _lost(self, needed: int, index: LogIndex) -> errors.DataLoss:
+        return errors.DataLoss(
             self.key,
             needed,
             index.floor,

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import islice, repeat, zip_longest
 from typing import Any, Protocol, TypeVar
 
+from opendata_buffer import errors
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.consumer.consumer import Consumer
@@ -18,14 +19,6 @@ from opendata_buffer.consumer.fetch import AdaptiveConcurrency, PooledBatch, rea
 from opendata_buffer.consumer.isolation import READ_COMMITTED
 from opendata_buffer.consumer.loop import BatchLoop
 from opendata_buffer.consumer.position import Position
-from opendata_buffer.errors import (
-    Closed,
-    DataLoss,
-    Drained,
-    InvalidInput,
-    OpenDataBufferError,
-    PoisonBatch,
-)
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.queue.queue import OpenPause, broker_pause
 from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel
@@ -77,7 +70,7 @@ class PartitionReader(Consumer):
         """Fetch one batch as it is stored; from any thread."""
         try:
             return self._fetch_handle.fetch_pooled(descriptor)
-        except PoisonBatch as error:
+        except errors.PoisonBatch as error:
             raise error.of(self.name) from error
 
     def decode(self, stored: PooledBatch, *, arrow: bool) -> ConsumedBatch | ArrowBatch:
@@ -85,7 +78,7 @@ class PartitionReader(Consumer):
         handle = self._fetch_handle
         try:
             return handle.decode_arrow(stored) if arrow else handle.decode(stored)
-        except PoisonBatch as error:
+        except errors.PoisonBatch as error:
             raise error.of(self.name) from error
 
     def flush_all(self) -> None:
@@ -94,7 +87,7 @@ class PartitionReader(Consumer):
 
     def close(self) -> None:
         """Write acknowledgements out and end; a sealed partition has none."""
-        with suppress(Drained):
+        with suppress(errors.Drained):
             super().close()
 
 
@@ -184,7 +177,7 @@ class TopicConsumer(BatchLoop):
         """The batches that are fetched ahead, in the order of delivery."""
         self._as_arrow = False
         self._last: str | None = None
-        self._errors: deque[OpenDataBufferError] = deque()
+        self._errors: deque[errors.OpenDataBufferError] = deque()
         try:
             self._open_missing(topic.description)
         except BaseException:
@@ -324,19 +317,19 @@ class TopicConsumer(BatchLoop):
         for name in [name for name in self._readers if name not in description.names]:
             self._close_drained(name)
 
-        def poll(reader: PartitionReader) -> bool | OpenDataBufferError:
+        def poll(reader: PartitionReader) -> bool | errors.OpenDataBufferError:
             try:
                 return reader.poll()
-            except OpenDataBufferError as error:
+            except errors.OpenDataBufferError as error:
                 return error
 
         has_new = False
         readers = list(self._readers.values())
         for reader, outcome in zip(readers, in_parallel(self._runtime, poll, readers), strict=True):
-            if isinstance(outcome, Drained):
+            if isinstance(outcome, errors.Drained):
                 self._sealed.add(reader.name)
                 self._close_drained(reader.name)
-            elif isinstance(outcome, OpenDataBufferError):
+            elif isinstance(outcome, errors.OpenDataBufferError):
                 self._errors.append(outcome)
             else:
                 has_new = has_new or outcome
@@ -349,7 +342,7 @@ class TopicConsumer(BatchLoop):
         """Raise an error of the block after the batches that are ready."""
         try:
             yield
-        except OpenDataBufferError as error:
+        except errors.OpenDataBufferError as error:
             self._errors.append(error)
 
     def _open_missing(self, description: TopicDescription) -> None:
@@ -363,12 +356,12 @@ class TopicConsumer(BatchLoop):
             try:
                 config = Topic.config_of(name, self._config)
                 opened[name] = self._open_reader(name, config, self._position_for(name))
-            except DataLoss:
+            except errors.DataLoss:
                 # A consumer may have been killed after it emptied the partition to seal it.
                 if name not in description.may_leave(now_ms) or not self._topic.seal(name):
                     raise
                 self._sealed.add(name)
-            except Drained:
+            except errors.Drained:
                 self._sealed.add(name)
 
         opened: dict[str, PartitionReader] = {}
@@ -399,13 +392,13 @@ class TopicConsumer(BatchLoop):
         reader = self._readers.pop(name, None)
         if reader is not None:
             log.info("partition %s was drained and has left the topic", name)
-            with suppress(Drained):
+            with suppress(errors.Drained):
                 reader.close()
 
     def _reader(self, name: str) -> PartitionReader:
         found = self._readers.get(name)
         if found is None:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"partition is {name!r}: this consumer reads {', '.join(self._readers) or 'none'}"
             )
         return found
@@ -430,13 +423,15 @@ class TopicConsumer(BatchLoop):
 
     def _check_open(self) -> None:
         if self._interrupted:
-            raise Closed(
+            raise errors.Closed(
                 "this consumer of the topic was interrupted while it polled or acknowledged a "
                 "batch: close it and make a new one, with the positions that were saved. What was "
                 "not acknowledged is delivered again."
             )
         if self._closed:
-            raise Closed("the consumer of the topic is closed: make a new one, with its positions")
+            raise errors.Closed(
+                "the consumer of the topic is closed: make a new one, with its positions"
+            )
 
 
 def _assigned(
@@ -445,7 +440,7 @@ def _assigned(
     if partitions is None:
         return None
     if isinstance(partitions, str) or not partitions:
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"partitions is {partitions!r}: give a list of names, or leave it out to read all"
         )
     return tuple(dict.fromkeys(map(description.resolved, partitions)))

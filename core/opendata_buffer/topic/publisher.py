@@ -25,15 +25,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Unpack
 
+from opendata_buffer import errors
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ProducerConfig
 from opendata_buffer.consumer.batches import DeliveredBatch
-from opendata_buffer.errors import (
-    Closed,
-    InvalidInput,
-    OpenDataBufferError,
-    Superseded,
-    TransientStorageError,
-)
 from opendata_buffer.formats.batch import Transaction
 from opendata_buffer.messages import (
     CLOCK_MAX,
@@ -121,7 +115,7 @@ class AckIntents:
                 and all(type(each) is int and 0 < each <= CLOCK_MAX for each in clocks.values())
             ):
                 return cls(fields["topic"], producer, clocks, txn)
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"intents are {text!r:.200}, and not what AckIntents.to_json() of this version wrote: "
             "apply them with the version that saved them"
         )
@@ -335,13 +329,15 @@ class Publisher(Closeable):
         if self._open is not None and self._open is self._unaborted:
             self.abort()
         if self._open is not None:
-            raise InvalidInput("a transaction is open: commit() or abort() it before the next one")
+            raise errors.InvalidInput(
+                "a transaction is open: commit() or abort() it before the next one"
+            )
         try:
             yield TransactionBlock(self)
         except BaseException:
             try:
                 self.abort()
-            except OpenDataBufferError as error:
+            except errors.OpenDataBufferError as error:
                 log.warning("a transaction was not aborted, and will be: %s", error)
                 self._unaborted = self._open
             raise
@@ -383,7 +379,7 @@ class Publisher(Closeable):
         self._check_usable()
         current = self._open or self._begin()
         if current.intents is not None:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 "the transaction has its intents: apply() them, or abort(), before you publish "
                 "the next one"
             )
@@ -471,7 +467,7 @@ class Publisher(Closeable):
         try:
             if self._open is not None and (self._app or not self._open.intents):
                 self._roll_back()
-        except OpenDataBufferError as error:
+        except errors.OpenDataBufferError as error:
             log.warning("a transaction was not rolled back, and will be: %s", error)
         finally:
             self._producer.close(timeout)
@@ -479,12 +475,12 @@ class Publisher(Closeable):
             with deadline(self._runtime, _EXPIRE_S):
                 clock = self._clock.value + 1
                 self._markers.expire_producer(self._producer_id, clock, self._written)
-        except OpenDataBufferError as error:
+        except errors.OpenDataBufferError as error:
             log.info("readers remember this publisher for some weeks: %s", error)
 
     def _check_named(self) -> None:
         if self._app is None:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 "a publisher without a name does not keep its intents: build_ack_intents(), save "
                 "them, then apply() them; or give it a name"
             )
@@ -521,7 +517,7 @@ class Publisher(Closeable):
             return current.intents
         try:
             self._roll_back()
-        except OpenDataBufferError as error:
+        except errors.OpenDataBufferError as error:
             self._open = None
             log.warning(
                 "a transaction that failed was not rolled back in all partitions (%s): see "
@@ -536,7 +532,7 @@ class Publisher(Closeable):
         if not intents.clocks and not (current and current.positions):
             return
         if intents.topic_id != self._topic_id:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"the intents are of topic {intents.topic_id}, and this is {self._topic_id}: "
                 "apply them with a publisher of that topic"
             )
@@ -547,7 +543,7 @@ class Publisher(Closeable):
         elif intents.txn is not None:
             # The commit record of that name decides. With markers in some partitions and a
             # roll-back by the name's next instance, the transaction would be delivered in part.
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"the intents are of publisher {intents.txn.app.removeprefix(_APP_PREFIX)!r}: open "
                 "a publisher of that name, which applies them if they are committed"
             )
@@ -564,13 +560,13 @@ class Publisher(Closeable):
         """Refuse saved intents of a transaction that is not committed. Of a committed one the
         markers were written when this publisher was opened."""
         if intents.txn is None or intents.txn.app != self._app:
-            raise InvalidInput("the intents are of another publisher: apply them there")
+            raise errors.InvalidInput("the intents are of another publisher: apply them there")
         found = self._coordinator.verdict_on(intents.txn, intents.producer)
         # Another transaction may have been published under the number of a rolled back one. The
         # record distinguishes them by the producer only for the last number.
         is_last = intents.txn.batch == self._coordinator.committed(intents.txn.app)
         if found is Verdict.OPEN or (found is Verdict.REPEATED and is_last):
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"transaction {intents.txn.batch} was rolled back, because it was not committed "
                 "before its publisher went on or was opened again: publish it again"
             )
@@ -581,11 +577,11 @@ class Publisher(Closeable):
             with self._deadline():
                 if not self._coordinator.decide(attempt):
                     # Another instance has committed a transaction of this number.
-                    raise Superseded(txn.app, txn.batch)
+                    raise errors.Superseded(txn.app, txn.batch)
                 try:
                     self._coordinator.complete(attempt, current.since)
-                except OpenDataBufferError as error:
-                    raise TransientStorageError(
+                except errors.OpenDataBufferError as error:
+                    raise errors.TransientStorageError(
                         f"{txn} is committed, and not visible in all partitions yet: "
                         f"{error} Open the publisher again: it completes that."
                     ) from error
@@ -601,7 +597,7 @@ class Publisher(Closeable):
             return
         if current.applying:
             # Partitions that have their marker deliver the transaction.
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 "the transaction was applied, and not in all partitions as far as is known, so it "
                 "counts where it was: apply the intents again until that succeeds"
             )
@@ -636,22 +632,22 @@ class Publisher(Closeable):
 
     def _check_usable(self) -> None:
         if self._pid != os.getpid():
-            raise Closed(
+            raise errors.Closed(
                 f"this publisher belongs to process {self._pid}, which forked this one: open a "
                 "publisher in each process, after the fork"
             )
         if self._closed:
-            raise Closed("the publisher is closed: open a new one")
+            raise errors.Closed("the publisher is closed: open a new one")
         if self._broken is not None:
-            raise Closed(
+            raise errors.Closed(
                 f"the publisher cannot go on since: {self._broken} Open a new one."
             ) from self._broken
 
 
 def _app_of(name: str) -> str:
-    with suppress(InvalidInput):
+    with suppress(errors.InvalidInput):
         if name:
             return Transaction(f"{_APP_PREFIX}{name}", 0).app
-    raise InvalidInput(
+    raise errors.InvalidInput(
         f"publisher name is {name!r:.80}: use 1 to 190 characters of A-Z a-z 0-9 . _ -"
     )

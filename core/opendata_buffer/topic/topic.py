@@ -8,15 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from opendata_buffer import outcomes
+from opendata_buffer import errors, outcomes
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
-from opendata_buffer.errors import (
-    Drained,
-    InvalidInput,
-    OpenDataBufferError,
-    QueueReset,
-    TransientStorageError,
-)
 from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.ownership import (
@@ -115,7 +108,7 @@ class Topic:
             known = topic._remember(found or topic._object.update(lambda before: before or fresh))
         if found is not None or known.topic_id != fresh.topic_id:
             count, words = len(known.active), queue_hint(topic.url, topic._settings)
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"there is a topic at {topic.url} already, with {count} partitions: use it, add "
                 f"partitions with 'opendata-buffer topic expand {words} --partitions {count + 1}', "
                 "or take another root for the new one"
@@ -146,7 +139,7 @@ class Topic:
             return cls.open(config, store=store, runtime=runtime)
         claim = check_owner(store, config, runtime=runtime)
         if claim is None:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"there is no topic at {store.url}, and no queue below "
                 f"{config.data_path_prefix!r}: make a topic with 'opendata-buffer topic create "
                 f"{store.url} --partitions N', or produce to the queue first"
@@ -189,7 +182,7 @@ class Topic:
             return self.description  # of a queue, which stands for a topic
         found = self._object.read()
         if found is None:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"there is no topic at {self.url}: make one with 'opendata-buffer topic create "
                 f"{queue_hint(self.url, self._settings)} --partitions 4'"
             )
@@ -212,7 +205,7 @@ class Topic:
         """Where the partitions are logs, make logs of those that are to be added, before a producer
         writes them: their readers read all of them."""
         before, new = self.read(), set[str]()
-        with suppress(InvalidInput):  # raised again by the change
+        with suppress(errors.InvalidInput):  # raised again by the change
             new = {*before.expanded(partitions).names}.difference(before.names)
         like = self.config_of(before.active[0], self._settings)
         if not new or (index := Log(self.store, like, self._runtime).read()) is None:
@@ -291,7 +284,7 @@ class Topic:
                 return False
         try:
             return queue.seal(read_to)
-        except Drained:
+        except errors.Drained:
             return True
 
     @staticmethod
@@ -307,9 +300,9 @@ class Topic:
         def decide(before: TopicDescription | None) -> TopicDescription | None:
             try:
                 return None if before is None else change(before)
-            except InvalidInput as error:  # A description does not know where it is.
+            except errors.InvalidInput as error:  # A description does not know where it is.
                 words = queue_hint(self.url, self._settings)
-                raise InvalidInput(str(error).replace("STORE", words)) from None
+                raise errors.InvalidInput(str(error).replace("STORE", words)) from None
 
         return self._remember(self._object.update(decide))
 
@@ -321,19 +314,19 @@ class Topic:
             self.description = now
             return now
         if isinstance(outcome, outcomes.Vanished | outcomes.Applied):
-            raise QueueReset(
+            raise errors.QueueReset(
                 f"{TOPIC_KEY!r} vanished from {self.url} while in use. It is not made again: "
                 "partitions would get the names of others. Put its latest version back (bucket "
                 "versioning)."
             )
-        raise TransientStorageError(
+        raise errors.TransientStorageError(
             f"{TOPIC_KEY!r} in {self.url} could not be written: {outcome}. It may have been "
             "written; try again."
         )
 
     def _check_same(self, known: TopicDescription, now: TopicDescription) -> None:
         if now.topic_id != known.topic_id or now.next_number < known.next_number:
-            raise QueueReset(
+            raise errors.QueueReset(
                 f"the topic at {self.url} is another one than before (id {known.topic_id} -> "
                 f"{now.topic_id}, next partition {known.next_number} -> {now.next_number}): "
                 f"{TOPIC_KEY!r} was deleted and made again, or restored from an old copy. Stop "
@@ -346,7 +339,7 @@ def _check_config(config: QueueConfig) -> None:
     for name, expected in (("data_path_prefix", default), ("manifest_path", f"{default}/manifest")):
         value = getattr(config, name)
         if value != expected:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"{name} is {value!r}, but the partitions of a topic have names of their own: "
                 "leave it out, or use the queue of one partition"
             )
@@ -357,7 +350,7 @@ def _refuse_queues(store: Store) -> None:
     for found in store.list("", limit=LISTED_BELOW).objects:
         folder, _, name = found.key.rpartition("/")
         if name == OWNER_NAME:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"there is a queue at {folder!r} in {store.url}: a topic wants a root of its own, "
                 "and its first partitions must be new. Take another root."
             )
@@ -419,7 +412,7 @@ class CachedTopic:
         try:
             with deadline(self._runtime, READ_S):
                 found = self._topic.read()
-        except OpenDataBufferError as error:
+        except errors.OpenDataBufferError as error:
             log.warning("the topic at %s could not be read: %s", self._topic.url, error)
         finally:
             self._end_read(found)
