@@ -177,12 +177,13 @@ class DispatchRound:
         if not self.claims.holds(sequence, token):
             self._respond(request, "failed", error=error_body(errors.ClaimLost(sequence)))
             return
-        self.claims = self.claims.release(sequence)
         if request.how == "release":
+            self.claims = self.claims.release(sequence)
             self._ready.rests[sequence] = self._now + request.rest_ms / 1000
         elif request.how == "done":
             self.claims = self.claims.finish(sequence)
         else:
+            self.claims = self.claims.release(sequence)
             self._quarantine(sequence, request.reason)
         self.ended[token] = request.how
         self._heartbeats.drop(sequence, token)
