@@ -195,11 +195,8 @@ class BrokerPause:
     this process writes the manifest itself.
 
     A process that reads, decides and then writes would lose every race against a broker that writes
-    from memory. So it asks the broker to write nothing for the time of a read and a write and a
-    half (:class:`.WriteFairness`). Nothing is held, and nothing has to be ended. Where no broker is
-    announced, or it does not answer, a change is made without a pause, and only takes longer.
-
-    ``network`` is how brokers are reached, WebSockets by default.
+    from memory. So it asks the broker to write nothing for a time (:class:`.WriteFairness`). Where
+    none is announced, or it does not answer, a change is made without a pause, and takes longer.
     """
 
     def __init__(
@@ -210,12 +207,18 @@ class BrokerPause:
         *,
         network: Network | None = None,
     ) -> None:
-        self._store = store
-        self._config = config
         self._runtime = runtime
-        self._connect = (network or WebSocketNetwork(runtime)).connect
-        self._pid = os.getpid()
-        self._own_discovery = self._new_discovery()
+        self._new_discovery = partial(
+            Discovery,
+            store,
+            config,
+            runtime,
+            (network or WebSocketNetwork(runtime)).connect,
+            waits_s=FIND_S,
+            # A connection that ends by itself has a successor within seconds.
+            next_search_s=lambda found: IDLE_SEARCH_S if found is None else SEARCH_S,
+        )
+        self._discovery_of: tuple[int, Discovery] | None = None  # its process, and what it uses
 
     @property
     def is_connected(self) -> bool:
@@ -244,27 +247,15 @@ class BrokerPause:
         if connection is not None:
             self._discovery.forget(connection)
 
-    def _new_discovery(self) -> Discovery:
-        made = Discovery(
-            self._store,
-            self._config,
-            self._runtime,
-            self._connect,
-            waits_s=FIND_S,
-            # A connection that ends by itself has a successor within seconds.
-            next_search_s=lambda found: IDLE_SEARCH_S if found is None else SEARCH_S,
-        )
-        # The thread that reads a connection keeps it open, also when the queue that uses it was
-        # dropped without close().
-        weakref.finalize(self, _abandon, made).atexit = False
-        return made
-
     @property
     def _discovery(self) -> Discovery:
         # In a forked child the thread that reads, and may have held its locks, is missing.
-        if self._pid != os.getpid():
-            self._pid, self._own_discovery = os.getpid(), self._new_discovery()
-        return self._own_discovery
+        if self._discovery_of is None or self._discovery_of[0] != os.getpid():
+            self._discovery_of = os.getpid(), self._new_discovery()
+            # The thread that reads a connection keeps it open, also when the queue that uses it was
+            # dropped without close().
+            weakref.finalize(self, _abandon, self._discovery_of[1]).atexit = False
+        return self._discovery_of[1]
 
 
 def _abandon(discovery: Discovery) -> None:
