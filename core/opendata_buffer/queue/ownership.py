@@ -209,6 +209,23 @@ class QueueClaim:
         if self.watermark is not None:
             check_reached(self.watermark, manifest, self._config, self._store.url)
 
+    def start_over(self, manifest: Manifest | None) -> QueueClaim:
+        """A claim with a new id: positions of the queue before are no positions of this one."""
+        watermark = None if manifest is None else Watermark.of(manifest)
+        ulid = self._runtime.ulid()
+        fresh = PrefixOwner(self._config.manifest_path, ulid, watermark, self.grace_ms)
+
+        def renewed(before: PrefixOwner | None) -> PrefixOwner:
+            if before is None:
+                return fresh
+            # Of two that start over at once the first one's id stays.
+            if before.queue_id != self.queue_id:
+                return before
+            return replace(fresh, grace_ms=before.grace_ms or self.grace_ms, others=before.others)
+
+        owner = owner_object(self._store, self._config, self._runtime).change(renewed)
+        return QueueClaim(self._store, self._config, self._runtime, owner)
+
     def note(self, manifest: Manifest, *, now: bool = False, acked_location: str = "") -> None:
         """Raise the marker's watermark to a manifest that was read or written just now.
 
@@ -296,7 +313,7 @@ def claim_for_writing(
             if not recreate:
                 raise
             log.warning("the queue starts over, as asked: %s", error)
-            return _start_over(store, config, runtime, claim, manifest)
+            return claim.start_over(manifest)
         return claim
 
 
@@ -365,29 +382,6 @@ def check_owner(
         return None
     _check_manifest_path(owner, config, store.url)
     return QueueClaim(store, config, runtime, owner, grace_ms)
-
-
-def _start_over(
-    store: CasStore,
-    config: QueueConfig,
-    runtime: Runtime,
-    old: QueueClaim,
-    manifest: Manifest | None,
-) -> QueueClaim:
-    """A new id, so that positions of the queue before are not taken for positions of this one."""
-    watermark = None if manifest is None else Watermark.of(manifest)
-    fresh = PrefixOwner(config.manifest_path, runtime.ulid(), watermark, old.grace_ms)
-
-    def renewed(before: PrefixOwner | None) -> PrefixOwner:
-        if before is None:
-            return fresh
-        # Of two that start over at once the first one's id stays.
-        if before.queue_id != old.queue_id:
-            return before
-        return replace(fresh, grace_ms=before.grace_ms or old.grace_ms, others=before.others)
-
-    owner = owner_object(store, config, runtime).change(renewed)
-    return QueueClaim(store, config, runtime, owner)
 
 
 def owner_object(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasObject[PrefixOwner]:
