@@ -27,8 +27,8 @@ from opendata_buffer import errors
 from opendata_buffer.errors import *  # noqa: F403  (its __all__, here and below)
 
 if TYPE_CHECKING:
+    from opendata_buffer.broker.committer import BrokerPause as BrokerPause
     from opendata_buffer.broker.committer import open_brokered_committer as open_brokered_committer
-    from opendata_buffer.broker.discovery import BrokerPause as BrokerPause
     from opendata_buffer.broker.worker import ClaimedBatch as ClaimedBatch
     from opendata_buffer.broker.worker import Worker as Worker
     from opendata_buffer.config import ConsumerConfig as ConsumerConfig
@@ -104,7 +104,7 @@ __all__ = sorted([*errors.__all__, *_MODULES])
 # Not listed: the names that handles and batches had before; and those that the package ``broker``,
 # which imports producers, consumers and queues, has for them when they need a broker.
 _MODULES |= {
-    "BrokerPause": "broker.discovery",
+    "BrokerPause": "broker.committer",
     "DurabilityWatcher": "producer.handles",
     "PartitionPosition": "consumer.position",
     "RawBatch": "consumer.fetch",

@@ -18,8 +18,7 @@ import pytest
 
 from buffer_sink.committer import Group, QueueCommitter, UploadedBatch
 from buffer_sink.options import SinkOptions
-from opendata_buffer.broker.committer import open_brokered_committer
-from opendata_buffer.broker.discovery import BrokerPause
+from opendata_buffer.broker.committer import BrokerPause, open_brokered_committer
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.config import (
     ConsumerConfig,

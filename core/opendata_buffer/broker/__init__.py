@@ -6,11 +6,10 @@ also hands batches to workers. The broker keeps nothing that storage does not ha
 die, double or pause, the compare-and-swap on the manifest decides.
 
 ``discovery_record``  ``_broker.json``: which broker serves, changed by compare-and-swap
-``discovery``         finds the broker, keeps a connection to it, and asks it for pauses
 ``protocol``          handshake, signed messages, and the proof of the right to write
 ``network``           WebSockets of clients, and the port of a broker
 ``client``            a connection to a broker
-``committer``         appends through a broker, or alone while there is none
+``committer``         finds the broker, appends through it or alone, and asks it for pauses
 ``broker``            appends for all clients; their sessions
 ``election``          which of several processes serves
 ``claims``            which worker holds which batch, pure

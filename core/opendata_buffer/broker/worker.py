@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from opendata_buffer import errors
 from opendata_buffer.broker.client import Connection, Lost, Refused
-from opendata_buffer.broker.discovery import Discovery
+from opendata_buffer.broker.committer import Discovery
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
 from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_metadata

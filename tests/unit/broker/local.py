@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from opendata_buffer import outcomes
 from opendata_buffer.broker.broker import Broker, Session, SharedQueue
 from opendata_buffer.broker.client import ChannelClosed, Connection, Lost
-from opendata_buffer.broker.discovery import BrokerPause
+from opendata_buffer.broker.committer import BrokerPause
 from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import Listen, ListeningPort, WebSocketNetwork, WebSocketPort

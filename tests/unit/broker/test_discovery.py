@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from opendata_buffer.broker.client import ChannelClosed, Connection
-from opendata_buffer.broker.discovery import Discovery
+from opendata_buffer.broker.committer import Discovery
 from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.runtime import SystemRuntime, Task
 from opendata_buffer.stores.memory import MemoryStore
