@@ -15,7 +15,7 @@ from buffer_source.schema import check_schema
 from buffer_source.task import read_partition
 from opendata_buffer.consumer.isolation import MOST_NOTED, ReadCommitted, Repeats
 from opendata_buffer.errors import DataLoss, InvalidInput
-from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, QueueEntry
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.queue.log import LogView
 from opendata_buffer.runtime import SystemRuntime, in_parallel, queue_retry
 from opendata_buffer.stores.open import open_store
@@ -54,12 +54,12 @@ class BufferBatchReader(DataSourceReader):
         def queued(name: str) -> tuple[list[PartitionBatch], list[int]]:
             own = partitions.options_of(name)
             view = view_of(own, store, runtime)
-            entries: list[QueueEntry] = []
+            entries: list[BatchDescriptor] = []
             if view is not None:
                 repeats = Repeats(store, own.consumer, runtime, "")
                 repeats.load()
                 entries = select(view, own, repeats)
-            batches = [PartitionBatch.within(name, BatchDescriptor.of(each)) for each in entries]
+            batches = [PartitionBatch.within(name, each) for each in entries]
             return batches, BatchSizes(store, own, runtime, retrying).estimates(batches)
 
         found = in_parallel(runtime, queued, partitions.names())
@@ -72,7 +72,9 @@ class BufferBatchReader(DataSourceReader):
         return read_partition(self._options, self._schema, partition)
 
 
-def select(view: Manifest | LogView, options: SourceOptions, repeats: Repeats) -> list[QueueEntry]:
+def select(
+    view: Manifest | LogView, options: SourceOptions, repeats: Repeats
+) -> list[BatchDescriptor]:
     """The entries a batch read wants, without repeats and what is not committed.
 
     Of a log it reads the wanted range, what lies right before it, to know repeats, and what lies
@@ -100,7 +102,7 @@ def select(view: Manifest | LogView, options: SourceOptions, repeats: Repeats) -
         until = sequence_since(view, options.ending_timestamp_ms)
 
     rule = ReadCommitted(options.queue.data_path_prefix, options.isolation)
-    offered: dict[int, QueueEntry] = {}
+    offered: dict[int, BatchDescriptor] = {}
     wanted: list[int] = []
 
     def held_back(start: int, stop: int) -> list[tuple[int, str]]:
@@ -118,7 +120,7 @@ def select(view: Manifest | LogView, options: SourceOptions, repeats: Repeats) -
 
 def _offered(
     view: Manifest | LogView, begin: int, until: int, rule: ReadCommitted, options: SourceOptions
-) -> Iterator[QueueEntry]:
+) -> Iterator[BatchDescriptor]:
     if isinstance(view, Manifest):
         yield from view.entries()
         return

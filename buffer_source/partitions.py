@@ -23,7 +23,7 @@ from opendata_buffer.errors import (
     PermanentStorageError,
 )
 from opendata_buffer.formats.batch import location_timestamp_ms
-from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, QueueEntry
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.queue.log import Log, LogView
 from opendata_buffer.queue.ownership import (
     QueueClaim,
@@ -349,7 +349,7 @@ def _no_queue(options: SourceOptions, store: Store, advice: str = "") -> Invalid
     )
 
 
-def oldest_ms(batch: BatchDescriptor | QueueEntry) -> int | None:
+def oldest_ms(batch: BatchDescriptor | BatchDescriptor) -> int | None:
     """When the batch's oldest record was ingested, milliseconds since the Unix epoch.
 
     Else the time of its name, which a Spark sink dates ahead; None without either.

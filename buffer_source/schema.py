@@ -35,7 +35,6 @@ from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourcePartitions, view_of
 from opendata_buffer.consumer.fetch import FetchHandle
 from opendata_buffer.errors import InvalidInput, PoisonBatch
-from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.runtime import Retries, Runtime, queue_retry
 from opendata_buffer.stores.base import Store
 from opendata_buffer.values import Decoder, ValueOptions, infer
@@ -287,7 +286,7 @@ def _records(
     records: list[bytes] = []
     for entry in entries:
         try:
-            batch = retrying(handle.fetch_arrow, BatchDescriptor.of(entry))
+            batch = retrying(handle.fetch_arrow, entry)
         except PoisonBatch as error:
             log.warning("not in the sample: %s", error)
             continue

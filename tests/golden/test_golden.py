@@ -23,10 +23,10 @@ from opendata_buffer.formats.batch import (
     seal_block,
 )
 from opendata_buffer.formats.manifest import (
+    BatchDescriptor,
     Manifest,
     Metadata,
     NewEntry,
-    QueueEntry,
     check_transition,
 )
 
@@ -73,9 +73,9 @@ def test_golden_batch_is_reproduced_from_its_records(golden: dict[str, Any]) -> 
             assert ours[-7:] == data[-7:]
 
 
-def entries_of(golden: dict[str, Any]) -> tuple[QueueEntry, ...]:
+def entries_of(golden: dict[str, Any]) -> tuple[BatchDescriptor, ...]:
     return tuple(
-        QueueEntry(
+        BatchDescriptor(
             entry["sequence"],
             entry["location"],
             tuple(

@@ -23,10 +23,10 @@ from opendata_buffer.formats.batch import (
     split_records,
 )
 from opendata_buffer.formats.manifest import (
+    BatchDescriptor,
     Manifest,
     Metadata,
     NewEntry,
-    QueueEntry,
     check_transition,
 )
 
@@ -155,7 +155,7 @@ def test_manifests_round_trip_through_groups(groups: list[list[NewEntry]], first
         manifest = after
     flat = [entry for group in groups for entry in group]
     wanted = tuple(
-        QueueEntry(first + index, entry.location, entry.metadata)
+        BatchDescriptor(first + index, entry.location, entry.metadata)
         for index, entry in enumerate(flat)
     )
     again = Manifest.parse(manifest.raw)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from opendata_buffer import outcomes
-from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, QueueEntry, decode_entry
+from opendata_buffer.formats.manifest import FOOTER_SIZE, BatchDescriptor, Manifest, decode_entry
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
 from tests.support.simulation import Simulation
@@ -35,7 +35,7 @@ class Recorder(MemoryStore):
                     self.fail(f"sequence {entry.sequence}: {known} became {entry.location}")
         return outcome
 
-    def _new_entries(self, before: Manifest) -> Iterator[QueueEntry]:
+    def _new_entries(self, before: Manifest) -> Iterator[BatchDescriptor]:
         """Those behind what is byte for byte as before; all of them when it is not."""
         raw, known = self.manifest.raw, before.raw[:-FOOTER_SIZE]
         if not raw.startswith(known):

@@ -8,7 +8,7 @@ import pytest
 
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound, TransientStorageError
 from opendata_buffer.formats.batch import batch_key
-from opendata_buffer.formats.manifest import Metadata, QueueEntry
+from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.gc import Queued, plan
 from opendata_buffer.quarantine import list_quarantine, quarantine, read_copy, read_report
 from opendata_buffer.stores.base import Listing
@@ -20,7 +20,7 @@ NOW = 1_767_225_600_000
 HOUR = 3_600_000
 RUNTIME = ManualRuntime(NOW)
 LOCATION = batch_key("ingest", RUNTIME.ulid_at(NOW - HOUR))
-ENTRY = QueueEntry(3, LOCATION, (Metadata(0, NOW - HOUR, b"\x00\xff payload"),))
+ENTRY = BatchDescriptor(3, LOCATION, (Metadata(0, NOW - HOUR, b"\x00\xff payload"),))
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ def test_a_batch_without_an_object_has_a_report_and_no_copy(store: MemoryStore) 
 
 def test_f23_an_object_outside_the_prefix_is_not_copied(store: MemoryStore) -> None:
     store.put("secrets/passwords", b"secret")
-    foreign = QueueEntry(4, "secrets/passwords")
+    foreign = BatchDescriptor(4, "secrets/passwords")
     assert quarantine(store, "ingest", foreign, "?", runtime=RUNTIME).copied_bytes is None
 
 
 def test_reports_are_listed_by_sequence(store: MemoryStore) -> None:
     for sequence in (10, 9, 100):
-        quarantine(store, "ingest", QueueEntry(sequence, LOCATION), "?", runtime=RUNTIME)
+        quarantine(store, "ingest", BatchDescriptor(sequence, LOCATION), "?", runtime=RUNTIME)
     assert [each.sequence for each in list_quarantine(store, "ingest")] == [9, 10, 100]
 
 

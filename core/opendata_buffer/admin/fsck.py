@@ -34,7 +34,6 @@ from opendata_buffer.formats.batch import key_fault, parse_location
 from opendata_buffer.formats.manifest import (
     BatchDescriptor,
     Manifest,
-    QueueEntry,
     with_queue_in_hint,
 )
 from opendata_buffer.queue.log import Log, LogIndex, index_key, parts_folder
@@ -179,7 +178,7 @@ def check_queue(queue: Target) -> Report:
     if fault := misplaced(manifest, config, store.url, acked):
         path = config.manifest_path
         report.problems.append(Finding(None, path, fault, Kind.PREFIX, "manifest"))
-    groups: Iterable[Sequence[QueueEntry]] = [manifest.entries()]
+    groups: Iterable[Sequence[BatchDescriptor]] = [manifest.entries()]
     log, index = Log(store, config, runtime, claim.queue_id if claim else ""), None
     if report.is_log:
         try:
@@ -210,18 +209,17 @@ def check_queue(queue: Target) -> Report:
 
 
 def _check_batches(
-    report: Report, handle: FetchHandle, entries: Sequence[QueueEntry], runtime: Runtime
+    report: Report, handle: FetchHandle, entries: Sequence[BatchDescriptor], runtime: Runtime
 ) -> None:
-    descriptors = [BatchDescriptor.of(entry) for entry in entries]
-    times_queued = Counter(each.location for each in descriptors)
+    times_queued = Counter(each.location for each in entries)
     checked = fetch_many(
         lambda each: _check_batch(handle, each),
-        descriptors,
+        entries,
         concurrency=CONCURRENCY,
         runtime=runtime,
         size_of=lambda each: each.stored,
     )
-    for entry, found in zip(descriptors, checked, strict=True):
+    for entry, found in zip(entries, checked, strict=True):
         report.batches += 1
         report.records += found.records
         report.bytes += found.size
@@ -245,7 +243,7 @@ def _is_index(raw: bytes | None) -> bool:
 
 def _entries_of(
     report: Report, config: ConsumerConfig, log: Log, index: LogIndex, manifest: Manifest
-) -> Iterator[Sequence[QueueEntry]]:
+) -> Iterator[Sequence[BatchDescriptor]]:
     """The entries of a log from its floor on, segment by segment; adds those that are damaged."""
     for part, found in log.segments(index):
         if isinstance(found, CorruptData):

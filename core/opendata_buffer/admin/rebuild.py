@@ -22,9 +22,9 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import BatchLocation, Transaction, is_confined, parse_location
 from opendata_buffer.formats.manifest import (
     MAX_MANIFEST_BYTES,
+    BatchDescriptor,
     Manifest,
     NewEntry,
-    QueueEntry,
     salvage_entries,
 )
 from opendata_buffer.messages import ACK_TXN, FINAL, MessageId, parse_uuid
@@ -142,14 +142,14 @@ def read_before_ms(
 
 def _examine(
     raw: bytes | None, seen: Watermark | None
-) -> tuple[str | None, Sequence[QueueEntry], Watermark]:
+) -> tuple[str | None, Sequence[BatchDescriptor], Watermark]:
     """What is wrong, the entries that can be read, and the highest known position and epoch."""
     reached = seen if seen is not None else Watermark(0, 0)
     if raw is None:
         return "it is gone", (), reached
     try:
         manifest = Manifest.parse(raw)
-        entries: Sequence[QueueEntry] = manifest.entries()
+        entries: Sequence[BatchDescriptor] = manifest.entries()
     except CorruptManifest as error:
         entries = salvage_entries(raw)
         after = entries[-1].sequence + 1 if entries else 0
@@ -164,8 +164,8 @@ def _examine(
 
 
 def _unread(
-    entries: Sequence[QueueEntry], seen: Watermark | None, read_ms: int, prefix: str
-) -> list[QueueEntry]:
+    entries: Sequence[BatchDescriptor], seen: Watermark | None, read_ms: int, prefix: str
+) -> list[BatchDescriptor]:
     """The old manifest's entries without those that were surely read.
 
     The marker's acknowledged sequence counts only where the manifest has the marker's entry at that

@@ -28,7 +28,7 @@ from opendata_buffer.formats.batch import (
     is_confined,
     parse_location,
 )
-from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, NewEntry, QueueEntry
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, NewEntry
 from opendata_buffer.gc import GarbageCollector, GcReport
 from opendata_buffer.messages import undecided
 from opendata_buffer.quarantine import (
@@ -73,7 +73,7 @@ def skip_batch(
     fault = None
     try:
         handle = FetchHandle.of(config, store=store, runtime=runtime)
-        handle.fetch_arrow(BatchDescriptor.of(entry))
+        handle.fetch_arrow(entry)
     except PoisonBatch as error:
         fault = error.reason
     if fault is None and not force:
@@ -111,7 +111,7 @@ def _view(queue: Target) -> Manifest | LogView:
     return reader.view()
 
 
-def _copy(queue: Target, entry: QueueEntry | BatchDescriptor, why: str) -> QuarantineReport:
+def _copy(queue: Target, entry: BatchDescriptor | BatchDescriptor, why: str) -> QuarantineReport:
     return quarantine(queue.store, queue.prefix, entry, why, runtime=queue.runtime)
 
 
@@ -324,7 +324,7 @@ class TrimPlan(NamedTuple):
     """What a trim would do."""
 
     target: int  # where the queue shall begin
-    dropped: Sequence[QueueEntry]
+    dropped: Sequence[BatchDescriptor]
 
 
 class TrimResult(NamedTuple):
@@ -365,7 +365,7 @@ def trim_queue(queue: Target, plan: TrimPlan, *, copy: bool = True) -> TrimResul
     opened = queue.open_for_repair()
     why = f"trimmed up to {plan.target}, not for a fault of its own"
 
-    def save(entry: QueueEntry) -> str:
+    def save(entry: BatchDescriptor) -> str:
         return _copy(queue, entry, why).id
 
     copies = in_parallel(queue.runtime, save, plan.dropped if copy else (), most=CONCURRENCY)

@@ -455,7 +455,7 @@ class Consumer(BatchLoop):
         manifest = self._queue.last_seen
         if manifest is None or begin >= end:
             return []
-        return [BatchDescriptor.of(entry) for entry in manifest.entries(begin, end - begin)]
+        return list(manifest.entries(begin, end - begin))
 
     def fetch_descriptor(self, descriptor: BatchDescriptor) -> ConsumedBatch:
         """Fetch and decode one batch; moves no cursor.
@@ -509,7 +509,7 @@ class Consumer(BatchLoop):
                 self.ready = deque(each for each in self.ready if each.sequence != sequence)
             self._cursors = moved
             self._repeats.forget(entries[0].location)
-            return BatchDescriptor.of(entries[0])
+            return entries[0]
 
     def check_fence(self) -> None:
         """Make sure that this consumer still owns the queue, by one read of the manifest.

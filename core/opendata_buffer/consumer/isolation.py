@@ -23,6 +23,7 @@ import re
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import chain, islice, takewhile
 from operator import itemgetter
@@ -38,7 +39,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.batch import BatchLocation, Transaction, parse_location
-from opendata_buffer.formats.manifest import BatchDescriptor, QueueEntry
+from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.messages import (
     ACK_TXN,
     CLOCK_MAX,
@@ -562,7 +563,7 @@ class Repeats:
         if isinstance(found, tuple) and self._queue_id in ("", found[0]):
             self._first = found[1] | self._first
 
-    def first_of(self, entry: QueueEntry) -> int | None:
+    def first_of(self, entry: BatchDescriptor) -> int | None:
         """The sequence that the next entry repeats, or None. Any may be again."""
         if "=" in entry.location:  # most have none, and parsing takes longer than hashing
             named = parse_location(entry.location, self._prefix)
@@ -578,9 +579,10 @@ class Repeats:
             self._unnoted.append(name)
         return None
 
-    def described(self, entries: Iterable[QueueEntry]) -> list[BatchDescriptor]:
+    def described(self, entries: Iterable[BatchDescriptor]) -> list[BatchDescriptor]:
         """The next entries, in order, with :attr:`.BatchDescriptor.repeats`."""
-        return [BatchDescriptor.of(each, repeats=self.first_of(each)) for each in entries]
+        found = ((each, self.first_of(each)) for each in entries)
+        return [each if first is None else replace(each, repeats=first) for each, first in found]
 
     def forget(self, location: str) -> None:
         """The batch is given up: should it be queued again, it is delivered."""

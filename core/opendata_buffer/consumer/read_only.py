@@ -134,7 +134,7 @@ class ReadOnlyReader:
         manifest = self._view or Manifest.empty()
         if begin < manifest.first_sequence:
             raise DataLoss(self._queue.key, begin, manifest.first_sequence, self._cause)
-        return [BatchDescriptor.of(entry) for entry in manifest.entries(begin, stop - begin)]
+        return list(manifest.entries(begin, stop - begin))
 
     def ack_through(self, sequence: int) -> None:
         """Forget the entries up to and including ``sequence``. Makes no request."""

@@ -84,31 +84,8 @@ class NewEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueEntry:
-    """A queued batch; ``metadata`` are ranges of its records, by ``start_index``."""
-
-    sequence: int
-    location: str
-    metadata: tuple[Metadata, ...] = ()
-
-    @property
-    def time_ms(self) -> int | None:
-        """When its first record was ingested, or else the time of its name, which a writer may date
-        ahead; milliseconds since the Unix epoch, None without either."""
-        if self.metadata:
-            return self.metadata[0].ingestion_time_ms
-        return location_timestamp_ms(self.location)
-
-    @property
-    def latest_ms(self) -> int:
-        """As :attr:`time_ms`, of its latest record; 0 without a time."""
-        times = [each.ingestion_time_ms for each in self.metadata]
-        return max(times) if times else location_timestamp_ms(self.location) or 0
-
-
-@dataclass(frozen=True, slots=True)
 class BatchDescriptor:
-    """One queued batch that was handed out and is to be fetched. Small, hashable, picklable.
+    """One queued batch, for example one that is to be fetched. Small, hashable, picklable.
 
     Attributes:
         sequence: Position in the queue.
@@ -125,12 +102,19 @@ class BatchDescriptor:
     size: int | None = None
     repeats: int | None = None
 
-    @classmethod
-    def of(
-        cls, entry: QueueEntry, size: int | None = None, repeats: int | None = None
-    ) -> BatchDescriptor:
-        """The descriptor of a manifest entry."""
-        return cls(entry.sequence, entry.location, entry.metadata, size, repeats)
+    @property
+    def time_ms(self) -> int | None:
+        """When its first record was ingested, or else the time of its name, which a writer may date
+        ahead; milliseconds since the Unix epoch, None without either."""
+        if self.metadata:
+            return self.metadata[0].ingestion_time_ms
+        return location_timestamp_ms(self.location)
+
+    @property
+    def latest_ms(self) -> int:
+        """As :attr:`time_ms`, of its latest record; 0 without a time."""
+        times = [each.ingestion_time_ms for each in self.metadata]
+        return max(times) if times else location_timestamp_ms(self.location) or 0
 
 
 class Footer(NamedTuple):
@@ -376,7 +360,9 @@ class Manifest:
         footer = self._footer._replace(epoch=epoch)
         return self._changed([memoryview(self.raw)[:-FOOTER_SIZE]], footer, self._starts)
 
-    def entries(self, start: int | None = None, limit: int | None = None) -> tuple[QueueEntry, ...]:
+    def entries(
+        self, start: int | None = None, limit: int | None = None
+    ) -> tuple[BatchDescriptor, ...]:
         """Up to ``limit`` entries from sequence ``start`` on, decoded strictly; a ``start`` that
         was dropped is no error. ``CorruptManifest`` where an entry up to the last one read breaks
         the format. Reading piece by piece goes over the headers only once.
@@ -537,7 +523,7 @@ def _bad_header(at: int, length: int, sequence: int, expected: int, body: int) -
     )
 
 
-def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[QueueEntry, int]:
+def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[BatchDescriptor, int]:
     """The entry at byte ``at``, whose sequence must be ``expected``, and where it ends; at byte
     ``body`` all entries end. Every length is checked before it is used."""
     if body - at < LEAST_SIZE:
@@ -586,7 +572,7 @@ def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[QueueEn
             f"manifest entry {sequence} has {end - position} bytes after its {count} metadata "
             f"items. {REMEDY}"
         )
-    return QueueEntry(sequence, location, tuple(items)), end
+    return BatchDescriptor(sequence, location, tuple(items)), end
 
 
 def _bad_item(sequence: int, index: int, count: int, part: str, left: int) -> CorruptManifest:
@@ -639,9 +625,9 @@ def entry_bytes(entry: NewEntry) -> int:
     return LEAST_SIZE + location + items
 
 
-def salvage_entries(raw: bytes) -> list[QueueEntry]:
+def salvage_entries(raw: bytes) -> list[BatchDescriptor]:
     """The entries at the front of a damaged manifest that are whole, and follow one another."""
-    found: list[QueueEntry] = []
+    found: list[BatchDescriptor] = []
     at = 0
     while len(raw) - at >= LEAST_SIZE:
         expected = found[-1].sequence + 1 if found else _HEAD.unpack_from(raw)[1]

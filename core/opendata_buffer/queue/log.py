@@ -37,7 +37,7 @@ from opendata_buffer.errors import (
     ObjectNotFound,
 )
 from opendata_buffer.formats.batch import name_time_ms
-from opendata_buffer.formats.manifest import Manifest, QueueEntry
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.messages import undecided
 from opendata_buffer.queue.cas import (
     LARGEST,
@@ -470,12 +470,12 @@ class Log:
         # By their sequences in order, so that a listing finds what lies before the floor.
         return f"{first:020d}-{end:020d}-{self._runtime.ulid()}.{kind}"
 
-    def entries(self, index: LogIndex, start: int, limit: int | None) -> list[QueueEntry]:
+    def entries(self, index: LogIndex, start: int, limit: int | None) -> list[BatchDescriptor]:
         """Up to ``limit`` entries from ``start`` on that are in segments, without a gap.
 
         Several segments are read at the same time: a query that was away plans from a dozen.
         """
-        found: list[QueueEntry] = []
+        found: list[BatchDescriptor] = []
         end = index.end if limit is None else start + limit
         parts = self._parts_between(index, start, end)
         while chunk := [*islice(parts, _SEGMENTS)]:
@@ -646,7 +646,9 @@ class LogView:
         """The first sequence from ``needed`` on that is kept and was not taken away."""
         return end_of_gap(max(needed, self.first_sequence), self.gaps)
 
-    def entries(self, start: int | None = None, limit: int | None = None) -> tuple[QueueEntry, ...]:
+    def entries(
+        self, start: int | None = None, limit: int | None = None
+    ) -> tuple[BatchDescriptor, ...]:
         """Up to ``limit`` entries from ``start`` on, up to a gap at most; reads what it needs."""
         at = max(self.first_sequence, start if start is not None else 0)
         # The index may have been read later, and have more by then.
@@ -654,7 +656,7 @@ class LogView:
         limit = left if limit is None else min(limit, left)
         if limit <= 0:
             return ()
-        found: list[QueueEntry] = []
+        found: list[BatchDescriptor] = []
         if at < self.manifest.first_sequence:
             try:
                 found = self.log.entries(self.index, at, limit)

@@ -34,7 +34,7 @@ from typing import Any
 
 from opendata_buffer import errors, metrics, outcomes
 from opendata_buffer.config import QueueConfig, check_reader_name
-from opendata_buffer.formats.manifest import Manifest, QueueEntry
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar
 from opendata_buffer.queue.log import MOST_READERS, REMEMBERED, Log, LogIndex, LogView
 from opendata_buffer.queue.ownership import (
@@ -588,7 +588,7 @@ class ReaderQueue:
         if current != epoch:
             raise errors.Fenced(self.key, epoch, current)
 
-    def recent(self) -> list[QueueEntry]:
+    def recent(self) -> list[BatchDescriptor]:
         """The last entries before the position that are kept, to compare later ones with."""
         view = self._view
         assert view is not None, "claimed first"

@@ -15,7 +15,7 @@ from buffer_source.partitions import (
 )
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import batch_key
-from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry, QueueEntry
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest, Metadata, NewEntry
 from opendata_buffer.testing.runtime import ManualRuntime
 
 TRANSACTIONS = {"v": 1, "apps": {"a": 3}, "tail": None}
@@ -146,6 +146,6 @@ def test_a_time_before_all_that_is_queued_is_warned_of_with_both_times(
 def test_a_batch_is_as_old_as_its_records_else_as_its_name(runtime: ManualRuntime) -> None:
     name = batch_key("ingest", runtime.ulid())
     ranges = (Metadata(0, 7_000), Metadata(3, 5_000), Metadata(9, 9_000))
-    assert oldest_ms(QueueEntry(4, name, ranges)) == 5_000
-    assert oldest_ms(QueueEntry(4, name)) == runtime.now_ms()
-    assert oldest_ms(QueueEntry(4, "elsewhere/data")) is None
+    assert oldest_ms(BatchDescriptor(4, name, ranges)) == 5_000
+    assert oldest_ms(BatchDescriptor(4, name)) == runtime.now_ms()
+    assert oldest_ms(BatchDescriptor(4, "elsewhere/data")) is None

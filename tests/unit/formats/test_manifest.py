@@ -15,10 +15,10 @@ from opendata_buffer.formats import BytesLike
 from opendata_buffer.formats import manifest as module
 from opendata_buffer.formats.batch import location_timestamp_ms
 from opendata_buffer.formats.manifest import (
+    BatchDescriptor,
     Manifest,
     Metadata,
     NewEntry,
-    QueueEntry,
     check_transition,
     decode_entry,
     encode_entry,
@@ -48,8 +48,8 @@ FOOTER = (
 )
 RAW = ENTRY_7 + ENTRY_8 + FOOTER
 ENTRIES = (
-    QueueEntry(7, "p/a", ()),
-    QueueEntry(8, "é", (Metadata(0, -1, b"hi"), Metadata(5, 2, b""))),
+    BatchDescriptor(7, "p/a", ()),
+    BatchDescriptor(8, "é", (Metadata(0, -1, b"hi"), Metadata(5, 2, b""))),
 )
 
 
@@ -376,7 +376,7 @@ def test_one_entry_is_replaced_and_every_other_byte_kept(sequence: int) -> None:
     new = NewEntry("q/other", (Metadata(1, 2, b"x"),))
     manifest = Manifest.parse(RAW).replace(sequence, new)
     expected = list(ENTRIES)
-    expected[sequence - 7] = QueueEntry(sequence, new.location, new.metadata)
+    expected[sequence - 7] = BatchDescriptor(sequence, new.location, new.metadata)
     assert Manifest.parse(manifest.raw).entries() == tuple(expected)
     assert (manifest.next_sequence, manifest.epoch) == (9, 3)
 
@@ -451,7 +451,7 @@ ENTRY = (
     b"\x01\x00\x00\x00"  # one item
     b"\x0a\x00\x00\x00" + b"\x00\x00\x00\x00\x00\x00\x00\x80" + b"\x04\x00\x00\x00meta"
 )
-VALUE = QueueEntry(513, "p/a", (Metadata(10, -(2**63), b"meta"),))
+VALUE = BatchDescriptor(513, "p/a", (Metadata(10, -(2**63), b"meta"),))
 
 
 def encoded(sequence: int, entry: NewEntry) -> bytes:
@@ -502,9 +502,9 @@ def test_the_time_of_an_entry_is_its_first_records_and_else_its_names() -> None:
     named = location_timestamp_ms(location)
     assert named is not None
     # A sink dates the names of a slow micro-batch ahead.
-    assert QueueEntry(0, location, (Metadata(0, 7, b""), Metadata(5, 9, b""))).time_ms == 7
-    assert QueueEntry(0, location).time_ms == named
-    assert QueueEntry(0, "ingest/by-hand").time_ms is None
+    assert BatchDescriptor(0, location, (Metadata(0, 7, b""), Metadata(5, 9, b""))).time_ms == 7
+    assert BatchDescriptor(0, location).time_ms == named
+    assert BatchDescriptor(0, "ingest/by-hand").time_ms is None
 
 
 def test_bytes_after_the_last_metadata_item_are_refused() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.manifest import Manifest, QueueEntry
+from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.stores.base import Blob, Store
 from opendata_buffer.stores.memory import MemoryStore
 from tests.support.tuned import tuned
@@ -47,7 +47,7 @@ def bytes_of(store: Store, key: str) -> bytes:
     return blob.data
 
 
-def entries(store: Store, key: str = "ingest/manifest") -> tuple[QueueEntry, ...]:
+def entries(store: Store, key: str = "ingest/manifest") -> tuple[BatchDescriptor, ...]:
     return Manifest.parse(bytes_of(store, key)).entries()
 
 
