@@ -6,10 +6,11 @@ import asyncio
 import hashlib
 import logging
 import os
+import resource
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -181,7 +182,7 @@ class _WebSocketChannel:
     def __init__(self, connection: websockets_client.ClientConnection, stack: ExitStack) -> None:
         self._connection = connection
         self._stack = stack
-        close_in_children(self)
+        socket_owners.add(self)
 
     def descriptors(self) -> list[int]:
         """The file descriptor of the connection."""
@@ -225,7 +226,7 @@ class WebSocketPort:
         self._server: Server | None = None
         self.address = listen.advertise
         self.certificate = ""
-        close_in_children(self)
+        socket_owners.add(self)
         self._thread: Task = runtime.spawn(self._loop.run_forever, "opendata-buffer-broker-port")
         try:
             self._call(self._start)
@@ -417,30 +418,15 @@ def new_broker_end(broker: Broker, broker_record: DiscoveryRecord) -> BrokerEnd:
     return BrokerEnd(broker_record.secret, broker_record.term, broker.keys, nonce, name)
 
 
-class SocketOwner(Protocol):
-    """An object that has sockets."""
-
-    def descriptors(self) -> Iterable[int]:
-        """The file descriptors of its sockets now; a negative one is closed. Takes no lock."""
-
-
-_socket_owners: WeakSet[SocketOwner] = WeakSet()
-
-
-def close_in_children(owner: SocketOwner) -> None:
-    """A child that is forked from now on does not keep the sockets of ``owner``.
-
-    The kernel closes a connection, or a port, when its last holder does. Kept by a child, the
-    sockets of a killed parent would seem alive: clients would wait for an answer, and the port
-    would accept connections that no process serves.
-    """
-    _socket_owners.add(owner)
+socket_owners: WeakSet[_WebSocketChannel | WebSocketPort] = WeakSet()
 
 
 def _close_sockets() -> None:
+    """A child that was forked does not keep sockets: when its parent is killed they would seem
+    alive, and accept connections that no process serves."""
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
-        for owner in list(_socket_owners):
+        for owner in list(socket_owners):
             for descriptor in owner.descriptors():
                 if descriptor >= 0:
                     # Replaced and not closed: the socket's object in the child would later close
@@ -448,11 +434,10 @@ def _close_sockets() -> None:
                     os.dup2(null, descriptor, inheritable=False)
     finally:
         os.close(null)
-    _socket_owners.clear()
+    socket_owners.clear()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_close_sockets)
+os.register_at_fork(after_in_child=_close_sockets)
 
 
 def own_address() -> str:
@@ -477,10 +462,6 @@ def _name_of_size() -> str | None:
 
 def _file_limit() -> int:
     """Files that the process may have open: clients must leave some to its own store."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return 1_024
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2 * MAX_CLIENTS if soft == resource.RLIM_INFINITY else soft
 

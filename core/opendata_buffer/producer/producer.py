@@ -637,8 +637,7 @@ def _let_go() -> None:
     _open_senders.clear()
 
 
-if hasattr(os, "register_at_fork"):  # where there is a fork
-    os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_let_go)
 
 
 @atexit.register

@@ -363,7 +363,7 @@ def test_a_batch_is_not_handed_to_a_worker_that_is_gone() -> None:
 CODE = """
 import os, socket, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
-from opendata_buffer.broker.network import close_in_children
+from opendata_buffer.broker.network import socket_owners
 
 class Owner:
     def __init__(self, *sockets):
@@ -377,7 +377,7 @@ closed = socket.socket()
 closed.close()
 owner = Owner(closed, mine)
 if sys.argv[1] == "owned":
-    close_in_children(owner)
+    socket_owners.add(owner)
 parents, childs = socket.socketpair()
 child = os.fork()
 if child == 0:
