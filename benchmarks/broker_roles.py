@@ -24,7 +24,7 @@ from websockets.exceptions import ConnectionClosed
 
 from benchmarks.producers import CAS_MS, GET_MS, PUT_MS, paced
 from opendata_buffer import Producer, ProducerConfig, Worker, WorkerConfig
-from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.client import DiscoveryRecord, Lease
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.broker.protocol import (

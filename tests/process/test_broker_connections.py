@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from opendata_buffer.broker.client import ChannelClosed
-from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.client import ChannelClosed, DiscoveryRecord, Lease
 from opendata_buffer.broker.network import MAX_CLIENTS, WebSocketNetwork
 from opendata_buffer.broker.protocol import VALID_MS, ClientEnd, append_body, write_proof_folder
 from opendata_buffer.config import ProducerConfig

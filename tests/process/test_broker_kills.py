@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from opendata_buffer.broker.client import ChannelClosed
-from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.client import ChannelClosed, DiscoveryRecord, Lease
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.broker.protocol import ProtocolError
 from opendata_buffer.config import ProducerConfig

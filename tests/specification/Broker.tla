@@ -146,7 +146,7 @@ GiveUp(c) ==
 
 \* It needs the port, the end of the queue and the record; the one before may go on.
 \* core/opendata_buffer/broker/election.py: LeaderElection._take_over
-\* core/opendata_buffer/broker/discovery_record.py: Lease.take
+\* core/opendata_buffer/broker/client.py: Lease.take
 TakeOver(b) ==
     /\ ~broker[b].up
     /\ broker' = [broker EXCEPT ![b] = [Fresh EXCEPT !.up = TRUE, !.known = manifest.now,

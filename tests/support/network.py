@@ -19,8 +19,13 @@ from collections import deque
 from itertools import islice
 
 from opendata_buffer.broker.broker import Broker, Session
-from opendata_buffer.broker.client import CONNECT_S, ChannelClosed, ChannelRefused, Connection
-from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.client import (
+    CONNECT_S,
+    ChannelClosed,
+    ChannelRefused,
+    Connection,
+    DiscoveryRecord,
+)
 from opendata_buffer.broker.network import new_broker_end
 from opendata_buffer.broker.protocol import NONCE_BYTES, ProtocolError
 from tests.support.simulation import SimRuntime, SimTask, Simulation

@@ -19,8 +19,7 @@ from opendata_buffer.admin.transactions import (
     open_among,
 )
 from opendata_buffer.broker.claims import claims_key, claims_kind, decode
-from opendata_buffer.broker.client import ChannelClosed, Connection
-from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.client import ChannelClosed, Connection, DiscoveryRecord, Lease
 from opendata_buffer.broker.protocol import ProtocolError
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader

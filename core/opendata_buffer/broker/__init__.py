@@ -5,10 +5,9 @@ them for all producers with one compare-and-swap at a time and answers after tha
 also hands batches to workers. The broker keeps nothing that storage does not have: when brokers
 die, double or pause, the compare-and-swap on the manifest decides.
 
-``discovery_record``  ``_broker.json``: which broker serves, changed by compare-and-swap
 ``protocol``          handshake, signed messages, and the proof of the right to write
 ``network``           WebSockets of clients, and the port of a broker
-``client``            a connection to a broker
+``client``            ``_broker.json``: which broker serves; and a connection to it
 ``committer``         finds the broker, appends through it or alone, and asks it for pauses
 ``broker``            appends for all clients; their sessions
 ``election``          which of several processes serves

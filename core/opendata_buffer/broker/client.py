@@ -1,30 +1,180 @@
-"""A connection to a broker: sends requests, and hands each answer to its caller."""
+"""The record that announces a broker, and a connection to it.
+
+``<prefix>/_broker.json`` is a hint and no permission. A broker whose record was replaced may still
+append, and a client that finds none appends alone: the manifest's compare-and-swap keeps both
+right. Whether a broker lives shows without comparing two machines' clocks: ``beat`` changes within
+a time on the watcher's clock.
+
+A connection sends requests, and hands each answer to its caller.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from opendata_buffer.broker.discovery_record import DiscoveryRecord
-from opendata_buffer.broker.protocol import (
-    MAX_ENTRIES,
-    MAX_OPEN_REQUESTS,
-    VALID_MS,
-    ClientEnd,
-    KeyPair,
-    ProtocolError,
-    append_body,
-    error_of,
-    write_proof_folder,
-)
+from opendata_buffer import outcomes
+from opendata_buffer.broker import protocol
+from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError
+from opendata_buffer.formats.batch import BROKER_RECORD_NAME
 from opendata_buffer.formats.manifest import NewEntry
+from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar
 from opendata_buffer.runtime import Runtime, deadline, wait_for
 from opendata_buffer.stores.base import Put
 
 log = logging.getLogger(__name__)
+
+SECRET_BYTES = 32
+
+DISCOVERY_RECORD = Sidecar(
+    "a broker's discovery record",
+    "Nothing depends on it: a broker that is started replaces it.",
+    confidential=True,
+)
+
+
+def discovery_record_key(data_path_prefix: str) -> str:
+    """The key of a queue's discovery record."""
+    return f"{data_path_prefix}/{BROKER_RECORD_NAME}"
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryRecord:
+    """The broker that serves, or the last one that did.
+
+    Attributes:
+        term: Rises with each broker; the larger one is right.
+        id: Of the broker, a ULID drawn at its start.
+        address: ``host:port`` for clients; empty once the broker has left.
+        secret: Known to every process that can read the queue's bucket; a new one for each term.
+        certificate: SHA-256 of the certificate its port shows, in hex; empty without TLS.
+        beat: Counts the broker's renewals of the record.
+        seen_ms: When it last renewed it, milliseconds since the Unix epoch, for people.
+        share: Of the broker's :class:`.KeyPair`; empty in the record of an earlier release.
+        fault: Why the object is not readable; ``id`` is its version then, and ``term`` 0.
+    """
+
+    term: int
+    id: str
+    address: str
+    secret: bytes = field(repr=False)  # records are logged and appear in errors
+    certificate: str = field(default="", repr=False)
+    beat: int = 0
+    seen_ms: int = 0
+    share: bytes = field(default=b"", repr=False)
+    fault: str = ""
+
+    @property
+    def serves(self) -> bool:
+        """Whether it names an address. The broker may have died since."""
+        return bool(self.address)
+
+    def same_broker(self, other: DiscoveryRecord | None) -> bool:
+        """Whether both are of one broker in one term."""
+        return other is not None and (self.term, self.id) == (other.term, other.id)
+
+    def to_json(self) -> bytes:
+        """The object's bytes."""
+        fields = {
+            "term": self.term,
+            "id": self.id,
+            "address": self.address,
+            "secret": self.secret.hex(),
+            "share": self.share.hex(),
+            "certificate": self.certificate,
+            "beat": self.beat,
+            "seen_ms": self.seen_ms,
+        }
+        return DISCOVERY_RECORD.encode(fields)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> DiscoveryRecord:
+        """The record in an object's bytes; ``CorruptData`` where they are none of this version."""
+        fields = DISCOVERY_RECORD.decode(data)
+        address, share = fields.text("address"), fields.text("share", "")
+
+        def read(name: str, size: int) -> bytes:
+            try:
+                found = bytes.fromhex(fields.text(name))
+            except ValueError:
+                found = b""
+            if address and len(found) != size:
+                raise fields.wrong(name, f"{size} bytes in hexadecimal digits")
+            return found
+
+        return cls(
+            fields.number("term"),
+            fields.text("id"),
+            address,
+            read("secret", SECRET_BYTES),
+            certificate=fields.text("certificate", ""),
+            beat=fields.number("beat", 0),
+            seen_ms=fields.number("seen_ms", 0),
+            share=read("share", protocol.SHARE_BYTES) if share else b"",
+        )
+
+
+class Lease:
+    """Reads and changes a queue's discovery record by compare-and-swap, each within ``deadline_ms``
+    milliseconds. Not thread-safe."""
+
+    def __init__(
+        self, store: CasStore, config: QueueConfig, runtime: Runtime, *, deadline_ms: int = 5_000
+    ) -> None:
+        self._runtime = runtime
+        self._object = CasObject(
+            store,
+            discovery_record_key(config.data_path_prefix),
+            decode=DiscoveryRecord.from_json,
+            encode=DiscoveryRecord.to_json,
+            runtime=runtime,
+            settings=config.with_timeout(min(deadline_ms, config.timeout_ms)),
+            sidecar=DISCOVERY_RECORD,
+            if_unreadable=lambda error, version: DiscoveryRecord(
+                0, version, "", b"", fault=str(error)
+            ),
+        )
+
+    def read(self) -> DiscoveryRecord | None:
+        """The record; None where no broker ever served, or the object was deleted. One that is not
+        readable serves nowhere and has a ``fault``, and can be replaced as any other."""
+        found = self._object.read()
+        return found if isinstance(found, DiscoveryRecord) else None
+
+    def take(self, mine: DiscoveryRecord, over: DiscoveryRecord | None) -> DiscoveryRecord | None:
+        """Replace the record ``over`` by one with the next term, and return it as it was written;
+        None when another broker was faster."""
+        wanted = replace(mine, term=1 if over is None else over.term + 1)
+
+        def decide(before: DiscoveryRecord | None) -> DiscoveryRecord | None:
+            if before is not None and wanted.same_broker(before):
+                return before  # A write of ours whose answer was lost.
+            same = before is None if over is None else over.same_broker(before)
+            return wanted if same else before
+
+        return self._change(decide, wanted)
+
+    def beat(self, mine: DiscoveryRecord) -> DiscoveryRecord | None:
+        """Raise ``beat``; None when another broker's record is there, or none."""
+        after = replace(mine, beat=mine.beat + 1, seen_ms=self._runtime.now_ms())
+        return self._change(lambda before: after if mine.same_broker(before) else before, mine)
+
+    def leave(self, mine: DiscoveryRecord) -> None:
+        """Take the address out of the record, unless it is another broker's by now."""
+        self.beat(replace(mine, address="", secret=b"", share=b""))
+
+    def _change(
+        self,
+        decide: Callable[[DiscoveryRecord | None], DiscoveryRecord | None],
+        mine: DiscoveryRecord,
+    ) -> DiscoveryRecord | None:
+        outcome = self._object.update(decide)
+        value = outcome.value if isinstance(outcome, outcomes.Applied) else None
+        return value if value is not None and mine.same_broker(value) and value.serves else None
+
 
 RENEW_S = 0.5
 """Seconds: an append whose clock is so much older than the broker's newest one is renewed."""
@@ -127,8 +277,11 @@ class Connection:
         self.broker_record = broker_record
         self._channel = channel
         self._runtime = runtime
-        self._end = ClientEnd(
-            broker_record.secret, broker_record.term, KeyPair.of(random), broker_record.share
+        self._end = protocol.ClientEnd(
+            broker_record.secret,
+            broker_record.term,
+            protocol.KeyPair.of(random),
+            broker_record.share,
         )
         self._condition = runtime.condition()
         self._pending: dict[int, _Request] = {}
@@ -166,7 +319,7 @@ class Connection:
     def show_may_write(self, store: Put, manifest_path: str) -> None:
         """Show the broker, by one small object, that this process may write in the queue. Raises
         what the store raises here or at the broker, ChannelClosed without an answer."""
-        key = write_proof_folder(manifest_path) + self._end.proof_name
+        key = protocol.write_proof_folder(manifest_path) + self._end.proof_name
         with deadline(self._runtime, CONNECT_S):
             store.put(key, self._end.write_proof())
         if not isinstance(self.ask({"op": "written"}, CONNECT_S), dict):
@@ -177,7 +330,7 @@ class Connection:
         raises what :meth:`.Queue.append` raised at the broker. No write begins after ``begin_by``,
         monotonic seconds. An earlier attempt may have landed at ``since`` or later.
         """
-        if len(entries) > MAX_ENTRIES:
+        if len(entries) > protocol.MAX_ENTRIES:
             return Refused("large")
         with self._condition:
             self._await_room(begin_by)
@@ -185,11 +338,11 @@ class Connection:
                 return Refused("late")
             if self._over:
                 return Refused("unsent")
-            valid_s = min(VALID_MS / 1000, begin_by - self._clock_at)
+            valid_s = min(protocol.VALID_MS / 1000, begin_by - self._clock_at)
             lost = Lost(self._next if since is None else since, self._clock_at + valid_s)
             request = _Request(lost, self._clock_at, valid_s, begin_by)
             number = self._enter(request)
-            body = append_body(number, entries, self._clock, int(valid_s * 1000), since)
+            body = protocol.append_body(number, entries, self._clock, int(valid_s * 1000), since)
         answer = self._complete(number, request, body)
         return answer if isinstance(answer, Appended | Refused | Lost) else Refused("unknown")
 
@@ -247,7 +400,7 @@ class Connection:
 
     def _is_full(self) -> bool:
         # At one more request the broker would close the connection.
-        return len(self._pending) >= MAX_OPEN_REQUESTS
+        return len(self._pending) >= protocol.MAX_OPEN_REQUESTS
 
     def _complete(
         self, number: int, request: _Request, body: dict[str, Any], timeout: float | None = None
@@ -256,7 +409,7 @@ class Connection:
         try:
             try:
                 sent = self._transmit(body)
-            except ProtocolError as error:
+            except protocol.ProtocolError as error:
                 log.warning("a request was not sent to the broker: %s", error)
                 request.answer, sent = Refused("large"), True
             with self._condition:
@@ -336,7 +489,7 @@ class Connection:
                     self._transmit({"op": "ping"}, waits=False)
         except ChannelClosed:
             pass
-        except ProtocolError as error:
+        except protocol.ProtocolError as error:
             log.warning("connection to %s ended: %s", self.broker_record, error)
         finally:
             with self._condition:
@@ -361,7 +514,7 @@ class Connection:
                 # The broker has begun its last write of it; the answer to that write follows.
                 request.answer = Lost(since, self._clock_at)
             case {"op": "failed", "error": error} if request is not None:
-                request.answer = error_of(error)
+                request.answer = protocol.error_of(error)
             case {"op": str(op)} if request is not None and op in _OTHER_ANSWERS:
                 request.answer = body
             case {"op": "stats"}:
@@ -371,7 +524,9 @@ class Connection:
             case {"op": str(op)} if request is None and op in _ANSWERS:
                 return  # Its caller waits no longer.
             case _:
-                raise ProtocolError(f"unknown message {str(body.get('op'))[:50]!r} of the broker")
+                raise protocol.ProtocolError(
+                    f"unknown message {str(body.get('op'))[:50]!r} of the broker"
+                )
         if request is not None and request.posted:
             del self._pending[body["n"]]
         self._condition.notify_all()

@@ -19,8 +19,14 @@ from functools import partial
 
 from opendata_buffer import errors
 from opendata_buffer.broker.broker import find_earlier_attempt
-from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, Lost
-from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.client import (
+    Appended,
+    ChannelClosed,
+    Connection,
+    DiscoveryRecord,
+    Lease,
+    Lost,
+)
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
 from opendata_buffer.config import ProducerConfig, QueueConfig

@@ -8,8 +8,13 @@ import secrets
 from dataclasses import fields, replace
 
 from opendata_buffer.broker.broker import Broker, SharedQueue
-from opendata_buffer.broker.client import ChannelClosed, ChannelRefused
-from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease
+from opendata_buffer.broker.client import (
+    SECRET_BYTES,
+    ChannelClosed,
+    ChannelRefused,
+    DiscoveryRecord,
+    Lease,
+)
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.network import ListeningPort, Network
 from opendata_buffer.broker.protocol import NONCE_BYTES, KeyPair, ProtocolError

@@ -30,8 +30,8 @@ from opendata_buffer.broker.client import (
     ChannelClosed,
     ChannelRefused,
     Connection,
+    DiscoveryRecord,
 )
-from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.protocol import (
     MAX_HANDSHAKE_BYTES,
     MAX_MESSAGE_BYTES,

@@ -11,8 +11,7 @@ import click
 
 from opendata_buffer.admin.status import read_backlog, read_status, read_topic
 from opendata_buffer.admin.target import Target
-from opendata_buffer.broker.client import Connection
-from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.client import Connection, DiscoveryRecord
 from opendata_buffer.cli import options
 from opendata_buffer.cli.errors import Exceeded, Failure
 from opendata_buffer.cli.options import command

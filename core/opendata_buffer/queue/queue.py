@@ -22,23 +22,9 @@ from opendata_buffer.formats.manifest import (
     check_transition,
     entry_bytes,
 )
+from opendata_buffer.queue import ownership
 from opendata_buffer.queue.cas import CasStore, OutcomeUnknown
 from opendata_buffer.queue.log import Log, LogIndex, LogView
-from opendata_buffer.queue.ownership import (
-    PARTITION_NAME,
-    TOPIC_KEY,
-    QueueClaim,
-    Watermark,
-    check_owner,
-    check_reached,
-    check_resume,
-    exists,
-    manifest_object,
-    missing_topic_hint,
-    queue_hint,
-    read_manifest,
-    vanished,
-)
 from opendata_buffer.runtime import Interval, Runtime
 from opendata_buffer.stores.base import Store
 
@@ -176,7 +162,7 @@ class Queue:
         *,
         runtime: Runtime,
         role: str,
-        claim: QueueClaim | None = None,
+        claim: ownership.QueueClaim | None = None,
         after_conflict: Callable[[], float | None] | None = None,
         open_pause: OpenPause | None = None,
     ) -> None:
@@ -195,12 +181,12 @@ class Queue:
         self._races_lost: deque[bool] = deque(maxlen=100)
         self.key = config.manifest_path
         """The manifest's key."""
-        self._object = manifest_object(
+        self._object = ownership.manifest_object(
             store,
             config,
             runtime,
-            check_read=lambda known, now: check_reached(
-                Watermark.of(known), now, config, store.url
+            check_read=lambda known, now: ownership.check_reached(
+                ownership.Watermark.of(known), now, config, store.url
             ),
             after_conflict=after_conflict or self._after_conflict,
         )
@@ -256,7 +242,7 @@ class Queue:
         """
         found = self._object.read()
         if isinstance(found, outcomes.Vanished):
-            raise vanished(self._config, self._store.url)
+            raise ownership.vanished(self._config, self._store.url)
         if self._claim is not None:
             self._claim.check(found)
         return found
@@ -399,7 +385,7 @@ class Queue:
         def claim(before: Manifest) -> Manifest:
             self._check_open(before)
             if last_acked_sequence is not None:
-                check_resume(
+                ownership.check_resume(
                     self._object.last_seen,
                     last_acked_sequence,
                     self._config,
@@ -545,7 +531,7 @@ class Queue:
         if isinstance(outcome, outcomes.Conflict):
             raise errors.Conflict(self.key, outcome.attempts, outcome.waited_s)
         if isinstance(outcome, outcomes.Vanished):
-            raise vanished(self._config, self._store.url)
+            raise ownership.vanished(self._config, self._store.url)
         manifest = outcome.value
         if self._claim is not None and manifest is not None:
             self._claim.note(manifest, acked_location=self._acked_location(manifest))
@@ -595,8 +581,8 @@ def require_queue(store: Store, config: QueueConfig, runtime: Runtime) -> None:
 
     A queue that lost its manifest has its marker, and is refused with ``QueueReset``.
     """
-    if read_manifest(store, config, runtime) is None:
-        claim = check_owner(store, config, runtime=runtime)
+    if ownership.read_manifest(store, config, runtime) is None:
+        claim = ownership.check_owner(store, config, runtime=runtime)
         if claim is None:
             raise no_such_queue(store, config, creates=True)
         claim.check(None)
@@ -610,10 +596,10 @@ def no_such_queue(
     ``creates`` is whether the caller has an option that creates a queue.
     """
     prefix = config.data_path_prefix
-    if exists(store, TOPIC_KEY):
+    if ownership.exists(store, ownership.TOPIC_KEY):
         root = QueueConfig(store=store.url, store_options=config.store_options)
-        lists = f"'opendata-buffer status {queue_hint(store.url, root)}' lists them"
-        if PARTITION_NAME.fullmatch(prefix) is None:
+        lists = f"'opendata-buffer status {ownership.queue_hint(store.url, root)}' lists them"
+        if ownership.PARTITION_NAME.fullmatch(prefix) is None:
             return errors.InvalidInput(
                 f"there is a topic at {store.url}, and one queue is needed: name a partition with "
                 f"--partition; {lists}"
@@ -621,7 +607,7 @@ def no_such_queue(
         return errors.InvalidInput(
             f"partition {prefix!r} of the topic at {store.url} was never written; {lists}"
         )
-    if lost := missing_topic_hint(store):
+    if lost := ownership.missing_topic_hint(store):
         return errors.InvalidInput(lost)
     create = ", or create it with create_if_missing=True" if creates else ""
     return errors.InvalidInput(

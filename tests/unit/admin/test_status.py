@@ -19,8 +19,7 @@ from opendata_buffer.admin.status import (
 )
 from opendata_buffer.admin.target import Target
 from opendata_buffer.broker import network as dial_module
-from opendata_buffer.broker.client import Connection
-from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.client import Connection, DiscoveryRecord
 from opendata_buffer.broker.network import WebSocketNetwork
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.read_only import ReadOnlyReader

@@ -10,9 +10,15 @@ from typing import Any, TypeVar
 
 from opendata_buffer import outcomes
 from opendata_buffer.broker.broker import Broker, Session, SharedQueue
-from opendata_buffer.broker.client import ChannelClosed, Connection, Lost
+from opendata_buffer.broker.client import (
+    SECRET_BYTES,
+    ChannelClosed,
+    Connection,
+    DiscoveryRecord,
+    Lease,
+    Lost,
+)
 from opendata_buffer.broker.committer import BrokerPause
-from opendata_buffer.broker.discovery_record import SECRET_BYTES, DiscoveryRecord, Lease
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import Listen, ListeningPort, WebSocketNetwork, WebSocketPort
 from opendata_buffer.broker.protocol import VALID_MS, BrokerEnd, ClientEnd, KeyPair, append_body

@@ -14,10 +14,10 @@ from opendata_buffer.broker.client import (
     Appended,
     ChannelClosed,
     Connection,
+    DiscoveryRecord,
     Lost,
     Refused,
 )
-from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.protocol import (
     MAX_ENTRIES,
     MAX_MESSAGE_BYTES,

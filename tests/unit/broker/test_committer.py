@@ -8,9 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from opendata_buffer.broker.client import Appended, ChannelClosed, Connection, Lost, Refused
+from opendata_buffer.broker.client import (
+    Appended,
+    ChannelClosed,
+    Connection,
+    DiscoveryRecord,
+    Lease,
+    Lost,
+    Refused,
+)
 from opendata_buffer.broker.committer import SEARCH_S, BrokeredCommitter
-from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease, encode
 from opendata_buffer.errors import (
     CommitStateUnknown,
     OpenDataBufferError,
@@ -80,7 +87,7 @@ def test_a_process_that_meets_another_writer_searches_for_a_broker_again() -> No
     assert len(looks) == 2
 
 
-@pytest.mark.parametrize("record", [encode(BROKER), b"garbage"])
+@pytest.mark.parametrize("record", [BROKER.to_json(), b"garbage"])
 def test_beside_a_broker_that_is_not_reached_it_appends_alone(record: bytes) -> None:
     store = MemoryStore()
     store.put("ingest/_broker.json", record)

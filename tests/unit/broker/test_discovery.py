@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from opendata_buffer.broker.client import ChannelClosed, Connection
+from opendata_buffer.broker.client import ChannelClosed, Connection, DiscoveryRecord, Lease
 from opendata_buffer.broker.committer import Discovery
-from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
 from opendata_buffer.runtime import SystemRuntime, Task
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import CONFIG, RUNTIME, FakeConnection, announce, eventually

@@ -6,13 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from opendata_buffer.broker.discovery_record import (
-    DISCOVERY_RECORD,
-    DiscoveryRecord,
-    Lease,
-    decode,
-    encode,
-)
+from opendata_buffer.broker.client import DISCOVERY_RECORD, DiscoveryRecord, Lease
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import CorruptData
 from opendata_buffer.stores.base import read_bytes
@@ -31,7 +25,7 @@ def test_what_is_written_is_read() -> None:
         replace(ONE, certificate=""),
         replace(ONE, address="", secret=b"", share=b""),
     ):
-        assert decode(encode(each)) == each
+        assert DiscoveryRecord.from_json(each.to_json()) == each
 
 
 @pytest.mark.parametrize(
@@ -41,17 +35,17 @@ def test_what_is_written_is_read() -> None:
         b"[]",
         b"\xff",
         b"[" * 50_000,
-        encode(ONE).replace(b'"version": 1', b'"version": 2'),
-        encode(ONE).replace(b'"term": 3', b'"term": -1'),
-        encode(replace(ONE, secret=b"short")),
-        encode(ONE).replace(ONE.secret.hex().encode(), b"no hex"),
-        encode(ONE).replace(ONE.share.hex().encode(), b"70"),
+        ONE.to_json().replace(b'"version": 1', b'"version": 2'),
+        ONE.to_json().replace(b'"term": 3', b'"term": -1'),
+        replace(ONE, secret=b"short").to_json(),
+        ONE.to_json().replace(ONE.secret.hex().encode(), b"no hex"),
+        ONE.to_json().replace(ONE.share.hex().encode(), b"70"),
         b"x" * (DISCOVERY_RECORD.max_bytes + 1),
     ],
 )
 def test_what_is_no_record_says_so_and_the_next_broker_replaces_it(data: bytes) -> None:
     with pytest.raises(CorruptData, match="a broker that is started replaces it"):
-        decode(data)
+        DiscoveryRecord.from_json(data)
     store = MemoryStore()
     store.put("ingest/_broker.json", data)
     found = lease(store).read()
@@ -67,7 +61,9 @@ def test_what_is_no_record_says_so_and_the_next_broker_replaces_it(data: bytes) 
 
 def test_a_record_of_an_earlier_release_is_read_and_fields_of_a_later_one_are_passed_over() -> None:
     share = b'"share": "%s", ' % ONE.share.hex().encode()
-    assert decode(encode(ONE).replace(share, b'"more": [1], ')) == replace(ONE, share=b"")
+    assert DiscoveryRecord.from_json(ONE.to_json().replace(share, b'"more": [1], ')) == replace(
+        ONE, share=b""
+    )
 
 
 def test_the_secret_is_not_shown() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker import election as election_module
-from opendata_buffer.broker.client import Appended, ChannelRefused
-from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.client import Appended, ChannelRefused, DiscoveryRecord, Lease
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import ListeningPort, WebSocketNetwork
 from opendata_buffer.errors import InvalidInput, TransientStorageError

@@ -22,8 +22,7 @@ from websockets.sync.client import ClientConnection
 
 from opendata_buffer.broker import network
 from opendata_buffer.broker.broker import Broker
-from opendata_buffer.broker.client import Appended, ChannelClosed, ChannelRefused
-from opendata_buffer.broker.discovery_record import DiscoveryRecord
+from opendata_buffer.broker.client import Appended, ChannelClosed, ChannelRefused, DiscoveryRecord
 from opendata_buffer.broker.dispatcher import Dispatcher
 from opendata_buffer.broker.network import (
     QUEUED_ANSWERS,

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.broker.client import ChannelClosed, Connection, Lost, Refused
+from opendata_buffer.broker.client import ChannelClosed, Connection, DiscoveryRecord, Lost, Refused
 from opendata_buffer.broker.committer import ASK_S, IDLE_SEARCH_S, SEARCH_S, BrokerPause
-from opendata_buffer.broker.discovery_record import DiscoveryRecord
 from opendata_buffer.broker.network import ListeningPort
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue

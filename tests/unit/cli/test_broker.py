@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import Result
 
-from opendata_buffer.broker.discovery_record import Lease
+from opendata_buffer.broker.client import Lease
 from opendata_buffer.cli.main import cli
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.stores.memory import MemoryStore

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.broker.discovery_record import DiscoveryRecord, Lease
+from opendata_buffer.broker.client import DiscoveryRecord, Lease
 from opendata_buffer.broker.worker import Worker
 from opendata_buffer.cli.main import cli
 from opendata_buffer.config import ConsumerConfig, QueueConfig, WorkerConfig

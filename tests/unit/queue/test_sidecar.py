@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer.broker import claims, discovery_record
+from opendata_buffer.broker import claims
+from opendata_buffer.broker.client import DiscoveryRecord
 from opendata_buffer.errors import CorruptData, ObjectNotFound
 from opendata_buffer.formats.manifest import Metadata
 from opendata_buffer.quarantine import QuarantineReport, read_report, write_report
@@ -204,10 +205,8 @@ OBJECTS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
         CommitRecord.from_json,
     ),
     "a broker's discovery record": (
-        discovery_record.encode(
-            discovery_record.DiscoveryRecord(3, "01K9", "h:1", b"s" * 32, "ab", 4, 5)
-        ),
-        discovery_record.decode,
+        DiscoveryRecord(3, "01K9", "h:1", b"s" * 32, "ab", 4, 5).to_json(),
+        DiscoveryRecord.from_json,
     ),
     "the record of workers' claims": (
         claims.encode(
