@@ -19,7 +19,6 @@ from opendata_buffer import errors, metrics, outcomes
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig, QueueConfig
 from opendata_buffer.formats.batch import MAX_KEY_BYTES, name_time_ms, parse_location
 from opendata_buffer.formats.manifest import Manifest
-from opendata_buffer.queue import ownership
 from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar
 from opendata_buffer.queue.log import (
     REMEMBERED,
@@ -30,6 +29,19 @@ from opendata_buffer.queue.log import (
     floor_of,
     name_ms,
     parts_folder,
+)
+from opendata_buffer.queue.ownership import (
+    OWNER_NAME,
+    QueueClaim,
+    Watermark,
+    check_owner,
+    check_reached,
+    claim_queue,
+    exists,
+    manifest_object,
+    misplaced,
+    owner_key,
+    queue_hint,
 )
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.readers import ReaderPosition, read_positions, readers_folder
@@ -190,8 +202,7 @@ def plan(
     nested = [  # folders below the prefix that another queue has claimed for itself
         posixpath.dirname(info.key) + "/"
         for info in page.objects
-        if info.key.endswith(f"/{ownership.OWNER_NAME}")
-        and info.key != ownership.owner_key(data_path_prefix)
+        if info.key.endswith(f"/{OWNER_NAME}") and info.key != owner_key(data_path_prefix)
     ]
     return without_nested(GcPlan(orphans, referenced, waiting, ignored), nested)
 
@@ -245,7 +256,7 @@ def unlisted_markers(
     for info in made.delete:
         folder = posixpath.dirname(info.key)
         while folder != data_path_prefix:
-            marker = ownership.owner_key(folder)
+            marker = owner_key(folder)
             if marker <= start_after or (end is not None and marker > end):
                 wanted.add(marker)
             folder = posixpath.dirname(folder)
@@ -314,7 +325,7 @@ class GarbageCollector:
         self._seen = 0  # highest next sequence of the manifest so far
         self._labels = {"queue": metrics.queue_label(store.url, config.manifest_path)}
         self._cursor = GcCursor(store, config, self._runtime)
-        self._manifest = ownership.manifest_object(store, config, self._runtime)
+        self._manifest = manifest_object(store, config, self._runtime)
         self._queued: tuple[Manifest, Queued] | None = None
         self._log = Log(store, config, self._runtime)
         self._view: LogView | None = None  # by which this cycle has raised the floor
@@ -365,7 +376,7 @@ class GarbageCollector:
                 )
 
     def _pages(self, dry_run: bool) -> Iterator[GcReport]:
-        claim_now = ownership.check_owner if dry_run else ownership.claim_queue
+        claim_now = check_owner if dry_run else claim_queue
         start = "" if dry_run else self._cursor.load()
         size, self._view = 0, None
         minutes = Counter[int]()  # bytes by the minute in which a batch was written
@@ -410,12 +421,7 @@ class GarbageCollector:
         return None if self._view is None else self._view.index.retention_bytes
 
     def _page(
-        self,
-        page: Listing,
-        own_ms: int,
-        start_after: str,
-        claim: ownership.QueueClaim | None,
-        dry_run: bool,
+        self, page: Listing, own_ms: int, start_after: str, claim: QueueClaim | None, dry_run: bool
     ) -> GcReport:
         """Compare a page with a manifest that was read after it, and delete (failure F5)."""
         metrics.gc_clock_difference_seconds.set((page.now_ms - own_ms) / 1000, self._labels)
@@ -430,7 +436,7 @@ class GarbageCollector:
         if claim is not None:
             claim.check(manifest)
         acked = "" if claim is None or claim.watermark is None else claim.watermark.acked_location
-        held = self._hold_reason(manifest, index, page, own_ms) or ownership.misplaced(
+        held = self._hold_reason(manifest, index, page, own_ms) or misplaced(
             manifest, self._config, self._store.url, acked
         )
         if held is not None or manifest is None:
@@ -451,11 +457,7 @@ class GarbageCollector:
         prefix, grace_ms = self._prefix, self._grace_ms
         made = plan(queued, page, own_ms=own_ms, data_path_prefix=prefix, grace_ms=grace_ms)
         markers = unlisted_markers(made, page, start_after, prefix)
-        nested = [
-            each.removesuffix(ownership.OWNER_NAME)
-            for each in markers
-            if ownership.exists(self._store, each)
-        ]
+        nested = [each.removesuffix(OWNER_NAME) for each in markers if exists(self._store, each)]
         made = without_nested(made, nested)
         return GcReport(made) if dry_run else self._delete(made, read_at)
 
@@ -470,15 +472,15 @@ class GarbageCollector:
             raise errors.Fenced(path, self._epoch, manifest.epoch)
         # failure F4: a manifest that was recreated names nothing of what the old one had queued,
         # and may carry the same epoch. Those batches may be all that is left of the old queue.
-        seen = ownership.Watermark(self._seen, manifest.epoch)
-        ownership.check_reached(seen, manifest, self._config, self._store.url)
+        seen = Watermark(self._seen, manifest.epoch)
+        check_reached(seen, manifest, self._config, self._store.url)
         self._seen = manifest.next_sequence
         fault = clock_fault(page.now_ms, own_ms, self._grace_ms)
         if fault is not None:
             return fault
         if index is None and manifest.entry_count and self._queued_in(manifest).oldest_ms is None:
             oldest = manifest.entries(limit=1)[0]
-            words = ownership.queue_hint(self._store.url, self._config)
+            words = queue_hint(self._store.url, self._config)
             return (
                 f"the object of the oldest queued batch {oldest.sequence} at {oldest.location!r} "
                 "is gone, and its name has no time to compare others with. Restore the object, or "
@@ -486,9 +488,7 @@ class GarbageCollector:
             )
         return None
 
-    def _moved(
-        self, index: LogIndex, manifest: Manifest, claim: ownership.QueueClaim | None
-    ) -> LogIndex:
+    def _moved(self, index: LogIndex, manifest: Manifest, claim: QueueClaim | None) -> LogIndex:
         """The index after the oldest entries of a long manifest have moved into segments."""
         length = manifest.next_sequence - max(index.end, manifest.first_sequence)
         if length <= self._log.most_entries:
