@@ -16,16 +16,13 @@ in the record and writes the markers (failure F39).
 **The commit record** of an app is ``<prefix>/app=<id>/_commit.json`` of a single queue, and follows
 what the manifest shows. Of a topic it is ``_topic/app=<id>/_commit.json`` and **decides**: a write
 to several partitions is committed if and only if the record names its producer. Only the run that
-its field ``run`` names may decide. A run claims the record once, before it appends anything; from
-then on the decisions of earlier runs are refused, so their undecided entries can be rolled back,
-except those of the producer that the record names. A later run may have appended entries meanwhile:
-a run notes what is undecided in a manifest *before* it reads or writes the record, and rolls it
-back only if the record still names the run.
+its field ``run`` names may decide. A run claims the record once, before it appends anything, and
+notes what is undecided in a manifest *before* it reads or writes the record: it rolls that back
+only if the record still names the run (decision 0019).
 
 **A marker** is an ACK_TXN message: with a clock beyond those of the producer's CONTINUE_TXN
 messages it commits them, with a clock before them it rolls them back. It is appended only where the
-very manifest that it goes into shows the producer undecided. Undecided entries do not leave a
-manifest, so writing the same marker again, after a crash or in another process, does nothing.
+very manifest that it goes into shows the producer undecided, so writing it again does nothing.
 """
 
 from __future__ import annotations

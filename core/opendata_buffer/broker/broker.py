@@ -1,8 +1,7 @@
 """A broker without its network: group commit for all its clients, and their sessions.
 
 While one compare-and-swap is in flight, requests of all clients queue up; the next one appends them
-all. A request is answered after its compare-and-swap has landed and never before. One thread
-writes; sessions hand it requests and are called back with the answers.
+all. One thread writes; sessions are called back with the answers, never before it has landed.
 """
 
 from __future__ import annotations
@@ -80,12 +79,9 @@ def find_earlier_attempt(
 
 
 class SharedQueue(Queue):
-    """The queue of a broker: one thread appends for producers, another one acknowledges.
-
-    With a queue each, the thread that acknowledges would read first, and lose every race against
-    the one that writes from memory. Here each call waits for those before it, and both write from
-    memory.
-    """
+    """The queue of a broker: one thread appends for producers, another one acknowledges. With a
+    queue each, the latter would read first, and lose every race against the one that writes from
+    memory. Here each call waits for those before it, and both write from memory."""
 
     # No other process writes it as often as this process: what it remembers is seldom out of date.
     _changes_from_memory = True
@@ -167,12 +163,8 @@ class Broker:
     """The broker of one queue, which only its dispatcher shares with it.
 
     Entries must lie below ``data_path_prefix``. ``on_conflict`` is called after a write that lost a
-    race: another broker may be at work. Without a ``dispatcher`` it hands out no batches.
-
-    Attributes:
-        keys: Its side of the exchange of keys with each client, whose share the record announces;
-            by default new ones.
-        proofs: Checks which clients may write in ``store``.
+    race: another broker may be at work. Without a ``dispatcher`` it hands out no batches. The share
+    of its ``keys`` is what the record announces.
     """
 
     def __init__(

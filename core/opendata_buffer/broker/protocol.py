@@ -7,16 +7,12 @@
     broker  welcome   {"name": N, "proof": HMAC(key, "broker", N)}
     then, both ways   16 bytes of HMAC(key, direction, count, body), body
 
-``secret`` is in the discovery record: it shows that a client can read the queue, and no more. The
-key of the messages is agreed by Diffie-Hellman: ``key = HMAC(secret, "messages", Z, A, Y)``, where
-Z follows from the client's share Y and the broker's share, which the record announces. Only who may
-write in the queue could put that share there.
-
-So that reading is not enough to append or to take batches, the client puts the object
-``<manifest>._clients/N`` with ``HMAC(key, "may write", N)``, and the broker reads and deletes it
-(:class:`WriteProofs`). ``count`` numbers the messages of one direction: one that is changed, left
-out, repeated or moved does not verify. Whatever does not verify raises ProtocolError, and its
-connection is closed with nothing done.
+``secret`` is in the discovery record: it shows that a client can read the queue. The key of the
+messages is agreed by Diffie-Hellman: ``key = HMAC(secret, "messages", Z, A, Y)``, where Z follows
+from the client's share Y and the broker's share, which the record announces. So that reading is not
+enough, the client puts the object ``<manifest>._clients/N`` with ``HMAC(key, "may write", N)``, and
+the broker reads and deletes it (decision 0032). ``count`` numbers the messages of one direction.
+Whatever does not verify raises ProtocolError, and its connection is closed with nothing done.
 
 Bodies are JSON objects. Without TLS they can be read on the way; they hold locations of batches and
 metadata of producers, no records. They are input: what reads them raises ProtocolError where a
@@ -32,13 +28,10 @@ broker     ``granted``: it may write; ``done``: appended at a sequence; ``refuse
            to a worker; ``pong``; ``stats``
 =========  =====================================================================================
 
-**Until when a broker may append.** A client that gets no answer asks another broker, which appends
-what has not landed. The first one, if it was only slow, must not append it after that. So each
-message of a broker carries its clock, and a request carries the last one that its client received,
-and for how long it holds: the broker does not begin a write for a request that is older than that
-by its own clock. The client waits as long on its own clock before it asks another broker. While it
-waits and receives messages, it renews the request by the newest clock, and counts from then itself.
-No two clocks are ever compared, they only have to run equally fast.
+**Until when a broker may append** (decision 0015). Each message of a broker carries its clock, and a
+request the last one that its client received. The broker begins no write for a request that is too
+old by its own clock, and the client waits as long on its own before it asks another broker. While
+it waits and receives messages it renews the request. No two clocks are ever compared.
 """
 
 from __future__ import annotations

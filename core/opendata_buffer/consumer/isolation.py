@@ -525,18 +525,14 @@ def _hash(location: str) -> str:
 class Repeats:
     """Tells which entries name a batch that was queued before: it is delivered once (failure F41).
 
-    A v1 writer that gets no answer to an append does not look for it in the manifest, and appends
-    the same location again. The first entry with a location counts, and later ones are repeats.
-    While the first one is queued the manifest shows that. Before a consumer takes acknowledged
-    entries out, it notes the last :data:`MOST_NOTED`, the sequence of each by a hash of its
-    location, in ``<prefix>/_acknowledged.json``::
+    A v1 writer without an answer appends the same location again: later entries are repeats. Before
+    a consumer takes acknowledged entries out, it notes the last :data:`MOST_NOTED`, the sequence of
+    each by a hash of its location, in ``<prefix>/_acknowledged.json`` (decision 0034)::
 
         {"version": 1, "queue": "01J5...", "batches": {"m3Xk...": 41, "Zc0u...": 42}}
 
-    An entry repeats only one with a lower sequence, so a note whose acknowledgement was never
-    written hides nothing (decision 0034). Batches of transactions and messages are left out: their
-    names show what repeats them. An empty ``queue_id`` takes the note of whatever queue is there.
-    Not thread-safe.
+    Batches of transactions and messages are left out: their names show what repeats them. An empty
+    ``queue_id`` takes the note of whatever queue is there. Not thread-safe.
     """
 
     def __init__(

@@ -61,18 +61,12 @@ class WriteFairness:
     How a writer knows of others (decision 0017):
 
     * **By their batches.** A process gives all its batches the same first six random characters of
-      their ULIDs, its **tag**. Tags that come up again and again in the manifest are writers. A
-      broker does not count them: it writes for all of them.
-    * **By a request.** A process that reads and then writes may lose every race against a broker
-      and leave no trace in the manifest. So it asks the broker for one pause.
+      their ULIDs, its **tag**. A broker, which writes for all of them, has none.
+    * **By a request.** A process that would lose every race asks the broker for one pause.
     * **By chance.** A process that cannot ask writes in the pauses that a busy writer makes from
       time to time: seldom while no race was lost, and every second after one was lost.
 
-    Times are monotonic seconds; not thread-safe.
-
-    Args:
-        random: A number in [0, 1).
-        tag: Six characters of a ULID, of this writer's batches; None for a broker.
+    Times are monotonic seconds; ``random`` gives a number in [0, 1). Not thread-safe.
     """
 
     def __init__(self, random: Callable[[], float], tag: str | None = None) -> None:

@@ -1,10 +1,8 @@
 """A queue as a log: the oldest entries of its manifest in segments, and one view over both.
 
-Any process that finds more than :attr:`Log.most_entries` entries in the manifest of a log moves the
-oldest ones, and may end anywhere: it stores them as a segment,
-``<prefix>/_log/<first>-<end>-<ulid>.segment``, adds that to the index by compare-and-swap, and then
-what the index has may leave the manifest. A reader reads the manifest before the index: what left
-the manifest in between is in the index (decision 0038). The index is ``<prefix>/_log.json``::
+Any process stores the oldest entries as ``<prefix>/_log/<first>-<end>-<ulid>.segment``, adds that
+to the index, and then takes them off the manifest. A reader reads the manifest before the index:
+what left it in between is in the index (decision 0038). The index is ``<prefix>/_log.json``::
 
     {"version": 1, "queue": "01J5...", "end": 2816, "floor": 512, "readers": ["billing"],
      "levels": [[[1792, 2816, 1767225600000, 1767225700000, "0...-01J6....segment"]], ...],

@@ -1,12 +1,9 @@
 """Which queue a data prefix belongs to, and how far that queue's manifest was.
 
 A manifest only goes forward. One that is gone or behind was deleted, created again or restored from
-an old copy: its sequences stand for other batches by now, and the collector would delete unread
-batches that it does not name. So every process refuses it (failure F4).
-
-The collectors of two queues with one data prefix would delete each other's batches. The owner
-marker ``<prefix>/_owner.json`` names the one manifest that the prefix belongs to; a writer or
-collector of another manifest is refused (failure F7)::
+an old copy, and every process refuses it (failure F4). The owner marker ``<prefix>/_owner.json``
+names the one manifest that the prefix belongs to; a writer or collector of another one, which would
+delete this one's batches, is refused (failure F7)::
 
     {"version": 1, "manifest": "manifest", "id": "01J5...", "next_sequence": 42, "epoch": 3,
      "acked": 39, "acked_location": "ingest/01J6....batch", "grace_period_ms": 600000}

@@ -1,14 +1,11 @@
 """Who reads a queue: its one consumer, or the named readers of a log.
 
-The manifest's epoch decides which consumer owns a queue, and says nothing about it. So a consumer
-that claims a queue writes ``<prefix>/_consumer.json``, which is shown where a consumer is fenced or
-stuck. Nothing is decided by the note, and it may be missing, or about a consumer that was fenced::
+A consumer that claims a queue writes ``<prefix>/_consumer.json``, which is shown where a consumer
+is fenced or stuck. It decides nothing, and may be missing, or about a consumer that was fenced. One
+that is closed notes that in ``ended_epoch``: an older release keeps it, and claims another epoch::
 
     {"version": 1, "epoch": 3, "host": "worker-7", "process": 4711, "program": "Spark",
      "query": "9f0c...", "since_ms": 1767225600000, "ended_epoch": 3}
-
-One that is closed notes that, too, in ``ended_epoch``: an older release, which keeps the field,
-claims another epoch.
 
 Each reader of a log has a position and an epoch of its own. The position is
 ``<prefix>/_readers/<name>.json``, and only its owner writes it::
@@ -19,9 +16,8 @@ Each reader of a log has a position and an epoch of its own. The position is
 Everything before ``next`` is acknowledged. A consumer that starts raises ``epoch``, and so fences
 the one before it with the same name; readers of other names never notice.
 
-A reader counts for the collector while the log's index has its name. A reader writes its position
-and then the index; the collector reads the index, then the positions, and then writes the index, if
-nobody else did meanwhile. So it deletes nothing that a reader is about to need (decision 0038).
+A reader writes its position and then the index; the collector reads the index, then the positions,
+and then writes the index, if nobody else did meanwhile (decision 0038).
 """
 
 from __future__ import annotations
