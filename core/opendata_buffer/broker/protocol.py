@@ -28,10 +28,10 @@ broker     ``granted``: it may write; ``done``: appended at a sequence; ``refuse
            to a worker; ``pong``; ``stats``
 =========  =====================================================================================
 
-**Until when a broker may append** (decision 0015). Each message of a broker carries its clock, and a
-request the last one that its client received. The broker begins no write for a request that is too
-old by its own clock, and the client waits as long on its own before it asks another broker. While
-it waits and receives messages it renews the request. No two clocks are ever compared.
+**Until when a broker may append** (decision 0015). Each message of a broker carries its clock, and
+a request the last one that its client received. The broker begins no write for a request that is
+too old by its own clock, and the client waits as long on its own before it asks another broker.
+While it waits and receives messages it renews the request. No two clocks are ever compared.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ import json
 import logging
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Final, Generic, Protocol, TypeVar, overload
 
 from opendata_buffer import errors, outcomes
@@ -174,6 +174,15 @@ class SidecarFields:
                 raise self.wrong(f"{name}[{index}]", "a JSON object", value)
             found.append(SidecarFields(self._sidecar, value, f"{self._path}{name}[{index}]."))
         return found
+
+    def into(self, kind: Callable[..., T], **values: Any) -> T:
+        """A dataclass whose fields are texts, numbers, these values, and :meth:`others`."""
+        for each in fields(kind):  # type: ignore[arg-type]  # it is a dataclass
+            if each.name not in {*values, "others"}:
+                default = _REQUIRED if each.default is MISSING else each.default
+                read: Callable[..., Any] = self.text if each.type == "str" else self.number
+                values[each.name] = read(each.name, default)
+        return kind(**values, others=self.others())
 
     def others(self) -> dict[str, Any]:
         """The fields that were not asked for: those of later releases, once all own ones were."""

@@ -150,18 +150,12 @@ class LogIndex:
             map(is_number, chain(*lost))
         ):
             raise found.wrong("lost", "a list of ranges")
-        made = cls(
+        made = found.into(
+            cls,
             queue_id=found.text("queue"),
-            end=found.number("end"),
-            floor=found.number("floor"),
             levels=tuple(_parts(found, "levels", each) for each in found.items("levels")),
             readers=tuple(readers),
             lost=tuple((first, end) for first, end in lost),
-            retention_ms=found.number("retention_ms", None),
-            retention_bytes=found.number("retention_bytes", None),
-            reader_expiry_ms=found.number("reader_expiry_ms", DEFAULT_READER_EXPIRY_MS),
-            changes=found.number("changes", 0),
-            others=found.others(),
         )
         made._check(found)
         return made

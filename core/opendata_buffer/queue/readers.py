@@ -113,17 +113,7 @@ class ConsumerInfo:
     @classmethod
     def from_json(cls, data: bytes) -> ConsumerInfo:
         """Read the object's bytes; ``CorruptData`` where they are no such object."""
-        found = _NOTE.decode(data)
-        return cls(
-            epoch=found.number("epoch"),
-            host=found.text("host"),
-            process=found.number("process"),
-            program=found.text("program"),
-            query=found.text("query"),
-            since_ms=found.number("since_ms"),
-            ended_epoch=found.number("ended_epoch", None),
-            others=found.others(),
-        )
+        return _NOTE.decode(data).into(cls)
 
 
 def write_consumer_info(
@@ -236,17 +226,7 @@ class ReaderPosition:
     def from_json(cls, data: bytes) -> ReaderPosition:
         """Read the object's bytes; ``CorruptData`` where they are no such object."""
         found = _POSITION.decode(data)
-        return cls(
-            queue_id=found.text("queue"),
-            next=found.number("next"),
-            epoch=found.number("epoch"),
-            host=found.text("host", ""),
-            process=found.number("process", 0),
-            program=found.text("program", ""),
-            since_ms=found.number("since_ms", 0),
-            moved_ms=found.number("moved_ms", 0),
-            others=found.others(),
-        )
+        return found.into(cls, queue_id=found.text("queue"))
 
     def may_run(self, now_ms: int) -> bool:
         """Whether a consumer may have this position: on this host by its process, else by time."""
