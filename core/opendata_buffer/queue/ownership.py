@@ -327,9 +327,8 @@ def claim_queue(
     belongs to another manifest's queue.
     """
     runtime = runtime if runtime is not None else SystemRuntime()
-    fresh = PrefixOwner(
-        config.manifest_path, runtime.ulid(), None, grace_ms or DEFAULT_GRACE_PERIOD_MS
-    )
+    new_ms = grace_ms or DEFAULT_GRACE_PERIOD_MS
+    fresh = PrefixOwner(config.manifest_path, runtime.ulid(), grace_ms=new_ms)
 
     def claimed(before: PrefixOwner | None) -> PrefixOwner:
         # The first marker stays, with its id. So a lost answer needs no proof: whichever process
