@@ -333,7 +333,7 @@ class CasObject(Generic[T]):
     """One object of a store as a typed value. Not thread-safe: its owner serialises the calls.
 
     Args:
-        decode: From bytes to the value; raises :class:`CorruptData`.
+        decode: From bytes to the value; raises :class:`.CorruptData`.
         encode: From the value to bytes.
         settings: Deadline of one change, and its backoff.
         max_bytes: A larger object is not read; a sidecar has a limit of its own.
