@@ -247,10 +247,8 @@ class ChannelRefused(ChannelClosed):
 
 
 class Channel(Protocol):
-    """Messages of bytes, in order, both ways.
-
-    One thread at a time sends, and one receives; ``close`` may be called by any, and ends both.
-    """
+    """Messages of bytes, in order, both ways. One thread at a time sends, and one receives; any may
+    call ``close``, which ends both."""
 
     def send(self, message: bytes) -> None:
         """Send; raises :class:`ChannelClosed`."""

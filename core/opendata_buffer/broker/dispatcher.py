@@ -414,11 +414,9 @@ class Dispatcher:
         self._refuse([request])
 
     def beat(self, tokens: list[int]) -> bool:
-        """Note a worker's heartbeat for these claims; False when it must go to another broker.
-
-        A broker that does not reach the store may have been replaced. Answered heartbeats would
-        keep its workers from the next broker, where their claims would lapse.
-        """
+        """Note a worker's heartbeat for these claims; False when it must go to another broker. One
+        that does not reach the store may have been replaced, and its answers would keep workers
+        from the next broker, where their claims would lapse."""
         if not self._is_current():
             return False
         now = self._runtime.monotonic()
@@ -599,11 +597,8 @@ class Dispatcher:
             self._runtime.sleep(RETRY_S)
 
     def _was_fenced_by_a_replaced_broker(self) -> bool:
-        """Whether this dispatcher was fenced by that of a broker that will step down.
-
-        A broker that was suspended takes the claims over on a heartbeat, before it reads that
-        another one is announced. It then steps down, and no broker would hand out batches.
-        """
+        """Whether this dispatcher was fenced by that of a broker that was suspended, takes the
+        claims over on a heartbeat, and steps down: then no broker would hand out batches."""
         until = self._runtime.monotonic() + REPLACED_S
         with self._condition:
             if wait_for(self._runtime, self._condition, lambda: self._leaving, until=until):

@@ -63,10 +63,8 @@ _LOST = (
 def check_data_loss(
     cursors: Cursors, manifest: Manifest | LogView, key: str, *, allowed: bool, cause: str
 ) -> Cursors:
-    """The cursors, moved to where the queue begins if entries are gone that were not handed out.
-
-    Unless that is ``allowed``, ``DataLoss`` with the ``cause`` in a sentence (failure F28).
-    """
+    """The cursors, moved to where the queue begins if entries are gone that were not handed out and
+    that is ``allowed``; else ``DataLoss`` with the ``cause`` in a sentence (failure F28)."""
     needed = cursors.next_hand_out
     oldest = manifest.available_from(needed)
     if oldest <= needed:

@@ -361,10 +361,8 @@ class ReadCommitted:
         ]
 
     def stable_end(self, next_sequence: int) -> int:
-        """The first sequence that must not be acknowledged yet (Kafka's last stable offset).
-
-        That is ``next_sequence``, behind the last entry offered, where nothing is undecided.
-        """
+        """The first sequence that must not be acknowledged yet (Kafka's last stable offset):
+        ``next_sequence``, behind the last entry offered, where nothing is undecided."""
         pending = None if self._sequencer is None else self._sequencer.pending_from()
         return next_sequence if pending is None else min(pending, next_sequence)
 
@@ -437,10 +435,8 @@ class ReadCommitted:
         *,
         buffer: int = 4096,
     ) -> ReadCommitted:
-        """What :meth:`to_dict` or :meth:`.TransactionFilter.to_dict` described.
-
-        Raises ``InvalidInput`` where another program or a later version wrote it.
-        """
+        """What :meth:`to_dict` or :meth:`.TransactionFilter.to_dict` described; ``InvalidInput``
+        where another program or a later version wrote it."""
         made = cls(data_path_prefix, isolation, buffer=buffer)
         made._transactions = TransactionFilter.from_dict(state, data_path_prefix)
         states = []

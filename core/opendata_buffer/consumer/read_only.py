@@ -94,10 +94,8 @@ class ReadOnlyReader:
         return manifest
 
     def seek(self, sequence: int | None) -> None:
-        """Hand out entries from ``sequence`` on; None begins at the oldest queued entry.
-
-        Raises ``QueueReset`` where the queue ends before, ``DataLoss`` where it begins behind.
-        """
+        """Hand out entries from ``sequence`` on, or from the oldest. ``QueueReset`` where the queue
+        ends before, ``DataLoss`` where it begins behind."""
         manifest = self.view(sequence)
         begin = manifest.first_sequence if sequence is None else sequence
         if begin > manifest.next_sequence:

@@ -90,10 +90,7 @@ def head(block_size: int, count: int) -> bytes:
 
 
 def tail(block_size: int, count: int) -> bytes:
-    """The file's end: the metadata that points at the page header.
-
-    Bytes between the block and this are not read.
-    """
+    """The file's end: the metadata that points at the page header. Bytes before it are not read."""
     header_size = len(_page_header(block_size, count))
     chunk_size = header_size + block_size
     # SchemaElement: the root with one child, then the column: type, REQUIRED, name
@@ -323,11 +320,8 @@ class ArrowBlock:
         return self._arrays(lambda reader: reader.read(use_threads=False).column(0).chunks)
 
     def pieces(self, piece_bytes: int) -> Iterator[pa.Array]:
-        """All records, in order, in arrays of about so many bytes if records are alike.
-
-        An array is made when it is asked for, so memory is that of one array. ``CorruptBatch`` may
-        follow after good arrays.
-        """
+        """All records, in order, in arrays of about so many bytes if records are alike; each is
+        made when it is asked for. ``CorruptBatch`` may follow after good arrays."""
         rows = max(1, self.footer.record_count * piece_bytes // max(1, self.size))
         return self._arrays(
             lambda reader: (

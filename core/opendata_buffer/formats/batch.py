@@ -118,10 +118,8 @@ def key_fault(key: str, max_bytes: int = MAX_LOCATION_BYTES) -> str | None:
 
 
 def check_key(name: str, key: object, max_bytes: int = MAX_KEY_BYTES) -> None:
-    """Refuse a key that some store cannot hold under its very name, see :func:`key_fault`.
-
-    ``InvalidInput`` has the ``name`` of the setting; ``max_bytes`` are of UTF-8.
-    """
+    """Refuse a key that some store cannot hold under its very name, see :func:`key_fault`;
+    ``InvalidInput`` has the ``name`` of the setting."""
     if not isinstance(key, str):
         raise InvalidInput(f"{name} is {key!r}: use text such as 'ingest/events'")
     if fault := key_fault(key, max_bytes):
@@ -179,11 +177,8 @@ def batch_key(
 
 
 def parse_location(location: str, prefix: str) -> BatchLocation | None:
-    """Read a name that a producer gives to a batch; None for every other name.
-
-    Producers make two kinds: what :func:`batch_key` makes, and
-    ``<prefix>/<run ULID>/<16 hex digits>``, as OpenData's Go producer does.
-    """
+    """Read a name that a producer gives to a batch, as :func:`batch_key` makes it or, like
+    OpenData's Go producer, ``<prefix>/<run ULID>/<16 hex digits>``; None for every other name."""
     root = f"{prefix}/"
     if not location.startswith(root):
         return None
@@ -300,11 +295,8 @@ def join_records(values: Sequence[BytesLike]) -> bytes:
 
 
 def encode_block(records: Iterable[BytesLike]) -> bytes:
-    """Length-prefix the records, back to back.
-
-    ``InvalidInput``, with the index, for a record that is not bytes-like, is not contiguous, or
-    exceeds 2^32 - 1 bytes.
-    """
+    """Length-prefix the records, back to back. ``InvalidInput``, with the index, for a record that
+    is not bytes-like, is not contiguous, or exceeds 2^32 - 1 bytes."""
     return join_records([_flat(index, record) for index, record in enumerate(records)])
 
 
@@ -444,10 +436,8 @@ def encode_batch(
 def open_batch(
     data: BytesLike, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> tuple[BatchFooter, bytes | memoryview]:
-    """Check a batch object's footer, and decompress its block to at most ``max_bytes``.
-
-    The block is a view of ``data`` when it is not compressed.
-    """
+    """Check a batch object's footer, and decompress its block to at most ``max_bytes``; one that is
+    not compressed is a view of ``data``."""
     footer = parse_footer(data)
     stored = memoryview(data)[: len(data) - FOOTER_SIZE]
     block: bytes | memoryview = stored

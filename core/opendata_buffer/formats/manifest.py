@@ -257,11 +257,8 @@ class Manifest:
 
     @classmethod
     def parse(cls, raw: BytesLike) -> Manifest:
-        """Read the footer and check it against the body's size and first entry.
-
-        Constant time: the entries behind the first are checked when they are read
-        (:meth:`entries`) or dropped.
-        """
+        """Read the footer and check it against the body's size and first entry, in constant time:
+        the entries behind the first are checked when they are read or dropped."""
         data = raw if type(raw) is bytes else bytes(raw)
         self = cls(data, *Footer.parse(data))
         if self.entry_count:

@@ -148,11 +148,8 @@ def decompress(data: memoryview, max_bytes: int) -> memoryview:
 
 
 def decompress_into(frames: list[Frame], target: memoryview, max_bytes: int) -> int:
-    """Write all frames' content to the start of ``target``; returns the number of bytes.
-
-    ``target`` is one byte longer than ``min(sum of frame.most, max_bytes)``: that byte
-    distinguishes a full buffer from an overflow.
-    """
+    """Write all frames' content to the start of ``target``; returns the number of bytes. It is one
+    byte longer than ``min(sum of frame.most, max_bytes)``, to tell a full one from an overflow."""
     total = 0
     for frame in frames:
         room = target[total : total + frame.most + 1]

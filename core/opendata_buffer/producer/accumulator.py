@@ -84,12 +84,9 @@ class OrderedUploads:
             batch.stage = Stage.UPLOADED
 
     def take(self, now: Moment, most: int | None = None) -> tuple[list[Batch], list[Batch]]:
-        """Begin an append, of at most ``most`` batches; None takes all that are ready.
-
-        Returns:
-            The batches to append, in order, until :meth:`landed`, :meth:`refused` or
-            :meth:`fail`; and those that grew too old and must be stored again.
-        """
+        """Begin an append, of at most ``most`` batches; None takes all that are ready. Returns
+        those batches, in order, until :meth:`landed`, :meth:`refused` or :meth:`fail`; and those
+        that grew too old and must be stored again."""
         self.expire(now.monotonic)
         if self._group:
             return [], []
@@ -289,10 +286,8 @@ class Accumulator:
     def accept_now(
         self, request: ProduceRequest, when_room: Callable[[], None]
     ) -> WriteHandle | None:
-        """As :meth:`accept`, without waiting: None while there is no room.
-
-        ``when_room`` is then called once, when it is worth to try again.
-        """
+        """As :meth:`accept`, without waiting: None while there is no room. ``when_room`` is then
+        called once, when it is worth to try again."""
         self._check_closing()
         if self._has_room(request.held):
             return self._accept(request)
@@ -302,10 +297,8 @@ class Accumulator:
 
     @locked
     def add_item(self, item: Item, late_for: AppendBuffer | None = None) -> WriteHandle:
-        """Accept a call without metadata when there is room for it; it opens the next buffer.
-
-        ``late_for`` is the buffer it was appended to around the time of its closing, if any.
-        """
+        """Accept a call without metadata when there is room for it; it opens the next buffer,
+        unless it was included in the one that was closed around the time when it was appended."""
         if late_for is not None and late_for.was_included(item):
             assert late_for.handle is not None
             return late_for.handle
@@ -440,10 +433,8 @@ class Accumulator:
 
     @locked
     def next_group(self, pause: Callable[[], float]) -> list[Batch] | None:
-        """Wait for batches to append; None when there will be none.
-
-        ``pause`` gives the seconds to leave to other processes before the group is put together.
-        """
+        """Wait for batches to append; None when there will be none. ``pause`` gives the seconds to
+        leave to other processes before the group is put together."""
         while not self._is_done() and self._abandoned is None:
             if (wait := self._pause(pause())) > 0:
                 self._condition.wait(wait)
@@ -493,10 +484,8 @@ class Accumulator:
 
     @locked
     def record_failures(self, batches: Sequence[Batch]) -> None:
-        """Make each flush raise from now on, and refuse later transactions, if some failed.
-
-        Called before they are completed, so that no later transaction is accepted.
-        """
+        """Make each flush raise from now on, and refuse later transactions, if some failed. Called
+        before they are completed, so that no later transaction is accepted."""
         for batch in batches:
             if isinstance(batch.outcome, BaseException):
                 self._failed_calls += batch.calls

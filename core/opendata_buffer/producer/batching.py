@@ -538,10 +538,8 @@ class Batcher:
         self._batches.append(batch)
 
     def _next_due_at(self, now: float) -> float:
-        """An interval from now; under a steady load one interval after the last was due.
-
-        Counted from the first call alone, the wait for that call would add to every interval.
-        """
+        """An interval from now; under a steady load one interval after the last was due: the wait
+        for the first call would add to every interval."""
         last = self._last_due_at
         if last is not None and last <= now < last + self._flush_interval:
             return last + self._flush_interval

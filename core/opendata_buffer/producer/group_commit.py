@@ -184,10 +184,8 @@ class Committer(Protocol):
         processes count the writers. See :func:`.tagged_ulid`."""
 
     def pause(self) -> float:
-        """Seconds until an append would begin, because others write; not above zero: at once.
-
-        A caller that puts its append together only then gets all of it into one write.
-        """
+        """Seconds until an append would begin, because others write; not above zero: at once. A
+        caller that puts its append together only then gets all of it into one write."""
 
     def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
         """Append entries in one write: contiguous, in order, all or none. Blocks.
@@ -441,10 +439,8 @@ _committers: dict[Hashable, GroupCommitter] = {}
 def shared_committer(
     store: Store, config: QueueConfig, runtime: Runtime, *, claim: QueueClaim | None = None
 ) -> GroupCommitter:
-    """The process's committer for this manifest, with one more caller, which must close it.
-
-    It has the claim, the deadlines and the limits of its first caller.
-    """
+    """The process's committer for this manifest, with one more caller, which must close it; it has
+    the claim, the deadlines and the limits of the first one."""
     key = committer_key(store, config, runtime, claim)
     return share(_committers, key, partial(GroupCommitter, store, config, runtime, claim))
 

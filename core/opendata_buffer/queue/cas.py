@@ -77,10 +77,8 @@ class Sidecar:
     confidential: bool = False
 
     def decode(self, data: bytes) -> SidecarFields:
-        """The fields of an object's bytes.
-
-        ``CorruptData`` where they are too many, no JSON object, or of a later version.
-        """
+        """The fields of an object's bytes; ``CorruptData`` where they are too many, no JSON object,
+        or of a later version."""
         if len(data) > self.max_bytes:
             raise self.unreadable(
                 f"it has {len(data)} bytes, more than the limit of {self.max_bytes}"
@@ -189,10 +187,8 @@ class SidecarFields:
         return {name: self._values[name] for name in self._values if name not in self._read}
 
     def wrong(self, name: str, wanted: str, value: Any = _REQUIRED) -> errors.CorruptData:
-        """The error about a field that is not what is ``wanted``, such as ``a text``.
-
-        ``value`` is the wrong value where it is no field of its own.
-        """
+        """The error about a field that is not what is ``wanted``, such as ``a text``; ``value`` is
+        the wrong one where it is no field of its own."""
         where = f"field {self._path + name!r}"
         if value is _REQUIRED:
             if name not in self._values:
@@ -217,12 +213,8 @@ def is_number(value: object, least: int = 0, most: int = LARGEST) -> bool:
 
 
 def read_sidecar(store: Get, key: str, kind: Sidecar, decode: Callable[[bytes], T]) -> T:
-    """The object at a key, as a value.
-
-    Raises:
-        CorruptData: It is too large, or ``decode`` refuses it; names the key.
-        StorageError: As :meth:`Get.get`.
-    """
+    """The object at a key, as a value. ``CorruptData``, with the key, where it is too large or
+    ``decode`` refuses it; otherwise raises as :meth:`Get.get`."""
     try:
         data = read_bytes(store, key, kind.max_bytes)
     except errors.CorruptData as error:
@@ -253,10 +245,8 @@ class Proof(Protocol[T_contra]):
         """Where the attempt that was decided last would be found; kept while it is in doubt."""
 
     def find(self, now: T_contra, marks: Sequence[int]) -> bool:
-        """Whether an attempt, of those in doubt at ``marks``, is in the value read just now.
-
-        Raises ``OutcomeUnknown`` where none is, but one may have been.
-        """
+        """Whether an attempt, of those in doubt at ``marks``, is in the value read just now;
+        ``OutcomeUnknown`` where none is, but one may have been."""
 
 
 class _AmbiguousWrites(Generic[T]):
@@ -390,9 +380,7 @@ class CasObject(Generic[T]):
 
     def read(self) -> T | outcomes.Vanished | None:
         """The value as it is now; None when there is no object, ``Vanished`` when there was one.
-
-        Costs one conditional GET; an unchanged object is not transferred.
-        """
+        One conditional GET: an unchanged object is not transferred."""
         try:
             with deadline(self._runtime, self._deadline_s):
                 value: T | None = self._reading(self._read_once)
@@ -421,10 +409,8 @@ class CasObject(Generic[T]):
             return self._update(decide, proof, from_memory)
 
     def change(self, decide: Callable[[T | None], T | None], *, from_memory: bool = False) -> T:
-        """Make a change that may be applied twice, and return the value that holds now.
-
-        TransientStorageError where the value is not known, or there is none.
-        """
+        """Make a change that may be applied twice, and return the value that holds now;
+        ``TransientStorageError`` where that is not known."""
         outcome = self.update(decide, from_memory=from_memory)
         if isinstance(outcome, outcomes.Applied) and outcome.value is not None:
             return outcome.value

@@ -315,10 +315,8 @@ def end_of_part(key: str) -> int:
 
 
 class Log:
-    """The index and the segments of one log. Not thread-safe.
-
-    An index that is not of the queue of ``queue_id`` is refused; empty, any is taken.
-    """
+    """The index and the segments of one log, which is that of ``queue_id`` or, if that is empty,
+    any. Not thread-safe."""
 
     most_entries = 1_024
     """Entries in the manifest of a log from which on the oldest ones are moved."""
@@ -353,10 +351,7 @@ class Log:
 
     def read(self) -> LogIndex | None:
         """The index as it is now; None where the queue is no log. One conditional GET.
-
-        Raises:
-            CorruptData: It is gone, cannot be read, or is another queue's.
-        """
+        ``CorruptData`` where it is gone, cannot be read, or is another queue's."""
         found = self._object.read()
         if isinstance(found, outcomes.Vanished):
             raise CorruptData(f"{self._object.key!r} in {self._store.url} vanished. {INDEX.remedy}")
@@ -661,10 +656,8 @@ class LogView:
         return (*found, *self.manifest.entries(at, limit - len(found)))
 
     def age_s(self, now_ms: int, start: int | None = None) -> float | None:
-        """Seconds since the first entry from ``start`` on was written, without a request.
-
-        Of an entry in a segment it is the age of the oldest name there.
-        """
+        """Seconds since the first entry from ``start`` on was written, without a request; in a
+        segment the age of the oldest name there."""
         at = max(self.first_sequence, start if start is not None else 0)
         if at >= self.manifest.first_sequence:
             return self.manifest.age_s(now_ms, at)

@@ -498,10 +498,8 @@ def _check_prefix_is_free(store: Store, config: QueueConfig) -> None:
 
 
 def missing_topic_hint(store: Store, root: str = "") -> str | None:
-    """The text of an error where partitions lie without their topic's description, or None.
-
-    ``root`` is a folder without a slash at its end; empty for the store's.
-    """
+    """The text of an error where partitions lie without their topic's description, or None;
+    ``root`` is a folder without a slash at its end, or empty."""
     try:
         below = store.list(f"{root}/p-0".lstrip("/"), limit=1)
     except errors.PermanentStorageError:

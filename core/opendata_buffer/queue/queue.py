@@ -116,11 +116,8 @@ class WritePause(Protocol):
         """Whether a broker is known, and is to be asked before the first attempt of a change."""
 
     def ask(self, writes: int) -> bool:
-        """Ask for a pause; whether one begins now. Raises nothing.
-
-        ``writes`` is how many reads and writes of the broker it is to last: more after each race
-        that was lost all the same.
-        """
+        """Ask for a pause of so many of the broker's reads and writes: more after each race that
+        was lost all the same. Whether one begins now; raises nothing."""
 
     def close(self) -> None:
         """End the connection to the broker; the next :meth:`ask` may open another."""
@@ -577,10 +574,8 @@ def fullness(size: int, limit: int) -> str:
 
 
 def require_queue(store: Store, config: QueueConfig, runtime: Runtime) -> None:
-    """Raise InvalidInput where a worker would create a queue at a mistyped path.
-
-    A queue that lost its manifest has its marker, and is refused with ``QueueReset``.
-    """
+    """Raise ``InvalidInput`` where a worker would create a queue at a mistyped path, ``QueueReset``
+    where one has lost its manifest."""
     if ownership.read_manifest(store, config, runtime) is None:
         claim = ownership.check_owner(store, config, runtime=runtime)
         if claim is None:
@@ -591,10 +586,8 @@ def require_queue(store: Store, config: QueueConfig, runtime: Runtime) -> None:
 def no_such_queue(
     store: Store, config: QueueConfig, *, creates: bool = False
 ) -> errors.InvalidInput:
-    """The error of a command or reader that found no manifest: what is there instead.
-
-    ``creates`` is whether the caller has an option that creates a queue.
-    """
+    """The error of a command or reader that found no manifest: what is there instead. With
+    ``creates`` the caller has an option that creates a queue."""
     prefix = config.data_path_prefix
     if ownership.exists(store, ownership.TOPIC_KEY):
         root = QueueConfig(store=store.url, store_options=config.store_options)

@@ -370,10 +370,8 @@ def unknown_reader(name: str, index: LogIndex) -> errors.InvalidInput:
 
 
 class ReaderQueue:
-    """A log as one named reader has it: what :class:`.Queue` is for a queue's one consumer.
-
-    Not thread-safe: its owner serialises the calls.
-    """
+    """A log as one named reader has it: what :class:`.Queue` is for a queue's one consumer. Not
+    thread-safe: its owner serialises the calls."""
 
     def __init__(
         self,

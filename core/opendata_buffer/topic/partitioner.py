@@ -105,10 +105,8 @@ def _heaviest(hashes: npt.NDArray[np.uint32], names: Sequence[int]) -> Indices:
 
 
 def _deciding_bits(names: Sequence[int]) -> int:
-    """The number of highest bits in which all names differ; 33 when two are equal.
-
-    Of two weights the higher one has the bit where their names differ first.
-    """
+    """The number of highest bits in which all names differ; 33 when two are equal. Of two weights
+    the higher one has the bit where their names differ first."""
     shared = (32 - (a ^ b).bit_length() for a, b in pairwise(sorted(names)))
     return 1 + max(shared, default=0)
 
