@@ -36,11 +36,6 @@ DISCOVERY_RECORD = Sidecar(
 )
 
 
-def discovery_record_key(data_path_prefix: str) -> str:
-    """The key of a queue's discovery record."""
-    return f"{data_path_prefix}/{BROKER_RECORD_NAME}"
-
-
 @dataclass(frozen=True, slots=True)
 class DiscoveryRecord:
     """The broker that serves, or the last one that did.
@@ -127,7 +122,7 @@ class Lease:
         self._runtime = runtime
         self._object = CasObject(
             store,
-            discovery_record_key(config.data_path_prefix),
+            f"{config.data_path_prefix}/{BROKER_RECORD_NAME}",
             decode=DiscoveryRecord.from_json,
             encode=DiscoveryRecord.to_json,
             runtime=runtime,
