@@ -286,7 +286,8 @@ class Connection:
         """Sequence of the queue's next entry, as the broker last reported it."""
         self._stats: dict[str, Any] | None = None
         self._sending = False
-        self._over = False
+        self.is_over = False
+        """Whether it has ended; every append on it is answered then."""
         self._abandoned = False
         try:
             channel.send(self._end.prove(self._receive_first()))
@@ -303,11 +304,6 @@ class Connection:
         except BaseException:
             channel.close()
             raise
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended; every append on it is answered then."""
-        return self._over
 
     def show_may_write(self, store: Put, manifest_path: str) -> None:
         """Show the broker, by one small object, that this process may write in the queue. Raises
@@ -329,7 +325,7 @@ class Connection:
             self._await_room(begin_by)
             if self._runtime.monotonic() >= begin_by:
                 return Refused("late")
-            if self._over:
+            if self.is_over:
                 return Refused("unsent")
             valid_s = min(protocol.VALID_MS / 1000, begin_by - self._clock_at)
             lost = Lost(self._next if since is None else since, self._clock_at + valid_s)
@@ -344,7 +340,7 @@ class Connection:
         that does not come within ``timeout`` seconds is :class:`Lost`."""
         with self._condition:
             self._await_room(None)
-            if self._over:
+            if self.is_over:
                 return Refused("unsent")
             request = _Request(Lost(self._next, self._clock_at))
             number = self._enter(request)
@@ -356,7 +352,7 @@ class Connection:
         many are unanswered it waits for room until that time, monotonic seconds."""
         with self._condition:
             self._await_room(until)
-            if self._over or self._is_full():
+            if self.is_over or self._is_full():
                 return False
             number = self._enter(_Request(Lost(self._next, self._clock_at), posted=True))
         return self._transmit({**body, "n": number})
@@ -427,7 +423,7 @@ class Connection:
 
     def _wait_for(self, is_true: Callable[[], bool], until: float | None) -> None:
         """Wait, with the lock, until that is true or the connection has ended."""
-        wait_for(self._runtime, self._condition, lambda: self._over or is_true(), until=until)
+        wait_for(self._runtime, self._condition, lambda: self.is_over or is_true(), until=until)
 
     def _receive_first(self) -> bytes:
         message = self._channel.receive(CONNECT_S)
@@ -440,11 +436,11 @@ class Connection:
         that reads must notice that. False when nothing was sent: the connection had ended, or
         without ``waits`` another thread sends."""
         with self._condition:
-            while self._sending and not self._over:
+            while self._sending and not self.is_over:
                 if not waits:
                     return False
                 self._condition.wait()
-            if self._over:
+            if self.is_over:
                 return False
             # Messages are numbered as they are signed: they must be sent in that order.
             message = self._end.seal(body)
@@ -462,7 +458,7 @@ class Connection:
     def _read(self) -> None:
         asked = False
         try:
-            while not self._over and not self._abandoned:
+            while not self.is_over and not self._abandoned:
                 message = self._channel.receive(SILENCE_S)
                 if message is not None:
                     asked = False
@@ -540,9 +536,9 @@ class Connection:
         return renewed
 
     def _finish(self) -> None:
-        if self._over:
+        if self.is_over:
             return
-        self._over = True
+        self.is_over = True
         self._channel.close()
         for request in self._pending.values():
             if request.answer is None:

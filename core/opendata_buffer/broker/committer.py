@@ -30,7 +30,6 @@ from opendata_buffer.broker.client import (
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import Network, WebSocketNetwork, listen_for
 from opendata_buffer.config import ProducerConfig, QueueConfig
-from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.producer.group_commit import (
     Committer,
@@ -198,7 +197,7 @@ class Discovery:
             except BaseException:
                 connection.close()
                 raise
-        except (ChannelClosed, OpenDataBufferError) as error:
+        except (ChannelClosed, errors.OpenDataBufferError) as error:
             self.reason = str(error)
             self._unreached = True
             log.warning("no broker is reached: %s", error)

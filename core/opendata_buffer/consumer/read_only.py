@@ -52,7 +52,8 @@ class ReadOnlyReader:
         self._marker_checked = False
         self._repeats: Repeats | None = None
         self._cursors: Cursors | None = None
-        self._next_sequence = 0
+        self.next_sequence = 0
+        """What the next appended batch will get, by the manifest that was read last."""
         self._log = Log(store, config, runtime)
         self._view: Manifest | LogView | None = None
 
@@ -102,7 +103,7 @@ class ReadOnlyReader:
             url, end = self.store.url, manifest.next_sequence
             raise QueueReset(ends_before(begin - 1, end, self._queue.key, url))
         self._cursors = self._check_data_loss(Cursors.at(begin), manifest)
-        self._next_sequence = manifest.next_sequence
+        self.next_sequence = manifest.next_sequence
 
     def next_descriptors(self, max: int) -> list[BatchDescriptor]:  # noqa: A002
         """The next entries, at most ``max``, without repeats; fetches nothing."""
@@ -120,7 +121,7 @@ class ReadOnlyReader:
             self._repeats.load()
         before = self._cursors or Cursors.at(manifest.first_sequence)
         cursors = self._check_data_loss(before, manifest)
-        self._next_sequence = manifest.next_sequence
+        self.next_sequence = manifest.next_sequence
         found = self._repeats.described(manifest.entries(cursors.next_hand_out, max))
         self._cursors = cursors.hand_out(found[-1].sequence) if found else cursors
         if repeats := sum(1 for each in found if each.repeats is not None):
@@ -150,11 +151,6 @@ class ReadOnlyReader:
     def last_handed_out_sequence(self) -> int | None:
         """The last sequence handed out; None before the queue's first batch."""
         return None if self._cursors is None else self._cursors.last_handed_out
-
-    @property
-    def next_sequence(self) -> int:
-        """What the next appended batch will get, by the manifest that was read last."""
-        return self._next_sequence
 
     def close(self) -> None:
         """Does nothing: this reader holds nothing."""

@@ -365,18 +365,14 @@ class CasObject(Generic[T]):
         self._changing = queue_retry(
             runtime, settings, retry_on=(_Retry, errors.TransientStorageError), pause=pause
         )
-        self._value: T | None = None
+        self.last_seen: T | None = None
+        """The value as last read or written; None when no object was seen yet."""
         self._version: str | None = None
         self._fresh = False
         self.attempts = 0
         """Conditional writes sent so far."""
         self.conflicts = 0
         """Those that lost a race."""
-
-    @property
-    def last_seen(self) -> T | None:
-        """The value as last read or written; None when no object was seen yet."""
-        return self._value
 
     def read(self) -> T | outcomes.Vanished | None:
         """The value as it is now; None when there is no object, ``Vanished`` when there was one.
@@ -439,8 +435,8 @@ class CasObject(Generic[T]):
             except _LostRace as error:
                 # The deadline has passed, but what the last attempt did must be known.
                 self._read_once()
-                if writes.found_in(self._value, self._version):
-                    return outcomes.Applied(self._value)
+                if writes.found_in(self.last_seen, self._version):
+                    return outcomes.Applied(self.last_seen)
                 reason = str(error)
             except _Retry as error:
                 reason = str(error)
@@ -461,9 +457,9 @@ class CasObject(Generic[T]):
         remembered = self._fresh
         if not remembered:
             self._read_once()
-            if writes.found_in(self._value, self._version):
-                return self._value
-        before = self._value
+            if writes.found_in(self.last_seen, self._version):
+                return self.last_seen
+        before = self.last_seen
         try:
             after = decide(before)
         except Exception:
@@ -491,7 +487,7 @@ class CasObject(Generic[T]):
         outcome = self._store.put_if(self.key, self._encode(after), condition)
         match outcome:
             case outcomes.Applied(written):
-                self._value, self._version, self._fresh = after, written, True
+                self.last_seen, self._version, self._fresh = after, written, True
                 writes.applied()
                 return after
             case outcomes.Vanished() if self._if_unreadable is None:
@@ -512,7 +508,7 @@ class CasObject(Generic[T]):
         except errors.ObjectNotFound as error:
             if self._version is not None and self._if_unreadable is None:
                 raise self._missing() from error
-            self._value = self._version = None
+            self.last_seen = self._version = None
             self._fresh = True
             return None
         except errors.CorruptData as error:
@@ -534,11 +530,11 @@ class CasObject(Generic[T]):
                 value = self._if_unreadable(self._named(fault), version)
             else:
                 value, version = self._decoded(got)
-            if self._check_read is not None and self._value is not None:
-                self._check_read(self._value, value)
-            self._value, self._version = value, version
+            if self._check_read is not None and self.last_seen is not None:
+                self._check_read(self.last_seen, value)
+            self.last_seen, self._version = value, version
         self._fresh = True
-        return self._value
+        return self.last_seen
 
     def _get(self, known: str | None = None) -> Blob | NotModified:
         return self._store.get(self.key, if_changed=known, max_bytes=self._max_bytes)

@@ -399,15 +399,11 @@ class ReaderQueue:
         self._log = Log(store, config, runtime, self.queue_id)
         self._position = position_object(store, config, name, runtime)
         self._manifest: Manifest | None = None
-        self._view: LogView | None = None
+        self.last_seen: LogView | None = None
+        """The view as last read; None when none was."""
         self._checked_at = runtime.monotonic()
         self._moves = Interval(runtime, CHECK_S)
         self._claimed: ReaderPosition | None = None
-
-    @property
-    def last_seen(self) -> LogView | None:
-        """The view as last read; None when none was."""
-        return self._view
 
     def read(self, *, check: bool = False) -> LogView:
         """The log from the reader's position on, with the epoch of the position.
@@ -421,8 +417,8 @@ class ReaderQueue:
             manifest = Manifest.empty()
         now = self._runtime.monotonic()
         due = check or now - self._checked_at >= CHECK_S
-        if self._view is not None and manifest is self._manifest and not due:
-            return self._view
+        if self.last_seen is not None and manifest is self._manifest and not due:
+            return self.last_seen
         index = self._log.last_seen
         if due or index is None or manifest.first_sequence > index.end:
             # Behind the manifest: what left it in between is in the index.
@@ -531,7 +527,7 @@ class ReaderQueue:
 
     def dequeue(self, through_sequence: int, epoch: int) -> LogView:
         """Acknowledge everything up to and including a sequence; repeatable, one small write."""
-        view = self._view
+        view = self.last_seen
         assert view is not None, "claimed first"
         if through_sequence >= view.next_sequence:
             raise errors.InvalidInput(
@@ -564,7 +560,7 @@ class ReaderQueue:
 
     def recent(self) -> list[BatchDescriptor]:
         """The last entries before the position that are kept, to compare later ones with."""
-        view = self._view
+        view = self.last_seen
         assert view is not None, "claimed first"
         before = view.first_sequence
         start = max(0, before - REMEMBERED)
@@ -629,11 +625,11 @@ class ReaderQueue:
     def _seen(self, manifest: Manifest, index: LogIndex, position: ReaderPosition) -> LogView:
         self._manifest = manifest
         first = max(position.next, index.floor)
-        self._view = LogView(
+        self.last_seen = LogView(
             self._log, index, manifest, first, position.epoch, self.key, self._check_current
         )
-        metrics.queue_length.set(self._view.entry_count, self.labels)
-        return self._view
+        metrics.queue_length.set(self.last_seen.entry_count, self.labels)
+        return self.last_seen
 
     def _check_current(self) -> None:
         """Raise where this reader was fenced, or does not count any more."""
