@@ -437,8 +437,7 @@ class Sender:
         self.accumulator = Accumulator(config, runtime)
         self._tasks: list[Task] = []
         self._condition = runtime.condition()
-        self._committer: Committer | None = None
-        self._refusal: BaseException | None = None
+        self._opened: Committer | BaseException | None = None
         try:
             self._start(self._append_all, "opendata-buffer-appender")
             self._start(self._work, "opendata-buffer-worker-0")
@@ -450,8 +449,8 @@ class Sender:
     @property
     def committer(self) -> Committer:
         """Appends the batches."""
-        assert self._committer is not None
-        return self._committer
+        assert not isinstance(self._opened, BaseException | None)
+        return self._opened
 
     def close(self, timeout: float | None) -> None:
         """Complete everything and end the threads; those that wait for the store end later."""
@@ -556,27 +555,20 @@ class Sender:
 
     @locked
     def _claimed(self, outcome: Committer | BaseException) -> None:
-        if isinstance(outcome, BaseException):
-            self._refusal = outcome
-        else:
-            self._committer = outcome
+        self._opened = outcome
         self._condition.notify_all()
 
     @locked
     def _await_claim(self) -> None:
         """Wait until the appender has claimed the queue, at most until the deadline."""
-
-        def is_claimed() -> bool:
-            return self._committer is not None or self._refusal is not None
-
         limit = self._config.timeout_ms / 1000
-        if not wait_for(self._runtime, self._condition, is_claimed, limit):
+        if not wait_for(self._runtime, self._condition, lambda: self._opened, limit):
             raise errors.TransientStorageError(
                 f"store {self._store.url} did not answer within {limit:g} s (timeout_ms):"
                 " check its address and the network. Nothing was produced."
             )
-        if self._refusal is not None:
-            raise self._refusal
+        if isinstance(self._opened, BaseException):
+            raise self._opened
 
     def _append(self, committer: Committer, group: list[Batch]) -> None:
         pause = False

@@ -170,6 +170,10 @@ class Queue:
         self._config = config
         self._runtime = runtime
         self._claim = claim
+        self.queue_id = "" if claim is None else claim.queue_id
+        """The queue's id; empty without a claim."""
+        self.is_log = claim is not None and claim.is_log
+        """Whether the queue was a log when it was claimed."""
         # Sequence and location of the last entry that a change took out.
         self._dropped: tuple[int, str] | None = None
         self._role = {"role": role}
@@ -194,16 +198,6 @@ class Queue:
         self._moved = 0
         self._move_at = Log.most_entries
         self._long = 0
-
-    @property
-    def queue_id(self) -> str:
-        """The queue's id; empty without a claim."""
-        return "" if self._claim is None else self._claim.queue_id
-
-    @property
-    def is_log(self) -> bool:
-        """Whether the queue was a log when it was claimed."""
-        return self._claim is not None and self._claim.is_log
 
     @property
     def attempts(self) -> int:
