@@ -26,7 +26,7 @@ from opendata_buffer.broker.protocol import MAX_REASON_CHARS, parse_metadata
 from opendata_buffer.config import WorkerConfig
 from opendata_buffer.consumer.batches import ConsumedBatch, HasRecords
 from opendata_buffer.consumer.consumer import check_reader
-from opendata_buffer.consumer.fetch import FetchHandle, PooledBatch, read_ahead
+from opendata_buffer.consumer.fetch import FetchHandle, PooledBatch, ReadAhead
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.queue.queue import require_queue
 from opendata_buffer.runtime import Closeable, Moment, Runtime, SystemRuntime
@@ -343,13 +343,13 @@ class Worker(Closeable):
             with self._condition:
                 self._claims[claim.token] = claim
                 self._batches[claim.token] = batch
-        found = read_ahead(
+        found = ReadAhead(
             partial(_attempt, self._fetch.fetch_pooled),
             [descriptor for _, descriptor in made],
             self._decode_or_error,
             runtime=self._runtime,
             adaptive=self._pace,
-        )
+        ).results()
         fetched = []
         try:
             for (batch, _), result in zip(made, found, strict=True):

@@ -13,7 +13,7 @@ interpreter's lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -406,52 +406,19 @@ def fetch_many(
         adaptive = adaptive or fetch.handle.adaptive_concurrency()
         if size_of is None:  # It would be of decoded batches.
             read, decode = fetch.handle.fetch_pooled, fetch.decode
-    return read_ahead(
-        read,
-        descriptors,
-        lambda _, result: result if decode is None else decode(result),
-        concurrency=concurrency,
-        max_in_flight_bytes=max_in_flight_bytes,
-        runtime=runtime,
-        size_of=size_of,
-        adaptive=adaptive,
-    )
-
-
-def read_ahead(
-    read: Callable[[Wanted], R],
-    items: Iterable[Wanted],
-    decode: Callable[[Wanted, R], T],
-    *,
-    concurrency: int | None = None,
-    max_in_flight_bytes: int = DEFAULT_MAX_IN_FLIGHT_BYTES,
-    runtime: Runtime | None = None,
-    size_of: Callable[[R], int] | None = None,
-    adaptive: AdaptiveConcurrency | None = None,
-) -> Generator[T, None, None]:
-    """As :func:`fetch_many`, with reading and decoding given apart.
-
-    ``read`` runs ahead, in several threads; the limit of bytes is that of its results. The caller's
-    thread calls ``decode`` with an item and its result when it takes that.
-    """
     for name, value in (("concurrency", concurrency), ("max_in_flight_bytes", max_in_flight_bytes)):
         if value is not None and value < 1:
             raise errors.InvalidInput(f"{name} is {value!r}: use a whole number of at least 1")
-    wanted = tuple(items)
-    if len(wanted) == 1:
-        # A thread to wait for at once would be pure cost, and most micro-batches are this small.
-        return (decode(each, read(each)) for each in wanted)
-    ahead = _ReadAhead(
+    return ReadAhead(
         read,
-        wanted,
-        decode,
+        tuple(descriptors),
+        lambda _, result: result if decode is None else decode(result),
+        runtime or SystemRuntime(),
+        adaptive or AdaptiveConcurrency(),
         concurrency,
         max_in_flight_bytes,
-        runtime if runtime is not None else SystemRuntime(),
         size_of,
-        adaptive if adaptive is not None else AdaptiveConcurrency(),
-    )
-    return ahead.results()
+    ).results()
 
 
 @dataclass(slots=True)
@@ -469,15 +436,18 @@ class _Done(Generic[R]):
 
 
 @dataclass(eq=False)
-class _ReadAhead(Generic[Wanted, R, T]):
+class ReadAhead(Generic[Wanted, R, T]):
+    """As :func:`fetch_many`, with reading and decoding given apart: ``read`` runs ahead, in several
+    threads, and ``limit`` is of the bytes of its results; the caller's thread decodes."""
+
     read: Callable[[Wanted], R]
-    items: tuple[Wanted, ...]
+    items: Sequence[Wanted]
     decode: Callable[[Wanted, R], T]
-    concurrency: int | None
-    limit: int
     runtime: Runtime
-    size_of: Callable[[R], int] | None
     adaptive: AdaptiveConcurrency
+    concurrency: int | None = None
+    limit: int = DEFAULT_MAX_IN_FLIGHT_BYTES
+    size_of: Callable[[R], int] | None = None
 
     def __post_init__(self) -> None:
         self._changed = self.runtime.condition()
@@ -494,6 +464,11 @@ class _ReadAhead(Generic[Wanted, R, T]):
         self._stopped = False
 
     def results(self) -> Generator[T, None, None]:
+        """The decoded items, in order; called once."""
+        if len(self.items) == 1:
+            # A thread to wait for at once would be pure cost: most micro-batches are this small.
+            yield self.decode(self.items[0], self.read(self.items[0]))
+            return
         try:
             for index in range(len(self.items)):
                 done = self._take(index)

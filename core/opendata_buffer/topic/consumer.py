@@ -15,7 +15,7 @@ from opendata_buffer import errors
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.fetch import AdaptiveConcurrency, PooledBatch, read_ahead
+from opendata_buffer.consumer.fetch import AdaptiveConcurrency, PooledBatch, ReadAhead
 from opendata_buffer.consumer.isolation import READ_COMMITTED
 from opendata_buffer.consumer.loop import BatchLoop
 from opendata_buffer.consumer.position import Position
@@ -289,13 +289,13 @@ class TopicConsumer(BatchLoop):
     ) -> Generator[ConsumedBatch | ArrowBatch]:
         """Fetch batches ahead; they stay in ``ready`` until they are delivered."""
         readers = {id(descriptor): self._readers[name] for name, descriptor in batches}
-        fetched = read_ahead(
+        fetched = ReadAhead(
             lambda descriptor: readers[id(descriptor)].read(descriptor),
             [descriptor for _, descriptor in batches],
             lambda each, stored: readers[id(each)].decode(stored, arrow=arrow),
             runtime=self._runtime,
             adaptive=self._pace,
-        )
+        ).results()
         with closing(fetched):
             for name, _ in batches:
                 self._last = name  # also after an error, so that the other partitions come first

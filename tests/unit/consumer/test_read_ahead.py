@@ -18,8 +18,8 @@ from opendata_buffer.consumer.fetch import (
     ContiguousRun,
     FetchHandle,
     PooledBatch,
+    ReadAhead,
     fetch_many,
-    read_ahead,
 )
 from opendata_buffer.errors import BatchMissing, InvalidInput
 from opendata_buffer.formats.batch import Compression, encode_batch
@@ -377,8 +377,14 @@ def test_one_descriptor_needs_no_thread() -> None:
     assert list(results) == [None]
     assert threads == [threading.current_thread().name]
     assert list(fetch_many(lambda each: each, [])) == []
-    apart = read_ahead(lambda each: each.sequence, _descriptors(1), lambda each, read: (each, read))
-    assert list(apart) == [(_descriptors(1)[0], 0)]
+    apart = ReadAhead(
+        lambda each: each.sequence,
+        _descriptors(1),
+        lambda each, read: (each, read),
+        SystemRuntime(),
+        AdaptiveConcurrency(),
+    )
+    assert list(apart.results()) == [(_descriptors(1)[0], 0)]
 
 
 class Handle(FetchHandle):
