@@ -49,23 +49,18 @@ FORGETTING = 1.01
 
 class AdaptiveConcurrency:
     """Whether fetches wait for their store, and how many at once hide the wait; kept from one read
-    to the next. A store that is ``declared`` near stays so, of others the waits are measured."""
+    to the next. A ``store`` of files is near, of others the waits are measured."""
 
-    def __init__(self, *, declared: bool = False) -> None:
-        self.near: bool | None = True if declared else None
+    def __init__(self, store: object = None) -> None:
+        self._declared = isinstance(store, Files)
+        self.near: bool | None = True if self._declared else None
         """Fetches hardly wait; None while nothing is known."""
         self.largest: int | None = None
         """Bytes of the largest result so far; None while nothing is known."""
-        self._declared = declared
         self._strikes = 0
         self._shortest: float | None = None
         self._worked = 0.0
         self._decoded = 0.0
-
-    @classmethod
-    def of(cls, store: object) -> AdaptiveConcurrency:
-        """For a new read of this store."""
-        return cls(declared=isinstance(store, Files))
 
     @property
     def threads(self) -> int:
@@ -237,7 +232,7 @@ class FetchHandle:
 
     def adaptive_concurrency(self) -> AdaptiveConcurrency:
         """What reading ahead of this store begins with; keep it where there are several reads."""
-        return AdaptiveConcurrency.of(self._store)
+        return AdaptiveConcurrency(self._store)
 
     @property
     def fetch(self) -> Fetch[ConsumedBatch]:

@@ -172,7 +172,7 @@ class TopicConsumer(BatchLoop):
         self._drain_at = 0.0
         self._sealed: set[str] = set()
         """Sealed partitions that are not removed from the topic yet."""
-        self._pace = AdaptiveConcurrency.of(topic.store)
+        self._pace = AdaptiveConcurrency(topic.store)
         self._fetched: Generator[ConsumedBatch | ArrowBatch] | None = None
         """The batches that are fetched ahead, in the order of delivery."""
         self._as_arrow = False
