@@ -126,14 +126,10 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """One producer's batches in one queue that are neither committed nor rolled back.
+    """One producer's ``batches`` in one queue that are neither committed nor rolled back.
 
-    Attributes:
-        first_sequence: Of the first batch; no entry from it on can be acknowledged.
-        first_clock: An acknowledgement with a clock below it rolls back.
-        last_clock: An acknowledgement with a clock beyond it commits.
-        batches: Their number, without duplicates.
-        txn: App and batch number, where the first batch's name has them.
+    No entry from ``first_sequence`` on can be acknowledged. An acknowledgement with a clock below
+    ``first_clock`` rolls back, one beyond ``last_clock`` commits. ``txn`` is of the first batch.
     """
 
     first_sequence: int

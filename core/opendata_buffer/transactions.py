@@ -118,11 +118,9 @@ def _undecided(manifest: Manifest, prefix: str, since: int) -> dict[bytes, Undec
 class MarkerWriter:
     """Writes markers into the queues of a topic, several queues at once. Not thread-safe.
 
-    Args:
-        store, config, runtime: Of the topic.
-        queue_of: The queue of a partition, by its name; each is used by one thread at a time.
-        ahead_ms: How far the names of the markers' batches are ahead of time: the collector's
-            grace period, so that they outlive a pause of this process before they are appended.
+    ``queue_of`` gives a partition's queue, which one thread at a time uses. The names of markers'
+    batches are ``ahead_ms`` ahead of time, the collector's grace period: so they outlive a pause of
+    this process before they are appended.
     """
 
     def __init__(

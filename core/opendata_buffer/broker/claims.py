@@ -71,16 +71,11 @@ class ClaimHolder:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The claims of one queue.
+    """The claims of one queue, valid under one ``epoch`` of the manifest.
 
-    Attributes:
-        epoch: The manifest's epoch under which they are valid; another one fenced the broker.
-        frontier: Sequence of the first batch that is not done.
-        tokens: Tokens drawn so far.
-        held: Claimed batches.
-        done: Finished batches beyond the frontier.
-        deliveries: How often each unfinished batch was handed out, if it ever was.
-        queue: Id of the queue that the sequences are of; empty where it has none.
+    ``frontier`` is the first batch that is not done, ``done`` are batches beyond it, ``held`` those
+    that are claimed. ``deliveries`` counts how often each unfinished batch was handed out, if ever,
+    ``tokens`` those drawn so far. ``queue`` is the id of the queue, empty where it has none.
     """
 
     epoch: int

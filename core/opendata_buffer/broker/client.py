@@ -256,10 +256,9 @@ class Channel(Protocol):
 
 
 class Connection:
-    """A connection after its handshake. Thread-safe; one thread of its own reads.
+    """A connection after its handshake, over a new ``channel``. Thread-safe; a thread of its own
+    reads. Before :meth:`show_may_write` the broker takes no request but :meth:`stats`.
 
-    Nothing was received from ``channel`` yet; ``random`` are :data:`.NONCE_BYTES` for this
-    connection alone. Before :meth:`show_may_write` the broker takes no request but :meth:`stats`.
     Raises ChannelClosed where the other side ends it or sends nothing, ProtocolError where it is
     not the announced broker.
     """

@@ -128,11 +128,8 @@ class WebSocketNetwork:
 
 
 def listen_for(store: Store) -> Listen:
-    """Where a broker listens by default: at the address that it announces, and no other.
-
-    A loopback address in the record of a queue that machines share would mean another process on
-    each of them: refused there, the broker would be replaced.
-    """
+    """Where a broker listens by default: at the address that it announces, and no other. A loopback
+    address, of a queue that machines share, would mean another process on each of them."""
     on_one_machine = store.url.startswith(("file://", "memory://"))
     return Listen() if on_one_machine else Listen(host=own_address())
 

@@ -292,8 +292,7 @@ class ReadCommitted:
     Args:
         data_path_prefix: The queue's data prefix; batches elsewhere have no identity.
         isolation: ``read_committed``; or ``read_uncommitted``, which delivers everything but
-            acknowledgements at once: undecided and rolled back batches, duplicates and repeats
-            as well. It holds nothing back, and remembers only what it was made from.
+            acknowledgements at once, and remembers only what it was made from.
         buffer: Undecided messages that are kept; of larger transactions the beginning is read
             again from the manifest when they are decided.
     """
@@ -367,10 +366,8 @@ class ReadCommitted:
         return next_sequence if pending is None else min(pending, next_sequence)
 
     def skip(self, sequence: int, location: str) -> None:
-        """Instead of :meth:`offer`, for an entry whose object is gone and that was passed by.
-
-        A repeat of a message counts then, as of a transaction (:meth:`.TransactionFilter.skip`).
-        ``InvalidInput`` for an acknowledgement: it needs no object, and others wait for it.
+        """Instead of :meth:`offer`, for an entry whose object is gone: its repeat counts
+        (:meth:`.TransactionFilter.skip`). ``InvalidInput`` for an acknowledgement, which has none.
         """
         if self._isolation == READ_UNCOMMITTED:
             return
@@ -382,10 +379,8 @@ class ReadCommitted:
         self._transactions.skip(sequence, location)
 
     def lost(self, through: int) -> None:
-        """Sequences up to and including ``through`` are gone, and their names are unknown.
-
-        Transactions that were open are given up, because the acknowledgement may be gone, too. Of
-        one that goes on behind them the rest is delivered when it is committed.
+        """Sequences up to and including ``through`` are gone, and their names are unknown: open
+        transactions are given up. Of one that goes on the rest is delivered when it is committed.
         """
         if self._isolation == READ_UNCOMMITTED:
             return

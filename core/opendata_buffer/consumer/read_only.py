@@ -22,14 +22,9 @@ from opendata_buffer.stores.base import Store
 
 
 class ReadOnlyReader:
-    """The manifest of one queue, and a position in it that only this reader knows.
-
-    Making one costs no request. Not thread-safe.
-
-    Args:
-        allow_data_loss: Continue behind lost entries, with a warning, instead of raising
-            ``DataLoss``.
-        advice: What the user can do about lost entries, as a sentence for the error.
+    """The manifest of one queue, and a position in it that only this reader knows; making one costs
+    no request. Behind lost entries it goes on with a warning, or raises ``DataLoss`` with the
+    ``advice``, a sentence. Not thread-safe.
     """
 
     def __init__(
@@ -58,12 +53,9 @@ class ReadOnlyReader:
         self._view: Manifest | LogView | None = None
 
     def find(self) -> Manifest | None:
-        """The manifest as it is now; None where the queue was never created.
-
-        Costs one conditional read. Raises ``QueueReset`` where the manifest vanished or went
-        backwards, since the last read or by the owner marker, which is not read with
-        ``allow_data_loss``.
-        """
+        """The manifest as it is now; None where the queue was never created. ``QueueReset`` where
+        it vanished or went backwards, since the last read or by the owner marker, which is not read
+        with ``allow_data_loss``."""
         manifest = self._queue.read()
         if manifest is None and not self._marker_checked and not self._allow_data_loss:
             claim = check_owner(self.store, self.config, runtime=self.runtime)

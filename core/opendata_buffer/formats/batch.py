@@ -85,10 +85,9 @@ class Transaction:
 class BatchLocation:
     """The parts of a batch object's name.
 
-    ``ulid`` is that of the batch, or of the run of the producer that wrote it. ``timestamp_ms`` is
-    its time, milliseconds since the Unix epoch, by the writer's clock; a run's batches may be much
-    younger. ``message`` is a version 1 UUID, as :func:`.parse_uuid` reads it. It alone decides when
-    the batch counts; ``txn`` beside it only names the writer.
+    ``ulid`` is that of the batch, or of the run of its producer, and ``timestamp_ms`` its time in
+    milliseconds since the Unix epoch; a run's batches may be much younger. ``message``, as
+    :func:`.parse_uuid` reads it, decides when the batch counts; ``txn`` then only names the writer.
     """
 
     ulid: str

@@ -188,15 +188,11 @@ class Committer(Protocol):
         caller that puts its append together only then gets all of it into one write."""
 
     def append(self, entries: Sequence[NewEntry], *, begin_by: float) -> int:
-        """Append entries in one write: contiguous, in order, all or none. Blocks.
+        """Append entries, at least one, in one write: contiguous, in order, all or none. Blocks,
+        and returns the first sequence. No write begins after ``begin_by``, monotonic seconds.
 
         Idempotent by location: what has landed is not appended again. A caller makes one append
-        at a time; appends of several callers land in any order. Returns the first entry's sequence.
-
-        Args:
-            entries: At least one.
-            begin_by: Monotonic seconds after which no write of it may begin: an append that waits
-                until then is refused.
+        at a time; appends of several callers land in any order.
 
         Raises:
             Conflict, QueueFull, TransientStorageError: Surely nothing was appended, and it may

@@ -397,9 +397,8 @@ class CasObject(Generic[T]):
             decide: From the value as it is to the value as it shall be; the same object for no
                 write. It must be pure: it is called once per attempt.
             proof: Recognises a change that must not be applied twice; None if it may be.
-            from_memory: Begin with the value as last seen, without reading it. Saves a request
-                when this process alone writes, and costs a lost race otherwise. A remembered
-                value never is the reason to refuse a change, or not to write.
+            from_memory: Begin with the value as last seen, without reading it. That never is the
+                reason to refuse a change, or not to write.
         """
         with deadline(self._runtime, self._deadline_s + LAST_READ_S):
             return self._update(decide, proof, from_memory)

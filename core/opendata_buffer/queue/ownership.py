@@ -173,10 +173,7 @@ class PrefixOwner:
 
 class QueueClaim:
     """A data prefix that was claimed for a queue, and what its marker remembers of the manifest.
-
-    Not thread-safe: it belongs to the queue object that notes in it. ``queue_id`` is a ULID, and
-    empty for a marker that has none.
-    """
+    Not thread-safe: it belongs to the queue object that notes in it."""
 
     def __init__(
         self,
@@ -271,15 +268,13 @@ def claim_for_writing(
 ) -> QueueClaim:
     """Claim a queue before the first write to it; may be repeated.
 
-    ``grace_ms`` is the grace period of a queue that has none yet; one that contradicts the queue's
-    own is logged. Where there is neither manifest nor marker it raises what ``missing`` returns,
-    before it writes anything; None creates the queue.
+    ``grace_ms`` is the grace period of a queue that has none yet. Where there is neither manifest
+    nor marker it raises what ``missing`` returns; None creates the queue.
 
     Raises ``UnsafeStore`` where the store does not honour conditional writes (failure F12),
     ``PrefixConflict`` where the data prefix belongs to another queue, ``InvalidInput`` where a new
     queue would lie inside or around another's prefix (failure F7), ``QueueReset`` where the
-    manifest is behind what the marker has seen (failure F4). With ``recreate`` that queue gets a
-    new id instead, and starts over: batches that waited in the old one are not delivered.
+    manifest is behind what the marker has seen (failure F4), unless it is to ``recreate`` that.
     """
     runtime = runtime if runtime is not None else SystemRuntime()
     with deadline(runtime, config.timeout_ms / 1000):

@@ -259,12 +259,9 @@ class Queue:
             makes_room: The entries let consumers acknowledge others, as transaction markers do:
                 refused at ``max_manifest_bytes``, they would keep the queue full for ever.
 
-        Raises:
-            QueueFull: The manifest would outgrow ``max_manifest_bytes``.
-            Conflict: Every attempt lost its race until the deadline.
-            CommitStateUnknown: The group may have been appended and dequeued since, or storage
-                stopped answering. After any other error nothing was appended.
-            Drained: The queue was sealed.
+        Raises ``QueueFull``, ``Conflict`` where every attempt lost its race until the deadline,
+        ``Drained`` where the queue was sealed, ``CommitStateUnknown`` where the group may have been
+        appended. After any other error nothing was.
         """
         if not entries:
             raise errors.InvalidInput("append of no entries: give at least one")
