@@ -295,15 +295,7 @@ def record_object(
     store: CasStore, prefix: str, app: str, runtime: Runtime, settings: QueueConfig
 ) -> CasObject[CommitRecord]:
     """An app's commit record in the store; ``prefix`` is that of :func:`record_key`."""
-    return CasObject(
-        store,
-        record_key(prefix, app),
-        decode=CommitRecord.from_json,
-        encode=CommitRecord.to_json,
-        runtime=runtime,
-        settings=settings,
-        sidecar=RECORD,
-    )
+    return RECORD.cas_object(CommitRecord, store, record_key(prefix, app), runtime, settings)
 
 
 def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitRecord | None:

@@ -21,7 +21,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import OpenDataBufferError
 from opendata_buffer.formats.batch import BROKER_RECORD_NAME
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar
+from opendata_buffer.queue.cas import CasStore, Sidecar
 from opendata_buffer.runtime import Runtime, deadline, wait_for
 from opendata_buffer.stores.base import Put
 
@@ -120,17 +120,13 @@ class Lease:
         self, store: CasStore, config: QueueConfig, runtime: Runtime, *, deadline_ms: int = 5_000
     ) -> None:
         self._runtime = runtime
-        self._object = CasObject(
+        self._object = DISCOVERY_RECORD.cas_object(
+            DiscoveryRecord,
             store,
             f"{config.data_path_prefix}/{BROKER_RECORD_NAME}",
-            decode=DiscoveryRecord.from_json,
-            encode=DiscoveryRecord.to_json,
-            runtime=runtime,
-            settings=config.with_timeout(min(deadline_ms, config.timeout_ms)),
-            sidecar=DISCOVERY_RECORD,
-            if_unreadable=lambda error, version: DiscoveryRecord(
-                0, version, "", b"", fault=str(error)
-            ),
+            runtime,
+            config.with_timeout(min(deadline_ms, config.timeout_ms)),
+            if_unreadable=lambda error, at: DiscoveryRecord(0, at, "", b"", fault=str(error)),
         )
 
     def read(self) -> DiscoveryRecord | None:

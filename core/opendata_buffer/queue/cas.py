@@ -109,6 +109,21 @@ class Sidecar:
             # Names that an operating system gives need not be text: those go in escapes.
             return json.dumps(fields).encode() + b"\n"
 
+    def cas_object(
+        self,
+        kind: type[T],
+        store: CasStore,
+        key: str,
+        runtime: Runtime,
+        settings: QueueConfig,
+        **options: Any,
+    ) -> CasObject[T]:
+        """The object at a key, whose value has ``to_json()`` and is made by ``from_json()``."""
+        codec: Any = kind
+        read, write = codec.from_json, codec.to_json
+        options |= {"decode": read, "encode": write, "runtime": runtime, "settings": settings}
+        return CasObject(store, key, sidecar=self, **options)
+
     def unreadable(self, problem: str) -> errors.CorruptData:
         """The error about an object that cannot be read: what is wrong, and what to do."""
         return errors.CorruptData(f"{self.name} is not readable: {problem}. {self.remedy}")

@@ -39,7 +39,6 @@ from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.messages import undecided
 from opendata_buffer.queue.cas import (
     LARGEST,
-    CasObject,
     CasStore,
     Sidecar,
     SidecarFields,
@@ -332,15 +331,7 @@ class Log:
         self._config = config
         self._runtime = runtime
         self.queue_id = queue_id
-        self._object = CasObject(
-            store,
-            index_key(config),
-            decode=LogIndex.from_json,
-            encode=LogIndex.to_json,
-            runtime=runtime,
-            settings=config,
-            sidecar=INDEX,
-        )
+        self._object = INDEX.cas_object(LogIndex, store, index_key(config), runtime, config)
         self._page = lru_cache(_PAGES)(partial(_read_page, store, config))
         self._segment = lru_cache(_SEGMENTS)(partial(_read_segment, store, config))
 

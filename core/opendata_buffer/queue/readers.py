@@ -171,15 +171,8 @@ def _update_note(
 
 
 def _note_object(store: CasStore, config: QueueConfig, runtime: Runtime) -> CasObject[ConsumerInfo]:
-    return CasObject(
-        store,
-        f"{config.data_path_prefix}/{_NOTE_NAME}",
-        decode=ConsumerInfo.from_json,
-        encode=ConsumerInfo.to_json,
-        runtime=runtime,
-        settings=config,
-        sidecar=_NOTE,
-    )
+    key = f"{config.data_path_prefix}/{_NOTE_NAME}"
+    return _NOTE.cas_object(ConsumerInfo, store, key, runtime, config)
 
 
 _POSITION = Sidecar(
@@ -251,15 +244,8 @@ def position_object(
     store: CasStore, config: QueueConfig, name: str, runtime: Runtime
 ) -> CasObject[ReaderPosition]:
     """The position of one reader."""
-    return CasObject(
-        store,
-        position_key(config, name),
-        decode=ReaderPosition.from_json,
-        encode=ReaderPosition.to_json,
-        runtime=runtime,
-        settings=config,
-        sidecar=_POSITION,
-    )
+    key = position_key(config, name)
+    return _POSITION.cas_object(ReaderPosition, store, key, runtime, config)
 
 
 def read_positions(

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from opendata_buffer import errors, outcomes
 from opendata_buffer.config import DEFAULT_DATA_PATH_PREFIX, QueueConfig
-from opendata_buffer.queue.cas import CasObject
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.ownership import (
     LISTED_BELOW,
@@ -65,15 +64,8 @@ class Topic:
         self.records = TOPIC_FOLDER
         self._settings = settings
         self._runtime = runtime
-        self._object = CasObject(
-            store,
-            TOPIC_KEY,
-            decode=TopicDescription.from_json,
-            encode=TopicDescription.to_json,
-            runtime=runtime,
-            settings=settings,
-            sidecar=DESCRIPTION,
-            check_read=self._check_same,
+        self._object = DESCRIPTION.cas_object(
+            TopicDescription, store, TOPIC_KEY, runtime, settings, check_read=self._check_same
         )
 
     @classmethod
