@@ -146,15 +146,16 @@ class Footer(NamedTuple):
             )
         # failure F16: bytes without a count would be dropped unread.
         if count * LEAST_SIZE > body or (count == 0 and body):
-            raise CorruptManifest(
-                f"manifest counts {count} entries but they have {body} bytes. {REMEDY}"
-            )
+            raise _corrupt(f"manifest counts {count} entries but they have {body} bytes")
         if count > next_sequence:
-            raise CorruptManifest(
-                f"manifest counts {count} entries but its next sequence is {next_sequence}. "
-                f"{REMEDY}"
+            raise _corrupt(
+                f"manifest counts {count} entries but its next sequence is {next_sequence}"
             )
         return cls(count, next_sequence, epoch)
+
+
+def _corrupt(fault: str) -> CorruptManifest:
+    return CorruptManifest(f"{fault}. {REMEDY}")
 
 
 def _no_footer(data: bytes) -> CorruptManifest:
@@ -485,9 +486,8 @@ def with_queue_in_hint(text: str, arguments: str) -> str:
 
 
 def _left_over(size: int, count: int) -> CorruptManifest:
-    return CorruptManifest(
-        f"manifest has {size} bytes after its {count} entries: the footer's count is too small. "
-        f"{REMEDY}"
+    return _corrupt(
+        f"manifest has {size} bytes after its {count} entries: the footer's count is too small"
     )
 
 
@@ -509,14 +509,14 @@ def check_transition(before: Manifest, after: Manifest) -> None:
 def _bad_header(at: int, length: int, sequence: int, expected: int, body: int) -> CorruptManifest:
     """The error about an entry whose length or sequence is wrong."""
     if length < FIXED_SIZE or at + 4 + length > body:
-        return CorruptManifest(
+        return _corrupt(
             f"manifest entry {expected} at byte {at} claims {length} bytes of the "
-            f"{max(body - at - 4, 0)} left, and needs at least {FIXED_SIZE}. {REMEDY}"
+            f"{max(body - at - 4, 0)} left, and needs at least {FIXED_SIZE}"
         )
     # failure F28: a gap is undetected loss, a repeat is a duplicate.
-    return CorruptManifest(
+    return _corrupt(
         f"manifest entry at byte {at} has sequence {sequence}, expected {expected}: sequences are "
-        f"contiguous up to the footer's next sequence. {REMEDY}"
+        "contiguous up to the footer's next sequence"
     )
 
 
@@ -531,26 +531,25 @@ def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[BatchDe
         raise _bad_header(at, length, sequence, expected, body)
     position = at + _HEAD.size
     if location_size > end - position - 4:
-        raise CorruptManifest(
+        raise _corrupt(
             f"manifest entry {sequence} has a location of {location_size} bytes but "
-            f"{end - position - 4} are left in it. {REMEDY}"
+            f"{end - position - 4} are left in it"
         )
     encoded = raw[position : position + location_size]
     try:
         location = encoded.decode()
     except UnicodeDecodeError as error:
-        raise CorruptManifest(
-            f"manifest entry {sequence} has a location that is not UTF-8: {encoded[:80]!r}. "
-            f"{REMEDY}"
+        raise _corrupt(
+            f"manifest entry {sequence} has a location that is not UTF-8: {encoded[:80]!r}"
         ) from error
     position += location_size
     (count,) = _U32.unpack_from(raw, position)
     position += 4
     # failure F17: a 40-byte manifest may claim 4 billion items. Each one needs 16 bytes.
     if count * _META.size > end - position:
-        raise CorruptManifest(
+        raise _corrupt(
             f"manifest entry {sequence} counts {count} metadata items but has {end - position} "
-            f"bytes for them. {REMEDY}"
+            "bytes for them"
         )
     items: list[Metadata] = []
     for index in range(count):
@@ -565,17 +564,16 @@ def decode_entry(raw: bytes, at: int, expected: int, body: int) -> tuple[BatchDe
         items.append(Metadata(start_index, time_ms, raw[position : position + size]))
         position += size
     if position != end:
-        raise CorruptManifest(
-            f"manifest entry {sequence} has {end - position} bytes after its {count} metadata "
-            f"items. {REMEDY}"
+        raise _corrupt(
+            f"manifest entry {sequence} has {end - position} bytes after its {count} metadata items"
         )
     return BatchDescriptor(sequence, location, tuple(items)), end
 
 
 def _bad_item(sequence: int, index: int, count: int, part: str, left: int) -> CorruptManifest:
-    return CorruptManifest(
+    return _corrupt(
         f"manifest entry {sequence}, metadata item {index} of {count}: its {part} does not fit "
-        f"the {left} bytes left in the entry. {REMEDY}"
+        f"the {left} bytes left in the entry"
     )
 
 
