@@ -63,7 +63,8 @@ class BatchLoop(Closeable):
         """As :meth:`next_batch`, without blocking the event loop. May be cancelled: the next call
         gets the batch that was under way."""
         until = None if timeout is None else self._runtime.monotonic() + timeout
-        for pause_s in _pauses():
+        pause_s = FIRST_POLL_S
+        while True:
             if self._cancelled is not None:  # its batch comes before the next one
                 await asyncio.wait([self._cancelled])
             call = asyncio.ensure_future(asyncio.to_thread(self._take, arrow=False))
@@ -77,7 +78,7 @@ class BatchLoop(Closeable):
             if batch is not None or left <= 0:
                 return batch
             await asyncio.sleep(left)
-        raise AssertionError("pauses do not end")
+            pause_s = min(2 * pause_s, MOST_POLL_S)
 
     def __iter__(self) -> Iterator[ConsumedBatch]:
         """Batch after batch; it waits for the next one, and ends when the consumer is closed."""
@@ -101,14 +102,15 @@ class BatchLoop(Closeable):
 
     def _next_within(self, timeout: float | None, *, arrow: bool) -> Any:
         until = None if timeout is None else self._runtime.monotonic() + timeout
-        for pause_s in _pauses():
+        pause_s = FIRST_POLL_S
+        while True:
             batch = self._take(arrow=arrow)
             left = pause_s if until is None else min(pause_s, until - self._runtime.monotonic())
             if batch is not None or left <= 0:
                 return batch
             with self._lock:
                 wait_for(self._runtime, self._lock, lambda: self._closed, left)
-        raise AssertionError("pauses do not end")
+            pause_s = min(2 * pause_s, MOST_POLL_S)
 
     def _take(self, *, arrow: bool) -> Any:
         if not self._returned:
@@ -122,10 +124,3 @@ class BatchLoop(Closeable):
             batch = call.result()
             if batch is not None:
                 self._returned.append(batch)
-
-
-def _pauses() -> Iterator[float]:
-    pause_s = FIRST_POLL_S
-    while True:
-        yield pause_s
-        pause_s = min(2 * pause_s, MOST_POLL_S)
