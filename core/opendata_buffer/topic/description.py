@@ -29,9 +29,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound
+from opendata_buffer.errors import InvalidInput
 from opendata_buffer.queue.cas import Sidecar, SidecarFields
-from opendata_buffer.queue.ownership import PARTITION_NAME, TOPIC_KEY
+from opendata_buffer.queue.ownership import PARTITION_NAME, TOPIC_KEY, exists
 from opendata_buffer.stores.base import Get
 
 DESCRIPTION = Sidecar(
@@ -75,13 +75,7 @@ def fnv1a(data: bytes) -> int:
 
 def is_topic(store: Get) -> bool:
     """Whether there is a topic at the store's root, by one small read."""
-    try:
-        store.get(TOPIC_KEY, max_bytes=DESCRIPTION.max_bytes)
-    except ObjectNotFound:
-        return False
-    except CorruptData:
-        return True  # there is one, and it is too large to be read
-    return True
+    return exists(store, TOPIC_KEY)
 
 
 def name_of(number: int, slot: int) -> str:
