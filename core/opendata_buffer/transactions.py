@@ -37,14 +37,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from opendata_buffer import outcomes
+from opendata_buffer import errors, outcomes
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import (
-    InvalidInput,
-    OpenDataBufferError,
-    Superseded,
-    TransientStorageError,
-)
 from opendata_buffer.formats.batch import Transaction, batch_key, encode_batch, later_ulid
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.messages import ACK_TXN, FINAL, Undecided, build_uuid, undecided
@@ -309,7 +303,7 @@ def claimed(record: CommitRecord | None, app: str, query: str | None) -> CommitR
         return replace(record, query=query)
     if record.query != query:
         done = f"its batches up to {record.batch}" if record.batch >= 0 else "nothing yet"
-        raise InvalidInput(
+        raise errors.InvalidInput(
             f"txnAppId {app!r} belongs to query {record.query}, which has written {done}; this is "
             f"query {query}. Both count their batches from 0, so batches of one would be taken "
             "for repeats of the other's and be lost. Give this query a txnAppId of its own. A "
@@ -369,7 +363,7 @@ class OwnedRecord:
 
         outcome = self._object.update(change)
         if not isinstance(outcome, outcomes.Applied) or outcome.value is None:
-            raise TransientStorageError(
+            raise errors.TransientStorageError(
                 f"commit record {self.key!r} could not be written: {outcome}. Nothing "
                 "was appended; start the query again."
             )
@@ -499,7 +493,7 @@ class TransactionCoordinator:
                 # The run that committed the batch was killed before it had rolled back the
                 # others; or it lives and writes its next batch. Only a claim distinguishes them:
                 # in the second case it makes that run fail.
-                with suppress(Superseded):  # a run that claimed meanwhile does the same
+                with suppress(errors.Superseded):  # a run that claimed meanwhile does the same
                     self.recover(txn.app, query, partitions)
             return False
         self._owned[txn.app] = owned
@@ -515,7 +509,7 @@ class TransactionCoordinator:
         owned, record, ended = self._claim(app, _ANY_BATCH, query, partitions)
         if owned.roll_backs:
             if not owned.is_owned():
-                raise Superseded(app, record.batch + 1)
+                raise errors.Superseded(app, record.batch + 1)
             ended += self._end(owned, {})
         self._owned[app] = owned
         return ended
@@ -552,10 +546,10 @@ class TransactionCoordinator:
             owned.note_undecided(name, self._queue_of(name).last_seen, but=attempt.producer)
         try:
             outcome = owned.decide(batch, producer, attempt.intents, attempt.positions)
-        except TransientStorageError as error:
+        except errors.TransientStorageError as error:
             outcome = outcomes.Unknown(str(error))
         if isinstance(outcome, outcomes.Unknown):
-            raise TransientStorageError(
+            raise errors.TransientStorageError(
                 f"whether {attempt.txn} was committed is not known: its commit record "
                 f"{owned.key!r} may or may not have been written ({outcome.reason}). Start the "
                 "query, or open the publisher, again: it reads the record, and completes or "
@@ -569,8 +563,8 @@ class TransactionCoordinator:
         if found is Verdict.REPEATED:
             return False
         if isinstance(outcome, outcomes.Applied):
-            raise Superseded(app, batch)
-        raise TransientStorageError(
+            raise errors.Superseded(app, batch)
+        raise errors.TransientStorageError(
             f"{attempt.txn} was not committed: its commit record {owned.key!r} could not "
             f"be written ({outcome}). Nothing of it is visible; start the query again."
         )
@@ -597,7 +591,7 @@ class TransactionCoordinator:
         marker = TransactionMarker(attempt.producer, ROLL_BACK, attempt.txn)
         try:
             self.markers.write({name: [marker] for name in attempt.intents})
-        except OpenDataBufferError as error:
+        except errors.OpenDataBufferError as error:
             log.warning("%s is not rolled back everywhere yet: %s", attempt.txn, error)
 
     def forget(self, app: str) -> None:
@@ -606,7 +600,7 @@ class TransactionCoordinator:
         key = record_key(self._folder, app)
         try:
             failures: object = self._store.delete_many([key])
-        except OpenDataBufferError as error:
+        except errors.OpenDataBufferError as error:
             failures = error
         if failures:
             log.warning("commit record %s was not deleted: %s", key, failures)

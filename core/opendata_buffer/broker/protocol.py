@@ -47,13 +47,6 @@ from typing import Any, Self, TypeAlias
 
 from opendata_buffer import errors
 from opendata_buffer.config import check_reader_name
-from opendata_buffer.errors import (
-    InvalidInput,
-    OpenDataBufferError,
-    PermanentStorageError,
-    StorageError,
-    TransientStorageError,
-)
 from opendata_buffer.formats.batch import MAX_KEY_BYTES, is_confined, is_ulid
 from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.runtime import Moment, Runtime, deadline
@@ -94,7 +87,7 @@ CHECK_S = 3.0
 _SUFFIX_BYTES = len("._clients/") + 26
 
 
-class ProtocolError(OpenDataBufferError):
+class ProtocolError(errors.OpenDataBufferError):
     """The other side is no broker or client of this queue, or speaks another version."""
 
 
@@ -302,7 +295,7 @@ class WriteProofs:
         try:
             if left := self._store.list(self._folder, limit=1_000).objects:
                 self._store.delete_many([each.key for each in left])
-        except StorageError as error:
+        except errors.StorageError as error:
             log.info("what is left in %s stays there: %s", self._folder, error)
 
     def check(self, name: str, expected: bytes, answer: Callable[[Exception | None], None]) -> None:
@@ -319,13 +312,15 @@ class WriteProofs:
                 with deadline(self._runtime, CHECK_S):
                     found = read_bytes(self._store, key, 2 * len(expected))
                 if not hmac.compare_digest(found, expected):
-                    error = PermanentStorageError(f"{key!r} was not written for this connection")
+                    error = errors.PermanentStorageError(
+                        f"{key!r} was not written for this connection"
+                    )
             except Exception as failed:  # Also a bug's: the client waits for an answer.
                 error = failed
             with self._lock:
                 self._under_way -= 1
             answer(error)
-            with suppress(StorageError):  # The next broker deletes what is left.
+            with suppress(errors.StorageError):  # The next broker deletes what is left.
                 self._store.delete_many([key])
 
         try:
@@ -335,7 +330,7 @@ class WriteProofs:
         except RuntimeError as failed:  # Also where no thread is left.
             with self._lock:
                 self._under_way -= 1
-            answer(TransientStorageError(f"{failed}. Try again."))
+            answer(errors.TransientStorageError(f"{failed}. Try again."))
 
 
 VALID_MS = 2_000
@@ -499,7 +494,7 @@ def moment_of(clock: Any) -> Moment:
 def error_body(error: BaseException) -> Body:
     """An error as a message carries it: its name, its text, and the values it names."""
     name = type(error).__name__
-    if not isinstance(error, OpenDataBufferError) or name not in errors.__all__:
+    if not isinstance(error, errors.OpenDataBufferError) or name not in errors.__all__:
         return {"name": "OpenDataBufferError", "text": f"{name}: {error}", "values": {}}
     values = {
         key: list(value) if isinstance(value, tuple) else value
@@ -509,13 +504,13 @@ def error_body(error: BaseException) -> Body:
     return {"name": name, "text": str(error), "values": values}
 
 
-def error_of(body: Any) -> OpenDataBufferError:
+def error_of(body: Any) -> errors.OpenDataBufferError:
     """The error that a broker raised, for the caller of the client."""
     match body:
         case {"name": str(name), "text": str(text), "values": dict(values)} if (
             name in errors.__all__
         ):
-            kind: type[OpenDataBufferError] = getattr(errors, name)
+            kind: type[errors.OpenDataBufferError] = getattr(errors, name)
             error = kind.__new__(kind)
             error.args = (text,)
             for key, value in values.items():
@@ -607,7 +602,7 @@ def parse_reader(body: Mapping[str, Any]) -> str:
     try:
         if reader != "":
             check_reader_name(reader)
-    except InvalidInput as error:
+    except errors.InvalidInput as error:
         raise ProtocolError(str(error)) from None
     return str(reader)
 

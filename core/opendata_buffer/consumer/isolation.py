@@ -30,14 +30,8 @@ from operator import itemgetter
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
-from opendata_buffer import outcomes
+from opendata_buffer import errors, outcomes
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import (
-    CorruptData,
-    InvalidInput,
-    PermanentStorageError,
-    TransientStorageError,
-)
 from opendata_buffer.formats.batch import BatchLocation, Transaction, parse_location
 from opendata_buffer.formats.manifest import BatchDescriptor
 from opendata_buffer.messages import (
@@ -260,8 +254,8 @@ class TransactionFilter:
         return made
 
 
-def _unreadable(state: object) -> InvalidInput:
-    return InvalidInput(
+def _unreadable(state: object) -> errors.InvalidInput:
+    return errors.InvalidInput(
         f"transaction state {state!r:.200} is not version 1 of this library: resume with the "
         "version that wrote it, or start without state and accept repeats"
     )
@@ -301,7 +295,9 @@ class ReadCommitted:
         self, data_path_prefix: str, isolation: str = READ_COMMITTED, *, buffer: int = 4096
     ) -> None:
         if isolation not in ISOLATION_LEVELS:
-            raise InvalidInput(f"isolation is {isolation!r}: use {' or '.join(ISOLATION_LEVELS)}")
+            raise errors.InvalidInput(
+                f"isolation is {isolation!r}: use {' or '.join(ISOLATION_LEVELS)}"
+            )
         self._prefix = data_path_prefix
         self._isolation = isolation
         self._transactions = TransactionFilter(data_path_prefix)
@@ -372,7 +368,7 @@ class ReadCommitted:
         if self._isolation == READ_UNCOMMITTED:
             return
         if is_acknowledgement(location, self._prefix):
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"sequence {sequence} at {location!r} is an acknowledgement: offer it, no object "
                 "is needed for that"
             )
@@ -501,7 +497,7 @@ def _decode(data: bytes) -> _Noted:
     raise fields.wrong("batches", "a sequence for each hash")
 
 
-def _nothing_known(error: CorruptData, version: str) -> _Noted:
+def _nothing_known(error: errors.CorruptData, version: str) -> _Noted:
     log.warning("repeats of acknowledged batches are not recognised: %s", error)
     return "", {}
 
@@ -595,11 +591,11 @@ class Repeats:
 
         try:
             outcome = self._object.update(noted, from_memory=True) if new else None
-        except PermanentStorageError as error:
+        except errors.PermanentStorageError as error:
             log.warning("batches queued a second time may be delivered twice: %s", error)
             return
         if not isinstance(outcome, outcomes.Applied | None):
-            raise TransientStorageError(
+            raise errors.TransientStorageError(
                 f"{self._object.key!r} could not be written, and nothing was acknowledged: "
                 f"{outcome}. Try again."
             )

@@ -27,13 +27,8 @@ from functools import lru_cache, partial
 from itertools import chain, islice
 from typing import Any
 
-from opendata_buffer import outcomes
+from opendata_buffer import errors, outcomes
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import (
-    CorruptData,
-    InvalidInput,
-    ObjectNotFound,
-)
 from opendata_buffer.formats.batch import name_time_ms
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.messages import undecided
@@ -294,7 +289,7 @@ def parts_folder(config: QueueConfig) -> str:
     return f"{config.data_path_prefix}/_log/"
 
 
-class SegmentGone(CorruptData):
+class SegmentGone(errors.CorruptData):
     """A segment that the index named is not there."""
 
 
@@ -345,9 +340,11 @@ class Log:
         ``CorruptData`` where it is gone, cannot be read, or is another queue's."""
         found = self._object.read()
         if isinstance(found, outcomes.Vanished):
-            raise CorruptData(f"{self._object.key!r} in {self._store.url} vanished. {INDEX.remedy}")
+            raise errors.CorruptData(
+                f"{self._object.key!r} in {self._store.url} vanished. {INDEX.remedy}"
+            )
         if found is not None and self.queue_id and found.queue_id != self.queue_id:
-            raise CorruptData(
+            raise errors.CorruptData(
                 f"{self._object.key!r} in {self._store.url} is of queue {found.queue_id}, and the "
                 f"queue is {self.queue_id}: it was started over. If the old log is given up, "
                 f"delete the object and everything below {parts_folder(self._config)!r}. If only "
@@ -370,13 +367,13 @@ class Log:
         found = self.read()
         if found is None and marked:
             words = queue_hint(self._store.url, self._config)
-            raise CorruptData(
+            raise errors.CorruptData(
                 f"{self._object.key!r} in {self._store.url} is gone. {INDEX.remedy} "
                 f"'opendata-buffer fsck {words} --repair' makes it anew. Where "
                 f"'opendata-buffer readers enable {words}' was interrupted, run it again."
             )
         if found is None:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"the queue with manifest {self._config.manifest_path!r} in {self._store.url} is "
                 "no log, and has no named readers. 'opendata-buffer readers enable "
                 f"{queue_hint(self._store.url, self._config)}' makes it one, and says what "
@@ -505,12 +502,12 @@ class Log:
                 found.append(part.named_ms)
         return min(found, default=None)
 
-    def segments(self, index: LogIndex) -> Iterator[tuple[Part, Manifest | CorruptData]]:
+    def segments(self, index: LogIndex) -> Iterator[tuple[Part, Manifest | errors.CorruptData]]:
         """Each segment from the floor on, or the error of one that cannot be read, or of a page."""
         for part, fault in self._walk(index, lambda part: part.end > index.floor):
             try:
                 yield part, fault or self._segment(part)
-            except CorruptData as error:
+            except errors.CorruptData as error:
                 yield part, error
 
     def _segment_at(self, index: LogIndex, sequence: int) -> Manifest | None:
@@ -526,7 +523,7 @@ class Log:
 
     def _walk(
         self, index: LogIndex, fits: Callable[[Part], bool]
-    ) -> Iterator[tuple[Part, CorruptData | None]]:
+    ) -> Iterator[tuple[Part, errors.CorruptData | None]]:
         """The segments that fit, in order; of a page that fits and cannot be read its error."""
         for level in range(len(index.levels) - 1, -1, -1):
             for part in filter(fits, index.levels[level]):
@@ -534,13 +531,13 @@ class Log:
 
     def _within(
         self, part: Part, level: int, fits: Callable[[Part], bool]
-    ) -> Iterator[tuple[Part, CorruptData | None]]:
+    ) -> Iterator[tuple[Part, errors.CorruptData | None]]:
         if not level:
             yield part, None
             return
         try:
             parts = self._page(part)
-        except CorruptData as error:
+        except errors.CorruptData as error:
             yield part, error
             return
         for each in filter(fits, parts):
@@ -556,7 +553,9 @@ def _read_segment(store: CasStore, config: QueueConfig, part: Part) -> Manifest:
     with _naming(store, config, part) as key:
         found = Manifest.parse(read_bytes(store, key, MAX_SEGMENT_BYTES))
         if found.next_sequence != part.end:
-            raise CorruptData(f"it ends at {found.next_sequence}, and the index has {part.end}")
+            raise errors.CorruptData(
+                f"it ends at {found.next_sequence}, and the index has {part.end}"
+            )
         return found
 
 
@@ -566,10 +565,10 @@ def _naming(store: CasStore, config: QueueConfig, part: Part) -> Iterator[str]:
     key = parts_folder(config) + part.name
     try:
         yield key
-    except (ObjectNotFound, CorruptData) as error:
-        gone = isinstance(error, ObjectNotFound)
+    except (errors.ObjectNotFound, errors.CorruptData) as error:
+        gone = isinstance(error, errors.ObjectNotFound)
         what = "is gone" if gone else "cannot be read: " + str(error).split(". ")[0]
-        raise (SegmentGone if gone else CorruptData)(
+        raise (SegmentGone if gone else errors.CorruptData)(
             f"{key!r} in {store.url} {what}. It names sequences {part.first} to {part.end - 1} of "
             "the log: readers that are before or behind them go on. Restore the object (bucket "
             "versioning), or have a reader pass them by with 'opendata-buffer readers reset "

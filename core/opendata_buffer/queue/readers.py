@@ -31,17 +31,9 @@ from typing import Any
 from opendata_buffer import errors, metrics, outcomes
 from opendata_buffer.config import QueueConfig, check_reader_name
 from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
+from opendata_buffer.queue import ownership
 from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar
 from opendata_buffer.queue.log import MOST_READERS, REMEMBERED, Log, LogIndex, LogView
-from opendata_buffer.queue.ownership import (
-    IS_LOG,
-    PrefixOwner,
-    QueueClaim,
-    ends_before,
-    owner_object,
-    queue_hint,
-    vanished,
-)
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Interval, Runtime, deadline
 from opendata_buffer.stores.base import Store
@@ -266,7 +258,7 @@ def read_positions(
 def enable_readers(
     store: CasStore,
     config: QueueConfig,
-    claim: QueueClaim,
+    claim: ownership.QueueClaim,
     runtime: Runtime,
     *,
     retention_ms: int | None,
@@ -279,15 +271,15 @@ def enable_readers(
     fences the one that runs; the index.
     """
 
-    def marked(before: PrefixOwner | None) -> PrefixOwner:
+    def marked(before: ownership.PrefixOwner | None) -> ownership.PrefixOwner:
         if before is None:
-            raise vanished(config, store.url)
-        return replace(before, others={**before.others, IS_LOG: True})
+            raise ownership.vanished(config, store.url)
+        return replace(before, others={**before.others, ownership.IS_LOG: True})
 
     log_ = Log(store, config, runtime)
     first = log_.read()
     if first is None or first.queue_id != claim.queue_id:
-        owner_object(store, config, runtime).change(marked)
+        ownership.owner_object(store, config, runtime).change(marked)
         queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
         begin = queue.claim_epoch(None).first_sequence
         first = LogIndex(claim.queue_id, begin, begin)
@@ -366,7 +358,7 @@ class ReaderQueue:
         name: str,
         *,
         runtime: Runtime,
-        claim: QueueClaim | None,
+        claim: ownership.QueueClaim | None,
         program: str,
     ) -> None:
         check_reader_name(name)
@@ -430,11 +422,11 @@ class ReaderQueue:
         if self.name not in index.readers and len(index.readers) >= MOST_READERS:
             raise errors.InvalidInput(
                 f"the log has {MOST_READERS} readers: delete some with 'opendata-buffer readers "
-                f"delete {queue_hint(self._store.url, self._config)} NAME'"
+                f"delete {ownership.queue_hint(self._store.url, self._config)} NAME'"
             )
         if last_acked_sequence is not None and last_acked_sequence >= manifest.next_sequence:
             raise errors.QueueReset(
-                ends_before(
+                ownership.ends_before(
                     last_acked_sequence,
                     manifest.next_sequence,
                     self._config.manifest_path,
@@ -631,5 +623,5 @@ class ReaderQueue:
             f"Reader {self.name!r} did not move for longer than {index.reader_expiry_ms / 1000:.0f}"
             " s, or was deleted, and what lies before was collected. Accept the loss explicitly, "
             f"or run 'opendata-buffer readers reset "
-            f"{queue_hint(self._store.url, self._config)} {self.name} --to-earliest'.",
+            f"{ownership.queue_hint(self._store.url, self._config)} {self.name} --to-earliest'.",
         )
