@@ -384,10 +384,13 @@ class Broker:
         self, group: Sequence[protocol.AppendRequest]
     ) -> list[protocol.AppendRequest]:
         now = Moment.now(self.runtime)
-        late = [each for each in group if each.is_late(now)]
-        for each in late:
-            each.respond("refused", why="expired")
-        return [each for each in group if each not in late]
+        kept = []
+        for each in group:
+            if each.is_late(now):
+                each.respond("refused", why="expired")
+            else:
+                kept.append(each)
+        return kept
 
     def _may_be_found(self, error: CommitStateUnknown) -> bool:
         """Whether the next attempt can find out: nothing was dequeued where the append may be. The
