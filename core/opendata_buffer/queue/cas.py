@@ -425,8 +425,8 @@ class CasObject(Generic[T]):
         if isinstance(outcome, outcomes.Applied) and outcome.value is not None:
             return outcome.value
         raise errors.TransientStorageError(
-            f"{self.key!r} in {self._store.url} could not be written: {outcome}. It may have been "
-            "written; try again."
+            f"{self.key!r} in {self._store.url} was not written within {self._deadline_s:g} s: "
+            f"{outcome}. It may have been written; try again."
         )
 
     def _update(

@@ -105,7 +105,7 @@ def test_f2_a_claim_that_never_lands_is_a_transient_error() -> None:
     store = ScriptedStore(*[not_applied_answer_lost] * 10_000)
     with pytest.raises(
         TransientStorageError,
-        match=r"written within 60 s: answers were lost: connection reset\. Try",
+        match=r"written within 60 s: answers were lost: connection reset\. It may",
     ):
         claim_queue(store, INGEST, runtime=ManualRuntime())
 
