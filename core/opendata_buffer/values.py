@@ -368,7 +368,7 @@ def _converted(found: pa.Array, dtype: pa.DataType) -> pa.Array:
 
 
 def infer(records: pa.BinaryArray, options: ValueOptions) -> pa.Schema:
-    """The columns that these records have, by Arrow's inference.
+    """The columns that these records have, by Arrow's inference. Those of CSV are numbered.
 
     Texts of JSON stay texts. A field that is null in all records is a text, and a field without a
     name is left out. Of two types that do not go together JSON has the first one, and CSV a text.
@@ -378,8 +378,9 @@ def infer(records: pa.BinaryArray, options: ValueOptions) -> pa.Schema:
     reader: _CsvReader | _JsonReader
     names: list[str] | None = None
     if options.format == CSV:
-        names, records = _csv_names(records, options)
-        reader = _CsvReader(len(names), None, options)
+        count = _count_fields(records[0].as_py(), options) if len(records) else 1
+        names = [f"_c{number}" for number in range(count)]
+        reader = _CsvReader(count, None, options)
     else:
         reader = _JsonReader(None)
         shallow = (each if _levels(each) <= _MOST_LEVELS else b"" for each in records.to_pylist())
@@ -401,27 +402,17 @@ def infer(records: pa.BinaryArray, options: ValueOptions) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _csv_names(records: pa.BinaryArray, options: ValueOptions) -> tuple[list[str], pa.BinaryArray]:
-    """The names of the fields, and the records without those that only have the names."""
-    first = records[0].as_py().decode("utf-8", "replace").rstrip("\r\n") if len(records) else ""
+def _count_fields(record: bytes, options: ValueOptions) -> int:
     parser = csv.reader(
-        [first],
+        [record.decode("utf-8", "replace").rstrip("\r\n")],
         delimiter=options.sep,
         quotechar=options.quote or None,
         quoting=csv.QUOTE_MINIMAL if options.quote else csv.QUOTE_NONE,
-        escapechar=options.escape or None,
     )
     try:
-        fields = next(parser, [])
+        return max(1, len(next(parser, [])))
     except csv.Error:
-        fields = []
-    names = [f"_c{number}" for number in range(max(1, len(fields)))]
-    if options.header and fields:
-        records = records.filter(pc.not_equal(records, records[0]))
-        for number, name in enumerate(fields):
-            if name not in ("", options.corrupt_column, *names[:number]):
-                names[number] = name
-    return names, records
+        return 1
 
 
 def _levels(record: bytes) -> int:

@@ -664,7 +664,7 @@ class LocalStore:
         for attempt in range(100):
             try:
                 os.replace(temporary, path)
-                break
+                return version
             except FileNotFoundError:
                 # The directory is new, or a delete in another process just pruned it.
                 make_directories(os.path.dirname(path))
@@ -672,8 +672,7 @@ class LocalStore:
                 if attempt:
                     raise
                 os.rmdir(path)  # left empty by a delete; else it raises ENOTEMPTY
-        else:
-            os.replace(temporary, path)
+        os.replace(temporary, path)
         return version
 
     def _delete(self, path: str, lock_path: str) -> None:

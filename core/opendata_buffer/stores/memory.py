@@ -28,18 +28,13 @@ from opendata_buffer.stores.base import (
 # Never repeats in this process, not even in two stores: equal versions mean equal bytes.
 _versions = itertools.count(1)
 _registry: dict[str, MemoryStore] = {}
-_registry_lock = threading.Lock()
 
 
 class MemoryStore:
-    """A dictionary with a lock.
+    """A dictionary with a lock. ``now_ms`` is its clock, milliseconds since the Unix epoch.
 
     ``MemoryStore.named(name)`` is what ``memory://name`` opens: one store for the whole process,
     and the only kind that pickles, by its name, within the process.
-
-    Args:
-        name: Shown in :attr:`url` and in errors.
-        now_ms: The store's clock, milliseconds since the Unix epoch.
     """
 
     def __init__(self, name: str = "", *, now_ms: Callable[[], int] | None = None) -> None:
@@ -51,10 +46,7 @@ class MemoryStore:
     @classmethod
     def named(cls, name: str) -> MemoryStore:
         """The process's store of this name, made at its first use."""
-        with _registry_lock:
-            if name not in _registry:
-                _registry[name] = cls(name)
-            return _registry[name]
+        return _registry.setdefault(name, cls(name))
 
     @property
     def url(self) -> str:
@@ -146,11 +138,9 @@ class MemoryStore:
 
 
 def _unpickle(name: str) -> MemoryStore:
-    with _registry_lock:
-        found = _registry.get(name)
-    if found is None:
+    if name not in _registry:
         raise InvalidInput(
             f"store 'memory://{name}' was made in another process and its objects are not here: "
             "use a directory or an s3:// URL to share a queue between processes."
         )
-    return found
+    return _registry[name]

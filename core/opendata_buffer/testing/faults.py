@@ -174,12 +174,10 @@ class FaultyStore:
     def _begin(self, operation: str, takes_ms: float) -> None:
         with self._lock:
             self.operations[operation] += 1
-        self._take(takes_ms / 2)
+        self._end(takes_ms)
 
     def _end(self, takes_ms: float) -> None:
-        self._take(takes_ms / 2)
-
-    def _take(self, milliseconds: float) -> None:
+        milliseconds = takes_ms / 2
         if self.plan.jitter:
             with self._lock:
                 part = self._dice.uniform(-self.plan.jitter, self.plan.jitter)
@@ -187,8 +185,8 @@ class FaultyStore:
         if milliseconds > 0:
             self._runtime.sleep(milliseconds / 1000)
 
-    def _rolls(self, fault: str, share: float | None = None) -> bool:
-        share = getattr(self.plan, fault) if share is None else share
+    def _rolls(self, fault: str) -> bool:
+        share = getattr(self.plan, fault)
         # No draw for what cannot happen: adding a fault to the plan of one operation leaves the
         # history of the others as it was.
         if not share:
