@@ -1,9 +1,5 @@
 """One queue of a source: the position of the query, and what a micro-batch reads behind it.
 
-Every answer of a :class:`PartitionStream` is a function of the positions that Spark hands over and
-of the manifest; what is kept between calls only saves requests. A :class:`QueueCursor` is the
-queue's consumer, or reads beside it.
-
 Which entries behind a position are delivered, and which may leave the queue, is the rule
 :class:`~opendata_buffer.consumer.isolation.ReadCommitted`. Its state is part of each position. An
 :class:`IsolationFilter` restores it at a position and applies it to the entries that follow.
@@ -415,7 +411,8 @@ class PartitionPlan:
 class PartitionStream:
     """Positions, limits and plans of one queue, for one run of one query. Not thread-safe.
 
-    Nothing is claimed before the first position is handed over.
+    Every answer is a function of the positions that Spark hands over and of the manifest. Nothing
+    is claimed before the first position is handed over.
     """
 
     def __init__(

@@ -1,13 +1,9 @@
 """The streaming source: Spark's calls, and the offsets and tasks that answer them.
 
 For each source of a query Spark makes one :class:`BufferStreamReader` in a process of its own
-beside the driver, and another that it pickles into every task. A DataFrame that is joined with
-itself is two sources, and neither learns which query it belongs to: the second one fences the
-first, as another query would.
-
-No version of Spark is compared. The runner of Spark 4.0 and 4.1 calls ``latestOffset()`` without a
-start and a limit (:class:`UntoldStart`). And the runner may be of another copy of pyspark than the
-one that is imported here, so its classes are known by their names.
+beside the driver, and another that it pickles into every task. Its runner may be of another copy of
+pyspark than the one that is imported here. So its classes are known by their names, and no version
+of Spark is compared.
 
 Every answer of a :class:`MicroBatchStream` is a function of the offsets Spark hands over and of the
 manifests; what is kept between calls only saves requests. So a replay after a crash, which plans
@@ -182,10 +178,9 @@ class Progress:
 class MicroBatchStream:
     """Offsets, limits and plans of one run of one query, over all partitions of its source.
 
-    Partitions are polled, acknowledged and planned at the same time, each by its
-    :class:`~buffer_source.partition_stream.PartitionStream`. Nothing is claimed before Spark hands
-    over the first offset: a reader that is only made, to be pickled or to show its schema, must not
-    fence a running query.
+    Partitions are polled, acknowledged and planned at the same time. Nothing is claimed before
+    Spark hands over the first offset: a reader that is only made, to be pickled or to show its
+    schema, must not fence a running query.
     """
 
     def __init__(self, options: SourceOptions, store: Store, runtime: Runtime) -> None:
@@ -284,14 +279,11 @@ class MicroBatchStream:
     def report(self) -> dict[str, Any] | None:
         """The source's name, the end and backlog of the queue, and what was read; makes no request.
 
-        Spark shows it as the ``latestOffset`` of the query's progress, the only place that a
-        Python source has there. ``{"v":1, "source": "<store>/<manifest>", "next": first sequence
-        not queued yet, "backlogBatches", "lagMs": age of the oldest of them, ...}``, and of this
-        run ``"batches"`` given to tasks, their stored ``"bytes"`` (null where one is not known:
-        sizes are looked up for ``maxBytesPerTrigger`` and large micro-batches only),
-        ``"droppedRepeats"`` of writers, ``"missing"`` batches passed by, ``"retries"`` of requests.
-        Of a topic ``next`` is a map, as is ``partitionBacklogs`` with those partitions that have
-        one, and ``lagMs`` is the largest.
+        Spark shows it as the ``latestOffset`` of the query's progress, the only place that a Python
+        source has there. Stored ``"bytes"`` are null where the size of a batch is not known: sizes
+        are looked up for ``maxBytesPerTrigger`` and large micro-batches only. Of a topic ``next``
+        is a map, as is ``partitionBacklogs`` with those partitions that have one, and ``lagMs`` is
+        the largest.
         """
         streams = sorted(
             (each for each in self._streams.values() if each.opened), key=lambda each: each.name
@@ -417,8 +409,7 @@ class MicroBatchStream:
         return before it saw what was there.
         """
         if self._idle_at is not None and self._frozen is None:
-            due = self._idle_at + POLL_INTERVAL_S
-            left = due - self._runtime.monotonic()
+            left = self._idle_at + POLL_INTERVAL_S - self._runtime.monotonic()
             if left > 0:
                 self._runtime.sleep(left)
 

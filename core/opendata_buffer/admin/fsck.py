@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple
 
 import pyarrow.compute as pc
 
@@ -136,15 +135,6 @@ class Report:
         return not self.problems
 
 
-class _Checked(NamedTuple):
-    """The outcome for one batch; it is readable where ``problem`` is None."""
-
-    records: int = 0
-    size: int = 0
-    stored: int = 0
-    problem: Finding | None = None
-
-
 def check_queue(queue: Target) -> Report:
     """Check the manifest, then fetch and decode every batch it names.
 
@@ -217,16 +207,18 @@ def _check_batches(
         entries,
         concurrency=CONCURRENCY,
         runtime=runtime,
-        size_of=lambda each: each.stored,
+        size_of=lambda each: 0 if isinstance(each, Finding) else each[2],
     )
     for entry, found in zip(entries, checked, strict=True):
         report.batches += 1
-        report.records += found.records
-        report.bytes += found.size
-        report.stored_bytes += found.stored
-        if found.problem is not None:
-            report.problems.append(found.problem)
-        elif not report.is_log and (times := times_queued[entry.location]) > 1:
+        if isinstance(found, Finding):
+            report.problems.append(found)
+            continue
+        records, size, stored = found
+        report.records += records
+        report.bytes += size
+        report.stored_bytes += stored
+        if not report.is_log and (times := times_queued[entry.location]) > 1:
             text = (
                 f"its object is queued {times} times, as a writer does that got no answer: this "
                 "library delivers it once, other readers each time"
@@ -255,18 +247,20 @@ def _entries_of(
     yield manifest.entries(max(manifest.first_sequence, index.end, index.floor))
 
 
-def _check_batch(handle: FetchHandle, descriptor: BatchDescriptor) -> _Checked:
+def _check_batch(
+    handle: FetchHandle, descriptor: BatchDescriptor
+) -> tuple[int, int, int] | Finding:
+    """Records of a batch, their bytes, and those of its object; or what is wrong with it."""
     # Returns faults, because fetch_many ends at the first error.
     stored: int | None = None
     try:
         raw = handle.fetch_pooled(descriptor)
         stored = raw.nbytes
         values = handle.decode_arrow(raw).values
-        return _Checked(len(values), pc.sum(pc.binary_length(values)).as_py() or 0, stored)
+        return len(values), pc.sum(pc.binary_length(values)).as_py() or 0, stored
     except PoisonBatch as error:
-        sequence, location = descriptor.sequence, descriptor.location
-        problem = Finding(sequence, location, error.reason, _kind(error, stored))
-        return _Checked(problem=problem)
+        kind = _kind(error, stored)
+        return Finding(descriptor.sequence, descriptor.location, error.reason, kind)
 
 
 def _kind(error: PoisonBatch, stored: int | None) -> Kind:

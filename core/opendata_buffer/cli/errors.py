@@ -1,15 +1,5 @@
 """How a command ends: by a documented exit code, one line on stderr, and no traceback.
 
-==== ===================================================================
-0    done
-1    an error
-2    wrong usage
-3    a probe found a limit exceeded: ``status --max-lag``, ``--max-backlog``
-130  interrupted (SIGINT)
-141  the reader of stdout closed it (SIGPIPE in a shell); nothing is printed
-143  terminated (SIGTERM)
-==== ===================================================================
-
 SIGINT and SIGTERM raise an exception in the main thread, so that a command acknowledges what it
 wrote and flushes what it read. A store that does not answer could delay that for minutes: a second
 thread waits for :data:`ORDERLY_S`, prints the command's summary, and ends the process. Python's C

@@ -298,22 +298,13 @@ class InputProducer:
     def produce(self, records: Sequence[bytes]) -> None:
         """Produce whole records, and count what has become durable; see :meth:`produce_stream`."""
         for run in self.runs(records):
-            at = 0
-            for group in _calls(run.records, self.config):
-                keys = None if run.keys is None else run.keys[at : at + len(group)]
-                at += len(group)
-                handle = self._put(Run(group, run.metadata, keys))
+            for part in _calls(run.records, self.config):
+                group, options = run.records[part], dict[str, Any]()
+                if run.keys is not None:
+                    options = {"keys": run.keys[part], "partitioner": self.partitioner}
+                handle = self.producer.produce(group, metadata=run.metadata, **options)
                 self._pending.append((handle, len(group), sum(map(len, group))))
         self.count_durable()
-
-    def _put(self, run: Run) -> Any:
-        """Produce a run that fits into one batch; returns the handle of the call."""
-        if isinstance(self.producer, Producer):
-            return self.producer.produce(run.records, run.metadata)
-        partitioner = None if run.keys is None else self.partitioner
-        return self.producer.produce(
-            run.records, keys=run.keys, partitioner=partitioner, metadata=run.metadata
-        )
 
     def count_durable(self) -> None:
         """Count what has become durable; from any thread."""
@@ -354,16 +345,15 @@ class InputProducer:
         return f"{self.unit} 1 to {count} are durable{others}"
 
 
-def _calls(records: Sequence[bytes], config: ProducerConfig) -> Iterator[list[bytes]]:
+def _calls(records: Sequence[bytes], config: ProducerConfig) -> Iterator[slice]:
     """Cut records into calls: one ends when it is larger than a flush; none exceeds a batch."""
-    full, limit = config.flush_size_bytes, config.max_batch_bytes
-    group: list[bytes] = []
-    size = 0
-    for record in records:
-        if group and (size > full or size + len(record) + 4 > limit):
-            yield group
-            group, size = [], 0
-        group.append(record)
-        size += len(record) + 4
-    if group:
-        yield group
+    begin = size = 0
+    for at, record in enumerate(records):
+        stored = len(record) + 4
+        is_full = size > config.flush_size_bytes or size + stored > config.max_batch_bytes
+        if is_full and at > begin:
+            yield slice(begin, at)
+            begin, size = at, 0
+        size += stored
+    if records:
+        yield slice(begin, len(records))
