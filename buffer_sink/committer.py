@@ -155,16 +155,17 @@ class UploadAges:
     """
 
     def __init__(self, store: List, options: SinkOptions, runtime: Runtime) -> None:
-        self.grace_ms = options.grace_ms or DEFAULT_GRACE_PERIOD_MS
-        self._known_ms: set[int] = set()
+        self._default_ms = options.grace_ms or DEFAULT_GRACE_PERIOD_MS
+        self.known_ms: set[int] = set()
+        """The grace periods of the queues that were claimed."""
         self._max_write_ms = options.max_write_duration_ms
         self._store = store
         self._runtime = runtime
 
-    def note_grace(self, grace_ms: int) -> None:
-        """Go by the grace period of a queue that was claimed."""
-        self._known_ms.add(grace_ms)
-        self.grace_ms = min(self._known_ms)
+    @property
+    def grace_ms(self) -> int:
+        """The grace period to go by."""
+        return min(self.known_ms, default=self._default_ms)
 
     def oldest(self, group: Group) -> Moment:
         """When the oldest upload of a group was made, as a collector may see it.
@@ -212,7 +213,7 @@ class UploadAges:
     def outlived_collector(self, locations: Collection[str]) -> bool:
         """Whether all objects are there once no collector deletes by a manifest read before now."""
         # A collector deletes by a manifest for a quarter of the grace period.
-        wait_s = max(self._known_ms) / 4000 + 1
+        wait_s = max(self.known_ms) / 4000 + 1
         log.warning(
             "objects are older than the collector's grace period: waiting %.0f s to see that none "
             "of them is deleted",
@@ -265,7 +266,7 @@ class UploadCommitter:
             claim = claim_for_writing(
                 self._store, config, runtime=self._runtime, grace_ms=self._grace_ms
             )
-            self._ages.note_grace(claim.grace_ms)
+            self._ages.known_ms.add(claim.grace_ms)
             # The append checks ages once and may then race until its deadline: both together have
             # to stay below the grace period, or the collector wins (failure F5).
             config = config.with_timeout(max(1, min(config.timeout_ms, claim.grace_ms // 2)))

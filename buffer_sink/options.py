@@ -9,12 +9,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats import MIB
 from opendata_buffer.formats.batch import Compression, Transaction
-from opendata_buffer.option_reader import (
-    STORAGE_OPTIONS,
-    OptionReader,
-    grace_period_ms,
-    storage_settings,
-)
+from opendata_buffer.option_reader import STORAGE_OPTIONS, OptionReader, storage_settings
 from opendata_buffer.stores.open import open_store
 
 # Spark hands a streaming sink the options of the whole query, its own among them.
@@ -110,7 +105,7 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
     open_store(queue.store, queue.store_options)  # a URL that is none fails here, not in a task
     return SinkOptions(
         queue=queue,
-        grace_ms=grace_period_ms(reader),
+        grace_ms=reader.integer("gcGracePeriodMs", None, least=1),
         app=reader.text("txnAppId"),
         version=reader.integer("txnVersion", None),
         value_format=reader.choice("valueFormat", ("bytes", "json"), "bytes"),

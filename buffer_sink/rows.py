@@ -152,7 +152,9 @@ class BlockBuilder:
             # A range ends only where another one begins, so null metadata is written as empty.
             metadata = rows.column(self._columns.metadata).cast(pa.large_binary())
             metadata = metadata.fill_null(b"") if metadata.null_count else metadata
-        ends = _ends(values)
+        # Where each record ends in a block of these values, in bytes.
+        sizes = pc.add(pc.binary_length(values).cast(pa.int64()), _LENGTH_BYTES)
+        ends = memoryview(pc.cumulative_sum(sizes).buffers()[1]).cast("q")[: len(values)]
         start = done = 0
         while start < len(values):
             target = self._options.target_batch_bytes
@@ -207,12 +209,6 @@ class BlockBuilder:
         block = Block(tuple(self._pieces), self._records, tuple(self._runs))
         self._clear()
         return block
-
-
-def _ends(values: pa.Array) -> memoryview:
-    """Where each record ends in a block of these values, in bytes."""
-    sizes = pc.add(pc.binary_length(values).cast(pa.int64()), _LENGTH_BYTES)
-    return memoryview(pc.cumulative_sum(sizes).buffers()[1]).cast("q")[: len(values)]
 
 
 COALESCED_BYTES = 8 * MIB
@@ -431,7 +427,7 @@ def _object(fields: list[tuple[str, pa.Array]], length: int) -> pa.Array:
     certain = next((i for i, (_, values) in enumerate(fields) if not values.null_count), None)
     parts: list[pa.Array | pa.Scalar] = []
     for index, (name, values) in enumerate(fields):
-        key = f'"{_escaped(name)}":'
+        key = f'"{name.translate(_ESCAPES)}":'
         text = _text(values)
         first = "," if certain is None or index > certain else ""
         last = "," if certain is not None and index < certain else ""
@@ -506,10 +502,6 @@ def _utf8(values: pa.Array) -> pa.Array:
     except pa.ArrowInvalid:
         texts = (each and each.decode("utf-8", "replace") for each in raw.to_pylist())
         return pa.array(texts, _TEXT)
-
-
-def _escaped(text: str) -> str:
-    return "".join(_ESCAPES.get(ord(character), character) for character in text)
 
 
 def _floats(values: pa.Array) -> pa.Array:

@@ -28,12 +28,7 @@ from opendata_buffer.errors import (
     PoisonBatch,
     QueueReset,
 )
-from opendata_buffer.option_reader import (
-    STORAGE_OPTIONS,
-    OptionReader,
-    grace_period_ms,
-    storage_settings,
-)
+from opendata_buffer.option_reader import STORAGE_OPTIONS, OptionReader, storage_settings
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.topic.description import is_abbreviated, number_meant
 from opendata_buffer.values import ValueOptions
@@ -147,7 +142,8 @@ class SourceOptions:
             min_partitions=read.integer("minPartitions", None, least=1),
             values=_value_options(read),
             gc=GarbageCollectorConfig(
-                enabled=read.boolean("gcEnabled", True), grace_period_ms=grace_period_ms(read)
+                enabled=read.boolean("gcEnabled", True),
+                grace_period_ms=read.integer("gcGracePeriodMs", None, least=1),
             ),
         )
 

@@ -392,10 +392,6 @@ class PollResult:
     waiting: list[BatchDescriptor] = field(default_factory=list)
     fixed: PartitionOffset | None = None
 
-    def moves_to(self, end: PartitionOffset) -> bool:
-        """Whether a micro-batch that ends there takes anything from this partition."""
-        return self.fixed is not None or end.next > self.begin
-
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
@@ -429,7 +425,8 @@ class PartitionStream:
         self._run_end = EVERYTHING  # With AvailableNow: the first sequence of a later run.
         self._next = 0  # Where the last answer ends.
         self._is_fresh = False  # Whether the last poll has read the manifest.
-        self._acknowledged: PartitionOffset | None = None  # The last one that was acknowledged.
+        self.acknowledged: PartitionOffset | None = None
+        """The last one for which :meth:`acknowledge` has nothing more to do."""
 
     def freeze_end(self) -> None:
         """Let this run end at what is queued now."""
@@ -450,11 +447,7 @@ class PartitionStream:
         if cursor.acknowledge(end, stable_end):
             self.sizes.forget_before(stable_end)
         if cursor.acknowledged >= stable_end or not cursor.owns(end):
-            self._acknowledged = end
-
-    def has_acknowledged(self, end: PartitionOffset) -> bool:
-        """Whether :meth:`acknowledge` has nothing more to do."""
-        return end == self._acknowledged
+            self.acknowledged = end
 
     def poll(
         self, start: PartitionOffset | None, most: int = EVERYTHING, *, earliest: bool = False

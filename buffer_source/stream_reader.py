@@ -230,7 +230,7 @@ class MicroBatchStream:
         ends = self._in_parallel(end_offset, [name for name in names if counts[name]])
         # Without a batch to take there is no request, and so no thread.
         ends |= {name: end_offset(name) for name in names if name not in ends}
-        moved = [name for name, poll in polls.items() if poll.moves_to(ends[name])]
+        moved = [name for name, poll in polls.items() if poll.fixed or ends[name].next > poll.begin]
         self._idle_at = None if moved else self._runtime.monotonic()
         self._partitions.remove_drained(each.name for each in self._streams.values() if each.empty)
         if start is not None and not moved:
@@ -363,7 +363,7 @@ class MicroBatchStream:
         # Spark commits the offset before once more when a partition has left it: opened again for
         # that, it would be claimed, and be shown as a backlog for as long as this run lasts.
         streams = {name: self._stream(name) for name in {*ends}.difference(self._left)}
-        due = [name for name in streams if not streams[name].has_acknowledged(ends[name])]
+        due = [name for name in streams if streams[name].acknowledged != ends[name]]
         in_parallel(self._runtime, lambda name: streams[name].acknowledge(ends[name]), due)
 
     def _rate_limit(self, polls: Mapping[str, PollResult], limits: ReadLimits) -> Mapping[str, int]:

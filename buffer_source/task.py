@@ -104,7 +104,8 @@ def read_partition(
     """
     # Spark makes up an input partition of its own where there is none to read.
     descriptors = partition.batches if isinstance(partition, TaskBatches) else ()
-    _record_query_id(options, descriptors)
+    if descriptors and options.acknowledge and (query := _query_id()):
+        _recorder.add(_options_of(options, descriptors[0]).queue, query)
     builder = RowBuilder(schema, options.values)
     for batch, records in _readable(options, descriptors):
         try:
@@ -184,12 +185,6 @@ def _readable(
 
 
 _recorder = QueryIdRecorder(SystemRuntime())
-
-
-def _record_query_id(options: SourceOptions, descriptors: Sequence[PartitionBatch]) -> None:
-    query = _query_id()
-    if query and descriptors and options.acknowledge:
-        _recorder.add(_options_of(options, descriptors[0]).queue, query)
 
 
 def _query_id() -> str:

@@ -183,9 +183,3 @@ def storage_settings(reader: OptionReader) -> QueueConfig:
             **{name: reader.text(option) for option, name in _STORE_TEXTS.items()},  # type: ignore[arg-type]
         ),
     )
-
-
-def grace_period_ms(reader: OptionReader) -> int | None:
-    """The collector's grace period, for a queue that is created or has none on record."""
-    found: int | None = reader.integer("gcGracePeriodMs", None, least=1)
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -174,8 +175,10 @@ def check_queue(queue: Target) -> Report:
         try:
             index = log.need(marked=True)
         except CorruptData as error:
-            key = index_key(config)
-            kind = Kind.OTHER_INDEX if _is_index(read_raw(store, key)) else Kind.INDEX
+            key, kind = index_key(config), Kind.INDEX
+            with suppress(CorruptData):
+                if (raw := read_raw(store, key)) is not None and LogIndex.from_json(raw):
+                    kind = Kind.OTHER_INDEX
             report.problems.append(Finding(None, key, str(error), kind, "index of the log"))
             return report
         groups = _entries_of(report, config, log, index, manifest)
@@ -224,13 +227,6 @@ def _check_batches(
                 "library delivers it once, other readers each time"
             )
             report.problems.append(Finding(entry.sequence, entry.location, text, Kind.REPEATED))
-
-
-def _is_index(raw: bytes | None) -> bool:
-    try:
-        return raw is not None and bool(LogIndex.from_json(raw))
-    except CorruptData:
-        return False
 
 
 def _entries_of(

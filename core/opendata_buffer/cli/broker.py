@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 import click
 import pyarrow as pa
 
-from opendata_buffer.admin.target import Target
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import WebSocketNetwork, listen_for
 from opendata_buffer.broker.worker import ClaimedBatch, Worker
@@ -112,25 +111,19 @@ def broker(
     # A standby listens only while it serves: clients of a dead broker must find its address
     # refused, also when it is started again. Listening once reports a wrong address now.
     network.listen().close()
-    if not target.config.create_if_missing:
-        _wait_for_queue(target)
+    reader = target.reader()
+    if not target.config.create_if_missing and reader.find() is None:
+        click.echo(
+            f"waiting: there is no manifest {target.config.manifest_path!r} in {store.url} yet. "
+            "A producer creates it, or --create-if-missing"
+        )
+        while reader.find() is None:
+            runtime.sleep(WAIT_S)
     election = LeaderElection(store, target.config, runtime, network)
     try:
         _report(election, store.url, runtime)
     finally:
         election.stop(STOP_S)
-
-
-def _wait_for_queue(target: Target) -> None:
-    """Return when there is a queue; say so once while there is none."""
-    reader = target.reader()
-    if reader.find() is None:
-        click.echo(
-            f"waiting: there is no manifest {target.config.manifest_path!r} in {target.store.url} "
-            "yet. A producer creates it, or --create-if-missing"
-        )
-        while reader.find() is None:
-            target.runtime.sleep(WAIT_S)
 
 
 def _report(election: LeaderElection, url: str, runtime: Runtime) -> None:

@@ -73,7 +73,17 @@ def one_queue(
     """
     given = dict(options)
     reach_store = {name: given.pop(name) for name in REACH_STORE if name in given}
-    store_options = _store_options(**reach_store)
+    # The attempts of one request share the deadline: a store that accepts connections and never
+    # answers is given up at the deadline, and not after five times 30 seconds.
+    timeout_ms = reach_store["timeout_ms"]
+    attempts = 2 if timeout_ms < 30_000 else 3
+    share_ms = max(1, timeout_ms // attempts)
+    store_options = StoreOptions(
+        **reach_store,
+        connect_timeout_ms=min(share_ms, StoreOptions.connect_timeout_ms),
+        read_timeout_ms=min(share_ms, StoreOptions.read_timeout_ms),
+        max_attempts=attempts,
+    )
     remember_queue(options, store_options)
     prefix, partition = given.pop("data_path_prefix"), given.pop("partition")
     if partition is not None and (prefix is not None or given["manifest_path"] is not None):
@@ -123,17 +133,3 @@ def partition_named(given: str, topic: Topic) -> str:
     """
     known = topic.description
     return known.left_name(given) if known.has_left(given) else known.resolved(given)
-
-
-def _store_options(*, timeout_ms: int, **options: Any) -> StoreOptions:
-    # The attempts of one request share the deadline: a store that accepts connections and never
-    # answers is given up at the deadline, and not after five times 30 seconds.
-    attempts = 2 if timeout_ms < 30_000 else 3
-    share_ms = max(1, timeout_ms // attempts)
-    return StoreOptions(
-        **options,
-        timeout_ms=timeout_ms,
-        connect_timeout_ms=min(share_ms, StoreOptions.connect_timeout_ms),
-        read_timeout_ms=min(share_ms, StoreOptions.read_timeout_ms),
-        max_attempts=attempts,
-    )
