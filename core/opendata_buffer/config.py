@@ -70,6 +70,14 @@ def _at_least(name: str, value: int, least: int) -> None:
         raise InvalidInput(f"{name} is {value!r}: use at most {_MOST_MS} milliseconds")
 
 
+def _check_numbers(config: Any) -> None:
+    """All numbers are counts, sizes and times of at least 1; only ``max_deliveries`` may be 0."""
+    for each in fields(config):
+        if each.type == "int":
+            least = 0 if each.name == "max_deliveries" else 1
+            _at_least(each.name, getattr(config, each.name), least)
+
+
 def check_reader_name(name: str) -> None:
     """Refuse a name that cannot be part of a key."""
     if not isinstance(name, str) or _READER.fullmatch(name) is None:
@@ -135,14 +143,7 @@ class StoreOptions:
     def __post_init__(self) -> None:
         if self.endpoint_url is not None:
             check_no_secrets("endpoint_url", self.endpoint_url)
-        for name in (
-            "connect_timeout_ms",
-            "read_timeout_ms",
-            "max_attempts",
-            "max_connections",
-            "timeout_ms",
-        ):
-            _at_least(name, getattr(self, name), 1)
+        _check_numbers(self)
         if not isinstance(self.anonymous, bool):
             raise InvalidInput(f"anonymous is {self.anonymous!r}: use true or false")
         self._check_credentials()
@@ -288,6 +289,7 @@ class QueueConfig:
         if not self.manifest_path:
             object.__setattr__(self, "manifest_path", f"{self.data_path_prefix}/manifest")
         check_key("manifest_path", self.manifest_path)
+        _check_numbers(self)
 
     @property
     def timeout_ms(self) -> int:
@@ -342,13 +344,6 @@ class ProducerConfig(QueueConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_broker(self.broker)
-        for name in (
-            "flush_interval_ms",
-            "flush_size_bytes",
-            "max_buffered_bytes",
-            "delivery_timeout_ms",
-        ):
-            _at_least(name, getattr(self, name), 1)
         named = {each.name.lower(): each for each in Compression}
         compression = named.get(str(self.compression).lower(), self.compression)
         if not isinstance(compression, Compression):
@@ -400,7 +395,6 @@ class ConsumerConfig(QueueConfig):
         super().__post_init__()
         if self.reader:
             check_reader_name(self.reader)
-        _at_least("ack_interval", self.ack_interval, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -429,5 +423,3 @@ class WorkerConfig(ConsumerConfig):
             raise InvalidInput("broker is 'off': workers need one, use 'host' or 'auto'")
         if len(self.name) > 256:
             raise InvalidInput(f"name has {len(self.name)} characters: use at most 256")
-        _at_least("claim_timeout_ms", self.claim_timeout_ms, 1)
-        _at_least("max_deliveries", self.max_deliveries, 0)

@@ -25,7 +25,7 @@ _STORE_TEXTS = {
 """Options with the fields of :class:`StoreOptions` that take their text."""
 
 STORAGE_OPTIONS = ("path", "dataPathPrefix", "gcGracePeriodMs", *_STORE_TEXTS)
-"""Names that :func:`storage_settings` and :func:`grace_period_ms` read."""
+"""Names of the options that source and sink share."""
 
 _FIXED = "it has a fixed value: leave it out"
 _NAMED = (

@@ -392,10 +392,6 @@ class _Seen(NamedTuple):
     refused: str  # why producers, consumers or readers fail although the manifest can be read
     grace_ms: int | None  # of the collector; None without an owner marker
 
-    @property
-    def view(self) -> Manifest | LogView:
-        return self.manifest if self.log is None else self.log
-
 
 def _see(queue: Target, found: QueueClaim | Exception | None, manifest: Manifest | None) -> _Seen:
     claim, refused = (found, "") if isinstance(found, QueueClaim) else (None, str(found or ""))
@@ -540,9 +536,8 @@ def read_topic(target: Target, topic: Topic) -> TopicStatus:
         with suppress(CorruptData):
             consumer = read_consumer_info(queue.store, queue.config, runtime)
         claim = _claim_of(queue)
-        seen = _see(queue, claim, queue.reader().find())
-        manifest, log, refused, grace_ms = seen
-        log_status = None
+        manifest, log, refused, grace_ms = _see(queue, claim, queue.reader().find())
+        view, log_status = log or manifest, None
         if log is not None:
             readers = readers_of(queue, log)
             log_status = _log_status(log, readers)
@@ -550,8 +545,8 @@ def read_topic(target: Target, topic: Topic) -> TopicStatus:
         status = PartitionStatus(
             name=partition.name,
             state=str(partition.state),
-            queue_length=seen.view.entry_count,
-            oldest_age_seconds=seen.view.age_s(runtime.now_ms()),
+            queue_length=view.entry_count,
+            oldest_age_seconds=view.age_s(runtime.now_ms()),
             next_sequence=manifest.next_sequence,
             epoch=_epoch(manifest),
             manifest_bytes=manifest.size,

@@ -140,19 +140,15 @@ class ProcessClient(Generic[T]):
         """The client."""
         held = self._held
         if held is None or held[0] != os.getpid():
-            held = self._held = (os.getpid(), self._shared())
+            make, prefixes, arguments = self._from
+            environment = environment_of(*prefixes)
+            with _lock:
+                found = _made.get((make, arguments))
+                if found is None or found[0] != environment:
+                    found = _made[make, arguments] = (environment, make(*arguments))
+            held = self._held = (os.getpid(), found[1])
         return held[1]
 
     def __reduce__(self) -> tuple[Any, ...]:
         make, prefixes, arguments = self._from
         return (ProcessClient, (make, prefixes, *arguments))
-
-    def _shared(self) -> T:
-        make, prefixes, arguments = self._from
-        environment = environment_of(*prefixes)
-        with _lock:
-            found = _made.get((make, arguments))
-            if found is None or found[0] != environment:
-                found = _made[make, arguments] = (environment, make(*arguments))
-            client: T = found[1]
-            return client
