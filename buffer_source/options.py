@@ -55,8 +55,7 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 Offsets = str | int | tuple[tuple[str, int], ...]
 """``earliest``, ``latest``, a sequence, or of a topic a sequence for each of some partitions."""
 
-PROGRAM = "Spark"
-"""The program in the consumer info of a queue that the source claimed."""
+PROGRAM = "Spark"  # the program in the consumer info of a queue that the source claimed
 
 _OF_CSV = ("sep", "quote", "nullValue")
 

@@ -41,8 +41,7 @@ log = logging.getLogger(__name__)
 VERSION = 2
 _READABLE = (1, 2)
 
-ONLY = "0"
-"""The partition of a source that reads one queue."""
+ONLY = "0"  # the partition of a source that reads one queue
 
 _OF_ANOTHER = (
     "the checkpoint belongs to another query. Give this query a checkpointLocation of its own"

@@ -61,8 +61,7 @@ log = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
-M_ARENA_MAX = -8
-"""Of glibc's malloc.h: how many heaps a process may have."""
+M_ARENA_MAX = -8  # of glibc's malloc.h: how many heaps a process may have
 
 FIRST_BATCH_LOGGED_S = 60.0  # idle, after which a run's first batch counts as being in the log
 POLL_INTERVAL_S = 0.1  # at least between two polls of an idle queue

@@ -19,8 +19,7 @@ from opendata_buffer.formats.batch import MAX_PREFIX_BYTES, Compression, check_k
 
 DEFAULT_DATA_PATH_PREFIX = "ingest"
 DEFAULT_GRACE_PERIOD_MS = 600_000
-_MOST_MS = 10**12
-"""Thirty years. A wait of some three hundred years overflows in ``threading``."""
+_MOST_MS = 10**12  # thirty years. A wait of some three hundred years overflows in ``threading``
 
 _SECRETS = ("access_key_id", "secret_access_key", "session_token")
 _NOT_IN_COMMANDS = ("service_credential", "_ms", "attempts", "connections")

@@ -38,8 +38,7 @@ class Metric:
 _ROLE = ("role",)
 _QUEUE = ("queue",)
 
-TABLE: list[Metric] = []
-"""All instruments, in the order of the reference."""
+TABLE: list[Metric] = []  # all instruments, in the order of the reference
 
 _meter = get_meter(METER_NAME)
 

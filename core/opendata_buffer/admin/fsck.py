@@ -47,8 +47,7 @@ from opendata_buffer.queue.ownership import (
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import WrongChecksum, read_bytes
 
-CONCURRENCY = 8
-"""Batches that are decoded in memory at once."""
+CONCURRENCY = 8  # batches that are decoded in memory at once
 
 
 class Kind(StrEnum):

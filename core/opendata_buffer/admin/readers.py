@@ -22,8 +22,7 @@ from opendata_buffer.queue.readers import (
 LEAST_EXPIRY_MS = 10 * 60 * 1000
 """A reader that has nothing to read writes its position once a minute at most."""
 
-SOON = 0.25
-"""Share of the expiry below which an operator is warned."""
+SOON = 0.25  # share of the expiry below which an operator is warned
 
 
 def view_of(queue: Target) -> LogView:

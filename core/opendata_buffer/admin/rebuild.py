@@ -358,11 +358,10 @@ def compare(queue: Target, claim: QueueClaim | None) -> tuple[bytes | None, Rebu
     # Before the manifest: a batch that is enqueued between the two is named by it.
     listing = Listing((), 0, False) if is_log else store.list(prefix)
     raw = read_raw(store, config.manifest_path)
-    plan = plan_rebuild(raw, listing, seen, config=config, grace_ms=grace_ms)
-    if is_log and plan.fault is not None:
-        moved = _read_moved(queue)
-        listing = store.list(prefix)
-        plan = plan_rebuild(raw, listing, seen, config=config, grace_ms=grace_ms, moved=moved)
+    moved = NOTHING_MOVED
+    if is_log and _examine(raw, seen)[0] is not None:
+        moved, listing = _read_moved(queue), store.list(prefix)
+    plan = plan_rebuild(raw, listing, seen, config=config, grace_ms=grace_ms, moved=moved)
     return raw, plan
 
 

@@ -50,23 +50,18 @@ T = TypeVar("T")
 
 _MESSAGE = b"/message="
 
-SHOWN = 20
-"""Reports of skipped batches that are read; the others are counted."""
-
-SAMPLED = 20
-"""Batches whose records a status counts, with a small request each."""
+SHOWN = 20  # reports of skipped batches that are read; the others are counted
+SAMPLED = 20  # batches whose records a status counts, with a small request each
 
 LISTED = 20_000
 """Objects that a status lists, 1,000 with each request: all of 200,000 would take ten seconds."""
 
-LISTED_OF_LOG = 2_000
-"""As :data:`LISTED`, of a log, which may keep millions."""
+LISTED_OF_LOG = 2_000  # as :data:`LISTED`, of a log, which may keep millions
 
 CHECKED_SEGMENTS = 16
 """Segments that a status reads: those that the readers which are furthest behind need next."""
 
-STATS_S = 1.0
-"""Seconds that a broker may take to answer; one that runs answers sooner."""
+STATS_S = 1.0  # seconds that a broker may take to answer; one that runs answers sooner
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -316,8 +316,7 @@ class Start:
         )
 
 
-CONCURRENCY = 8
-"""Copies at once; each goes through this process's memory."""
+CONCURRENCY = 8  # copies at once; each goes through this process's memory
 
 
 class TrimPlan(NamedTuple):

@@ -29,20 +29,11 @@ from opendata_buffer.framing import FRAMINGS
 from opendata_buffer.queue.queue import no_such_queue
 from opendata_buffer.runtime import Runtime
 
-POLL_S = 0.1
-"""Seconds between two checks whether a broker still serves, or threads still work."""
-
-WAIT_S = 2.0
-"""Seconds between two checks whether a queue has been created."""
-
-STOP_S = 3.5
-"""Seconds for an orderly stop; the process ends within five seconds in any case."""
-
-CLAIM_S = 1.0
-"""Longest wait of one claim, so that a signal is noticed."""
-
-TERM_S = 1.5
-"""Seconds from a signal until a command that still runs is killed."""
+POLL_S = 0.1  # seconds between two checks whether a broker still serves, or threads still work
+WAIT_S = 2.0  # seconds between two checks whether a queue has been created
+STOP_S = 3.5  # seconds for an orderly stop; the process ends within five seconds in any case
+CLAIM_S = 1.0  # longest wait of one claim, so that a signal is noticed
+TERM_S = 1.5  # seconds from a signal until a command that still runs is killed
 
 END_S = 3.0
 """Seconds from a signal until threads are no longer waited for; their claims expire then."""

@@ -43,14 +43,9 @@ PROGRAM = "opendata-buffer consume"
 GROUP_BATCHES = 100
 """Batches per acknowledgement: one manifest write for all (OpenData RFC 0001, Consumer)."""
 
-READ_AHEAD_BYTES = 64 * 1024 * 1024
-"""Stored batches that are held while one is written out."""
-
-PARTITION_ENTRIES = 256
-"""Entries of a partition that are read from its manifest at once."""
-
-POLL_S = 0.5
-"""Seconds between two reads of an empty queue, with ``--follow``."""
+READ_AHEAD_BYTES = 64 * 1024 * 1024  # stored batches that are held while one is written out
+PARTITION_ENTRIES = 256  # entries of a partition that are read from its manifest at once
+POLL_S = 0.5  # seconds between two reads of an empty queue, with ``--follow``
 
 
 @command(timeout_ms=LONG_MS)
@@ -270,30 +265,24 @@ def write_out(
     nothing of the group is acknowledged: how much the reader of the stream got is unknown (failure
     F8). ``wait`` is called when the source has no batch; None ends then.
     """
-    while max_batches is None or writer.total["batches"] < max_batches:
-        left = GROUP_BATCHES if max_batches is None else max_batches - writer.total["batches"]
-        if _write_group(source, writer, min(GROUP_BATCHES, left)):
-            continue
-        if wait is None:
-            return
-        wait()
-
-
-def _write_group(source: BatchSource, writer: RecordWriter, limit: int) -> int:
-    """Write out and acknowledge some batches; returns how many."""
-    written: list[Written] = []
-    try:
-        for batch in source.read(limit):
-            writer.write(batch)
-            written.append(Written(batch.partition, batch.sequence))
-    except BrokenPipeError:
-        written.clear()
-        raise
-    finally:
-        if written:
-            writer.persist()
-            source.acknowledge(written)
-    return len(written)
+    most = sys.maxsize if max_batches is None else max_batches
+    while left := most - writer.total["batches"]:
+        written: list[Written] = []
+        try:
+            for batch in source.read(min(GROUP_BATCHES, left)):
+                writer.write(batch)
+                written.append(Written(batch.partition, batch.sequence))
+        except BrokenPipeError:
+            written.clear()
+            raise
+        finally:
+            if written:
+                writer.persist()
+                source.acknowledge(written)
+        if not written:
+            if wait is None:
+                return
+            wait()
 
 
 def _queue_source(

@@ -29,15 +29,13 @@ from opendata_buffer.runtime import Runtime, SystemRuntime
 READER_GONE = 141
 INTERRUPTED = 130
 TERMINATED = 143
-ORDERLY_S = 4.0
-"""Seconds that an orderly end may take; the whole has five."""
+ORDERLY_S = 4.0  # seconds that an orderly end may take; the whole has five
 
 log = logging.getLogger("opendata_buffer.cli")
 
 _EXIT_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 _summaries: list[Callable[[], str]] = []
-_received: list[int] = []
-"""The exit codes of the signals so far."""
+_received: list[int] = []  # the exit codes of the signals so far
 
 
 def one_line(text: object) -> str:

@@ -21,8 +21,7 @@ from opendata_buffer.errors import InvalidInput, OpenDataBufferError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SOON_MS = 5_000
-"""Deadline of commands that a person waits for."""
+SOON_MS = 5_000  # deadline of commands that a person waits for
 LONG_MS = 120_000
 """Deadline of commands that move records, which wait for a store that is down for a while."""
 

@@ -28,8 +28,7 @@ from opendata_buffer.queue.queue import fullness, no_such_queue
 from opendata_buffer.runtime import Runtime
 from opendata_buffer.stores.base import read_bytes
 
-WATCH_S = 2.0
-"""Seconds between two reads with ``--watch``."""
+WATCH_S = 2.0  # seconds between two reads with ``--watch``
 
 
 @command()

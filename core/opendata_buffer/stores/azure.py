@@ -54,10 +54,8 @@ from opendata_buffer.stores.http import (
     with_retry_after,
 )
 
-_PAGE = 5_000
-"""Most blobs of one page of a listing."""
-_CONTINUATIONS = 16
-"""Listings whose continuation is remembered."""
+_PAGE = 5_000  # most blobs of one page of a listing
+_CONTINUATIONS = 16  # listings whose continuation is remembered
 _ONE_REQUEST = 4 * 1024**3
 """Objects up to this size are written by one request: its condition holds for all of it."""
 _CHUNK = 32 * 1024**2

@@ -44,8 +44,7 @@ class IfVersion:
 
 ABSENT = Absent()
 
-Condition = Absent | IfVersion
-"""The condition of a conditional put."""
+Condition = Absent | IfVersion  # the condition of a conditional put
 
 PutOutcome = outcomes.Outcome[str]
 """The outcome of a conditional put; the applied value is the object's new version."""

@@ -50,15 +50,12 @@ from opendata_buffer.stores.http import (
     with_retry_after,
 )
 
-PUBLIC = "https://storage.googleapis.com"
-"""Google's own endpoint."""
+PUBLIC = "https://storage.googleapis.com"  # Google's own endpoint
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
-_PAGE = 1_000
-"""Most keys of one page of a listing."""
+_PAGE = 1_000  # most keys of one page of a listing
 _LISTED = "nextPageToken,items(name,size,timeCreated)"
-_WRITE_INTERVAL_S = 1.0
-"""Seconds between two writes of one object that Google accepts."""
+_WRITE_INTERVAL_S = 1.0  # seconds between two writes of one object that Google accepts
 _THROTTLED_MS = 5_000
 """Seconds for which a conditional write that was refused for its rate is sent again."""
 
@@ -247,10 +244,8 @@ class WriteRate:
     other. It pickles as a new one, because another process has another clock.
     """
 
-    REMEMBERED_S = 600.0
-    """Seconds until a refusal is forgotten, in case the store has been replaced."""
-    MAX_KEYS = 1_000
-    """Objects remembered; those that are written under a condition are few."""
+    REMEMBERED_S = 600.0  # until a refusal is forgotten, in case the store has been replaced
+    MAX_KEYS = 1_000  # objects remembered; those that are written under a condition are few
 
     def __init__(self) -> None:
         self._accepted: dict[str, float] = {}

@@ -133,8 +133,7 @@ class Page:
     """One page of a listing; keys are without the root, ``now_ms`` is the service's clock."""
 
     objects: builtins.list[ObjectInfo]
-    token: str | None
-    """Where the next page begins; None on the last page."""
+    token: str | None  # where the next page begins; None on the last page
     now_ms: int | None
 
 
@@ -153,10 +152,8 @@ class CloudStore(ABC):
     """
 
     _SCHEME: ClassVar[str]
-    _BULK: ClassVar[int] = 1_000
-    """Most keys of one request that deletes."""
-    _RACE_FREE: ClassVar[str] = ""
-    """An endpoint where races are known to have one winner."""
+    _BULK: ClassVar[int] = 1_000  # most keys of one request that deletes
+    _RACE_FREE: ClassVar[str] = ""  # an endpoint where races are known to have one winner
     _unordered = False
     """Whether listings are not in the order of the keys (S3's directory buckets, hierarchical
     namespaces of Azure and Google): each one then reads all pages, and sorts them."""

@@ -147,8 +147,7 @@ class FileLock:
 
 _CHUNK = 1 << 30
 _PIECES = 512  # of one call; systems take 1,024 at most
-MISSING = {errno.ENOENT, errno.ENOTDIR}
-"""Errors that mean: no such file."""
+MISSING = {errno.ENOENT, errno.ENOTDIR}  # errors that mean: no such file
 
 _BAD_NAME = {errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL}
 _TRANSIENT = {

@@ -29,14 +29,9 @@ from opendata_buffer.stores.base import (
 
 log = logging.getLogger(__name__)
 
-PROBE_DEADLINE_MS = 10_000
-"""Short: a producer that starts with a wrong endpoint fails soon."""
-
-SAFE: set[str] = set()
-"""Endpoints with their buckets that this process knows to be safe."""
-
-RACES = 3
-"""Objects that writers race for, twice each."""
+PROBE_DEADLINE_MS = 10_000  # short: a producer that starts with a wrong endpoint fails soon
+SAFE: set[str] = set()  # endpoints with their buckets that this process knows to be safe
+RACES = 3  # objects that writers race for, twice each
 _RACERS = 6
 """Writers of one race: the more, the likelier that two compare before either of them writes."""
 

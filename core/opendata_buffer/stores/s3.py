@@ -69,8 +69,7 @@ from opendata_buffer.stores.http import (
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
-_PAGE = 1_000
-"""Most keys of one page of a listing."""
+_PAGE = 1_000  # most keys of one page of a listing
 
 _REGION = "Set the bucket's own region, and endpoint_url to the store itself."
 _STORES = "AWS S3, Cloudflare R2, a recent MinIO or Ceph"
@@ -287,20 +286,17 @@ def page_of(response: Mapping[str, Any], root: str) -> Page:
     return Page(objects, token if more else None, header_ms(date))
 
 
+_NOT_OF_SESSION = (
+    "endpoint_url", "connect_timeout_ms", "read_timeout_ms", "max_attempts", "max_connections",
+)  # fmt: skip
+
+
 def connect(options: StoreOptions) -> S3Client:
     """A client with these options, for all buckets; it sends each request once (failure F1)."""
-    default = StoreOptions()
-    identity = replace(
-        options,
-        endpoint_url=None,
-        connect_timeout_ms=default.connect_timeout_ms,
-        read_timeout_ms=default.read_timeout_ms,
-        max_attempts=default.max_attempts,
-        max_connections=default.max_connections,
-    )
     # A session reads the description of S3 again, which takes a tenth of a second: clients that
     # differ only in how they connect share it.
-    session = ProcessClient(session_of, AWS_ENVIRONMENT, identity)
+    same = {each: getattr(StoreOptions, each) for each in _NOT_OF_SESSION}
+    session = ProcessClient(session_of, AWS_ENVIRONMENT, replace(options, **same))
     try:
         client = _client(session.get(), options, "auto")
         if ".amazonaws.com" in client.meta.endpoint_url:
