@@ -55,21 +55,17 @@ INITIAL: dict[str, Any] = {"v": VERSION, "at": "start"}
 class PartitionOffset:
     """How far one queue was read: everything below sequence ``next``.
 
-    Attributes:
-        next: First sequence that has not been read.
-        base: Where reading began: the resolved ``startingOffsets``, or the sequence reading
-            continued at behind a loss, when ``failOnDataLoss`` is false.
-        transactions: State of the transaction filter, small JSON.
-        queue: Id of the queue, in which alone its sequences mean something; empty if it has none.
-        missing: Sequences of the micro-batch that ends here which it passes by, as their objects
-            were gone when it was planned: a replay that asked again might find otherwise. Those of
-            earlier ones stay while an open transaction begins in front of them.
+    ``base`` is where reading began: the resolved ``startingOffsets``, or the sequence reading
+    continued at behind a loss, when ``failOnDataLoss`` is false. ``missing`` are the sequences of
+    the micro-batch that ends here which it passes by, as their objects were gone when it was
+    planned: a replay that asked again might find otherwise. Those of earlier ones stay while an
+    open transaction begins in front of them.
     """
 
     next: int
     base: int
-    transactions: dict[str, Any] = field(default_factory=dict)
-    queue: str = ""
+    transactions: dict[str, Any] = field(default_factory=dict)  # state of the filter, small JSON
+    queue: str = ""  # its id, without which sequences mean nothing; empty if it has none
     missing: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

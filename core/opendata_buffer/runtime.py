@@ -363,28 +363,20 @@ class Retries:
     sleep drawn from [0, min(max_ms, base_ms * 2**(n-1))). Full jitter, because writers that lost
     one CAS race together would otherwise meet again in the next one (failure F14).
 
-    Attributes:
-        runtime: Where sleeping, time and randomness come from.
-        base_ms: First backoff step, milliseconds.
-        max_ms: Largest backoff step, milliseconds.
-        deadline_ms: No attempt begins later than so many milliseconds after the first one. The last
-            sleep is cut short, so that an attempt is made about then. A sleep that would reach the
-            caller's :func:`~.runtime.deadline` ends the retries.
-        retry_on: Errors that are retried. Any other, and the last of these, is raised as it is.
-        pause: Seconds to sleep after an error in place of the backoff; None for the backoff.
-        before_pause: Called before each of these sleeps.
-        max_attempts: How many attempts are made at most. Default: until the deadline.
+    No attempt begins later than ``deadline_ms`` after the first one. The last sleep is cut short,
+    so that an attempt is made about then. A sleep that would reach the caller's
+    :func:`~.runtime.deadline` ends the retries.
     """
 
     runtime: Runtime
     _: KW_ONLY
-    base_ms: int
-    max_ms: int
+    base_ms: int  # the first step of the backoff
+    max_ms: int  # the largest step
     deadline_ms: int
-    retry_on: tuple[type[Exception], ...]
-    pause: Callable[[BaseException], float | None] | None = None
-    before_pause: Callable[[], None] | None = None
-    max_attempts: int | None = None
+    retry_on: tuple[type[Exception], ...]  # all others, and the last of these, are raised
+    pause: Callable[[BaseException], float | None] | None = None  # seconds; None: the backoff
+    before_pause: Callable[[], None] | None = None  # called before each sleep
+    max_attempts: int | None = None  # at most; None: until the deadline
 
     def __call__(
         self,

@@ -12,17 +12,11 @@ from opendata_buffer.errors import CorruptData, InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """The result of a read.
+    """The result of a read. Equal versions mean equal bytes."""
 
-    Attributes:
-        data: The object's bytes, or the asked range of them.
-        version: Token of exactly these bytes; opaque. Equal tokens mean equal bytes.
-        last_modified_ms: When the object was written, by the store's own clock.
-    """
-
-    data: bytes
-    version: str
-    last_modified_ms: int
+    data: bytes  # of the object, or of the asked range of it
+    version: str  # an opaque token of exactly these bytes
+    last_modified_ms: int  # when the object was written, by the store's own clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +55,15 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Objects below a prefix.
+    """Objects below a prefix, in the order of their keys' UTF-8 bytes (that of the strings).
 
-    Attributes:
-        objects: In the order of their keys' UTF-8 bytes, which is the order of the strings.
-        now_ms: The store's own clock when the listing began, milliseconds since the Unix epoch.
-            Ages are ``now_ms - last_modified_ms``, so no client's clock can make an object look
-            old (failure F6).
-        truncated: The limit was reached and more objects may follow the last one.
+    Ages are ``now_ms - last_modified_ms``, so no client's clock can make an object look old
+    (failure F6).
     """
 
     objects: tuple[ObjectInfo, ...]
-    now_ms: int
-    truncated: bool = False
+    now_ms: int  # when the listing began, by the store's own clock, since the Unix epoch
+    truncated: bool = False  # whether the limit was reached, and more may follow the last one
 
 
 @dataclass(frozen=True, slots=True)
