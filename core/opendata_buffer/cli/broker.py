@@ -52,22 +52,22 @@ def _address(context: click.Context, option: click.Parameter, text: str | None) 
 
 @command(timeout_ms=LONG_MS)
 @options.queue
-@click.option(
+@options.text(
     "--listen",
-    callback=_address,
-    metavar="HOST:PORT",
-    help="Where clients connect; port 0 takes a free one, host 0.0.0.0 all interfaces. Default: a "
+    "HOST:PORT",
+    "Where clients connect; port 0 takes a free one, host 0.0.0.0 all interfaces. Default: a "
     "free port of this machine's address, or of the loopback for a queue in a directory.",
-)
-@click.option(
-    "--advertise",
     callback=_address,
-    metavar="HOST:PORT",
-    help="The address that clients connect to, if not the one above. Each broker needs its own "
-    "address: do not use a load balancer's.",
 )
-@click.option("--tls-cert", metavar="FILE", help="Certificate, PEM. Clients need no certificate.")
-@click.option("--tls-key", metavar="FILE", help="Its private key, PEM.")
+@options.text(
+    "--advertise",
+    "HOST:PORT",
+    "The address that clients connect to, if not the one above. Each broker needs its own "
+    "address: do not use a load balancer's.",
+    callback=_address,
+)
+@options.text("--tls-cert", "FILE", "Certificate, PEM. Clients need no certificate.")
+@options.text("--tls-key", "FILE", "Its private key, PEM.")
 @options.create_if_missing
 @click.pass_obj
 def broker(
@@ -141,18 +141,17 @@ def rest_s(delivery_count: int) -> float:
 
 @command(timeout_ms=LONG_MS)
 @options.queue
-@click.option("--parallel", type=options.POSITIVE, default=1, help="Batches at once.")
-@click.option(
+@options.number("--parallel", 1, "Batches at once.")
+@options.number(
     "--claim-timeout-ms",
-    type=options.POSITIVE,
-    default=60_000,
-    help="After so long without a heartbeat of this process, other workers get its batches.",
+    60_000,
+    "After so long without a heartbeat of this process, other workers get its batches.",
 )
-@click.option(
+@options.number(
     "--max-deliveries",
-    type=options.NATURAL,
-    default=5,
-    help="A batch that failed so often goes to the quarantine; 0 retries for ever.",
+    5,
+    "A batch that failed so often goes to the quarantine; 0 retries for ever.",
+    least=0,
 )
 @click.option(
     "--broker",

@@ -51,27 +51,20 @@ POLL_S = 0.5  # seconds between two reads of an empty queue, with ``--follow``
 @command(timeout_ms=LONG_MS)
 @options.queue
 @options.framing
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print each record as a line of JSON, with partition, sequence, index, time, location, "
+@options.flag(
+    "--json as_json",
+    "Print each record as a line of JSON, with partition, sequence, index, time, location, "
     "metadata and value; bytes that are no UTF-8 are in metadata_base64 and value_base64.",
 )
-@click.option(
-    "--from",
-    "from_",
-    metavar="WHERE",
-    help="Begin at 'earliest', 'latest', a sequence, or a time such as 2026-01-31T03:00:00Z, UTC "
+@options.text(
+    "--from from_",
+    "WHERE",
+    "Begin at 'earliest', 'latest', a sequence, or a time such as 2026-01-31T03:00:00Z, UTC "
     "without a zone. Default: earliest.",
 )
 @click.option("--max-batches", type=options.NATURAL, metavar="N", help="Stop after N batches.")
-@click.option("--follow", is_flag=True, help="Wait for more when the queue is empty.")
-@click.option(
-    "--ack",
-    is_flag=True,
-    help="Take: claim the queue, acknowledge what was written, collect garbage.",
-)
+@options.flag("--follow", "Wait for more when the queue is empty.")
+@options.flag("--ack", "Take: claim the queue, acknowledge what was written, collect garbage.")
 @click.option(
     "--reader",
     metavar="NAME",

@@ -252,6 +252,21 @@ POSITIVE = click.IntRange(min=1)
 NATURAL = click.IntRange(min=0)
 
 
+def flag(name: str, help_text: str) -> Callable[[F], F]:
+    """An option that is given or not; behind a space in ``name`` is the parameter's."""
+    return click.option(*name.split(), is_flag=True, help=help_text)
+
+
+def text(name: str, metavar: str, help_text: str, **more: Any) -> Callable[[F], F]:
+    """An option with a text, None where it is not given."""
+    return click.option(*name.split(), metavar=metavar, help=help_text, **more)
+
+
+def number(name: str, default: int, help_text: str, *, least: int = 1) -> Callable[[F], F]:
+    """An option with a whole number."""
+    return click.option(name, type=click.IntRange(min=least), default=default, help=help_text)
+
+
 def _options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     def decorate(command: F) -> F:
         for option in reversed(options):
@@ -270,23 +285,13 @@ store_argument = click.argument(
 
 queue = _options(
     store_argument,
-    click.option(
-        "--data-path-prefix", metavar="PREFIX", help="Where the batches are. Default: ingest."
-    ),
-    click.option(
-        "--manifest-path", metavar="KEY", help="The manifest. Default: <data-path-prefix>/manifest."
-    ),
-    click.option(
-        "--partition",
-        metavar="NAME",
-        help="The queue is this partition of a topic: its name or its number.",
-    ),
+    text("--data-path-prefix", "PREFIX", "Where the batches are. Default: ingest."),
+    text("--manifest-path", "KEY", "The manifest. Default: <data-path-prefix>/manifest."),
+    text("--partition", "NAME", "The queue is this partition of a topic: its name or its number."),
 )
 
-create_if_missing = click.option(
-    "--create-if-missing",
-    is_flag=True,
-    help="Create the queue if there is none: to start before its producers.",
+create_if_missing = flag(
+    "--create-if-missing", "Create the queue if there is none: to start before its producers."
 )
 
 framing = click.option(
@@ -296,7 +301,7 @@ framing = click.option(
     help="How records are separated in the stream; length and protobuf-fixed take any bytes.",
 )
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+as_json = flag("--json as_json", "Print JSON instead of text.")
 
 yes = click.option("-y", "--yes", is_flag=True, help="Do it without asking.")
 

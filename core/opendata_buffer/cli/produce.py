@@ -49,35 +49,20 @@ _JSON_FACTOR = 6
     help="Compression of stored batches.",
 )
 @options.framing
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Each line is a record as 'consume --json' prints it, with its metadata.",
+@options.flag(
+    "--json as_json", "Each line is a record as 'consume --json' prints it, with its metadata."
 )
-@click.option("--metadata", metavar="TEXT", help="Metadata of every record.")
-@click.option("--key", metavar="TEXT", help="For a topic: the key of every record.")
-@click.option(
-    "--key-is-metadata", is_flag=True, help="For a topic: a record's metadata is also its key."
-)
+@options.text("--metadata", "TEXT", "Metadata of every record.")
+@options.text("--key", "TEXT", "For a topic: the key of every record.")
+@options.flag("--key-is-metadata", "For a topic: a record's metadata is also its key.")
 @click.option(
     "--partitioner",
     type=click.Choice(["modulo", "rendezvous"]),
     default="modulo",
     help="For a topic: how keys are mapped to partitions; the same for all its producers.",
 )
-@click.option(
-    "--flush-interval-ms",
-    type=options.POSITIVE,
-    default=100,
-    help="Age of its oldest record at which a batch is written.",
-)
-@click.option(
-    "--flush-size-bytes",
-    type=options.POSITIVE,
-    default=64 * MIB,
-    help="Size at which a batch is written sooner.",
-)
+@options.number("--flush-interval-ms", 100, "Age of its oldest record at which a batch is written.")
+@options.number("--flush-size-bytes", 64 * MIB, "Size at which a batch is written sooner.")
 @click.option(
     "--broker",
     type=click.Choice(["auto", "host", "off"]),
@@ -85,10 +70,9 @@ _JSON_FACTOR = 6
     help="auto: append through the queue's broker if there is one; host: be the broker while there "
     "is none; off: append without a broker.",
 )
-@click.option(
+@options.flag(
     "--recreate",
-    is_flag=True,
-    help="Start the queue over if its manifest is gone or was restored. Its batches are not read.",
+    "Start the queue over if its manifest is gone or was restored. Its batches are not read.",
 )
 @click.pass_obj
 def produce(

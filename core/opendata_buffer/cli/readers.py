@@ -49,23 +49,23 @@ def readers() -> None:
 
 @readers.command(cls=Command)
 @options.queue
-@click.option(
+@options.text(
     "--retention",
-    metavar="DURATION",
-    help="Keep batches for so long although all readers have acknowledged them, such as 7d; 'none' "
+    "DURATION",
+    "Keep batches for so long although all readers have acknowledged them, such as 7d; 'none' "
     "keeps none. Default: none, or as it is.",
 )
-@click.option(
+@options.text(
     "--retention-bytes",
-    metavar="SIZE",
-    help="Keep so many bytes of batches although all readers have acknowledged them, such as "
+    "SIZE",
+    "Keep so many bytes of batches although all readers have acknowledged them, such as "
     "500GB; 'none' keeps none. With --retention, too, the one counts that keeps less. Default: "
     "none, or as it is.",
 )
-@click.option(
+@options.text(
     "--reader-expiry",
-    metavar="DURATION",
-    help="A reader that did not move for so long holds nothing. Default: 7d, or as it is.",
+    "DURATION",
+    "A reader that did not move for so long holds nothing. Default: 7d, or as it is.",
 )
 @options.yes
 @options.as_json
@@ -158,20 +158,14 @@ def describe(runtime: Any, /, name: str | None, as_json: bool, **queue: Any) -> 
 @readers.command(cls=Command)
 @options.queue
 @click.argument("name")
-@click.option("--to-earliest", is_flag=True, help="To the oldest batch that is kept.")
-@click.option("--to-latest", is_flag=True, help="To the end: only what is produced after this.")
-@click.option(
-    "--to-datetime",
-    metavar="TIME",
-    help="To a time such as 2026-01-31T03:00:00Z; UTC without zone.",
-)
-@click.option("--by-duration", metavar="DURATION", help="To so long before now, such as 6h.")
+@options.flag("--to-earliest", "To the oldest batch that is kept.")
+@options.flag("--to-latest", "To the end: only what is produced after this.")
+@options.text("--to-datetime", "TIME", "To a time such as 2026-01-31T03:00:00Z; UTC without zone.")
+@options.text("--by-duration", "DURATION", "To so long before now, such as 6h.")
 @click.option("--shift-by", type=int, metavar="N", help="By N batches, backwards where negative.")
 @click.option("--to-sequence", type=options.NATURAL, metavar="N", help="To a sequence.")
-@click.option("--dry-run", is_flag=True, help="Only print the plan.")
-@click.option(
-    "--force", is_flag=True, help="Also where a consumer runs by this name: it is fenced."
-)
+@options.flag("--dry-run", "Only print the plan.")
+@options.flag("--force", "Also where a consumer runs by this name: it is fenced.")
 @options.as_json
 @click.pass_obj
 def reset(
@@ -227,7 +221,7 @@ def reset(
 @readers.command(cls=Command)
 @options.queue
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Also where a consumer runs by this name.")
+@options.flag("--force", "Also where a consumer runs by this name.")
 @options.as_json
 @click.pass_obj
 def delete(runtime: Any, /, name: str, force: bool, as_json: bool, **queue: Any) -> None:

@@ -56,14 +56,12 @@ READERS_GO_ON = (
 
 @command()
 @options.queue
-@click.option(
-    "--repair",
-    "repair_found",
-    is_flag=True,
-    help="Repair what is found: rebuild a manifest, skip batches that cannot be delivered. "
+@options.flag(
+    "--repair repair_found",
+    "Repair what is found: rebuild a manifest, skip batches that cannot be delivered. "
     "Everything that is replaced is copied first. A sound manifest stays as it is.",
 )
-@click.option("--dry-run", is_flag=True, help="With --repair: only print what would be done.")
+@options.flag("--dry-run", "With --repair: only print what would be done.")
 @options.yes
 @options.as_json
 @click.pass_obj
@@ -157,7 +155,7 @@ def _print_report(report: Report, where: str, *, every: bool = False) -> None:
 @command()
 @options.queue
 @click.argument("sequence", type=options.NATURAL)
-@click.option("--force", is_flag=True, help="Skip the batch although it can be read.")
+@options.flag("--force", "Skip the batch although it can be read.")
 @options.as_json
 @click.pass_obj
 def skip(runtime: Any, /, sequence: int, force: bool, as_json: bool, **queue: Any) -> None:
@@ -218,7 +216,7 @@ def restore(runtime: Any, /, ids: tuple[str, ...], yes: bool, **queue: Any) -> N
     default=True,
     help="Copy what is deleted to the quarantine first.",
 )
-@click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
+@options.flag("--dry-run", "Only print what would be deleted.")
 @options.yes
 @options.as_json
 @click.pass_obj
@@ -300,7 +298,7 @@ def _change_grace_period(target: Target, grace_ms: int, yes: bool) -> None:
 
 @command()
 @options.queue
-@click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
+@options.flag("--dry-run", "Only print what would be deleted.")
 @click.option(
     "--grace-period-ms",
     type=click.IntRange(min=1_000),

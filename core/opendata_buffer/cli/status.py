@@ -34,7 +34,7 @@ WATCH_S = 2.0  # seconds between two reads with ``--watch``
 @command()
 @options.queue
 @options.as_json
-@click.option("--watch", is_flag=True, help="Show it again every two seconds until interrupted.")
+@options.flag("--watch", "Show it again every two seconds until interrupted.")
 @click.option(
     "--max-lag",
     type=click.FloatRange(min=0),

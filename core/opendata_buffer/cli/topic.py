@@ -84,10 +84,9 @@ def _config(runtime: Any, store: dict[str, Any]) -> Any:
 @command()
 @options.queue
 @click.argument("producer")
-@click.option(
+@options.flag(
     "--force",
-    is_flag=True,
-    help="Also end one that is younger than 15 minutes, or has no name: make sure that no process "
+    "Also end one that is younger than 15 minutes, or has no name: make sure that no process "
     "applies its intents.",
 )
 @options.as_json
