@@ -12,7 +12,8 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
 from opendata_buffer import outcomes
@@ -111,35 +112,30 @@ class FaultyStore:
         max_bytes: int | None = None,
     ) -> Blob | NotModified:
         """See :meth:`opendata_buffer.stores.Get.get`."""
-        self._begin("get", self.plan.get_ms)
-        if self._rolls("get_errors"):
-            raise TransientStorageError(f"cannot read {key!r}: injected 503 SlowDown")
-        found = self.inner.get(
-            key, if_changed=if_changed, byte_range=byte_range, max_bytes=max_bytes
-        )
-        self._end(self.plan.get_ms)
-        return found
+        with self._operation("get", self.plan.get_ms):
+            if self._rolls("get_errors"):
+                raise TransientStorageError(f"cannot read {key!r}: injected 503 SlowDown")
+            return self.inner.get(
+                key, if_changed=if_changed, byte_range=byte_range, max_bytes=max_bytes
+            )
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""
-        self._begin("put", self.plan.put_ms)
-        fails = self._rolls("put_errors")
-        if not fails or self._coin():
-            self.inner.put(key, data)
-        self._end(self.plan.put_ms)
+        with self._operation("put", self.plan.put_ms):
+            fails = self._rolls("put_errors")
+            if not fails or self._coin():
+                self.inner.put(key, data)
         if fails:
             raise TransientStorageError(f"cannot write {key!r}: injected 500 InternalError")
 
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
-        self._begin("put_if", self.plan.cas_ms)
-        if self._rolls("cas_lost_before"):
-            self._end(self.plan.cas_ms)
-            return outcomes.Unknown("injected: the request was lost")
-        lost = self._rolls("cas_lost_after")
-        outcome = self.inner.put_if(key, data, condition)
-        self._end(self.plan.cas_ms)
-        return outcomes.Unknown("injected: the answer was lost") if lost else outcome
+        with self._operation("put_if", self.plan.cas_ms):
+            if self._rolls("cas_lost_before"):
+                return outcomes.Unknown("injected: the request was lost")
+            lost = self._rolls("cas_lost_after")
+            outcome = self.inner.put_if(key, data, condition)
+            return outcomes.Unknown("injected: the answer was lost") if lost else outcome
 
     def check_conditional_writes(self, near: str) -> None:
         """The inner store's; without faults."""
@@ -147,37 +143,37 @@ class FaultyStore:
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :meth:`opendata_buffer.stores.List.list`."""
-        self._begin("list", self.plan.list_ms)
-        if self._rolls("list_errors"):
-            raise TransientStorageError(f"cannot list {prefix!r}: injected 503 SlowDown")
-        listing = self.inner.list(prefix, start_after=start_after, limit=limit)
-        self._end(self.plan.list_ms)
-        return listing
+        with self._operation("list", self.plan.list_ms):
+            if self._rolls("list_errors"):
+                raise TransientStorageError(f"cannot list {prefix!r}: injected 503 SlowDown")
+            return self.inner.list(prefix, start_after=start_after, limit=limit)
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
         """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
-        self._begin("delete_many", self.plan.delete_ms)
         failed: dict[str, DeleteFailure] = {}
         sent: list[str] = []
-        for key in keys:
-            if self._rolls("delete_errors"):
-                failed[key] = DeleteFailure(key, "injected 503 SlowDown")
-                if not self._coin():
-                    continue
-            sent.append(key)
-        failed = {each.key: each for each in self.inner.delete_many(sent)} | failed
-        self._end(self.plan.delete_ms)
+        with self._operation("delete_many", self.plan.delete_ms):
+            for key in keys:
+                if self._rolls("delete_errors"):
+                    failed[key] = DeleteFailure(key, "injected 503 SlowDown")
+                    if not self._coin():
+                        continue
+                sent.append(key)
+            failed = {each.key: each for each in self.inner.delete_many(sent)} | failed
         return tuple(failed.values())
 
     # ---- random faults and time
 
-    def _begin(self, operation: str, takes_ms: float) -> None:
+    @contextmanager
+    def _operation(self, name: str, takes_ms: float) -> Iterator[None]:
+        """Half of the time before the block, and half behind it unless that raises."""
         with self._lock:
-            self.operations[operation] += 1
-        self._end(takes_ms)
+            self.operations[name] += 1
+        self._take(takes_ms / 2)
+        yield
+        self._take(takes_ms / 2)
 
-    def _end(self, takes_ms: float) -> None:
-        milliseconds = takes_ms / 2
+    def _take(self, milliseconds: float) -> None:
         if self.plan.jitter:
             with self._lock:
                 part = self._dice.uniform(-self.plan.jitter, self.plan.jitter)
