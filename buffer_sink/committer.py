@@ -140,11 +140,6 @@ class Group:
         """Keys of the uploads."""
         return tuple(upload.location for upload in self.uploads)
 
-    @property
-    def records(self) -> int:
-        """Records in all uploads."""
-        return sum(upload.records for upload in self.uploads)
-
 
 class UploadAges:
     """Checks how long uploads are safe, from the plan of their write or by a listing.
@@ -328,7 +323,7 @@ class UploadCommitter:
             "batch %d of app %s was committed before: %d records in %d batches are not appended "
             "again. After a restart of its query this is right; otherwise two writers share the "
             "txnAppId.",
-            txn.batch, txn.app, group.records, len(group.uploads),
+            txn.batch, txn.app, sum(each.records for each in group.uploads), len(group.uploads),
         )  # fmt: skip
         return False
 

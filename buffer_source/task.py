@@ -134,8 +134,6 @@ def _readable(
         try:
             return retrying(handles[descriptor.partition].fetch_pooled, descriptor)
         except PoisonBatch as error:
-            if not options.tolerates(error):
-                raise
             return error
 
     def pass_by(batch: PartitionBatch, error: PoisonBatch) -> None:
@@ -167,10 +165,9 @@ def _readable(
     with closing(fetches):
         for batch in descriptors:
             fetched = next(fetches)
-            if isinstance(fetched, PoisonBatch):
-                pass_by(batch, fetched)
-                continue
             try:
+                if isinstance(fetched, PoisonBatch):
+                    raise fetched
                 records = handles[batch.partition].records(
                     fetched, ARRAY_BYTES, check_first=options.checks_whole_batch
                 )

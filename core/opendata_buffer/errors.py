@@ -227,13 +227,11 @@ class Superseded(OwnershipLost):
     Args:
         app: The app id.
         batch: Number of the batch that this run did not make visible.
-        text: The message, for an app that is neither a query's nor a publisher's.
     """
 
-    def __init__(self, app: str, batch: int, text: str = "") -> None:
+    def __init__(self, app: str, batch: int) -> None:
         super().__init__(
-            text
-            or f"another run of app {app!r} has begun to write since this one did: nothing of "
+            f"another run of app {app!r} has begun to write since this one did: nothing of "
             f"batch {batch} is visible. If you have just started the query again, or ended its "
             "transactions by a command, this is the old run: let it end. Otherwise two drivers "
             "share one checkpoint or txnAppId, or two publishers one name: stop one, then start "

@@ -182,7 +182,7 @@ class FaultyStore:
             self._runtime.sleep(milliseconds / 1000)
 
     def _rolls(self, fault: str) -> bool:
-        share = getattr(self.plan, fault)
+        share: float = getattr(self.plan, fault)
         # No draw for what cannot happen: adding a fault to the plan of one operation leaves the
         # history of the others as it was.
         if not share:
