@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 from buffer_source.options import EARLIEST, LATEST, SourceOptions
 from buffer_source.partition_stream import READ_AHEAD
@@ -19,10 +20,6 @@ from opendata_buffer.formats.manifest import BatchDescriptor, Manifest
 from opendata_buffer.queue.log import LogView
 from opendata_buffer.runtime import SystemRuntime, in_parallel, queue_retry
 from opendata_buffer.stores.open import open_store
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql.types import StructType
 
 
 class BufferBatchReader(DataSourceReader):

@@ -21,9 +21,11 @@ from dataclasses import dataclass, make_dataclass
 from enum import Enum
 from importlib import import_module
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
 
 from buffer_source.options import SKIP_LOSS, SourceOptions
 from buffer_source.partition_stream import (
@@ -51,11 +53,6 @@ from opendata_buffer.queue.ownership import TOPIC_KEY
 from opendata_buffer.runtime import Runtime, SystemRuntime, in_parallel, queue_retry
 from opendata_buffer.stores.base import Store
 from opendata_buffer.stores.open import open_store
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql.types import StructType
-
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
 
 from buffer_source.options import PROGRAM, SourceOptions
 from buffer_source.partitions import ONLY
@@ -51,11 +53,6 @@ from opendata_buffer.queue.readers import amend_consumer_info, read_consumer_inf
 from opendata_buffer.runtime import Runtime, SystemRuntime, queue_retry
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.values import DROPMALFORMED, FAILFAST, DecodedColumns, Decoder, ValueOptions
-
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import InputPartition
-    from pyspark.sql.types import StructType
-
 
 log = logging.getLogger(__name__)
 
