@@ -79,15 +79,11 @@ class CommitLog:
 
     ``commit(end)`` proves that ``end`` is in it, but comes only with the next batch that has data.
     ``latestOffset(start)`` proves it of ``start``, unless the query tracks its progress
-    asynchronously (decision 0006). Which of the two it does shows only by these signs:
-
-    - a normal query calls ``commit(start)`` between ``latestOffset(start)`` and
-      ``partitions(start, end)``, always;
-    - with asynchronous tracking ``commit`` follows the log's writes, some batches later; one that
-      ends in time is committed in the place a normal query's would be, and proves nothing yet;
-    - ``Trigger.AvailableNow`` refuses asynchronous tracking;
-    - what the first call of a run hands over was read from the log; and the log is always written
-      for the first batch of a run, in the background, so after some idle time it is on record.
+    asynchronously (decision 0006). A normal query calls ``commit(start)`` between
+    ``latestOffset(start)`` and ``partitions(start, end)``, always. With asynchronous tracking
+    ``commit`` follows the log's writes, some batches later; one that ends in time proves nothing
+    yet. The log is always written for the first batch of a run, in the background, so after some
+    idle time it is on record.
     """
 
     def __init__(self) -> None:

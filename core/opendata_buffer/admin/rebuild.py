@@ -67,36 +67,27 @@ class RebuildPlan:
     missing: tuple[str, ...] = ()  # locations of old entries whose object is gone
 
 
-class Moved(NamedTuple):
-    """What segments of a log have: where they end, and the locations that they name."""
-
-    end: int = 0
-    locations: frozenset[str] = frozenset()
-
-
-NOTHING_MOVED = Moved()
-
-
 def plan_rebuild(
     raw: bytes | None,
     listing: Listing,
     seen: Watermark | None,
+    segments_end: int = 0,
+    in_segments: frozenset[str] = frozenset(),
     *,
     config: QueueConfig,
     grace_ms: int = DEFAULT_GRACE_PERIOD_MS,
-    moved: Moved = NOTHING_MOVED,
 ) -> RebuildPlan:
     """Compare a manifest's bytes with the objects below the data prefix; pure.
 
     ``raw`` is None where there is no manifest. ``seen`` is what the owner marker remembers,
-    ``grace_ms`` the queue's grace period.
+    ``grace_ms`` the queue's grace period. Segments of a log name the locations ``in_segments``.
     """
     fault, entries, reached = _examine(raw, seen)
     if fault is None:
         assert raw is not None
         return RebuildPlan(None, Manifest.parse(raw))
-    entries = [each for each in entries if each.sequence >= moved.end]
-    reached = reached.joined(Watermark(moved.end, 0))
+    entries = [each for each in entries if each.sequence >= segments_end]
+    reached = reached.joined(Watermark(segments_end, 0))
     prefix = config.data_path_prefix
     objects = {info.key for info in listing.objects}
     kept: list[NewEntry] = []
@@ -107,7 +98,7 @@ def plan_rebuild(
             missing.append(entry.location)
         else:
             kept.append(NewEntry(entry.location, entry.metadata))
-    named = moved.locations.union(each.location for each in entries)
+    named = in_segments.union(each.location for each in entries)
     found = _ordered(_unnamed(listing, named, read_ms, prefix))
     finished = _finished_producers(kept, prefix)
     before = [NewEntry(each.location) for each in found if each.producer in finished]
@@ -280,8 +271,8 @@ def _by_clock(own: Sequence[_Found]) -> list[_Found]:
     ] + final
 
 
-def _read_moved(queue: Target) -> Moved:
-    """What the segments of a log have.
+def _read_segments(queue: Target) -> tuple[int, frozenset[str]]:
+    """Where the segments of a log end, and the locations that they name.
 
     Raises CorruptData where index or a segment cannot be read: batches would be queued again.
     """
@@ -293,7 +284,7 @@ def _read_moved(queue: Target) -> Moved:
         if isinstance(segment, CorruptData):
             raise segment
         locations.update(segment.locations())
-    return Moved(index.end, frozenset(locations))
+    return index.end, frozenset(locations)
 
 
 def rebuild_index(queue: Target) -> str | None:
@@ -358,11 +349,10 @@ def compare(queue: Target, claim: QueueClaim | None) -> tuple[bytes | None, Rebu
     # Before the manifest: a batch that is enqueued between the two is named by it.
     listing = Listing((), 0, False) if is_log else store.list(prefix)
     raw = read_raw(store, config.manifest_path)
-    moved = NOTHING_MOVED
+    segments = 0, frozenset[str]()
     if is_log and _examine(raw, seen)[0] is not None:
-        moved, listing = _read_moved(queue), store.list(prefix)
-    plan = plan_rebuild(raw, listing, seen, config=config, grace_ms=grace_ms, moved=moved)
-    return raw, plan
+        segments, listing = _read_segments(queue), store.list(prefix)
+    return raw, plan_rebuild(raw, listing, seen, *segments, config=config, grace_ms=grace_ms)
 
 
 def rebuild(queue: Target) -> str | None:

@@ -474,11 +474,10 @@ class _Route:
 class DirectGet:
     """Reads of one bucket without the work that boto3 repeats for each of them (decision 0028).
 
-    The first read goes through boto3, and the next ones repeat its request with another key:
-    botocore signs it, sends it, and reads the body, whose checksum is compared (failure F36).
-    Only the responses 200, 206, 304 and "no such object" are taken from here. After any other one
-    boto3 sends the request again, so errors and redirects to another region are its own.
-    Thread-safe; a pickle or a fork begins anew, with boto3.
+    The first read goes through boto3, and the next ones repeat its request with another key. Only
+    the responses 200, 206, 304 and "no such object" are taken from here. After any other one boto3
+    sends the request again, so errors and redirects to another region are its own. Thread-safe; a
+    pickle or a fork begins anew, with boto3.
     """
 
     def __init__(self) -> None:
