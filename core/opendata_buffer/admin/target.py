@@ -72,9 +72,9 @@ class Target:
         claim = self.owner()
         return claim is not None and claim.is_log
 
-    def reader(self) -> ReadOnlyReader:
+    def reader(self, advice: str = "") -> ReadOnlyReader:
         """Reads the queue, and changes nothing."""
-        return ReadOnlyReader(self.config, store=self.store, runtime=self.runtime)
+        return ReadOnlyReader(self.config, store=self.store, runtime=self.runtime, advice=advice)
 
     def open_for_repair(self) -> Queue:
         """The queue, to be written by an operator's command; raises as claim_for_writing does."""

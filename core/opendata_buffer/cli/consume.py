@@ -39,6 +39,7 @@ from opendata_buffer.topic.consumer import TopicConsumer
 from opendata_buffer.topic.topic import REFRESH_S, CachedTopic
 
 PROGRAM = "opendata-buffer consume"
+AGAIN = "Run it again to read what is left."
 
 GROUP_BATCHES = 100
 """Batches per acknowledgement: one manifest write for all (OpenData RFC 0001, Consumer)."""
@@ -129,7 +130,7 @@ def consume(
             consumer = TopicConsumer(config, store=store, runtime=runtime, program=PROGRAM)
             source = _topic_source(stack.enter_context(consumer))
         elif not ack:
-            reader = _read_only(target)
+            reader = target.reader(AGAIN)
             reader.manifest()
             reader.seek(_begin_of(target, reader, start))
             source = _queue_source(reader, FetchHandle.of(config, store=store), runtime)
@@ -315,11 +316,6 @@ def _begin_of(queue: Target, reader: ReadOnlyReader, start: Start) -> int:
     return max(reader_of(queue, view_of(queue), name).next_sequence, view.first_sequence)
 
 
-def _read_only(queue: Target) -> ReadOnlyReader:
-    advice = "Run it again to read what is left."
-    return ReadOnlyReader(queue.config, store=queue.store, runtime=queue.runtime, advice=advice)
-
-
 def _topic_source(consumer: TopicConsumer) -> BatchSource:
     def read(limit: int) -> Iterator[ArrowBatch]:
         count = 0
@@ -342,7 +338,7 @@ class ReadOnlyPartition:
     def __init__(self, queue: Target, start: Start) -> None:
         self.ready: deque[BatchDescriptor] = deque()  # committed, and not fetched yet
         self._queue = queue
-        self._reader = _read_only(queue)
+        self._reader = queue.reader(AGAIN)
         self._handle = FetchHandle.of(queue.config, store=queue.store)
         self._start = start
         self._filter = ReadCommitted(queue.prefix)
@@ -371,10 +367,9 @@ class ReadOnlyPartition:
     def _replay(self, begin: int, stop: int) -> list[tuple[int, str]]:
         return [(each.sequence, each.location) for each in self._reader.entries(begin, stop)]
 
-    def take(self, limit: int) -> Iterator[ArrowBatch]:
-        """Fetch at most ``limit`` of the batches that are ready."""
+    def fetch(self, wanted: Sequence[BatchDescriptor]) -> Iterator[ArrowBatch]:
+        """Fetch batches that were ready."""
         name = self._queue.prefix
-        wanted = [self.ready.popleft() for _ in range(min(limit, len(self.ready)))]
         try:
             for each in _fetched(self._handle, wanted, self._queue.runtime):
                 yield replace(each, partition=name)
@@ -405,10 +400,8 @@ class ReadOnlyTopic:
             if any(each.ready for each in partitions.values()):
                 break
         for name, partition in list(partitions.items()):
-            if not limit:
-                return
-            if partition.ready:
+            wanted = [partition.ready.popleft() for _ in range(min(limit, len(partition.ready)))]
+            if wanted:
                 partitions[name] = partitions.pop(name)  # The others come first in the next read.
-            for batch in partition.take(limit):
-                limit -= 1
-                yield batch
+                limit -= len(wanted)
+                yield from partition.fetch(wanted)
