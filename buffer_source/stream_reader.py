@@ -486,13 +486,10 @@ class BufferStreamReader(DataSourceStreamReader):
     def getDefaultReadLimit(self) -> Any:
         """Spark's name for the limit, for its progress; all limits are applied in latestOffset."""
         options = self._options
-        if options.max_batches is not None:
-            return ReadMaxFiles(options.max_batches)
-        if options.max_bytes is not None:
-            return ReadMaxBytes(options.max_bytes)
-        if options.max_records is not None:
-            return ReadMaxRows(options.max_records)
-        return ReadAllAvailable()
+        kinds = (ReadMaxFiles, ReadMaxBytes, ReadMaxRows)
+        limits = (options.max_batches, options.max_bytes, options.max_records)
+        given = (kind(most) for kind, most in zip(kinds, limits, strict=True) if most is not None)
+        return next(given, ReadAllAvailable())
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read what is queued now and stop."""

@@ -142,22 +142,18 @@ def _discard_stdout() -> None:
 
 def _log_thread_failure(failure: threading.ExceptHookArgs) -> None:
     name = failure.thread.name if failure.thread else "a thread"
-    log.error("%s failed: %s", name, failure.exc_value)
-    log.debug(
-        "failed",
-        exc_info=failure.exc_value and (failure.exc_type, failure.exc_value, failure.exc_traceback),
-    )
+    log.error("%s failed", name, exc_info=failure.exc_value)
 
 
 class _OneLine(logging.Formatter):
-    """``warning: message``; with a traceback only in debug records (-vv)."""
+    """``warning: message``; with a traceback only where everything is logged (-vv)."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = f"{record.levelname.lower()}: {one_line(record.getMessage())}"
         if record.exc_info and record.exc_info[1] is not None:
-            if record.levelno <= logging.DEBUG:
-                return f"{text}\n{redacted(self.formatException(record.exc_info))}"
             text += f": {one_line(record.exc_info[1])}"
+            if log.isEnabledFor(logging.DEBUG):
+                text += f"\n{redacted(self.formatException(record.exc_info))}"
         return text
 
 
