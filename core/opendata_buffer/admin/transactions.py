@@ -137,31 +137,16 @@ def abort(target: Target, producer: str, *, force: bool = False) -> list[OpenTra
             "is ended in all of them or in none: leave --partition and --data-path-prefix out"
         )
     open_queue = cache(lambda name: target.queue(name).open_for_repair())
+    where = (target.store, target.config, open_queue, target.runtime)
     if app is None:
-        markers = {
-            each.partition: [
-                TransactionMarker(
-                    bytes.fromhex(each.producer),
-                    each.last_clock + 1 if each.committed else ROLL_BACK,
-                )
-            ]
-            for each in chosen
-        }
-        MarkerWriter(
-            target.store,
-            target.config,
-            open_queue,
-            target.runtime,
-            ahead_ms=DEFAULT_GRACE_PERIOD_MS,
-        ).write(markers)
+        markers = {}
+        for each in chosen:
+            clock = each.last_clock + 1 if each.committed else ROLL_BACK
+            markers[each.partition] = [TransactionMarker(bytes.fromhex(each.producer), clock)]
+        MarkerWriter(*where, ahead_ms=DEFAULT_GRACE_PERIOD_MS).write(markers)
         return chosen
     coordinator = TransactionCoordinator(
-        target.store,
-        target.config,
-        open_queue,
-        target.runtime,
-        ahead_ms=DEFAULT_GRACE_PERIOD_MS,
-        folder=_records_folder(target),
+        *where, ahead_ms=DEFAULT_GRACE_PERIOD_MS, folder=_records_folder(target)
     )
     coordinator.recover(app, None, _names(target))
     # recover() claimed the record, so it does not change any more.
