@@ -436,22 +436,13 @@ class RetrySettings(Protocol):
     def timeout_ms(self) -> int: ...
 
 
-def queue_retry(
-    runtime: Runtime,
-    config: RetrySettings,
-    *,
-    deadline_ms: int | None = None,
-    retry_on: tuple[type[Exception], ...] = (TransientStorageError,),
-    pause: Callable[[BaseException], float | None] | None = None,
-    before_pause: Callable[[], None] | None = None,
-) -> Retries:
-    """:class:`Retries` with the backoff of a queue's settings, by default until its deadline."""
-    return Retries(
-        runtime,
-        base_ms=config.backoff_base_ms,
-        max_ms=config.backoff_max_ms,
-        deadline_ms=config.timeout_ms if deadline_ms is None else deadline_ms,
-        retry_on=retry_on,
-        pause=pause,
-        before_pause=before_pause,
-    )
+def queue_retry(runtime: Runtime, config: RetrySettings, **changes: Any) -> Retries:
+    """:class:`Retries` of transient errors with the backoff of a queue's settings, by default until
+    its timeout. ``changes`` are other fields."""
+    fields: dict[str, Any] = {
+        "base_ms": config.backoff_base_ms,
+        "max_ms": config.backoff_max_ms,
+        "deadline_ms": config.timeout_ms,
+        "retry_on": (TransientStorageError,),
+    }
+    return Retries(runtime, **fields | changes)
