@@ -93,7 +93,8 @@ def _parse(options: Mapping[str, str], what: str) -> SinkOptions:
     reader = OptionReader(options, (*SINK_OPTIONS, *_SPARK_OPTIONS), what)
     compression = reader.choice("compression", ("none", "zstd"), "none")
     queue = storage_settings(reader)
-    partitioner = reader.choice("partitioner", PARTITIONERS, "") or None
+    is_given = reader.text("partitioner") is not None
+    partitioner = reader.choice("partitioner", PARTITIONERS, "random") if is_given else None
     one_queue = reader.text("dataPathPrefix") is not None
     if one_queue and partitioner is not None:
         raise InvalidInput(
