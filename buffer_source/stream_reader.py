@@ -17,7 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, make_dataclass
+from dataclasses import make_dataclass
 from enum import Enum
 from importlib import import_module
 from itertools import islice
@@ -131,42 +131,6 @@ class CommitLog:
             self.tracking = Tracking.SYNCHRONOUS
 
 
-@dataclass(slots=True)
-class Progress:
-    """Counts of one run, of planned and skipped batches; see :meth:`MicroBatchStream.report`."""
-
-    batches: int = 0
-    bytes: int | None = 0  # None once the size of one batch was not known.
-    repeats: int = 0
-    missing: int = 0
-    retries: int = 0
-
-    def planned(self, plan: PartitionPlan) -> None:
-        """Count what a micro-batch reads of one partition."""
-        self.batches += len(plan.batches)
-        if self.bytes is not None:
-            self.bytes = None if plan.total is None else self.bytes + plan.total
-        self.missing += plan.missing
-        repeats = plan.repeats
-        self.repeats += len(repeats)
-        if repeats:
-            # Where an append was repeated, the reader of the queue has counted it.
-            if count := sum(1 for each in repeats if each.repeats is None):
-                metrics.repeats_dropped.add(count)
-            log.warning(
-                "left out %d of %d batches, sequences %d to %d: their writer repeated "
-                "appends or transactions that were read already",
-                len(repeats),
-                len(plan.batches) + plan.missing + len(repeats),
-                repeats[0].sequence,
-                repeats[-1].sequence,
-            )
-
-    def retried(self) -> None:
-        """A request is about to be made again."""
-        self.retries += 1
-
-
 class MicroBatchStream:
     """Offsets, limits and plans of one run of one query, over all partitions of its source.
 
@@ -180,8 +144,9 @@ class MicroBatchStream:
         self._store = store
         self._runtime = runtime
         # An error in any call ends the query, so transient ones are retried.
-        self._progress = Progress()
-        self._retrying = queue_retry(runtime, options.consumer, before_pause=self._progress.retried)
+        self._retrying = queue_retry(runtime, options.consumer, before_pause=self._count_retry)
+        names = ("batches", "bytes", "droppedRepeats", "missing", "retries")
+        self._counts: dict[str, Any] = dict.fromkeys(names, 0)  # of this run, as in :meth:`report`
         self._partitions = SourcePartitions(options, store, runtime)
         self._streams: dict[str, PartitionStream] = {}
         self._log = CommitLog()
@@ -253,7 +218,7 @@ class MicroBatchStream:
         if (start, end) != self._counted:  # Spark plans once for each scan of the source.
             self._counted = (start, end)
             for each in plans:
-                self._progress.planned(each)
+                self._count(each)
         batches = [batch for each in plans for batch in each.batches]
         sizes = [size for each in plans for size in each.sizes]
         return plan_tasks(batches, sizes, self._options)
@@ -282,7 +247,7 @@ class MicroBatchStream:
         )
         if not streams:
             return None
-        topic, progress = self._partitions.topic, self._progress
+        topic = self._partitions.topic
         key = self._options.queue.manifest_path if topic is None else TOPIC_KEY
         ends = {each.name: each.queue_end for each in streams}
         report = {
@@ -291,11 +256,7 @@ class MicroBatchStream:
             "next": ends if topic is not None else streams[0].queue_end,
             "backlogBatches": sum(each.backlog for each in streams),
             "lagMs": max(each.lag_ms for each in streams),
-            "batches": progress.batches,
-            "bytes": progress.bytes,
-            "droppedRepeats": progress.repeats,
-            "missing": progress.missing,
-            "retries": progress.retries,
+            **self._counts,
         }
         if topic is not None:
             report["partitionBacklogs"] = {
@@ -307,6 +268,30 @@ class MicroBatchStream:
         """Stop the collectors and let the queues go; acknowledges nothing."""
         while self._streams:
             self._streams.popitem()[1].close()
+
+    def _count_retry(self) -> None:
+        self._counts["retries"] += 1
+
+    def _count(self, plan: PartitionPlan) -> None:
+        """Count what a micro-batch reads of one partition."""
+        counts, repeats = self._counts, plan.repeats
+        counts["batches"] += len(plan.batches)
+        if counts["bytes"] is not None:  # None once the size of one batch was not known.
+            counts["bytes"] = None if plan.total is None else counts["bytes"] + plan.total
+        counts["missing"] += plan.missing
+        counts["droppedRepeats"] += len(repeats)
+        if repeats:
+            # Where an append was repeated, the reader of the queue has counted it.
+            if count := sum(1 for each in repeats if each.repeats is None):
+                metrics.repeats_dropped.add(count)
+            log.warning(
+                "left out %d of %d batches, sequences %d to %d: their writer repeated "
+                "appends or transactions that were read already",
+                len(repeats),
+                len(plan.batches) + plan.missing + len(repeats),
+                repeats[0].sequence,
+                repeats[-1].sequence,
+            )
 
     def _stream(self, name: str) -> PartitionStream:
         if name not in self._streams:
