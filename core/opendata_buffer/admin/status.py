@@ -587,21 +587,13 @@ def running_consumer(queue: Target) -> str:
     return ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Backlog:
-    """What a probe asks for, of a queue or of all partitions of a topic."""
+def read_backlog(target: Target) -> tuple[int, float, int, str]:
+    """How many batches wait in a queue or a topic, how many seconds the oldest of them, the bytes
+    of the largest manifest, and why producers and consumers of one queue fail; empty where not.
 
-    batches: int  # that wait, in all
-    oldest_s: float  # 0 when nothing waits
-    largest: int  # bytes of the largest manifest
-    refused: str  # why producers and consumers of one queue fail; empty where they do not
-
-
-def read_backlog(target: Target) -> Backlog:
-    """Read manifests and owner markers, and nothing else: a probe asks every few seconds.
-
-    Of a log also the positions of its readers: what waits is what the last of them has not read.
-    Partitions of a topic need not have been written yet.
+    Reads manifests and owner markers, and nothing else: a probe asks every few seconds. Of a log
+    also the positions of its readers: what waits is what the last of them has not read. Partitions
+    of a topic need not have been written yet.
     """
 
     def read(queue: Target) -> tuple[int, float, int, str]:
@@ -617,6 +609,4 @@ def read_backlog(target: Target) -> Backlog:
 
     found = in_parallel(target.runtime, read, target.queues())
     batches, ages, sizes, refused = zip(*found, strict=True)
-    return Backlog(
-        batches=sum(batches), oldest_s=max(ages), largest=max(sizes), refused=max(refused)
-    )
+    return sum(batches), max(ages), max(sizes), max(refused)

@@ -326,14 +326,6 @@ class TrimPlan(NamedTuple):
     dropped: Sequence[BatchDescriptor]
 
 
-class TrimResult(NamedTuple):
-    """What a trim did."""
-
-    first: int  # where the queue begins now
-    epoch: int | None  # that the queue was claimed with; None where there was nothing to drop
-    copies: list[str]  # ids in the quarantine of the dropped batches
-
-
 def plan_trim(queue: Target, start: Start) -> TrimPlan:
     """The entries that lie before ``start``; changes nothing.
 
@@ -355,11 +347,12 @@ def plan_trim(queue: Target, start: Start) -> TrimPlan:
     return TrimPlan(target, dropped)
 
 
-def trim_queue(queue: Target, plan: TrimPlan, *, copy: bool = True) -> TrimResult:
+def trim_queue(queue: Target, plan: TrimPlan, *, copy: bool = True) -> tuple[int, int, list[str]]:
     """Copy what a plan drops, then drop it and claim the queue. Idempotent.
 
-    Entries that were appended since the plan stay. Without a ``copy`` nothing restores a batch once
-    the collector has deleted it. After an error nothing was dropped.
+    Returns where the queue begins now, the epoch of the claim, and the ids of the copies. Entries
+    that were appended since the plan stay. Without a ``copy`` nothing restores a batch once the
+    collector has deleted it. After an error nothing was dropped.
     """
     opened = queue.open_for_repair()
     why = f"trimmed up to {plan.target}, not for a fault of its own"
@@ -373,7 +366,7 @@ def trim_queue(queue: Target, plan: TrimPlan, *, copy: bool = True) -> TrimResul
     after = opened.claim_epoch(last, allow_data_loss=True)
     write_consumer_info(queue.store, queue.config, queue.runtime, after.epoch, program=TRIM)
     opened.close()
-    return TrimResult(after.first_sequence, after.epoch, copies)
+    return after.first_sequence, after.epoch, copies
 
 
 def _refuse_undecided(manifest: Manifest, target: int, queue: Target) -> None:

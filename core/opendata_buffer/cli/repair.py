@@ -21,7 +21,6 @@ from opendata_buffer.admin.fsck import (
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.trim import (
     Start,
-    TrimResult,
     check_unqueued,
     collect,
     plan_trim,
@@ -249,11 +248,11 @@ def trim(
         "waits. Copies alone delete nothing: run it again, and no batch is copied twice"
     )
     for each, plan in plans:
-        first, epoch, copies = TrimResult(plan.target, None, [])
+        done: tuple[int, int | None, list[str]] = (plan.target, None, [])
         if plan.dropped and not dry_run:
             with print_summary(lambda: summary):
-                first, epoch, copies = trim_queue(each, plan, copy=copy)
-        prefix = each.prefix
+                done = trim_queue(each, plan, copy=copy)
+        prefix, (first, epoch, copies) = each.prefix, done
         if as_json:
             fields = {
                 "partition": prefix,

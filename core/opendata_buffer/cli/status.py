@@ -120,11 +120,10 @@ def _warn(manifest_bytes: int, target: Target) -> None:
 
 
 def _probe(target: Target, max_lag: float | None, max_backlog: int | None, as_json: bool) -> None:
-    found = read_backlog(target)
-    if found.refused:
-        raise Failure(found.refused)
-    _warn(found.largest, target)
-    batches, lag_s = found.batches, found.oldest_s
+    batches, lag_s, largest, refused = read_backlog(target)
+    if refused:
+        raise Failure(refused)
+    _warn(largest, target)
     excess = []
     if max_lag is not None and lag_s > max_lag:
         excess.append(f"the oldest batch waits {lag_s:.1f} s, more than {max_lag:g}")
@@ -132,7 +131,7 @@ def _probe(target: Target, max_lag: float | None, max_backlog: int | None, as_js
         excess.append(f"{waiting(batches)}, more than {max_backlog:,}")
     if as_json:
         known = {"ok": not excess, "batches": batches, "lag_seconds": lag_s}
-        click.echo(json.dumps({**known, "manifest_bytes": found.largest}))
+        click.echo(json.dumps({**known, "manifest_bytes": largest}))
     if excess:
         raise Exceeded(
             f"too much waits in {target.store.url}: {'; '.join(excess)}. "
