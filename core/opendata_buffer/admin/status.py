@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from opendata_buffer.admin.readers import ReaderStatus, readers_of
 from opendata_buffer.admin.target import Target
@@ -379,16 +379,12 @@ def _claim_of(queue: Target) -> QueueClaim | CorruptData | PrefixConflict | None
         return error
 
 
-class _Seen(NamedTuple):
-    """A queue as it was read: its manifest, and what a log keeps behind it."""
-
-    manifest: Manifest  # empty where the queue was never written
-    log: LogView | None  # None of a queue that is no log, and of one whose readers fail
-    refused: str  # why producers, consumers or readers fail although the manifest can be read
-    grace_ms: int | None  # of the collector; None without an owner marker
-
-
-def _see(queue: Target, found: QueueClaim | Exception | None, manifest: Manifest | None) -> _Seen:
+def _see(
+    queue: Target, found: QueueClaim | Exception | None, manifest: Manifest | None
+) -> tuple[Manifest, LogView | None, str, int | None]:
+    """A queue as it was read: its manifest, empty where it was never written; what a log keeps
+    behind it, None also where readers fail; why producers, consumers or readers fail although the
+    manifest can be read; and the grace period, None without an owner marker."""
     claim, refused = (found, "") if isinstance(found, QueueClaim) else (None, str(found or ""))
     if manifest is not None:
         try:
@@ -406,7 +402,7 @@ def _see(queue: Target, found: QueueClaim | Exception | None, manifest: Manifest
             view = log.view(log.need(marked=True), manifest)
         except CorruptData as fault:
             refused = refused or f"readers are refused: {fault}"
-    return _Seen(manifest, view, refused, None if claim is None else claim.grace_ms)
+    return manifest, view, refused, None if claim is None else claim.grace_ms
 
 
 def _log_status(view: LogView, readers: Sequence[ReaderStatus]) -> LogStatus:
