@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from opendata_buffer.config import (
     ConsumerConfig,
@@ -54,6 +55,8 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 
 Offsets = str | int | tuple[tuple[str, int], ...]
 """``earliest``, ``latest``, a sequence, or of a topic a sequence for each of some partitions."""
+
+T = TypeVar("T")
 
 PROGRAM = "Spark"  # the program in the consumer info of a queue that the source claimed
 
@@ -124,9 +127,7 @@ class SourceOptions:
             one_queue=read.text("dataPathPrefix") is not None,
             starting_offsets=_position(read, "startingOffsets", EARLIEST),
             starting_timestamp_ms=_timestamp(read, "startingTimestamp", "startingOffsets"),
-            ending_offsets=(
-                _position(read, "endingOffsets", LATEST) if read.given("endingOffsets") else None
-            ),
+            ending_offsets=_position(read, "endingOffsets", None),
             ending_timestamp_ms=_timestamp(read, "endingTimestamp", "endingOffsets"),
             isolation=read.choice("isolationLevel", ISOLATION_LEVELS, READ_COMMITTED),
             fail_on_data_loss=read.boolean("failOnDataLoss", True),
@@ -198,11 +199,7 @@ class SourceOptions:
             one_queue=True,
             create_if_missing=True,
             starting_offsets=_offset_of(name, self.starting_offsets, EARLIEST),
-            ending_offsets=(
-                None
-                if self.ending_offsets is None
-                else _offset_of(name, self.ending_offsets, LATEST)
-            ),
+            ending_offsets=_offset_of(name, self.ending_offsets, LATEST),
         )
 
     @property
@@ -291,14 +288,14 @@ def _timestamp(read: OptionReader, name: str, offsets: str) -> int | None:
     return max(0, (moment - _EPOCH) // timedelta(milliseconds=1))
 
 
-def _offset_of(partition: str, offsets: Offsets, default: str) -> Offsets:
+def _offset_of(partition: str, offsets: T, default: str) -> T | str | int:
     if not isinstance(offsets, tuple):
         return offsets
     found = (at for name, at in offsets if name == partition or is_abbreviated(name, partition))
     return next(found, default)
 
 
-def _position(read: OptionReader, name: str, default: str) -> Offsets:
+def _position(read: OptionReader, name: str, default: T) -> Offsets | T:
     value = read.text(name)
     if value is None:
         return default
