@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime
 import logging
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ from opendata_buffer.formats import MIB
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
 from opendata_buffer.quarantine import quarantine
 from opendata_buffer.queue.readers import amend_consumer_info, read_consumer_info
-from opendata_buffer.runtime import Runtime, SystemRuntime, queue_retry
+from opendata_buffer.runtime import Interval, Runtime, SystemRuntime, queue_retry
 from opendata_buffer.stores.open import open_store
 from opendata_buffer.values import DROPMALFORMED, FAILFAST, DecodedColumns, Decoder, ValueOptions
 
@@ -65,15 +66,12 @@ class QueryIdRecorder:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._at: dict[tuple[str, str, str], float] = {}
+        self._due = defaultdict[object, Interval](lambda: Interval(runtime, RECORD_INTERVAL_S))
 
     def add(self, config: QueueConfig, query: str) -> None:
         """Record the query of a task that reads this queue. Returns at once, and raises nothing."""
-        key = config.store, config.manifest_path, query
-        now = self._runtime.monotonic()
-        if now - self._at.get(key, -RECORD_INTERVAL_S) < RECORD_INTERVAL_S:
+        if not self._due[config.store, config.manifest_path, query].is_due():
             return
-        self._at[key] = now
 
         def record() -> None:
             try:
