@@ -311,9 +311,17 @@ class TemporaryFiles:
         """Make the directory if it is missing, and once remove what killed writers left in it."""
         if not os.path.isdir(self._directory):
             make_directories(self._directory)
-        if not self._swept:
-            self._swept = True
-            self._sweep()
+        if self._swept:
+            return
+        self._swept = True
+        now_ns = self.now_ms() * 1_000_000
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                try:  # No writer needs a day for one.
+                    if now_ns - entry.stat(follow_symlinks=False).st_mtime_ns > _DAY_NS:
+                        os.unlink(entry.path)
+                except OSError:
+                    continue  # swept by another process meanwhile, or not ours to remove
 
     def open(self, mode: int = 0o666) -> tuple[int, str]:
         """A new empty file, open for writing."""
@@ -348,17 +356,6 @@ class TemporaryFiles:
         finally:
             os.close(fd)
             os.unlink(path)
-
-    def _sweep(self) -> None:
-        """Remove files older than a day: no writer needs so long for one."""
-        now_ns = self.now_ms() * 1_000_000
-        with os.scandir(self._directory) as entries:
-            for entry in entries:
-                try:
-                    if now_ns - entry.stat(follow_symlinks=False).st_mtime_ns > _DAY_NS:
-                        os.unlink(entry.path)
-                except OSError:
-                    continue  # swept by another process meanwhile, or not ours to remove
 
 
 RESERVED = ".opendata-buffer"
