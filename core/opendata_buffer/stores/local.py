@@ -364,49 +364,6 @@ RESERVED = ".opendata-buffer"
 _LONGEST_NAME = 255
 
 
-class LocalPaths:
-    """The files of objects, locks and writes below one root; refuses as :class:`LocalStore`."""
-
-    def __init__(self, root: os.PathLike[str] | str) -> None:
-        self.root = os.path.abspath(root)
-        if self.root.strip("/") == "":
-            raise InvalidInput(
-                f"store {self.root!r} is the root of the file system: use a directory"
-            )
-        for path in (self.root, os.path.realpath(root)):
-            top = path.split("/")[1]
-            if top == "dbfs" or (top == "Volumes" and sys.platform != "darwin"):
-                raise InvalidInput(
-                    f"store {self.root!r} is a Databricks mount, which has no file locks and no "
-                    "atomic rename: two writers would overwrite each other. Use the s3:// URL of "
-                    "the volume's external location instead."
-                )
-        self.reserved = f"{self.root}/{RESERVED}"
-
-    def object(self, key: str) -> str:
-        """The file of an object; refused if no file can have this name, or the store's own has."""
-        check_key("key", key)
-        segments = key.split("/")
-        if RESERVED in segments:
-            raise InvalidInput(
-                f"key {key!r} lies in {RESERVED!r}, where the store keeps its own files: "
-                "use another name"
-            )
-        for segment in segments:
-            if len(segment.encode()) > _LONGEST_NAME:
-                raise InvalidInput(
-                    f"key {key!r} has a part of {len(segment.encode())} bytes between slashes: "
-                    f"file names have at most {_LONGEST_NAME}, use shorter parts"
-                )
-        return f"{self.root}/{key}"
-
-    def lock(self, key: str) -> str:
-        """The lock file of an object: beside it, so that stores with another root find it, too."""
-        # Hashed, because a name may be as long as file names get.
-        directory, _, name = f"{self.root}/{key}".rpartition("/")
-        return f"{directory}/{RESERVED}/{hashlib.sha256(name.encode()).hexdigest()[:32]}"
-
-
 def directory_of(prefix: str) -> str | None:
     """The directory below which all keys with a prefix lie; None when no key starts so."""
     directory, _, _ = prefix.rpartition("/")
@@ -468,18 +425,54 @@ class LocalStore:
     """
 
     def __init__(self, root: Path | str, *, runtime: Runtime | None = None) -> None:
-        self._paths = LocalPaths(root)
+        self.root = os.path.abspath(root)
+        if self.root.strip("/") == "":
+            raise InvalidInput(
+                f"store {self.root!r} is the root of the file system: use a directory"
+            )
+        for path in (self.root, os.path.realpath(root)):
+            top = path.split("/")[1]
+            if top == "dbfs" or (top == "Volumes" and sys.platform != "darwin"):
+                raise InvalidInput(
+                    f"store {self.root!r} is a Databricks mount, which has no file locks and no "
+                    "atomic rename: two writers would overwrite each other. Use the s3:// URL of "
+                    "the volume's external location instead."
+                )
+        self._reserved = f"{self.root}/{RESERVED}"
         self._runtime = runtime if runtime is not None else SystemRuntime()
-        self._temporary = TemporaryFiles(f"{self._paths.reserved}/tmp", self._runtime)
+        self._temporary = TemporaryFiles(f"{self._reserved}/tmp", self._runtime)
         self._checked = False
 
     @property
     def url(self) -> str:
         """``file://`` and the directory."""
-        return Path(self._paths.root).as_uri()
+        return Path(self.root).as_uri()
 
     def __repr__(self) -> str:
-        return f"LocalStore({self._paths.root!r})"
+        return f"LocalStore({self.root!r})"
+
+    def file_of(self, key: str) -> str:
+        """The file of an object; refused if no file can have this name, or the store's own has."""
+        check_key("key", key)
+        segments = key.split("/")
+        if RESERVED in segments:
+            raise InvalidInput(
+                f"key {key!r} lies in {RESERVED!r}, where the store keeps its own files: "
+                "use another name"
+            )
+        for segment in segments:
+            if len(segment.encode()) > _LONGEST_NAME:
+                raise InvalidInput(
+                    f"key {key!r} has a part of {len(segment.encode())} bytes between slashes: "
+                    f"file names have at most {_LONGEST_NAME}, use shorter parts"
+                )
+        return f"{self.root}/{key}"
+
+    def lock_of(self, key: str) -> str:
+        """The lock file of an object: beside it, so that stores with another root find it, too."""
+        # Hashed, because a name may be as long as file names get.
+        directory, _, name = f"{self.root}/{key}".rpartition("/")
+        return f"{directory}/{RESERVED}/{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
     def get(
         self,
@@ -515,7 +508,7 @@ class LocalStore:
     @contextlib.contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, os.stat_result]]:
         """A regular file, open for reading."""
-        path = self._paths.object(key)
+        path = self.file_of(key)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
@@ -532,7 +525,7 @@ class LocalStore:
 
     def _was_cut(self, key: str) -> TransientStorageError:
         return TransientStorageError(
-            f"file {self._paths.object(key)!r} was cut to fewer bytes while it was read: it is "
+            f"file {self.file_of(key)!r} was cut to fewer bytes while it was read: it is "
             "written by something else than this library"
         )
 
@@ -542,12 +535,12 @@ class LocalStore:
 
     def put_pieces(self, key: str, pieces: Sequence[bytes | memoryview]) -> None:
         """See :meth:`opendata_buffer.stores.Files.put_pieces`."""
-        path = self._paths.object(key)
+        path = self.file_of(key)
         try:
             self._temporary.prepare()
             with self._temporary.written(pieces) as (fd, temporary):
                 # A key that is also written by put_if has a lock file; batches have none.
-                with FileLock(self._paths.lock(key), self._runtime, create=False) as lock:
+                with FileLock(self.lock_of(key), self._runtime, create=False) as lock:
                     self._rename(fd, temporary, path, lock)
                 sync_directory(os.path.dirname(path))
         except OSError as error:
@@ -555,13 +548,13 @@ class LocalStore:
 
     def put_if(self, key: str, data: bytes, condition: Condition) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
-        path = self._paths.object(key)
+        path = self.file_of(key)
         begun, version = False, ""
         try:
             if isinstance(condition, IfVersion) and not os.path.isdir(os.path.dirname(path)):
                 return outcomes.Vanished()
             self._temporary.prepare()
-            lock_path = self._paths.lock(key)
+            lock_path = self.lock_of(key)
             if not os.path.isdir(os.path.dirname(lock_path)):
                 make_directories(os.path.dirname(lock_path))
             # A writer that has lost its race already writes nothing. Otherwise all is written
@@ -598,12 +591,12 @@ class LocalStore:
         try:
             self._temporary.prepare()
             try:
-                with FileLock(f"{self._paths.reserved}/check", self._runtime):
+                with FileLock(f"{self._reserved}/check", self._runtime):
                     pass
             except OSError as error:
                 if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EINVAL):
                     raise UnsafeStore(
-                        f"the file system of {self._paths.root!r} has no file locks "
+                        f"the file system of {self.root!r} has no file locks "
                         f"({error.strerror}): two writers would overwrite each other. Use a "
                         "local disk or an s3:// URL."
                     ) from error
@@ -611,7 +604,7 @@ class LocalStore:
             with self._temporary.written(()) as (fd, temporary):
                 stamp_later(fd, temporary, os.fstat(fd).st_mtime_ns)
         except OSError as error:
-            raise storage_error("write", self._paths.root, error) from error
+            raise storage_error("write", self.root, error) from error
         self._checked = True
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
@@ -621,7 +614,7 @@ class LocalStore:
         directory = directory_of(prefix)
         if directory is None:
             return Listing((), now_ms)
-        root = self._paths.root
+        root = self.root
         try:
             found = files_below(root, directory, prefix, start_after)
             objects = tuple(islice(found, limit))
@@ -634,7 +627,7 @@ class LocalStore:
         failures = []
         for key in keys:
             try:
-                self._delete(self._paths.object(key), self._paths.lock(key))
+                self._delete(self.file_of(key), self.lock_of(key))
             except (InvalidInput, StorageError) as error:
                 failures.append(DeleteFailure(key, str(error)))
             except OSError as error:
@@ -646,7 +639,7 @@ class LocalStore:
         for a group that may write in the store as well."""
         if key.rpartition("/")[2] != BROKER_RECORD_NAME:
             return 0o666
-        return 0o660 if os.stat(self._paths.root).st_mode & 0o020 else 0o600
+        return 0o660 if os.stat(self.root).st_mode & 0o020 else 0o600
 
     def _rename(self, fd: int, temporary: str, path: str, lock: FileLock) -> str:
         """Give a written file its name, under its key's lock if it has one; returns its version."""
@@ -678,7 +671,7 @@ class LocalStore:
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 return  # no object of this name
         parent = os.path.dirname(path)
-        while parent != self._paths.root:
+        while parent != self.root:
             try:
                 os.rmdir(parent)
             except OSError:

@@ -28,7 +28,7 @@ from opendata_buffer.errors import (
 from opendata_buffer.runtime import SystemRuntime, deadline
 from opendata_buffer.stores import local
 from opendata_buffer.stores.base import ABSENT, Blob, Files, IfVersion
-from opendata_buffer.stores.local import RESERVED, FileLock, LocalPaths, LocalStore, LockTimeout
+from opendata_buffer.stores.local import RESERVED, FileLock, LocalStore, LockTimeout
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
@@ -215,7 +215,7 @@ def test_a_version_does_not_return_when_the_object_does_and_the_clock_went_back(
 
 def test_readers_need_no_lock(store: LocalStore, root: Path, runtime: ManualRuntime) -> None:
     store.put_if("m", b"1", ABSENT)
-    with FileLock(LocalPaths(root).lock("m"), runtime):
+    with FileLock(LocalStore(root).lock_of("m"), runtime):
         assert read(store, "m").data == b"1"
 
 
@@ -285,7 +285,7 @@ def test_f2_a_lock_that_cannot_be_given_back_after_the_rename_is_an_unknown_outc
     store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     first = create(store, "m", b"old")
-    lock_inode = os.stat(LocalPaths(root).lock("m")).st_ino
+    lock_inode = os.stat(LocalStore(root).lock_of("m")).st_ino
     module: Any = fcntl if name == "flock" else os
     real = getattr(module, name)
 
@@ -440,23 +440,23 @@ def test_a_file_that_is_cut_while_it_is_read_to_memory_is_no_object(tmp_path: Pa
 
 
 def test_a_part_longer_than_a_file_name_is_refused() -> None:
-    paths = LocalPaths("/data")
-    assert paths.object("é" * 127) == "/data/" + "é" * 127
+    store = LocalStore("/data")
+    assert store.file_of("é" * 127) == "/data/" + "é" * 127
     with pytest.raises(InvalidInput, match="part of 256 bytes between slashes"):
-        paths.object("in/" + "é" * 128)
+        store.file_of("in/" + "é" * 128)
 
 
 def test_roots_inside_each_other_have_the_same_lock_for_the_same_file() -> None:
     # A producer with /data and the prefix q/in, a consumer with /data/q and the prefix in: with a
     # lock for each root, both could replace one version, and the first append would be lost.
-    outer, inner = LocalPaths("/data"), LocalPaths("/data/q")
-    assert outer.lock("q/in/m") == inner.lock("in/m")
-    assert outer.lock("q/in/m") != outer.lock("q/in/n")
-    assert outer.lock("q/in/m").startswith(f"/data/q/in/{RESERVED}/")
+    outer, inner = LocalStore("/data"), LocalStore("/data/q")
+    assert outer.lock_of("q/in/m") == inner.lock_of("in/m")
+    assert outer.lock_of("q/in/m") != outer.lock_of("q/in/n")
+    assert outer.lock_of("q/in/m").startswith(f"/data/q/in/{RESERVED}/")
 
 
 def test_the_lock_of_the_longest_name_is_a_file_name() -> None:
-    assert len(os.path.basename(LocalPaths("/data").lock("é" * 127))) <= 255
+    assert len(os.path.basename(LocalStore("/data").lock_of("é" * 127))) <= 255
 
 
 @pytest.mark.parametrize("root", ["/", "//", "/dbfs/mnt/queue", "/Volumes/main/queue", "/link"])
@@ -464,9 +464,9 @@ def test_a_root_without_locks_is_refused(root: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr(os.path, "realpath", lambda path: path.replace("/link", "/dbfs/mnt/queue"))
     with pytest.raises(InvalidInput, match=r"root of the file system|Databricks mount"):
-        LocalPaths(root)
+        LocalStore(root)
     monkeypatch.setattr("sys.platform", "darwin")
-    assert LocalPaths("/Volumes/disk").root == "/Volumes/disk", "on a Mac volumes are disks"
+    assert LocalStore("/Volumes/disk").root == "/Volumes/disk", "on a Mac volumes are disks"
 
 
 def keys_below(root: Path, prefix: str, start_after: str = "") -> list[str]:
