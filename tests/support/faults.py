@@ -79,9 +79,11 @@ class HarshStore(FaultyStore):
         if self._hangs(lambda: self.inner.put_if(key, data, condition)):
             return outcomes.Unknown("injected: no answer")
         if self._rolls("cas_late"):
-            with self._operation("put_if", self.plan.cas_ms), self._lock:
+            self._begin("put_if", self.plan.cas_ms)
+            with self._lock:
                 left = self._dice.randint(0, self.plan.late_operations)
                 self._late.append(_LatePut(key, data, condition, left))
+            self._end(self.plan.cas_ms)
             return outcomes.Unknown("injected: the request is still under way")
         return super().put_if(key, data, condition)
 

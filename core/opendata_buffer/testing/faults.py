@@ -12,8 +12,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from opendata_buffer import outcomes
@@ -112,30 +111,35 @@ class FaultyStore:
         max_bytes: int | None = None,
     ) -> Blob | NotModified:
         """See :meth:`opendata_buffer.stores.Get.get`."""
-        with self._operation("get", self.plan.get_ms):
-            if self._rolls("get_errors"):
-                raise TransientStorageError(f"cannot read {key!r}: injected 503 SlowDown")
-            return self.inner.get(
-                key, if_changed=if_changed, byte_range=byte_range, max_bytes=max_bytes
-            )
+        self._begin("get", self.plan.get_ms)
+        if self._rolls("get_errors"):
+            raise TransientStorageError(f"cannot read {key!r}: injected 503 SlowDown")
+        found = self.inner.get(
+            key, if_changed=if_changed, byte_range=byte_range, max_bytes=max_bytes
+        )
+        self._end(self.plan.get_ms)
+        return found
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """See :meth:`opendata_buffer.stores.Put.put`."""
-        with self._operation("put", self.plan.put_ms):
-            fails = self._rolls("put_errors")
-            if not fails or self._coin():
-                self.inner.put(key, data)
+        self._begin("put", self.plan.put_ms)
+        fails = self._rolls("put_errors")
+        if not fails or self._coin():
+            self.inner.put(key, data)
+        self._end(self.plan.put_ms)
         if fails:
             raise TransientStorageError(f"cannot write {key!r}: injected 500 InternalError")
 
     def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
         """See :meth:`opendata_buffer.stores.ConditionalPut.put_if`."""
-        with self._operation("put_if", self.plan.cas_ms):
-            if self._rolls("cas_lost_before"):
-                return outcomes.Unknown("injected: the request was lost")
-            lost = self._rolls("cas_lost_after")
-            outcome = self.inner.put_if(key, data, condition)
-            return outcomes.Unknown("injected: the answer was lost") if lost else outcome
+        self._begin("put_if", self.plan.cas_ms)
+        if self._rolls("cas_lost_before"):
+            self._end(self.plan.cas_ms)
+            return outcomes.Unknown("injected: the request was lost")
+        lost = self._rolls("cas_lost_after")
+        outcome = self.inner.put_if(key, data, condition)
+        self._end(self.plan.cas_ms)
+        return outcomes.Unknown("injected: the answer was lost") if lost else outcome
 
     def check_conditional_writes(self, near: str) -> None:
         """The inner store's; without faults."""
@@ -143,34 +147,36 @@ class FaultyStore:
 
     def list(self, prefix: str, *, start_after: str = "", limit: int | None = None) -> Listing:
         """See :meth:`opendata_buffer.stores.List.list`."""
-        with self._operation("list", self.plan.list_ms):
-            if self._rolls("list_errors"):
-                raise TransientStorageError(f"cannot list {prefix!r}: injected 503 SlowDown")
-            return self.inner.list(prefix, start_after=start_after, limit=limit)
+        self._begin("list", self.plan.list_ms)
+        if self._rolls("list_errors"):
+            raise TransientStorageError(f"cannot list {prefix!r}: injected 503 SlowDown")
+        listing = self.inner.list(prefix, start_after=start_after, limit=limit)
+        self._end(self.plan.list_ms)
+        return listing
 
     def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
         """See :meth:`opendata_buffer.stores.Delete.delete_many`."""
+        self._begin("delete_many", self.plan.delete_ms)
         failed: dict[str, DeleteFailure] = {}
         sent: list[str] = []
-        with self._operation("delete_many", self.plan.delete_ms):
-            for key in keys:
-                if self._rolls("delete_errors"):
-                    failed[key] = DeleteFailure(key, "injected 503 SlowDown")
-                    if not self._coin():
-                        continue
-                sent.append(key)
-            failed = {each.key: each for each in self.inner.delete_many(sent)} | failed
+        for key in keys:
+            if self._rolls("delete_errors"):
+                failed[key] = DeleteFailure(key, "injected 503 SlowDown")
+                if not self._coin():
+                    continue
+            sent.append(key)
+        failed = {each.key: each for each in self.inner.delete_many(sent)} | failed
+        self._end(self.plan.delete_ms)
         return tuple(failed.values())
 
     # ---- random faults and time
 
-    @contextmanager
-    def _operation(self, name: str, takes_ms: float) -> Iterator[None]:
-        """Half of the time before the block, and half behind it unless that raises."""
+    def _begin(self, operation: str, takes_ms: float) -> None:
         with self._lock:
-            self.operations[name] += 1
+            self.operations[operation] += 1
         self._take(takes_ms / 2)
-        yield
+
+    def _end(self, takes_ms: float) -> None:
         self._take(takes_ms / 2)
 
     def _take(self, milliseconds: float) -> None:
@@ -181,8 +187,8 @@ class FaultyStore:
         if milliseconds > 0:
             self._runtime.sleep(milliseconds / 1000)
 
-    def _rolls(self, fault: str) -> bool:
-        share: float = getattr(self.plan, fault)
+    def _rolls(self, fault: str, share: float | None = None) -> bool:
+        share = getattr(self.plan, fault) if share is None else share
         # No draw for what cannot happen: adding a fault to the plan of one operation leaves the
         # history of the others as it was.
         if not share:
