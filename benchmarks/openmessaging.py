@@ -2,7 +2,7 @@
 
 Two producers send records of 1 KiB without a key at an even pace to 16 partitions, and one consumer
 reads all of them. Latency is from the call that sends a record until the consumer has it. Then the
-backlog: the consumer waits until 200 MB are there, and drains them while the producers go on. What
+backlog: the consumer waits until 100 MB are there, and drains them while the producers go on. What
 counts is how many records a second it takes until it has caught up.
 
 Producers are processes, and so is the clock's reader: all on one machine. Ours is a directory on a
@@ -38,8 +38,8 @@ PARTITIONS = 16
 PRODUCERS = 2
 RECORD_BYTES = 1_024
 RECORDS_S = 2_500  # of each producer
-SECONDS, WARM_S = 10.0, 3.0
-BACKLOG = 200_000_000 // RECORD_BYTES
+SECONDS, WARM_S = 8.0, 2.0
+BACKLOG = 100_000_000 // RECORD_BYTES
 AT_ONCE = 20_000  # records in one call of a producer that fills the backlog
 PATIENCE_S = 120.0
 LINGER_MS = 10
@@ -171,7 +171,7 @@ def rows(address: str) -> Iterator[Row]:
     for name, rounds in found.items():
         speeds = sorted(each.drained_s / 1e3 for each in rounds)
         yield Row(
-            f"{shape}, a backlog of 200 MB drained while producing: {name}",
+            f"{shape}, a backlog of 100 MB drained while producing: {name}",
             f"{statistics.median(speeds):.0f} k records/s",
             detail=f"{speeds[0]:.0f} to {speeds[-1]:.0f} in {len(rounds)} rounds",
         )

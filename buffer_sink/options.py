@@ -39,7 +39,7 @@ class SinkOptions:
     # Not compared: a process keeps one committer, and its manifest, for all writes to a queue.
     app: str | None = field(default=None, compare=False)  # None: a stream's query id
     version: int | None = field(default=None, compare=False)  # None: a stream's batch id
-    target_batch_bytes: int = 16 * MIB  # of a record block, at which a task closes a batch
+    target_batch_bytes: int = 8 * MIB  # of a record block, at which a task closes a batch
     max_batch_bytes: int = 256 * MIB  # of a record block; readers refuse larger ones
     gather_bytes: int = 65_536  # a task with no more sends its rows to the driver
     value_format: str = "bytes"

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-OPEN_BLOCKS = 4  # so many full blocks are the most bytes of rows in blocks that are not full
+OPEN_BLOCKS = 8  # so many full blocks are the most bytes of rows in blocks that are not full
 
 
 @dataclass(frozen=True, slots=True)

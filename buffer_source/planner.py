@@ -33,7 +33,7 @@ from opendata_buffer.stores.base import Blob, Store
 
 OPEN_COST_BYTES = 256 * 1024  # that a task could have read instead of opening one more batch
 MIN_TASK_BYTES = 1 * MIB  # below which a second task costs more than it saves
-MAX_TASK_BYTES = 128 * MIB  # above which a task is split, so that a retried task repeats little
+MAX_TASK_BYTES = 256 * MIB  # above which a task is split, so that a retried task repeats little
 
 MIN_PART_BYTES = 16 * MIB
 """Bytes of the smallest part of a batch: each task that shares a batch fetches all of it, and
