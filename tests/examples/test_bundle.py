@@ -38,12 +38,6 @@ def test_what_it_names_is_there() -> None:
         ast.parse(program.read_text())
 
 
-def test_every_variable_is_declared_and_used() -> None:
-    texts = "\n".join(path.read_text(encoding="utf-8") for path in FILES)
-    used = set(re.findall(r"\$\{var\.(\w+)\}", texts))
-    assert used == set(load(BUNDLE / "databricks.yml")["variables"])
-
-
 def test_the_wheel_is_built_within_the_bundle_where_job_and_pipeline_look_for_it() -> None:
     (artifact,) = load(BUNDLE / "databricks.yml")["artifacts"].values()
     root = (BUNDLE / artifact["path"]).resolve()
@@ -73,18 +67,6 @@ def test_it_fits_the_schema_of_the_command_line() -> None:
     wrong["resources"]["jobs"]["load_orders"]["job_cluster"] = []
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(wrong, schema)
-
-
-def test_each_target_names_a_runtime_or_runs_serverless() -> None:
-    bundle = load(BUNDLE / "databricks.yml")
-    places = {}
-    for name, target in bundle["targets"].items():
-        variables = bundle["variables"] | target.get("variables", {})
-        job = target["resources"]["jobs"]["load_orders"]
-        assert ("job_clusters" in job) != ("environments" in job), name
-        places[name] = variables["spark_version"] if "job_clusters" in job else "serverless"
-    assert places.pop("dbr_17_3")["default"] == "17.3.x-scala2.13"
-    assert places == {"dbr_18": "18.x-scala2.13", "serverless": "serverless"}
 
 
 def test_programs_take_the_arguments_and_settings_that_they_are_given() -> None:

@@ -88,25 +88,6 @@ def test_every_metric_of_the_table_is_on_the_dashboard(exported: set[str]) -> No
         assert any(name.startswith(stem) for name in shown & exported), row.name
 
 
-def test_grafanas_own_types_know_every_field() -> None:
-    sdk = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
-    from grafana_foundation_sdk.cog import encoder, plugins
-
-    plugins.register_default_plugins()
-    text = dashboard.text()
-    read = sdk.Dashboard.from_json(json.loads(text))
-    written = json.loads(encoder.JSONEncoder().encode(read))
-    assert leaves(json.loads(text)) <= leaves(written)
-
-
-def leaves(value: Any, path: str = "") -> set[str]:
-    """Each value of a document with its path."""
-    if isinstance(value, dict | list):
-        pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        return set().union(*(leaves(each, f"{path}.{name}") for name, each in pairs))
-    return {f"{path}: {value!r}"}
-
-
 def test_each_alert_says_how_bad_it_is_and_what_to_do_and_is_tried() -> None:
     yaml = pytest.importorskip("yaml")
     fired = {
@@ -205,21 +186,3 @@ def test_every_panel_shows_something_of_an_application_at_work(prometheus: Prome
             labels = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
             assert labels <= set(found[0]["metric"]), f"{panel['title']} names {labels}"
             assert not any(each["value"][1] == "NaN" for each in found), expression
-
-
-@needs_prometheus
-def test_a_running_prometheus_evaluates_all_alerts(prometheus: Prometheus) -> None:
-    prometheus.await_scrapes(4)
-    (group,) = prometheus.ask("rules")["groups"]
-    assert {rule["name"] for rule in group["rules"]} == {each["alert"] for each in alerts()}
-    assert [rule["name"] for rule in group["rules"] if rule["health"] == "err"] == []
-
-
-@needs_prometheus
-def test_grafanas_variables_find_jobs_and_queues(prometheus: Prometheus) -> None:
-    prometheus.await_scrapes(1)
-    variables = {each["name"]: each for each in dashboard.dashboard()["templating"]["list"]}
-    for name, wanted in (("job", "orders"), ("queue", "s3://bucket/manifest")):
-        query = variables[name]["query"]["query"].replace("$job", "orders")
-        selector, label = re.fullmatch(r"label_values\((.*), (\w+)\)", query).groups()  # type: ignore[union-attr]
-        assert wanted in prometheus.ask(f"label/{label}/values", **{"match[]": selector})

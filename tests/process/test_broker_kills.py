@@ -1,9 +1,11 @@
-"""Brokers, producers and workers as real processes: kill -9, a zombie, a port that says nothing."""
+"""Brokers and producers as real processes: kill -9, a zombie, a port that says nothing."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -11,22 +13,33 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from websockets.asyncio.client import ClientConnection, connect
 
 from opendata_buffer.broker.client import ChannelClosed, DiscoveryRecord, Lease
-from opendata_buffer.broker.network import WebSocketNetwork
-from opendata_buffer.broker.protocol import ProtocolError
+from opendata_buffer.broker.network import MAX_CLIENTS, WebSocketNetwork
+from opendata_buffer.broker.protocol import (
+    VALID_MS,
+    ClientEnd,
+    ProtocolError,
+    append_body,
+    write_proof_folder,
+)
 from opendata_buffer.config import ProducerConfig
 from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.manifest import Manifest
+from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import read_bytes
+from opendata_buffer.stores.local import LocalStore
 from opendata_buffer.stores.open import open_store
-from tests.unit.broker.local import eventually
+from tests.unit.broker.local import KEYS, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +60,6 @@ class Member:
 
     def __init__(self, role: str, store: str, name: str) -> None:
         self.role, self.name = role, name
-        self.at = int(name.partition("@")[2])
         self.lines: list[list[str]] = []
         self._process = subprocess.Popen(
             [sys.executable, str(SCRIPT), role, store, name],
@@ -123,8 +135,8 @@ class Deployment:
         self.living: list[Member] = []
         self.all: list[Member] = []
 
-    def start(self, role: str, at: int = 0) -> Member:
-        member = Member(role, self.url, f"{role}{len(self.all)}@{at}")
+    def start(self, role: str) -> Member:
+        member = Member(role, self.url, f"{role}{len(self.all)}")
         self.living.append(member)
         self.all.append(member)
         return member
@@ -132,8 +144,7 @@ class Deployment:
     def replace(self, member: Member) -> Member:
         self.living.remove(member)
         member.kill()
-        committed = [int(batch) for batch in member.printed("committed")]
-        return self.start(member.role, max(committed, default=member.at - 1) + 1)
+        return self.start(member.role)
 
     def of(self, role: str) -> list[Member]:
         return [each for each in self.living if each.role == role]
@@ -147,29 +158,6 @@ class Deployment:
 
     def await_serving(self) -> Member:
         return eventually(self.serving, 120)
-
-    def pauses(self) -> tuple[str, int]:
-        """Which broker serves, and how often it has paused for another writer."""
-        announced = self.lease.read()
-        if announced is None or not announced.serves:
-            return "", 0
-        try:
-            connection = WebSocketNetwork(SystemRuntime()).connect(announced)
-        except (ChannelClosed, ProtocolError):
-            return announced.id, 0
-        stats = connection.stats(10)
-        connection.close()
-        return announced.id, 0 if stats is None else int(stats["pauses"])
-
-    def await_pauses(self) -> None:
-        """Until whoever serves has paused for the sink three times more."""
-        end, first = time.monotonic() + 120, dict[str, int]()
-        while True:
-            name, count = self.pauses()
-            if count >= first.setdefault(name, count) + 3:
-                return
-            assert time.monotonic() < end, "no broker pauses for the sink"
-            time.sleep(0.1)
 
     def printed(self, word: str) -> list[str]:
         """By all members together, also those that ended."""
@@ -194,25 +182,13 @@ class Deployment:
             each.kill()
 
 
-@pytest.fixture(
-    params=["directory", pytest.param("s3", marks=pytest.mark.skipif(not NIGHT, reason="at night"))]
-)
-def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Of an empty store: a directory, or a bucket of a real S3 server."""
-    if request.param == "directory":
-        return str(tmp_path / "store")
-    real_server = request.getfixturevalue("real_server")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", real_server("versitygw"))
-    return f"s3://bucket/{tmp_path.name}"
-
-
 def mute() -> socket.socket:
     """A port that accepts and never says a word."""
     return socket.create_server(("127.0.0.1", 0))
 
 
-def test_whatever_happens_to_brokers_each_record_is_queued_once(url: str) -> None:
-    deployment = Deployment(url)
+def test_whatever_happens_to_brokers_each_record_is_queued_once(tmp_path: Path) -> None:
+    deployment = Deployment(str(tmp_path / "store"))
     dice = random.Random(9)
     kills = 0
     port = mute()
@@ -274,78 +250,169 @@ def test_whatever_happens_to_brokers_each_record_is_queued_once(url: str) -> Non
     assert longest < PAUSE_S + MARGIN_S
 
 
-def test_a_sink_beside_brokers_that_are_killed_and_stopped_commits_each_batch_once(
-    url: str,
+# ---- thousands of real connections to one broker, and some that do not behave
+
+
+CLIENTS = MAX_CLIENTS if NIGHT else 300
+ODD = 20
+"""Connections of each kind that does not behave."""
+
+AT_ONCE = 200 if NIGHT else 40
+"""That do something at the same time: all of them share this process's event loop, and have to
+shake hands within :data:`HANDSHAKE_S`."""
+
+MOST_BYTES_EACH = 96 * 1024
+"""Of the broker's memory for one connection: buffers of kernel and TLS are not in it."""
+
+
+@contextmanager
+def broker(store: str) -> Iterator[tuple[DiscoveryRecord, int]]:
+    """A broker in a process of its own, and the process's number."""
+    with subprocess.Popen(
+        [sys.executable, str(SCRIPT), "host", store, "broker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        try:
+            lease = Lease(open_store(store), ProducerConfig(store=store), SystemRuntime())
+
+            def serving() -> DiscoveryRecord | None:
+                announced = lease.read()
+                if announced is not None:
+                    # Its port opens after the record is written.
+                    with suppress(ChannelClosed):
+                        WebSocketNetwork(SystemRuntime()).connect(announced).close()
+                        return announced
+                return None
+
+            yield eventually(serving), process.pid
+        finally:
+            process.kill()
+
+
+def memory_of(pid: int) -> int:
+    """Bytes of a process's memory that are in use."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+class Client:
+    """One connection that has shaken hands."""
+
+    def __init__(self, socket: ClientConnection, end: ClientEnd) -> None:
+        self.socket, self.end = socket, end
+        self.clock: Any = None
+
+    @classmethod
+    async def connected(cls, announced: DiscoveryRecord, home: Path) -> Client:
+        socket = await connect(
+            f"ws://{announced.address}/",
+            compression=None,
+            ping_interval=None,
+            proxy=None,
+            open_timeout=60,
+        )
+        end = ClientEnd(announced.secret, announced.term, KEYS, announced.share)
+        await socket.send(end.prove(await socket.recv(decode=False)))
+        end.finish(await socket.recv(decode=False))
+        client = cls(socket, end)
+        LocalStore(home).put(
+            write_proof_folder("ingest/manifest") + end.proof_name, end.write_proof()
+        )
+        assert (await client.ask({"op": "written", "n": 1}))["op"] == "granted"
+        return client
+
+    async def ask(self, body: dict[str, Any]) -> dict[str, Any]:
+        await self.socket.send(self.end.seal(body))
+        answer = self.end.open(await asyncio.wait_for(self.socket.recv(decode=False), 60))
+        self.clock = answer["clock"]
+        return answer
+
+    async def append(self, name: str) -> int:
+        """Append one location; asks again, as every client, what came too late."""
+        while True:
+            body = append_body(1, [NewEntry(f"ingest/{name}.batch")], self.clock, VALID_MS, None)
+            answer = await self.ask(body)
+            if answer["op"] == "done":
+                return int(answer["sequence"])
+            assert answer["op"] == "refused", answer
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="measures memory in /proc")
+def test_as_many_clients_as_a_broker_takes_are_served_beside_surplus_ones(
+    tmp_path: Path,
 ) -> None:
-    deployment = Deployment(url)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < 2 * CLIENTS:
+        pytest.skip(f"needs ulimit -n {2 * CLIENTS}, and {most} is the most here")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The broker inherits it, and takes half as many clients.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        for role in ("host", "host", "produce", "produce", "produce", "sink"):
-            deployment.start(role)
-        for each in deployment.living:
-            each.await_line()
-        for deed in ("kill host", "stop sink", "kill sink", "stop host") * (4 if NIGHT else 1):
-            # Not before this sink and this broker know each other.
-            deployment.await_serving()
-            deployment.await_pauses()
-            how, role = deed.split()
-            (sink,) = deployment.of("sink")
-            victim = sink if role == "sink" else deployment.await_serving()
-            if how == "kill":
-                deployment.replace(victim)
-            else:
-                victim.suspend()
-                time.sleep(PAUSE_S)
-                victim.signal(signal.SIGCONT)
-        deployment.await_pauses()
-        for word in ("committed", "durable"):
-            eventually(lambda word=word: len(deployment.printed(word)) > 20, 180)  # type: ignore[misc]
-        for each in [*deployment.of("sink"), *deployment.of("produce")]:
-            deployment.living.remove(each)
-            each.stop()
-        queued = deployment.queued()
+        with broker(str(tmp_path)) as (announced, pid):
+            asyncio.run(asyncio.wait_for(everybody(announced, pid, tmp_path), 500))
     finally:
-        deployment.end()
-
-    counted = Counter(queued)
-    assert [record for record, count in counted.items() if count > 1] == []
-    durable = deployment.printed("durable")
-    assert len(durable) > 20
-    assert [record for record in durable if record not in counted] == []
-    batches = [int(record.partition(":")[2]) for record in queued if record.startswith("job:")]
-    committed = {int(batch) for batch in deployment.printed("committed")}
-    assert batches == list(range(len(batches)))
-    assert committed <= set(batches)
-    assert len(committed) > 10
-    longest = max(after - before for before, after in pairwise(deployment.times()))
-    print(f"{len(batches)} batches beside {len(durable)} records, longest pause {longest:.2f} s")
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_workers_that_are_killed_leave_nothing_undone(url: str) -> None:
-    deployment = Deployment(url)
-    dice = random.Random(3)
-    killed: list[Member] = []
-    try:
-        producer = deployment.start("produce")
-        for _ in range(3):
-            deployment.start("work")
-        for each in deployment.living:
-            each.await_line()
-        for _ in range(20 if NIGHT else 4):
-            time.sleep(1.5)
-            # They are hosts: in one of three cases this is the broker, too.
-            victim = dice.choice(deployment.of("work"))
-            killed.append(victim)
-            deployment.replace(victim)
-        deployment.living.remove(producer)
-        producer.stop()
-        eventually(lambda: not deployment.queued(), 180)
-    finally:
-        deployment.end()
-    produced = producer.printed("durable")
-    got, done = Counter(deployment.printed("got")), Counter(deployment.printed("done"))
-    assert len(produced) > 20
-    assert set(produced) <= set(got)
-    assert [record for record, count in done.items() if count > 1] == []
-    # Handed out again: what a killed one held.
-    again = {record for record, count in got.items() if count > 1}
-    assert again <= {record for each in killed for record in each.printed("got")}
+async def everybody(announced: DiscoveryRecord, pid: int, home: Path) -> None:
+    host, port = announced.address.split(":")
+    first = await Client.connected(announced, home)
+    at_first = memory_of(pid)
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def one() -> Client:
+        async with turns:
+            return await Client.connected(announced, home)
+
+    began = time.monotonic()
+    odd = CLIENTS // 10 if CLIENTS < 1_000 else ODD
+    clients = list(await asyncio.gather(*(one() for _ in range(CLIENTS - 1 - odd))))
+    connecting_s = time.monotonic() - began
+
+    # Clients like the others, that ask and never read the answers.
+    unread = list(await asyncio.gather(*(one() for _ in range(odd))))
+    for client in unread:
+        client.socket.transport.pause_reading()
+        for _ in range(50):
+            await client.socket.send(client.end.seal({"op": "stats"}))
+    # Strangers that send a byte now and then.
+    slow = [await asyncio.open_connection(host, int(port)) for _ in range(odd)]
+    for _, writer in slow:
+        writer.write(b"G")
+
+    async def append(number: int, client: Client) -> int:
+        async with turns:
+            return await client.append(f"{number:06}")
+
+    began = time.monotonic()
+    sequences = await asyncio.gather(
+        *(append(number, each) for number, each in enumerate([first, *clients]))
+    )
+    serving_s = time.monotonic() - began
+    assert sorted(sequences) == list(range(len(clients) + 1))
+
+    stats = await first.ask({"op": "stats"})
+    assert stats["clients"] == len(clients) + 1 + odd
+    used = memory_of(pid) - at_first
+    print(
+        f"{stats['clients']} connections made in {connecting_s:.1f} s; an append of each took "
+        f"{serving_s:.2f} s and {stats['commits']} writes; {used / stats['clients'] / 1024:.0f} "
+        f"KiB of the broker's memory for each, {memory_of(pid) / 2**20:.0f} MiB together"
+    )
+    assert used < MOST_BYTES_EACH * stats["clients"] + 32 * 2**20
+    for number in range(3):
+        for _, writer in slow:
+            if not writer.is_closing():
+                writer.write(b"E")
+        assert await first.append(f"more{number}") == len(clients) + 1 + number
+
+    queue = Queue(
+        open_store(str(home)), ProducerConfig(store=str(home)), runtime=SystemRuntime(), role="test"
+    )
+    manifest = queue.read()
+    assert manifest is not None
+    assert manifest.next_sequence == len(clients) + 4
+    for _, writer in slow:
+        writer.close()
+    for client in [first, *clients, *unread]:
+        client.socket.transport.abort()

@@ -12,11 +12,12 @@ What is promised, and held against what the store saw:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
+from opendata_buffer import outcomes
 from opendata_buffer.broker.committer import open_brokered_committer
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.worker import ClaimedBatch, Worker
@@ -32,9 +33,11 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, BatchDescriptor, decode_entry
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.queue import Queue
-from tests.simulation.recorder import Recorder
+from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome
+from opendata_buffer.stores.memory import MemoryStore
 from tests.simulation.scenario import run
 from tests.support.faults import HarshPlan, HarshStore
 from tests.support.network import SimNetwork
@@ -42,9 +45,46 @@ from tests.support.simulation import SimRuntime, SimTask, Simulation
 
 CLAIM_TIMEOUT_MS = 8_000
 STORE = "memory://simulation"
+MANIFEST = "ingest/manifest"
 TORMENTS = ("kill", "kill", "pause", "cut", "deny", "outage", "clock")
 STANDSTILL_S = 150.0
 """Longer than any claim, delivery or takeover lasts: who stands still for it never goes on."""
+
+
+class Recorder(MemoryStore):
+    """Notes every entry that was ever in the manifest, also when a consumer took it since."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__("simulation", now_ms=simulation.now_ms)
+        self.fail = simulation.fail
+        self.entries: dict[int, str] = {}
+        self.objects: dict[str, bytes] = {}
+        self.manifest = Manifest.empty()
+
+    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
+        outcome = super().put_if(key, data, condition)
+        if key == MANIFEST and isinstance(outcome, outcomes.Applied):
+            before, self.manifest = self.manifest, Manifest.parse(data)
+            for entry in self._new_entries(before):
+                known = self.entries.setdefault(entry.sequence, entry.location)
+                if known != entry.location:
+                    self.fail(f"sequence {entry.sequence}: {known} became {entry.location}")
+        return outcome
+
+    def _new_entries(self, before: Manifest) -> Iterator[BatchDescriptor]:
+        """Those behind what is byte for byte as before; all of them when it is not."""
+        raw, known = self.manifest.raw, before.raw[:-FOOTER_SIZE]
+        if not raw.startswith(known):
+            yield from self.manifest.entries()
+            return
+        offset = len(known)
+        for sequence in range(before.next_sequence, self.manifest.next_sequence):
+            entry, offset = decode_entry(raw, offset, sequence, len(raw) - FOOTER_SIZE)
+            yield entry
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self.objects[key] = bytes(data)
+        super().put(key, data)
 
 
 @dataclass(eq=False)
@@ -90,7 +130,6 @@ class Fleet:
     done: Counter[int] = field(default_factory=Counter)
     handed_out: Counter[int] = field(default_factory=Counter)
     deeds: Counter[str] = field(default_factory=Counter)
-    lost_claims: int = 0
 
     def __post_init__(self) -> None:
         self.simulation = Simulation(self.seed, max_steps=20_000_000)
@@ -243,7 +282,6 @@ class Fleet:
                     return self._let_go(batch, member)
                 continue
             except ClaimLost:
-                self.lost_claims += 1
                 holding = self.holding.get(batch.sequence)
                 # Asked before, and no broker answered for as long as a claim lasts: nobody knows.
                 if (

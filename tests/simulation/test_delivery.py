@@ -28,3 +28,16 @@ def deliver(world: World) -> None:
 
 def test_everything_durable_arrives_once_and_in_order(seed: int) -> None:
     simulate(seed, deliver)
+
+
+# ---- one seed is one history
+
+
+def test_same_seed_gives_same_history() -> None:
+    digests = []
+    for seed in (0, 1, 2):
+        first, second = (simulate(seed, deliver).simulation for _ in range(2))
+        assert first.history == second.history
+        assert first.digest == second.digest
+        digests.append(first.digest)
+    assert len(set(digests)) == 3, "another seed, another history"

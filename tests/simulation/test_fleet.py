@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
 
 import pytest
 
-from opendata_buffer.broker.worker import ClaimedBatch
-from tests.simulation.fleet import Fleet, Member, simulate
-from tests.support.simulation import SimulationFailed
+from tests.simulation.fleet import Fleet, simulate
 
 NIGHT = "OPENDATA_BUFFER_SEEDS" in os.environ
 
@@ -48,35 +45,3 @@ def test_a_hundred_producers_and_twenty_workers_lose_nothing(seed: int) -> None:
     fleet = simulate(Fleet(seed, producers=100, workers=20, run_s=30 if NIGHT else 3))
     assert len(fleet.durable) > (1_500 if NIGHT else 500)
     assert sum(fleet.done.values()) > (1_000 if NIGHT else 300)
-
-
-@dataclass
-class Robbed(Fleet):
-    """Claims are lost though nothing was done to their workers."""
-
-    torments: tuple[str, ...] = ("deny",)
-    asked: bool = False
-    robbed: bool = False
-
-    def _handed_out(self, batch: ClaimedBatch, member: Member, now: float) -> None:
-        super()._handed_out(batch, member, now)
-        if self.asked and self.robbed:
-            return
-        self.robbed = True
-        claim = batch._claim
-        claim.token += 1_000_000
-        claim.asked = self.asked
-        # Longer ago than a claim lasts: the worker is not sure of it.
-        claim.beaten = replace(claim.beaten, monotonic=claim.beaten.monotonic - 60)
-
-
-def test_a_claim_that_is_lost_for_no_reason_fails_the_run() -> None:
-    fleet = Robbed(0, hosts=1, producers=1, workers=1, run_s=5)
-    with pytest.raises(SimulationFailed, match=r"worker0#\d+ lost batch \d+ for no reason"):
-        fleet.simulation.run(fleet.main)
-
-
-def test_a_claim_may_be_lost_that_an_attempt_without_an_answer_may_have_ended() -> None:
-    fleet = simulate(Robbed(0, hosts=1, producers=1, workers=1, run_s=5, asked=True))
-    assert fleet.lost_claims == 1
-    assert sum(fleet.done.values()) > 5

@@ -11,14 +11,7 @@ import pytest
 from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig, StoreOptions
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.isolation import ReadCommitted
-from opendata_buffer.errors import (
-    Closed,
-    DataLoss,
-    Fenced,
-    InvalidInput,
-    ObjectNotFound,
-    Superseded,
-)
+from opendata_buffer.errors import Closed, DataLoss, Fenced, ObjectNotFound, Superseded
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.producer.producer import Producer
@@ -255,38 +248,3 @@ def test_killed_between_any_two_steps_each_record_is_processed_once(
     assert points > 10
     for kill_at in range(points):
         once(kill_at, kinds)
-
-
-def test_a_batch_that_is_left_out_and_a_publisher_without_a_name_are_refused() -> None:
-    world = ProcessingWorld(1, "queue", "queue")
-
-    def main() -> None:
-        world.begin()
-        world.fill(2)
-        process, ways = world.ways("worker")
-        options: Any = {"store": ways[1], "runtime": process}
-        config = ConsumerConfig(store=URL, gc=GarbageCollectorConfig(enabled=False))
-        with (
-            Publisher(URL, "enrich", config=CONFIG, **options) as publisher,
-            Consumer(config, publisher.positions, store=ways[0], runtime=process) as consumer,
-        ):
-            first, second = consumer.next_batch(), consumer.next_batch()
-            assert first is not None
-            assert second is not None
-            with (
-                pytest.raises(InvalidInput, match=r"0 comes first"),
-                publisher.transaction() as txn,
-            ):
-                txn.ack(second)
-            with publisher.transaction() as txn:
-                txn.ack(first)
-                txn.ack(second)
-                with pytest.raises(InvalidInput, match="transaction is open"):
-                    publisher.transaction().__enter__()
-            assert list(publisher.positions.values()) == [str(consumer.position)]
-        nameless = Publisher(URL, config=CONFIG, **options)
-        with pytest.raises(InvalidInput, match="give it a name"):
-            nameless.transaction().__enter__()
-        nameless.close()
-
-    world.simulation.run(main)

@@ -21,12 +21,7 @@ from opendata_buffer.config import (
     ProducerConfig,
     StoreOptions,
 )
-from opendata_buffer.errors import (
-    DataLoss,
-    Drained,
-    Fenced,
-    FlushFailed,
-)
+from opendata_buffer.errors import DataLoss, Drained, Fenced, FlushFailed
 from opendata_buffer.topic.consumer import TopicConsumer
 from opendata_buffer.topic.partitioner import modulo
 from opendata_buffer.topic.producer import TopicHandle, TopicProducer

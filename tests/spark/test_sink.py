@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from chispa import assert_df_equality
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as f
 
 from buffer_sink import foreach_batch_writer
-from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
 from opendata_buffer.formats.batch import Transaction
-from opendata_buffer.gc import GarbageCollector
-from opendata_buffer.stores.open import open_store
-from tests.spark.queues import Pipe, drain, filtered, records, written
+from tests.spark.queues import FORMAT, Pipe, drain, filtered, records, written
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def app_of(pipe: Pipe) -> str:
@@ -132,52 +130,6 @@ def test_a_commit_that_failed_is_made_by_the_next_run(pipe: Pipe) -> None:
     assert uploaded[0].exists()
 
 
-def test_f5_a_micro_batch_of_three_grace_periods_gets_through_beside_a_collector(
-    pipe: Pipe,
-) -> None:
-    from pyspark.sql.functions import udf
-
-    grace_ms = 2_000
-    uploads = Path(pipe.url) / "ingest"
-
-    def uploaded() -> list[Path]:
-        found = uploads.glob("app=*/batch=0/*.batch")
-        return [each for each in found if "app=first" not in each.parts]
-
-    @udf("string")
-    def slow(value: str) -> str:
-        if value == "slow":
-            # From when the other task is done: a busy machine may start it late.
-            until = time.monotonic() + 120
-            while not uploaded() and time.monotonic() < until:
-                time.sleep(0.05)
-            time.sleep(3.2 * grace_ms / 1000)
-        return value.ljust(70_000)  # more than a task sends to the driver
-
-    # One task is done at once and its upload waits for the other; "a" and "slow" differ in hash.
-    pipe.feed("a", "b", "c", "d", "slow")
-    pipe.options = {"gcGracePeriodMs": str(grace_ms)}
-    gc = GarbageCollectorConfig(interval_ms=200, grace_period_ms=grace_ms)
-    config = ConsumerConfig(store=pipe.url, gc=gc)
-    collector = GarbageCollector(open_store(pipe.url), config)
-    # A queue must be there for the collector to compare with.
-    foreach_batch_writer(pipe.url, txn_app_id="first", **pipe.options)(
-        pipe.spark.createDataFrame([("first",)], "value STRING"), 0
-    )
-    collector.start()
-    began = time.monotonic()
-    try:
-        pipe.run(pipe.frame.repartition(2, "value").select(slow("value").alias("value")))
-    finally:
-        collector.stop()
-    assert time.monotonic() - began > 3 * grace_ms / 1000
-    batches = written(pipe.url)
-    found = sorted(each.strip() for each in records(batches))
-    assert found == [b"a", b"b", b"c", b"d", b"first", b"slow"]
-    uploaded_ms = [(Path(pipe.url) / each.location).stat().st_mtime * 1000 for each in batches]
-    assert max(uploaded_ms[1:]) - min(uploaded_ms[1:]) > 3 * grace_ms, "the first upload waited"
-
-
 def test_only_append_mode_is_written(pipe: Pipe) -> None:
     pipe.feed("a")
     counts = pipe.frame.groupBy("value").count().select("value")
@@ -185,3 +137,76 @@ def test_only_append_mode_is_written(pipe: Pipe) -> None:
         pipe.run(counts, mode="complete")
     with pytest.raises(PySparkException, match="does not support Update mode"):
         pipe.run(mode="update")
+
+
+# ---- batch writes of a session
+
+
+def numbers(spark: SparkSession, count: int) -> DataFrame:
+    return spark.range(0, count, 1, 2).selectExpr("CAST(id AS STRING) AS value")
+
+
+def test_two_partitions_become_one_group_in_partition_order(
+    spark: SparkSession, store: str
+) -> None:
+    numbers(spark, 25_000).write.format(FORMAT).mode("append").save(store)
+    batches = written(store)
+    assert [each.sequence for each in batches] == [0, 1]
+    assert records(batches) == [str(number).encode() for number in range(25_000)]
+    assert [each.transaction for each in batches] == [None, None]
+    assert all(len(each.metadata) == 1 for each in batches)
+    assert batches[0].metadata[0].payload == b""
+    assert batches[0].metadata[0].ingestion_time_ms > 1_700_000_000_000
+
+
+def write(frame: DataFrame, store: str, version: int) -> None:
+    writer = frame.write.format(FORMAT).mode("append").option("txnAppId", "job-1")
+    writer.option("txnVersion", version).save(store)
+
+
+def test_a_write_with_an_identity_happens_once(spark: SparkSession, store: str) -> None:
+    for version in (0, 0, 3, 2, 3):
+        write(numbers(spark, 2), store, version)
+    batches = written(store)
+    assert [each.transaction for each in batches] == [
+        Transaction("job-1", version) for version in (0, 3)
+    ]
+    assert records(batches) == [b"0", b"1"] * 2
+    assert filtered(batches) == records(batches)
+    drain(store)
+    write(numbers(spark, 2), store, 3)
+    assert written(store) == [], "also after a consumer has taken it"
+
+
+OF_ALL_TYPES = (
+    "CAST(id AS INT) AS number",
+    "IF(id % 3 = 0, NULL, concat('tëxt \"', id, chr(10))) AS text",
+    "CAST(id * 0.25 AS DOUBLE) AS real",
+    "CAST(id * 1.5 AS DECIMAL(20, 3)) AS exact",
+    "id % 2 = 0 AS even",
+    "DATE '2024-02-29' + CAST(id AS INT) AS day",
+    "timestamp_micros(1700000000000000 + id * 1000) AS moment",
+    "CAST(timestamp_micros(id * 1000) AS TIMESTAMP_NTZ) AS local",
+    "encode(CAST(id AS STRING), 'UTF-8') AS raw",
+    "IF(id % 5 = 0, NULL, array(id, NULL)) AS list",
+    "named_struct('x', id, 'y', IF(id % 2 = 0, NULL, 'y')) AS inner",
+    "map(CAST(id AS STRING), IF(id % 2 = 0, NULL, id)) AS pairs",
+)
+
+
+def test_columns_written_as_json_are_what_to_json_means_and_come_back_as_they_were(
+    spark: SparkSession, store: str
+) -> None:
+    frame = spark.range(0, 100, 1, 4).selectExpr(*OF_ALL_TYPES)
+    writer = frame.write.format(FORMAT).mode("append")
+    writer.option("valueFormat", "json").save(store)
+    (batch,) = written(store)
+    values = spark.createDataFrame([(each.decode(),) for each in batch.records], "value STRING")
+    parsed = f.from_json("value", frame.schema).alias("row")
+    theirs = frame.select(f.to_json(f.struct("*")).alias("value"))
+    expected = theirs.select(parsed).select("row.*")
+    assert_df_equality(values.select(parsed).select("row.*"), expected, ignore_nullable=True)
+    readable = frame.drop("pairs")  # The source reads no maps.
+    reader = spark.read.format(FORMAT).schema(expected.drop("pairs").schema)
+    read = reader.option("valueFormat", "json").load(store)
+    assert_df_equality(read, readable, ignore_row_order=False, ignore_nullable=True)

@@ -16,10 +16,10 @@ from chispa import assert_df_equality
 from pyspark.errors import StreamingQueryException
 
 from opendata_buffer.config import ProducerConfig, QueueConfig
-from opendata_buffer.formats.batch import Compression, Transaction
+from opendata_buffer.formats.batch import Compression
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.quarantine import list_quarantine, read_copy
-from opendata_buffer.queue.ownership import change_grace_period, claim_for_writing
+from opendata_buffer.queue.ownership import change_grace_period
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.open import open_store
 from tests.spark.queues import (
@@ -27,7 +27,6 @@ from tests.spark.queues import (
     LONG_S,
     TELLS,
     Query,
-    append,
     logged,
     manifest,
     numbered,
@@ -240,21 +239,6 @@ def test_a_corrupt_batch_is_quarantined_and_the_query_goes_on(query: Query, stor
     assert read_copy(open_store(store), "ingest", report) == bad
 
 
-def test_f5_the_repeat_of_a_batch_that_was_gone_is_read(query: Query, store: str) -> None:
-    produce(store, [])
-    append(store, "ingest", [b"0"], txn=Transaction("app", 0))
-    gone = append(store, "ingest", [b"1"], txn=Transaction("app", 1))
-    append(store, "ingest", [b"2"], txn=Transaction("app", 2))
-    open_store(store).delete_many([gone])
-    query.available_now(failOnDataLoss="false")
-    assert query.sink.values == [0, 2]
-    append(store, "ingest", [b"3"])
-    append(store, "ingest", [b"1"], txn=Transaction("app", 1))
-    append(store, "ingest", [b"2"], txn=Transaction("app", 2))
-    query.available_now(failOnDataLoss="false")
-    assert query.sink.values == [0, 2, 1, 3]
-
-
 def test_sql_reads_a_view_of_a_queue_and_makes_no_table(spark: SparkSession, store: str) -> None:
     produce(store, numbered(0, 3))
     using = f"USING `opendata-buffer` OPTIONS (path '{store}')"
@@ -278,21 +262,6 @@ def test_sql_reads_a_view_of_a_queue_and_makes_no_table(spark: SparkSession, sto
         spark.sql(f"SELECT * FROM `opendata-buffer`.`{store}`")
     spark.sql(f"CREATE TEMPORARY VIEW seen {using}")
     assert spark.sql("SELECT count(*) FROM seen").first()[0] == 5  # type: ignore[index]
-
-
-def test_f4_a_replaced_queue_ends_the_query_and_names_the_option(query: Query, store: str) -> None:
-    produce(store, numbered(0, 3))
-    query.available_now()
-    (Path(store) / "ingest" / "manifest").unlink()
-    claim_for_writing(open_store(store), QueueConfig(store=store), recreate=True)
-    produce(store, numbered(10, 12))
-    with pytest.raises(
-        StreamingQueryException, match=r"the checkpoint is about queue .*failOnDataLoss"
-    ):
-        query.available_now()
-    assert queued(store) == [0, 1]
-    query.available_now(failOnDataLoss="false")
-    assert query.sink.values == [0, 1, 2, 10, 11]
 
 
 def test_the_driver_collects_garbage(query: Query, store: str) -> None:

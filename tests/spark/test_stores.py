@@ -1,18 +1,25 @@
-"""Source and sinks on servers of S3, Google and Azure, and on one that loses answers."""
+"""Source and sinks on servers of S3, Google and Azure."""
 
 from __future__ import annotations
 
+import random
+import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from opendata_buffer.config import StoreOptions
-from tests.spark.queues import FORMAT, Pipe, records, written
+from opendata_buffer.config import ProducerConfig, StoreOptions
+from opendata_buffer.producer.producer import Producer
+from tests.spark.chaos.processes import wait_for
+from tests.spark.queues import FORMAT, Pipe, Query, Sink, filtered, manifest, records, written
+from tests.support.killed import seeded
 from tests.support.s3_server import Answer, Fault, S3Server
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
 def numbers(spark: SparkSession, count: int) -> DataFrame:
@@ -56,22 +63,122 @@ def test_a_write_is_streamed_into_another_queue_and_read(
     assert spark.read.format(FORMAT).options(**given).load(target).count() == 100
 
 
-def test_f1_f2_lost_answers_of_uploads_and_of_the_commit(
-    spark: SparkSession, s3_server: S3Server
+# ---- storage that loses answers and refuses requests, under source and sink: the output is exact
+
+
+BATCHES = 36
+CLOSE, RESET = Answer.CLOSE, Answer.RESET
+BUSY = Fault(503, applied=False, code="SlowDown")
+FAULTS = {
+    # The compare-and-swap of producers, consumer and sink: applied or not, nobody is told.
+    ("PUT", "manifest"): [
+        Fault(CLOSE),
+        Fault(CLOSE, applied=False),
+        Fault(RESET),
+        Fault(500),
+        BUSY,
+    ],
+    ("PUT", ".batch"): [Fault(500), Fault(CLOSE), BUSY],
+    ("GET", "manifest"): [Fault(CLOSE), BUSY],
+    ("GET", ".batch"): [Fault(500), Fault(Answer.TRUNCATE), Fault(RESET), BUSY],
+}
+STORM = 7
+"""Uploads in a row that are refused once: boto3 makes five attempts, then it is our turn."""
+
+
+class Weather:
+    """Of the requests of each kind one in eight goes wrong, in a random way, while it lasts."""
+
+    def __init__(self, server: S3Server, rng: random.Random) -> None:
+        self.faults = 0
+        self._server = server
+        self._rng = rng
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Weather:
+        self._server.inject(BUSY, method="PUT", key="out/app=", times=STORM)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        seen = 0
+        while not self._over.wait(0.005):
+            requests = self._server.requests[seen:]
+            seen += len(requests)
+            for request in requests:
+                for (method, key), faults in FAULTS.items():
+                    hit = request.method == method and key in request.key
+                    if hit and self._rng.random() < 1 / 8:
+                        self._server.inject(self._rng.choice(faults), method=method, key=key)
+                        self.faults += 1
+
+
+def once(sink: Sink) -> list[int]:
+    """What an idempotent sink has: a micro-batch that is repeated must be the same."""
+    batches: dict[int, list[int]] = {}
+    for batch_id, values in sink.batches:
+        assert batches.setdefault(batch_id, values) == values
+    return [value for values in batches.values() for value in values]
+
+
+def has_begun(run: StreamingQuery, checkpoint: Path) -> bool:
+    """Whether the first offset is in the log; or the query ended."""
+    return (checkpoint / "offsets" / "0").exists() or not run.isActive
+
+
+@pytest.mark.slow
+def test_f1_f2_every_record_once_over_a_store_that_loses_answers(
+    spark: SparkSession, s3_server: S3Server, tmp_path: Path
 ) -> None:
-    # The manifest does not exist yet, so its first write is the commit's.
-    faults = (Fault(500, applied=False), Fault(Answer.CLOSE, applied=False), Fault(Answer.CLOSE))
-    for fault in faults:
-        s3_server.inject(fault, method="PUT", ends="/manifest")
-    s3_server.inject(Fault(500), method="PUT", key=".batch", times=2)
-    # More than a task sends to the driver, so each stores its own.
-    writer = numbers(spark, 30_000).write.format(FORMAT).mode("append")
-    writer.option("endpointUrl", s3_server.endpoint).option("txnAppId", "job")
-    writer.option("txnVersion", 0).save(s3_server.url)
     options = StoreOptions(endpoint_url=s3_server.endpoint)
-    batches = written(s3_server.url, options=options)
-    assert records(batches) == expected(30_000)
-    assert [each.sequence for each in batches] == [0, 1]
-    puts = [each.key for each in s3_server.requests if each.method == "PUT"]
-    assert puts.count("ingest/manifest") == 3
-    assert sum(key.endswith(".batch") for key in puts) == 4
+
+    def produced(prefix: str, begin: int, end: int) -> None:
+        config = ProducerConfig(store=s3_server.url, store_options=options, data_path_prefix=prefix)
+        with Producer(config) as producer:
+            for number in range(begin, end):
+                producer.produce([b"%d" % number])
+                producer.flush()
+
+    def settings(prefix: str) -> dict[str, str]:
+        return {"endpointUrl": s3_server.endpoint, "dataPathPrefix": prefix}
+
+    limited = {**settings("one"), "maxBatchesPerTrigger": "6", "createIfMissing": "true"}
+    to_memory = Query(spark, s3_server.url, str(tmp_path / "one"), options=limited)
+
+    def to_buffer() -> StreamingQuery:
+        reader = spark.readStream.format(FORMAT).schema("value STRING")
+        reader = reader.options(**settings("two"), maxBatchesPerTrigger="6", createIfMissing="true")
+        frame = reader.load(s3_server.url)
+        writer = frame.writeStream.format(FORMAT).options(**settings("out"))
+        return writer.option("checkpointLocation", str(tmp_path / "two")).start(s3_server.url)
+
+    with seeded("CHAOS_SEED") as rng:
+        with Weather(s3_server, rng) as weather:
+            for begin in range(0, BATCHES, BATCHES // 3):
+                runs = [to_memory.start(), to_buffer()]
+                try:
+                    for prefix in ("one", "two"):
+                        produced(prefix, begin, begin + BATCHES // 3)
+                    # Stopped in the middle of anything, but for the last time; and not while it
+                    # writes its very first offset, or Spark refuses the checkpoint for ever.
+                    if begin + BATCHES // 3 < BATCHES:
+                        for run, name in zip(runs, ("one", "two"), strict=True):
+                            wait_for(partial(has_begun, run, tmp_path / name), "a first offset")
+                        continue
+                    for run in runs:
+                        run.processAllAvailable()
+                finally:
+                    for run in runs:
+                        run.stop()
+        print(f"{weather.faults} faults in {len(s3_server.requests)} requests")
+        assert once(to_memory.sink) == list(range(BATCHES))
+        copied = filtered(written(s3_server.url, "out", options), "out")
+        assert sorted(int(each) for each in copied) == list(range(BATCHES))
+    for prefix in ("one", "two"):
+        assert manifest(s3_server.url, prefix, options).next_sequence == BATCHES
+    assert weather.faults >= BATCHES // 2

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from opendata_buffer.config import ProducerConfig
+from opendata_buffer.consumer.isolation import ReadCommitted
+from opendata_buffer.formats.batch import decode_batch
+from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid
+from opendata_buffer.stores.open import open_store
+from opendata_buffer.topic.partitioner import modulo
 from opendata_buffer.topic.producer import TopicProducer
 from opendata_buffer.topic.publisher import Publisher
 from opendata_buffer.topic.topic import Topic
-from tests.spark.queues import FORMAT, Query, append, manifest
+from opendata_buffer.transactions import CommitRecord
+from tests.spark.queues import FORMAT, Pipe, Query, append, manifest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,3 +89,98 @@ def test_a_batch_read_shows_partitions_and_what_is_committed(
     one = spark.read.format(FORMAT).option("dataPathPrefix", "p-00002-0bvb").load(store)
     assert "partition" not in one.columns
     assert one.count() == 1
+
+
+# ---- writes to a topic in a real session
+
+
+@pytest.fixture
+def topic(store: str) -> Topic:
+    return Topic.create(store, 3)
+
+
+def root(topic: Topic) -> Path:
+    return Path(topic.url.removeprefix("file://"))
+
+
+def delivered(topic: Topic) -> dict[str, list[list[str]]]:
+    """Per partition, the records of each batch that a reader delivers."""
+    found: dict[str, list[list[str]]] = {}
+    store = open_store(topic.url)
+    for name in topic.read().names:
+        there = manifest(topic.url, name)
+        reader, where = ReadCommitted(name), dict(enumerate(there.locations()))
+        found[name] = []
+        for sequence, location in where.items():
+            for each in reader.offer(sequence, location, lambda *_: ()):
+                blob: Any = store.get(where[each])
+                found[name].append([record.decode() for record in decode_batch(blob.data)])
+        assert reader.stable_end(there.next_sequence) == there.next_sequence, "undecided"
+    return found
+
+
+def values(topic: Topic) -> list[str]:
+    found = delivered(topic)
+    return sorted(record for each in found.values() for batch in each for record in batch)
+
+
+@pytest.fixture
+def pipe(spark: SparkSession, topic: Topic, tmp_path: Path) -> Pipe:
+    return Pipe(spark, topic.url, tmp_path)
+
+
+def record_of(topic: Topic) -> Path:
+    (only,) = (root(topic) / "_topic").glob("app=*/_commit.json")
+    return only
+
+
+def test_a_stream_goes_to_all_partitions_and_a_restart_goes_on(pipe: Pipe, topic: Topic) -> None:
+    pipe.feed(*(f"a{number}" for number in range(30)))
+    pipe.feed(*(f"b{number}" for number in range(30)))
+    pipe.run()
+    assert all(delivered(topic).values()), "30 rows at random"
+    pipe.feed("c")
+    topic.expand(4)
+    pipe.feed(*(f"d{number}" for number in range(40)))
+    pipe.run(pipe.frame.repartition(2))
+    wanted = [f"{letter}{number}" for letter in "ab" for number in range(30)]
+    assert values(topic) == sorted([*wanted, "c", *(f"d{number}" for number in range(40))])
+    assert delivered(topic)["p-00003-04vf"], "the partition that was added"
+    assert CommitRecord.from_json(record_of(topic).read_bytes()).batch == 3
+
+
+def test_a_decision_that_was_not_carried_out_is_completed_by_the_restart(
+    pipe: Pipe, topic: Topic
+) -> None:
+    pipe.feed(*(str(number) for number in range(20)))
+    pipe.run()
+    # As if the driver died after it wrote the record, before any acknowledgement.
+    for name in topic.read().names:
+        path = root(topic) / name / "manifest"
+        entries = manifest(topic.url, name).entries()
+        kept = [entry for entry in entries if entry.metadata]
+        assert len(kept) == len(entries) - 1, "the acknowledgement"
+        bare = Manifest.empty().append(kept)  # type: ignore[arg-type]
+        path.write_bytes(bare.raw)
+        (path.parent / "_owner.json").unlink()
+    pipe.forget_commit(0)
+    pipe.options = {"gcGracePeriodMs": "600001"}  # another committer, as in a new driver
+    pipe.run()
+    assert values(topic) == sorted(str(number) for number in range(20))
+
+
+def test_keys_go_where_the_partitioner_says_and_keep_their_order(
+    spark: SparkSession, topic: Topic
+) -> None:
+    rows = [(f"k{number % 7}", f"k{number % 7}/{number:04}") for number in range(700)]
+    df = spark.createDataFrame(rows, "key STRING, value STRING").coalesce(1)
+    writer = df.write.format(FORMAT).option("partitioner", "modulo").mode("append")
+    writer.save(topic.url)
+    keys = [f"k{number}" for number in range(7)]
+    home = dict(zip(keys, modulo(keys, topic.description.active), strict=True))
+    wanted = defaultdict(list)
+    for key, value in rows:
+        wanted[topic.description.active[home[key]]].append(value)
+    found = {name: [v for batch in each for v in batch] for name, each in delivered(topic).items()}
+    assert {name: each for name, each in found.items() if each} == wanted
+    assert not list((root(topic) / "_topic").glob("app=*/_commit.json")), "without an app id"

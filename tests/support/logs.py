@@ -15,11 +15,24 @@ from opendata_buffer.stores.open import open_store
 DAY_MS = 86_400_000
 
 
-def make_log(config: QueueConfig, grace_ms: int | None = None) -> Store:
+def become_log(
+    store: CasStore,
+    config: QueueConfig,
+    runtime: Runtime,
+    *,
+    retention_ms: int | None = None,
+    grace_ms: int | None = None,
+) -> None:
     """Make a log of a queue, which need not be there, whose readers expire after a day."""
-    store, runtime = open_store(config.store, config.store_options), SystemRuntime()
     claim = claim_for_writing(store, config, runtime=runtime, grace_ms=grace_ms)
-    enable_readers(store, config, claim, runtime, retention_ms=None, reader_expiry_ms=DAY_MS)
+    times = {"retention_ms": retention_ms, "reader_expiry_ms": DAY_MS}
+    enable_readers(store, config, claim, runtime, **times)
+
+
+def make_log(config: QueueConfig, grace_ms: int | None = None) -> Store:
+    """Open the store of a queue, and make a log of it."""
+    store = open_store(config.store, config.store_options)
+    become_log(store, config, SystemRuntime(), grace_ms=grace_ms)
     return store
 
 

@@ -145,15 +145,6 @@ class DeliveryModel:
     def sidecar_written(self, process: str, key: str, data: bytes) -> None:
         """Another object was changed by compare-and-swap."""
 
-    def start_over(self) -> None:
-        """The operator makes a new queue at the same place: nothing that was is owed any more."""
-        self.manifest, self.sink, self.owner = Manifest.empty(), Sink(), ""
-        self.durable.clear()
-        self._durable_locations.clear()
-        self._locations.clear()
-        self._last.clear()
-        self._seen.clear()
-
     def object_written(self, key: str, data: bytes) -> None:
         self.lost.discard(key)
         self._written[key] = [Record.decode(entry) for entry in decode_batch(data)]

@@ -13,7 +13,6 @@ run takes no real time to wait, and the same seed gives the same history, races 
         ...
         simulation.kill(runtime)                   # kill -9
         simulation.pause(other, seconds=3600)      # a frozen virtual machine
-        simulation.interrupt(task)                 # Ctrl-C, wherever the thread waits
 
     simulation.run(main)
 """
@@ -123,8 +122,6 @@ class SimTask:
         self.doomed = False
         self._wake_at: float | None = None
         self.waits_for = ""
-        self.interruption: BaseException | None = None
-        self.interrupt_after = 0
         self._joiners: list[SimTask] = []
 
     @property
@@ -210,9 +207,8 @@ class SimCondition:
                 self._waiting.remove(task)
             notified = task in self._notified
             self._notified.discard(task)
-            # As threading.Condition: an interrupted wait has its lock back before it raises.
             if not task.doomed:
-                self._acquire(depth, interruptible=False)
+                self._acquire(depth)
         return notified
 
     def notify(self, n: int = 1) -> None:
@@ -236,15 +232,15 @@ class SimCondition:
             raise RuntimeError(f"{task.name} uses a condition without holding its lock")
         return task
 
-    def _acquire(self, depth: int, *, interruptible: bool = True) -> None:
+    def _acquire(self, depth: int) -> None:
         task = self._simulation.current
         while self._owner is not None and self._owner is not task:
             self._queued.append(task)
             held = f"a lock held by {self._owner.name}"
             try:
-                self._simulation.block(None, held, interruptible=interruptible)
+                self._simulation.block(None, held)
             finally:
-                # An interrupted thread waits for the lock no more and must not be woken for it.
+                # A thread that was killed waits no more and must not be woken for the lock.
                 if task in self._queued:
                     self._queued.remove(task)
         self._owner = task
@@ -408,27 +404,6 @@ class Simulation:
         if self.current.process is process:
             self.checkpoint()
 
-    def interrupt(
-        self, task: SimTask, error: BaseException | None = None, *, after: int = 0
-    ) -> None:
-        """Raise an error inside another thread, as a signal's handler does.
-
-        It comes out of whatever the thread waits for: a sleep, a notification, a lock, the
-        store. A thread that has ended is left alone.
-
-        Args:
-            task: Which thread.
-            error: Default: ``KeyboardInterrupt``.
-            after: Let so many waits end as usual first. Default: break off the present one.
-        """
-        if task.done:
-            return
-        task.interruption = KeyboardInterrupt() if error is None else error
-        task.interrupt_after = after
-        self.log(f"interrupt {task.name} after {after} waits")
-        if after == 0:
-            task.wake_at = self.now
-
     def fail(self, reason: str | BaseException) -> None:
         """End the run as failed, whatever the calling code would do with an error."""
         if self._failure is None:
@@ -484,7 +459,7 @@ class Simulation:
         self._system.spawn(body, name)
         return task
 
-    def block(self, wake_at: float | None, waits_for: str, *, interruptible: bool = True) -> None:
+    def block(self, wake_at: float | None, waits_for: str) -> None:
         """Let others run until ``wake_at``, or until somebody sets this task's ``wake_at``."""
         task = self.current
         if task.doomed:
@@ -494,12 +469,6 @@ class Simulation:
         self._hand_over(task)
         if task.doomed:
             raise _Killed
-        if task.interruption is not None and interruptible:
-            if task.interrupt_after > 0:
-                task.interrupt_after -= 1
-                return
-            error, task.interruption = task.interruption, None
-            raise error
 
     def wake(self, task: SimTask, at: float) -> None:
         """Let a task that waits in :meth:`block` go on at ``at``, if not earlier."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import cache
 from typing import Any, TypeVar
 
 from opendata_buffer import outcomes
@@ -183,10 +182,8 @@ class NetworkOf(WebSocketNetwork):
 class Direct:
     """Appends without a broker, and counts how often."""
 
-    def __init__(
-        self, store: Store, config: QueueConfig = CONFIG, runtime: Runtime = RUNTIME
-    ) -> None:
-        self._queue = Queue(store, config, runtime=runtime, role="producer")
+    def __init__(self, store: Store) -> None:
+        self._queue = Queue(store, CONFIG, runtime=RUNTIME, role="producer")
         self.used = 0
         self.closed = 0
 
@@ -271,13 +268,7 @@ class Overtaken(MemoryStore):
         raise NotImplementedError
 
 
-class SameKeys(KeyPair):
-    """Both sides' pair in a test of thousands of clients: what they agree on is computed once."""
-
-    agree = staticmethod(cache(KeyPair.of(b"k" * 32).agree))  # type: ignore[assignment]
-
-
-KEYS = SameKeys.of(b"k" * 32)
+KEYS = KeyPair.of(b"k" * 32)
 NAME = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 
