@@ -27,7 +27,6 @@ from opendata_buffer.broker.network import MAX_CLIENTS, WebSocketNetwork
 from opendata_buffer.broker.protocol import (
     VALID_MS,
     ClientEnd,
-    ProtocolError,
     append_body,
     write_proof_folder,
 )

@@ -33,7 +33,7 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.batch import decode_batch
-from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, BatchDescriptor, decode_entry
+from opendata_buffer.formats.manifest import FOOTER_SIZE, BatchDescriptor, Manifest, decode_entry
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.stores.base import Absent, IfVersion, PutOutcome

@@ -17,7 +17,6 @@ from opendata_buffer.runtime import (
     locked,
     remaining,
 )
-from tests.support.simulation import Simulation
 from tests.unit.interrupts import each_step
 
 RUNTIME = SystemRuntime()
@@ -172,11 +171,3 @@ def test_errors_and_calls_inside_a_call_leave_the_lock_free() -> None:
         counter.add_twice()
     assert counter.value == 0
     assert counter.is_free()
-
-
-def test_simulated_locks_are_given_back_too() -> None:
-    simulation = Simulation(seed=1)
-    counter = Counter()
-    counter._condition = simulation.process("one").condition()
-    simulation.run(counter.add)
-    assert (counter.value, counter._condition.held()) == (1, False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import tomllib
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import MISSING, fields
@@ -220,23 +219,6 @@ def test_every_setting_is_listed_with_its_default(title: str, made: Any, base: A
 def test_the_documentation_is_short() -> None:
     pages = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
     assert sum(len(page.read_text("utf-8").split()) for page in pages) <= 18_000
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["retention", "backpressure", "peek", "purge", "dead letter", "DLQ", "consumer group", "lag"],
-)
-def test_search_finds_what_users_of_the_field_call_it(words: str) -> None:
-    """In a guide: decisions, programs and the API rank below."""
-    (separator,) = re.findall(r"^      separator: '(.*)'$", text_of("mkdocs.yml"), re.MULTILINE)
-    guides = [page for page in PAGES if page.parent.name in ("how-to", "operations", "explanation")]
-    found = " | ".join(" ".join(re.split(separator, page.read_text("utf-8"))) for page in guides)
-    assert f" {words.lower()}" in found.lower()
-
-
-def test_the_site_shows_the_version() -> None:
-    version = tomllib.loads(text_of("pyproject.toml"))["project"]["version"]
-    assert f"\ncopyright: opendata-buffer {version}\n" in text_of("mkdocs.yml")
 
 
 def test_the_readme_is_short_and_no_page_installs_from_an_index() -> None:

@@ -6,67 +6,11 @@ import json
 import subprocess
 import sys
 
-from opendata_buffer import metrics
-
-# In a process of its own: a MeterProvider can be set only once per process.
-RECORD_ALL = """
-import json, sys
-from opentelemetry.metrics import set_meter_provider
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-
-reader = InMemoryMetricReader()
-if sys.argv[1] == "provider-first":
-    set_meter_provider(MeterProvider([reader]))
-from opendata_buffer import metrics
-if sys.argv[1] == "import-first":
-    set_meter_provider(MeterProvider([reader]))
-
-for row in metrics.TABLE:
-    instrument = getattr(metrics, row.name.removeprefix("buffer."))
-    labels = {label: "producer" for label in row.labels}
-    {"counter": lambda: instrument.add(3, labels),
-     "gauge": lambda: instrument.set(3, labels) if hasattr(instrument, "set")
-              else instrument.watch(metrics.Metric, lambda owner: 3, labels),
-     "histogram": lambda: instrument.record(3, labels)}[row.kind]()
-
-seen = {}
-for resource in reader.get_metrics_data().resource_metrics:
-    for scope in resource.scope_metrics:
-        assert scope.scope.name == "opendata_buffer", scope.scope.name
-        for metric in scope.metrics:
-            point, = metric.data.data_points
-            seen[metric.name] = {
-                "data": type(metric.data).__name__,
-                "unit": metric.unit,
-                "meaning": metric.description,
-                "labels": dict(point.attributes),
-                "value": point.sum if hasattr(point, "sum") else point.value,
-                "buckets": list(getattr(point, "explicit_bounds", ())),
-            }
-print(json.dumps(seen))
-"""
-
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
     )
-
-
-def test_a_reader_collects_every_instrument_as_the_table_says() -> None:
-    seen = json.loads(run(RECORD_ALL, "provider-first").stdout)
-    assert json.loads(run(RECORD_ALL, "import-first").stdout) == seen
-    data = {"counter": "Sum", "gauge": "Gauge", "histogram": "Histogram"}
-    assert set(seen) == {row.name for row in metrics.TABLE}
-    for row in metrics.TABLE:
-        got = seen[row.name]
-        assert got["data"] == data[row.kind]
-        assert (got["unit"], got["meaning"]) == (row.unit, row.meaning)
-        assert got["labels"] == dict.fromkeys(row.labels, "producer")
-        assert got["value"] == 3
-        if row.kind == "histogram":
-            assert got["buckets"] == list(metrics.SECONDS_BUCKETS)
 
 
 # One batch: produced, contended for, consumed, acknowledged, collected.

@@ -11,12 +11,7 @@ from buffer_sink.options import SINK_OPTIONS
 from buffer_source.options import SOURCE_OPTIONS
 from opendata_buffer.config import QueueConfig, StoreOptions
 from opendata_buffer.errors import InvalidInput
-from opendata_buffer.option_reader import (
-    INSTEAD,
-    STORAGE_OPTIONS,
-    OptionReader,
-    storage_settings,
-)
+from opendata_buffer.option_reader import INSTEAD, STORAGE_OPTIONS, OptionReader, storage_settings
 
 NAMES = ("maxBatches", "flag", "mode", *STORAGE_OPTIONS)
 

@@ -23,21 +23,6 @@ assert _spec.loader is not None
 hatch_build = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(hatch_build)
 
-TEXT = """\
-![Data flow](docs/figures/data-flow.svg)
-
-Read the [options](docs/reference/options.md#sink), [below](#speed), [S3](https://example.com/s3).
-"""
-
-
-def test_with_a_repository_relative_links_are_absolute() -> None:
-    assert hatch_build.for_index(TEXT, "https://example.com/buffer/") == (
-        "![Data flow](https://example.com/buffer/raw/HEAD/docs/figures/data-flow.svg)\n"
-        "\n"
-        "Read the [options](https://example.com/buffer/blob/HEAD/docs/reference/options.md#sink), "
-        "[below](https://example.com/buffer#speed), [S3](https://example.com/s3).\n"
-    )
-
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:

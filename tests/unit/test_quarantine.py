@@ -9,9 +9,7 @@ import pytest
 from opendata_buffer.errors import CorruptData, InvalidInput, ObjectNotFound, TransientStorageError
 from opendata_buffer.formats.batch import batch_key
 from opendata_buffer.formats.manifest import BatchDescriptor, Metadata
-from opendata_buffer.gc import Queued, plan
 from opendata_buffer.quarantine import list_quarantine, quarantine, read_copy, read_report
-from opendata_buffer.stores.base import Listing
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.cli.shell import bytes_of
@@ -129,13 +127,3 @@ def test_what_is_no_report_is_named(store: MemoryStore, data: bytes) -> None:
     store.put(key, data)
     with pytest.raises(CorruptData, match=key):
         read_report(store, "ingest", made.id)
-
-
-def test_the_collector_leaves_the_quarantine_alone() -> None:
-    store = MemoryStore("collected")
-    store.put(LOCATION, b"no batch")
-    quarantine(store, "ingest", ENTRY, "?", runtime=RUNTIME)
-    much_later = store.list("").now_ms + 1_000 * HOUR
-    listing = Listing(store.list("ingest/").objects, much_later)
-    made = plan(Queued(), listing, own_ms=much_later, data_path_prefix="ingest", grace_ms=1)
-    assert [each.key for each in made.delete] == [LOCATION]

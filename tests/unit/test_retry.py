@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -100,23 +99,6 @@ def test_a_function_is_called_before_each_pause() -> None:
     with pytest.raises(KeyError):
         retrying(Failing(1, KeyError))
     assert pauses == [0, 1]
-
-
-def test_a_policy_is_used_again_and_by_several_threads(runtime: ManualRuntime) -> None:
-    once = policy(runtime, deadline_ms=100)
-    for _ in range(2):
-        assert once(Failing(1)) == 2
-        runtime.advance(3_600)  # each call has a deadline of its own
-    shared = policy(runtime, base_ms=1, max_ms=1, deadline_ms=10**9)
-    results: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: results.append(shared(Failing(20)))) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [21] * 4
 
 
 def test_a_queues_settings_make_a_policy() -> None:

@@ -33,37 +33,6 @@ def test_a_link_leads_to_the_page_of_a_file_and_is_plain_text_where_there_is_non
     assert found == "[a](../changelog.md#x) b [c](options.md)\n"
 
 
-def shown(html: str) -> str:
-    page: str = hook.on_page_content(html, page=None, config=None, files=None)
-    return page
-
-
-def test_cells_have_the_name_of_their_column_and_identifiers_are_marked() -> None:
-    table = (
-        "<table><thead><tr><th>a <em>b</em></th><th></th></tr></thead>"
-        "<tbody><tr><td><code>--x</code></td><td>words</td></tr></tbody></table>"
-    )
-    assert (
-        '<td data-name="a b"><code><span class="identifier">--x</span></code></td>'
-        '<td data-name="">words</td>'
-    ) in shown(table)
-
-
-def test_code_breaks_between_words_and_a_very_long_one_behind_a_slash() -> None:
-    whole = '<span class="identifier">'
-    assert shown(f"<code>{'a' * 30}/&lt;b&gt;_segment</code>") == (
-        f"<code>{whole}{'a' * 30}/</span><wbr>{whole}&lt;b&gt;_segment</span></code>"
-    )
-    assert shown("<code>a --b</code>") == f"<code>{whole}a</span> {whole}--b</span></code>"
-    assert shown(f"<code>{'a' * 40}</code>") == f"<code>{'a' * 40}</code>"
-
-
-def test_an_option_of_a_command_is_not_broken() -> None:
-    block = '<div class="language-sh highlight"><code>x<b> </b>--to-it a-b -v\n</code></div>'
-    options = (f'<span class="identifier">{each}</span>' for each in ("--to-it", "-v"))
-    assert "x<b> </b>{} a-b {}\n".format(*options) in shown(block)
-
-
 @pytest.mark.skipif(ZENSICAL is None, reason="no Zensical: pip install zensical")
 def test_zensical_builds_the_site_without_a_warning(tmp_path: Path) -> None:
     """It runs no hooks: their pages and links are written before."""

@@ -253,17 +253,6 @@ def test_a_type_found_in_a_later_text_widens_the_first() -> None:
     )
 
 
-def test_objects_with_ids_for_names_take_time_by_their_number() -> None:
-    given = [
-        b'{"counts":{%s}}' % b",".join(b'"user%d_%d":1' % (number, at) for at in range(10))
-        for number in range(4000)
-    ]
-    began = time.process_time()
-    counts = infer(records(*given), ValueOptions()).field("counts").type
-    assert time.process_time() - began < 10
-    assert counts.num_fields == 40_000
-
-
 def test_lines_of_csv_have_numbered_columns() -> None:
     lines = [b"1,x,1.5,2024-01-01,true,,2024-01-01T00:00:00Z", b"3,y,2,2024-01-01,false,,", b"bad"]
     types = [

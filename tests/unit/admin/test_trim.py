@@ -34,7 +34,7 @@ from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import Blob
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic.topic import Topic
-from tests.unit.cli.shell import Lossy, bytes_of, copy_into, manifest_of
+from tests.unit.cli.shell import Lossy, copy_into, manifest_of
 
 # ---- skip and restore
 
@@ -83,17 +83,6 @@ def test_a_bad_batch_anywhere_is_skipped_and_no_other(index: int, bad: bytes | N
     assert list_quarantine(store, "ingest") == [skipped]
     if bad is not None:
         assert read_copy(store, "ingest", skipped) == bad
-
-
-def test_a_batch_outside_the_prefix_is_skipped_and_its_object_left_alone() -> None:
-    store = queue_of(GOOD[0])
-    store.put("elsewhere/x.batch", GOOD[1])
-    before = manifest_of(store).append([NewEntry("elsewhere/x.batch")])
-    store.put("ingest/manifest", before.raw)
-    skipped, _ = skip_batch(at(store), 1)
-    assert skipped.copied_bytes is None
-    assert records(store) == [b"0"]
-    assert bytes_of(store, "elsewhere/x.batch") == GOOD[1]
 
 
 def test_the_rest_of_its_transaction_is_still_one_transaction() -> None:
@@ -216,15 +205,6 @@ def test_a_restore_that_was_killed_and_may_have_been_read_is_not_repeated(
             consumer.ack(batch.sequence)
     with pytest.raises(CommitStateUnknown, match="an earlier restore was interrupted"):
         restore_batch(at(store), name)
-
-
-def test_a_copy_that_cannot_be_read_is_restored_after_it_was_repaired() -> None:
-    store, name = quarantined(b"garbage")
-    with pytest.raises(InvalidInput, match=rf"_quarantine/{name}\.object"):
-        restore_batch(at(store), name)
-    store.put(f"ingest/_quarantine/{name}.object", GOOD[0])
-    restore_batch(at(store), name)
-    assert records(store) == [b"1", b"0"]
 
 
 def test_what_has_no_copy_or_no_report_cannot_be_restored() -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from opendata_buffer.broker.claims import (
     CLAIMS,
-    LATE_S,
     MAX_OPEN,
     MOST_TOKENS,
     ClaimHolder,
@@ -23,13 +22,6 @@ from opendata_buffer.errors import CorruptData
 from opendata_buffer.testing.runtime import ManualRuntime
 
 NEW = Claims(epoch=3, frontier=10)
-
-
-def test_batches_are_handed_out_oldest_first_and_to_one_worker() -> None:
-    claims = NEW.claim(NEW.free(15)[:2], "a", 1_000)
-    assert claims.held == {10: ClaimHolder("a", 1, 1_000), 11: ClaimHolder("a", 2, 1_000)}
-    assert claims.free(15) == [12, 13, 14]
-    assert claims.free(15, resting=[12]) == [13, 14]
 
 
 def test_the_frontier_is_the_first_batch_that_is_not_done() -> None:
@@ -51,12 +43,6 @@ def test_however_long_the_names_of_workers_the_object_can_be_read_again(name: st
     assert len(data) <= CLAIMS.max_bytes
     assert decode(data) == claims
     assert claims.free(2**63 + 10) == []
-
-
-def test_the_name_of_a_worker_is_stored_up_to_a_length() -> None:
-    claims = Claims(1, 0).claim([0], "worker-7.example.com:4711", 1_000)
-    assert claims.held[0].worker == "worker-7.example.com:4711"
-    assert Claims(1, 0).claim([0], "w" * 256, 1_000).held[0].worker == "w" * 200
 
 
 def test_what_another_consumer_dequeued_is_forgotten() -> None:
@@ -130,21 +116,6 @@ def heartbeats(steady_since: float = float("-inf")) -> Heartbeats:
     made = Heartbeats(ManualRuntime().condition(), lambda: steady_since)
     made.begin({7: HOLDER}, now=100.0)
     return made
-
-
-def test_a_dispatcher_that_checks_late_gives_the_full_timeout_once() -> None:
-    beats = heartbeats()
-    late = 101.0 + 2 * LATE_S
-    assert beats.prolong(7, HOLDER, now=late)
-    assert beats.lapses == {7: late + 1}
-    assert not beats.prolong(7, HOLDER, now=late + 1 + 2 * LATE_S)
-    assert beats.lapses == {}
-
-
-def test_a_pause_of_the_broker_lets_no_claim_lapse() -> None:
-    beats = heartbeats(steady_since=100.5)
-    assert beats.prolong(7, HOLDER, now=101.0)
-    assert beats.lapses == {7: 101.5}
 
 
 def test_tokens_of_no_claim_are_forgotten_and_bounded() -> None:

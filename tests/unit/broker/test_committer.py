@@ -47,10 +47,6 @@ from tests.unit.broker.local import (
 )
 
 
-def unreachable(broker_record: DiscoveryRecord) -> Connection:
-    raise ChannelClosed("no network")
-
-
 def committer(  # type: ignore[no-untyped-def]
     store: MemoryStore, direct: Direct, connecting=None, runtime: Runtime = RUNTIME
 ) -> BrokeredCommitter:
@@ -87,16 +83,6 @@ def test_a_process_that_meets_another_writer_searches_for_a_broker_again() -> No
     assert len(looks) == 2
 
 
-@pytest.mark.parametrize("record", [BROKER.to_json(), b"garbage"])
-def test_beside_a_broker_that_is_not_reached_it_appends_alone(record: bytes) -> None:
-    store = MemoryStore()
-    store.put("ingest/_broker.json", record)
-    direct = Direct(store)
-    ours = committer(store, direct, unreachable)
-    assert ours.append(entries("a"), begin_by=soon()) == 0
-    assert direct.used == 1
-
-
 # Moves only where a thread sleeps: no machine is too slow for a deadline.
 CLOCK = ManualRuntime()
 
@@ -128,16 +114,6 @@ def scripted(
 
     direct = Direct(store)
     return committer(store, direct, connecting, CLOCK), direct
-
-
-def test_an_append_whose_answer_was_lost_is_verified_and_not_repeated() -> None:
-    store = MemoryStore()
-    other = Queue(store, CONFIG, runtime=RUNTIME, role="dead broker")
-    dead = FakeConnection(Lost(0, 0.0), before=lambda: other.append(entries("a", "b")))
-    ours, direct = scripted(store, dead)
-    assert ours.append(entries("a", "b"), begin_by=later()) == 0
-    assert queued(store) == ["ingest/a.batch", "ingest/b.batch"]
-    assert direct.used == 0
 
 
 def test_the_next_broker_searches_from_where_the_first_attempt_may_have_landed() -> None:
@@ -243,23 +219,6 @@ def test_producers_of_a_process_share_one_and_the_last_one_ends_it() -> None:
     third = open_committer(store, CONFIG, RUNTIME, None)
     assert third is not first
     third.close()
-
-
-def test_a_process_that_hosts_serves_and_leaves_when_its_last_producer_closes() -> None:
-    store = MemoryStore()
-
-    def is_announced() -> bool:
-        found = Lease(store, CONFIG, RUNTIME).read()
-        return found is not None and found.serves
-
-    ours = open_committer(store, HOST, RUNTIME, None)
-    eventually(is_announced)
-    for number in range(3):
-        ours.append(entries(str(number)), begin_by=soon())
-    assert len(queued(store)) == 3
-    ours.close()
-    # It waits for the end of the broker for some seconds only.
-    eventually(lambda: not is_announced())
 
 
 def test_off_asks_no_broker() -> None:

@@ -34,18 +34,6 @@ class World:
         return self.made[-1]  # type: ignore[return-value]
 
 
-def test_without_a_broker_nothing_is_found_and_it_says_why() -> None:
-    world = World(announced=False)
-    assert world.discovery.find() is None
-    assert not world.discovery.announced
-    assert "none is announced" in world.discovery.reason
-    announce(world.store)
-    world.refuses = True
-    assert world.discovery.find() is None
-    assert world.discovery.announced
-    assert world.discovery.reason == "no network"
-
-
 def test_one_thread_searches_and_all_get_what_it_found() -> None:
     world = World()
     world.slow.clear()
@@ -63,19 +51,6 @@ def test_one_thread_searches_and_all_get_what_it_found() -> None:
     assert world.discovery.connection is found[0]
 
 
-def test_without_a_search_there_is_the_connection_that_was_found() -> None:
-    world = World()
-    world.discovery.search_at = float("inf")
-    assert world.discovery.find() is None
-    world.discovery.search_at = 0.0
-    connection = world.discovery.find()
-    assert connection is not None
-    world.discovery.search_at = float("inf")
-    assert world.discovery.find() is connection
-    world.made[0].is_over = True
-    assert world.discovery.find() is None
-
-
 def test_a_forgotten_connection_is_closed_and_another_one_made() -> None:
     world = World()
     first = world.discovery.find()
@@ -87,34 +62,6 @@ def test_a_forgotten_connection_is_closed_and_another_one_made() -> None:
     # A thread that still has the first one does not take the second one from the others.
     world.discovery.forget(first)
     assert world.discovery.find() is second
-
-
-def test_a_silent_brokers_successor_is_asked_at_once_and_itself_after_a_renewal() -> None:
-    world = World()
-    connection = world.discovery.find()
-    assert connection is not None
-    world.discovery.forget(connection, unresponsive=True)
-    assert [world.discovery.find() for _ in range(2)] == [None, None]
-    assert "not renewed" in world.discovery.reason
-    assert world.lease.beat(connection.broker_record) is not None
-    again = world.discovery.find()
-    assert again is not None
-    world.discovery.forget(again, unresponsive=True)
-    announce(world.store)
-    assert world.discovery.find() is world.made[2]
-
-
-def test_after_its_time_a_caller_gets_none_and_later_the_connection() -> None:
-    world = World(waits_s=0.05)
-    discovery = world.discovery
-    world.slow.clear()
-    assert discovery.find() is None
-    # No thread looks a second time meanwhile, and none waits again.
-    assert discovery.find() is None
-    world.slow.set()
-    eventually(lambda: discovery.connection)
-    assert discovery.find() is world.made[0]
-    assert len(world.made) == 1
 
 
 def test_for_a_broker_that_was_not_reached_no_caller_waits_a_second_time() -> None:

@@ -121,20 +121,6 @@ def test_a_broker_renews_its_record_until_it_was_replaced_or_deleted() -> None:
     assert ours.take(broker("a"), None) is not None
 
 
-def test_a_broker_that_leaves_takes_its_address_out_unless_it_was_replaced() -> None:
-    store = MemoryStore()
-    ours = lease(store)
-    first = take(store, "a")
-    ours.leave(first)
-    left = lease(store).read()
-    assert left is not None
-    assert not left.serves
-    assert left == replace(first, address="", secret=b"", beat=1, seen_ms=left.seen_ms)
-    second = take(store, "b", left)
-    ours.leave(first)
-    assert lease(store).read() == second
-
-
 def test_a_lost_answer_is_verified() -> None:
     store = Hooked("_broker.json")
     store.lost_answers = 1

@@ -177,17 +177,6 @@ def test_a_successor_gives_every_holder_the_whole_time_anew() -> None:
     assert again["deliveries"] == 2
 
 
-def test_a_heartbeat_keeps_a_claim() -> None:
-    runtime = ManualRuntime()
-    asking = Asking(filled(1), runtime=runtime)
-    (batch,) = asking.claim(timeout_ms=1_500)["batches"]
-    for _ in range(8):
-        runtime.advance(0.25)
-        asking.dispatcher.beat([batch["token"]])
-    assert asking.claim(wait_s=0.0)["batches"] == []
-    assert asking.finish("done", batch)["op"] == "finished"
-
-
 def test_of_two_dispatchers_the_later_one_is_right_and_the_other_does_not_fence_it() -> None:
     store = filled(4)
     first, second = Asking(store), Asking(store)
@@ -278,17 +267,6 @@ def test_from_another_consumer_of_the_queue_not_even_an_announced_one_takes_them
     assert [asking.fails(), asking.fails()] == ["Fenced"] * 2
 
 
-def test_a_rest_that_is_over_is_forgotten_also_when_no_worker_waits() -> None:
-    """Otherwise the dispatcher would find something to do at every look, and never wait."""
-    runtime = ManualRuntime()
-    asking = Asking(filled(1), runtime=runtime)
-    (batch,) = asking.claim()["batches"]
-    asking.finish("release", batch, rest_ms=500)
-    eventually(lambda: asking.dispatcher._ready.rests == {0: 0.5})
-    runtime.advance(1.0)
-    eventually(lambda: asking.dispatcher._ready.rests == {})
-
-
 def test_requests_that_wait_when_the_dispatcher_stops_are_refused() -> None:
     runtime = ManualRuntime()
     asking = Asking(MemoryStore(), runtime=runtime)
@@ -362,30 +340,6 @@ def test_one_answer_holds_no_more_than_a_message() -> None:
     assert (report.sequence, "metadata is larger" in report.error) == (0, True)
 
 
-def test_how_claims_ended_is_forgotten_when_the_claims_are_deleted() -> None:
-    store = filled(2)
-    asking = Asking(store)
-    first = asking.claim()["batches"][0]
-    assert asking.finish("done", first)["op"] == "finished"
-    store.delete_many(["ingest/_claims.json"])
-    # The dispatcher notices at its next write, and begins anew.
-    assert asking.fails() == "TransientStorageError"
-    again = asking.claim()["batches"][0]
-    assert again["token"] == first["token"]
-    assert asking.finish("done", again)["op"] == "finished"
-    assert again["sequence"] not in stored(store).held
-
-
-def test_a_successor_knows_a_held_batch_before_it_is_asked_for_any() -> None:
-    store = filled(2)
-    first = Asking(store)
-    batch = first.claim()["batches"][0]
-    first.dispatcher.stop(5)
-    second = Asking(store)
-    assert second.finish("reject", batch)["op"] == "finished"
-    assert [each.sequence for each in list_quarantine(store, "ingest")] == [batch["sequence"]]
-
-
 def take_over(store: MemoryStore, runtime: Runtime = RUNTIME) -> DispatcherTerm:
     return DispatcherTerm(store, CONFIG, runtime)
 
@@ -406,16 +360,6 @@ def test_claims_that_did_not_change_are_not_written() -> None:
     store.delete_many([CLAIMS])
     term.write(term.claims)
     assert not store.list(CLAIMS).objects
-
-
-def test_a_lost_answer_to_a_write_of_the_claims_is_verified() -> None:
-    store = Hooked(CLAIMS)
-    store.lost_answers = 2
-    term = take_over(filled(2, store))
-    term.write(term.claims.claim([0], "w", 1_000))
-    assert store.lost_answers == 0
-    assert stored(store).deliveries == {0: 1}
-    assert stored(store) == term.claims
 
 
 def test_claims_of_a_queue_that_was_made_again_say_nothing_of_its_batches() -> None:

@@ -1,4 +1,4 @@
-"""WebSocket connections to a broker, the broker behind a port, and forked children."""
+"""WebSocket connections to a broker and the broker behind a port."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import random
 import socket
 import subprocess
-import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from websockets.frames import Frame, Opcode
 from websockets.sync import client as websockets_client
 from websockets.sync.client import ClientConnection
 
-from opendata_buffer.broker import network
+from opendata_buffer.broker import network, protocol
 from opendata_buffer.broker.broker import Broker
 from opendata_buffer.broker.client import Appended, ChannelClosed, ChannelRefused, DiscoveryRecord
 from opendata_buffer.broker.dispatcher import Dispatcher
@@ -39,11 +40,12 @@ from opendata_buffer.broker.protocol import (
     ClientEnd,
     KeyPair,
     ProtocolError,
+    write_proof_folder,
 )
 from opendata_buffer.config import ConsumerConfig
-from opendata_buffer.errors import InvalidInput
+from opendata_buffer.errors import PermanentStorageError, StorageError, TransientStorageError
 from opendata_buffer.formats.manifest import NewEntry
-from opendata_buffer.producer.group_commit import CYCLES_EACH, FIRST_CYCLE_S
+from opendata_buffer.producer.group_commit import FIRST_CYCLE_S
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.local import LocalStore
@@ -52,12 +54,15 @@ from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import (
     CONFIG,
     KEYS,
+    NAME,
     RUNTIME,
     Client,
+    Hooked,
     connect,
     connected,
     entries,
     eventually,
+    hosting,
     made,
     queued,
     serving,
@@ -111,23 +116,6 @@ def test_a_client_that_sends_nothing_is_disconnected(monkeypatch: pytest.MonkeyP
         with pytest.raises(ChannelClosed):
             silent.receive(WAIT_S)
         assert broker.sessions == 0
-
-
-def test_one_client_too_many_is_refused_and_the_others_are_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(network, "MAX_CLIENTS", 3)
-    with serving() as (broker, broker_record, _), ExitStack() as stack:
-        clients = [stack.enter_context(connected(broker_record)) for _ in range(3)]
-        with pytest.raises(ChannelClosed):
-            connect(broker_record)
-        for number, client in enumerate(clients):
-            answer = client.append(entries(str(number)), since=None, begin_by=soon())
-            assert answer == Appended(number)
-        clients[0].close()
-        eventually(lambda: broker.sessions == 2)
-        with connected(broker_record) as next_one:
-            assert next_one.append(entries("x"), since=None, begin_by=soon()) == Appended(3)
 
 
 def test_strangers_are_disconnected_before_there_are_too_many(
@@ -222,17 +210,6 @@ def test_a_port_that_is_shut_refuses_its_clients() -> None:
             connect(broker_record)
 
 
-def test_an_address_or_certificate_that_cannot_be_used_says_which_option(tmp_path: Path) -> None:
-    with serving() as (_, broker_record, _):
-        port = int(broker_record.address.split(":")[1])
-        with pytest.raises(InvalidInput, match=rf"listen on 127\.0\.0\.1:{port}.*--listen"):
-            WebSocketPort(Listen(port=port), RUNTIME)
-    path = tmp_path / "cert.pem"
-    path.write_text("no certificate")
-    with pytest.raises(InvalidInput, match="--tls-cert"):
-        WebSocketPort(Listen(certificate=str(path)), RUNTIME)
-
-
 def test_what_is_advertised_is_announced() -> None:
     port = WebSocketPort(Listen(advertise="broker.example:9100"), RUNTIME)
     port.close()
@@ -279,22 +256,6 @@ def test_too_many_open_requests_and_unknown_ones_are_refused() -> None:
         client.ask("more")
 
 
-def test_in_a_pause_nothing_is_written_and_behind_it_what_waited_is() -> None:
-    store, runtime = MemoryStore(), ManualRuntime()
-    broker = made(store, runtime)
-    writer, client = Client(broker), Client(broker)
-    writer.send({"op": "pause", "n": 1, "writes": 2})
-    client.ask("a")
-    broker.start()
-    assert writer.answered() == [{"op": "given", "n": 1}]
-    pause_s = 2 * CYCLES_EACH * FIRST_CYCLE_S
-    runtime.advance(pause_s - 0.01)
-    assert (queued(store), client.answers) == ([], [])
-    runtime.advance(0.02)
-    assert client.answered()[0]["op"] == "done"
-    assert queued(store) == ["ingest/a"]
-
-
 def test_between_two_pauses_the_broker_writes_what_waits_without_losing_a_race() -> None:
     store, runtime = MemoryStore(), ManualRuntime()
     broker = made(store, runtime)
@@ -316,17 +277,6 @@ def test_between_two_pauses_the_broker_writes_what_waits_without_losing_a_race()
     assert broker.stats()["conflicts"] == 0
     second.answered()
     assert broker.stats()["pauses"] == 2
-
-
-def test_a_client_whose_connection_ended_gets_no_answer_and_the_others_do() -> None:
-    broker = made(MemoryStore(), SystemRuntime())
-    gone, client = Client(broker), Client(broker)
-    gone.send({"op": "pause", "n": 1, "writes": 1})
-    client.ask("a")
-    gone.session.close()
-    broker.start()
-    assert client.answered()[0]["op"] == "done"
-    assert gone.answers == []
 
 
 def claim(number: int) -> dict[str, Any]:
@@ -359,58 +309,6 @@ def test_a_batch_is_not_handed_to_a_worker_that_is_gone() -> None:
     broker.stop(5)
 
 
-CODE = """
-import os, socket, sys, warnings
-warnings.simplefilter("ignore", DeprecationWarning)
-from opendata_buffer.broker.network import socket_owners
-
-class Owner:
-    def __init__(self, *sockets):
-        self.sockets = sockets
-
-    def descriptors(self):
-        return [each.fileno() for each in self.sockets]
-
-mine, other = socket.socketpair()
-closed = socket.socket()
-closed.close()
-owner = Owner(closed, mine)
-if sys.argv[1] == "owned":
-    socket_owners.add(owner)
-parents, childs = socket.socketpair()
-child = os.fork()
-if child == 0:
-    parents.close()
-    other.close()
-    childs.sendall(b"!")
-    childs.recv(1)  # until the parent says so
-    mine.close()  # what closes it here closes nothing else
-    os._exit(0 if childs.fileno() >= 0 and os.fstat(childs.fileno()) else 1)
-parents.recv(1)
-mine.sendall(b"x")
-mine.close()
-other.settimeout(0.2 if sys.argv[1] != "owned" else 20)
-seen = [other.recv(1)]
-try:
-    seen.append(other.recv(1))
-except TimeoutError:
-    seen.append("open")
-parents.sendall(b"!")
-print(seen, os.waitpid(child, 0)[1])
-"""
-
-
-@pytest.mark.parametrize(("owner", "seen"), [("owned", "b''"), ("without an owner", "'open'")])
-def test_a_connection_ends_with_its_process_though_a_child_of_it_lives(
-    owner: str, seen: str
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, owner], capture_output=True, text=True, check=False
-    )
-    assert done.stderr == ""
-    assert done.stdout.strip() == f"[b'x', {seen}] 0"
-
-
 def test_a_queue_on_one_machine_is_served_there_and_a_shared_one_to_every_machine(
     tmp_path: Path,
 ) -> None:
@@ -437,26 +335,6 @@ def test_an_address_where_no_process_listens_is_refused() -> None:
             open_channel(at(taken.getsockname()[1]), 30.0)
 
 
-def test_a_port_that_accepts_and_says_nothing_costs_the_timeout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    limits: list[float] = []
-    really_connect = websockets_client.connect
-
-    def connect(*where: Any, open_timeout: float, **options: Any) -> Any:
-        limits.append(open_timeout)
-        return really_connect(*where, open_timeout=open_timeout, **options)
-
-    monkeypatch.setattr(websockets_client, "connect", connect)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        with pytest.raises(ChannelClosed) as caught:
-            open_channel(at(silent.getsockname()[1]), 0.3)
-        assert not isinstance(caught.value, ChannelRefused)
-    assert limits == [0.3]
-
-
 @pytest.mark.parametrize(
     "address",
     ["no-such-host.invalid:1", "broker..svc:7420", "127.0.0.1:99999", "[::1:7420", "host:x"],
@@ -466,10 +344,165 @@ def test_an_address_that_does_not_resolve_or_is_none_is_not_reached(address: str
         open_channel(DiscoveryRecord(1, "id", address, b"s" * 32), 1.0)
 
 
-def test_without_a_thread_to_spare_nothing_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    def connect(*where: Any, **options: Any) -> Any:
-        raise RuntimeError("can't start new thread")
+# ---- who can read the queue, and reach its broker, cannot write by it
 
-    monkeypatch.setattr(websockets_client, "connect", connect)
-    with pytest.raises(ChannelClosed, match="can't start new thread"):
-        open_channel(at(1), 1.0)
+
+FOLDER = "ingest/manifest._clients/"
+
+
+def keys_of(store: MemoryStore) -> list[str]:
+    return [each.key for each in store.list(FOLDER).objects]
+
+
+def test_a_client_that_writes_the_object_may_append_and_nothing_stays() -> None:
+    store = MemoryStore()
+    with serving(store) as (_, broker_record, _), connected(broker_record) as client:
+        assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
+        eventually(lambda: not keys_of(store))
+    assert queued(store) == ["ingest/a.batch"]
+
+
+REQUESTS: list[dict[str, Any]] = [
+    {"op": "append", "n": 1, "valid_ms": 1, "clock": [0.0, 0], "entries": [["ingest/a", []]]},
+    {"op": "renew", "n": [1], "clock": [0.0, 0]},
+    {"op": "pause", "n": 1, "writes": 1},
+    {"op": "claim", "n": 1, "max": 9, "wait_ms": 0, "worker": "w", "timeout_ms": 1},
+    {"op": "finish", "n": 1, "how": "done", "sequence": 0, "token": 1, "reason": "", "rest_ms": 0},
+    {"op": "beat", "n": 1, "tokens": []},
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=[str(each["op"]) for each in REQUESTS])
+def test_who_can_only_read_appends_claims_and_finishes_nothing(request_: dict[str, Any]) -> None:
+    store, runtime = MemoryStore(), ManualRuntime()
+    queue = Queue(store, CONFIG, runtime=runtime, role="broker")
+    dispatcher = Dispatcher(store, ConsumerConfig(store="memory://unused"), runtime)
+    broker = Broker(store, queue, runtime, "ingest", dispatcher=dispatcher)
+    reader = Client(broker, may_write=False)
+    with pytest.raises(ProtocolError, match="has not shown that it may write"):
+        reader.send(request_)
+    assert dispatcher._task is None  # The queue's epoch is as it was.
+    assert (broker.entries_waiting, broker.pauses) == (0, 0)
+
+
+def test_who_can_only_read_gets_the_counters() -> None:
+    with serving() as (_, broker_record, _):
+        reader = connect(broker_record)
+        assert (reader.stats(30.0) or {})["clients"] == 1
+        reader.close()
+
+
+def test_a_client_that_may_not_write_is_told_so_by_its_store() -> None:
+    def deny(key: str, data: bytes | memoryview) -> None:
+        raise PermanentStorageError(f"403 for {key}")
+
+    store = MemoryStore()
+    store.put = deny  # type: ignore[method-assign]
+    with serving() as (_, broker_record, _):
+        reader = connect(broker_record)
+        with pytest.raises(PermanentStorageError, match=f"403 for {FOLDER}"):
+            reader.show_may_write(store, CONFIG.manifest_path)
+        reader.close()
+
+
+def told(store: MemoryStore, client: Client, data: bytes | None, name: str = NAME) -> str:
+    """What the broker says to a client once these bytes are there."""
+    if data is not None:
+        store.put(FOLDER + name, data)
+    client.send({"op": "written", "n": 1})
+    (answer,) = client.answered()
+    store.delete_many([FOLDER + name])
+    assert client.session.may_write is (answer["op"] == "granted")
+    return str(answer["op"] if client.session.may_write else answer["error"]["text"])
+
+
+def test_only_the_bytes_for_this_connection_count_and_a_client_asks_once() -> None:
+    store = MemoryStore()
+    broker = made(store)
+    clients = [Client(broker, may_write=False) for _ in range(8)]
+    right = clients[0].end.write_proof()
+    assert told(store, clients.pop(), right) == "granted"
+    assert f"{FOLDER}{NAME}" in told(store, clients.pop(), None)
+    assert f"{FOLDER}{NAME}" in told(store, clients.pop(), right, NAME[:-1] + "X")
+    for wrong in (b"", right[:-1], right + b"0", b"x" * 1_000_000):
+        assert FOLDER in told(store, clients[-1], wrong)
+        with pytest.raises(ProtocolError, match="for the second time"):
+            clients.pop().send({"op": "written", "n": 2})
+
+
+def test_a_copy_of_another_client_s_object_proves_nothing() -> None:
+    """A reader sees the objects of others; the keys, and with them the bytes, are not the same."""
+    store = MemoryStore()
+    broker = made(store)
+    writer, reader = (Client(broker, may_write=False, nonce=each * 32) for each in (b"w", b"r"))
+    assert "not written for this" in told(store, reader, writer.end.write_proof())
+    assert told(store, writer, writer.end.write_proof()) == "granted"
+
+
+class Failing(MemoryStore):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def list(self, prefix: str, **options: Any) -> Any:
+        raise self.error
+
+    def get(self, key: str, **options: Any) -> Any:
+        if key.startswith(FOLDER):
+            raise self.error
+        return super().get(key, **options)
+
+
+@pytest.mark.parametrize("error", [TransientStorageError("503"), ValueError("a bug")], ids=str)
+def test_a_store_that_fails_grants_nothing_and_the_client_is_told(error: Exception) -> None:
+    store = Failing(error)
+    assert str(error) in told(store, Client(made(store), may_write=False), None)
+
+
+def test_a_store_that_stalls_takes_no_more_threads_than_a_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(protocol, "MAX_UNDER_WAY", 2)
+    stalls = threading.Event()
+    store = Hooked(NAME)
+    store.on_read = lambda: stalls.wait(60)
+    broker = made(store)
+    clients = [Client(broker, may_write=False) for _ in range(3)]
+    store.put(FOLDER + NAME, clients[0].end.write_proof())
+    for client in clients[:2]:
+        client.send({"op": "written", "n": 1})
+    assert "too many clients" in told(store, clients[2], None)
+    stalls.set()
+    for client in clients[:2]:
+        client.answered()
+    late = Client(broker, may_write=False)
+    assert told(store, late, late.end.write_proof()) == "granted"
+
+
+def test_a_broker_deletes_what_clients_of_earlier_ones_left_and_begins_in_any_case() -> None:
+    store = MemoryStore()
+    for number in range(3):
+        store.put(f"{FOLDER}{number}", b"left")
+    with serving(store):
+        assert keys_of(store) == []
+    with serving(Failing(StorageError("503"))) as (broker, _, _):
+        assert broker.stats()["commits"] == 0
+
+
+@pytest.mark.parametrize(
+    ("manifest", "folder"), [("ingest/manifest", FOLDER), ("é" * 512, "é" * 494 + "._clients/")]
+)
+def test_the_longest_manifest_path_leaves_room_for_a_name(manifest: str, folder: str) -> None:
+    assert write_proof_folder(manifest) == folder
+    assert len(f"{folder}{NAME}".encode()) <= 1024
+
+
+def test_a_process_that_took_the_port_of_a_dead_broker_gets_no_append() -> None:
+    """It knows the secret, as whoever reads; it has another key than the announced one."""
+    store = MemoryStore()
+    with hosting(store) as ours:
+        announced = eventually(lambda: ours.serving)
+        with serving(secret=announced.secret) as (_, squatting, _):
+            record = replace(announced, address=squatting.address, term=squatting.term)
+            with pytest.raises(ProtocolError, match="not the announced broker"):
+                connect(record)

@@ -134,12 +134,6 @@ def test_an_error_of_the_queue_arrives_as_itself(error: OpenDataBufferError) -> 
     assert vars(found) == vars(error)
 
 
-def test_any_other_error_arrives_as_one_of_the_library_with_its_name() -> None:
-    found = error_of(travelled(error_body(ZeroDivisionError("by zero"))))
-    assert type(found) is OpenDataBufferError
-    assert str(found) == "ZeroDivisionError: by zero"
-
-
 def test_requests_out_of_bounds_are_cut_or_refused() -> None:
     claim = {"n": 1, "max": 10**9, "wait_ms": 10**9, "worker": "w", "timeout_ms": 0}
     claim["max_deliveries"] = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
@@ -16,10 +15,10 @@ from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.queue.log import Log
 from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.readers import enable_readers, position_object, reset_reader
+from opendata_buffer.queue.readers import position_object, reset_reader
 from opendata_buffer.stores.base import read_bytes
 from opendata_buffer.stores.memory import MemoryStore
-from tests.support.logs import open_view
+from tests.support.logs import become_log, open_view
 from tests.unit.broker.local import CONFIG, RUNTIME, eventually, hosting
 
 Make = Callable[[str], Worker]
@@ -31,9 +30,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     monkeypatch.setattr(Log, "most_entries", 16)
     monkeypatch.setattr(Log, "left_entries", 4)
     store = MemoryStore()
+    become_log(store, CONFIG, RUNTIME)
     claim = claim_for_writing(store, CONFIG, runtime=RUNTIME)
-    times: dict[str, Any] = {"retention_ms": None, "reader_expiry_ms": 86_400_000}
-    enable_readers(store, CONFIG, claim, RUNTIME, **times)
     queue = Queue(store, CONFIG, runtime=RUNTIME, role="test", claim=claim)
     for number in range(60):
         location = f"ingest/{RUNTIME.ulid()}.batch"
@@ -87,18 +85,6 @@ def test_workers_of_two_readers_share_nothing(store: MemoryStore, make: Make) ->
         eventually(lambda: at(store, "billing") == 60)
     manifest = Manifest.parse(read_bytes(store, "ingest/manifest"))
     assert (manifest.epoch, manifest.next_sequence) == (before.epoch, 60), "nobody claimed it"
-
-
-def test_another_broker_goes_on_with_the_claims_of_each_reader(
-    store: MemoryStore, make: Make
-) -> None:
-    billing, audit = make("billing"), make("audit")
-    with hosting(store):
-        begun = {"billing": work(billing, 20), "audit": work(audit, 7)}
-    with hosting(store):
-        # Without order: a claim whose answer came too late is handed out again when it lapses.
-        assert sorted(begun["billing"] + work(billing, 40)) == list(range(60))
-        assert sorted(begun["audit"] + work(audit, 53)) == list(range(60))
 
 
 def test_a_reader_that_was_set_back_gives_its_workers_the_batches_again(

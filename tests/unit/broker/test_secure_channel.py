@@ -53,13 +53,6 @@ def test_both_talk_after_a_handshake() -> None:
         assert client.open(broker.seal({"answer": number})) == {"answer": number}
 
 
-def test_two_pairs_agree_on_what_nobody_else_computes() -> None:
-    one, other = KeyPair.of(b"1" * 32), KeyPair.of(b"2" * 32)
-    assert one.agree(other.share) == other.agree(one.share)
-    assert one.agree(other.share) not in (one.agree(OTHERS.share), OTHERS.agree(one.share))
-    assert str(one.private) not in repr(one)
-
-
 @pytest.mark.parametrize("share", [0, 1, PRIME - 1, PRIME + 5, -1])
 def test_a_share_that_would_make_a_known_key_is_refused(share: int) -> None:
     data = b"short" if share < 0 else share.to_bytes(SHARE_BYTES, "big")

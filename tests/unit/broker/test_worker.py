@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,7 @@ from opendata_buffer.admin.target import Target
 from opendata_buffer.broker.claims import Claims
 from opendata_buffer.broker.client import Lost, Refused
 from opendata_buffer.broker.dispatcher import Dispatcher, DispatcherTerm
-from opendata_buffer.broker.protocol import MAX_OPEN_REQUESTS, MAX_REASON_CHARS, parse_finish
+from opendata_buffer.broker.protocol import MAX_OPEN_REQUESTS
 from opendata_buffer.broker.worker import Claim, ClaimedBatch, DispatcherClient, Worker
 from opendata_buffer.config import ConsumerConfig, WorkerConfig
 from opendata_buffer.errors import (
@@ -140,30 +138,6 @@ def test_what_is_done_without_a_gap_leaves_the_queue(
     eventually(lambda: queued(store) == [])
 
 
-@pytest.mark.parametrize("delay", [0, 0.6])
-def test_a_released_batch_is_handed_out_again_after_its_rest_and_counted(
-    workers: list[Worker], batch: ClaimedBatch, delay: float
-) -> None:
-    assert batch.delivery_count == 1
-    began = time.monotonic()
-    batch.release(delay=delay)
-    (again,) = workers[1].claim(timeout=60)
-    assert time.monotonic() - began >= delay
-    assert (again.sequence, again.delivery_count) == (0, 2)
-
-
-def test_a_rejected_batch_goes_to_the_quarantine_with_its_reason(
-    store: MemoryStore, workers: list[Worker]
-) -> None:
-    fill(store, 2)
-    bad, good = workers[0].claim(2)
-    bad.reject("no such customer")
-    good.done()
-    eventually(lambda: queued(store) == [])
-    (report,) = list_quarantine(store, "ingest")
-    assert (report.sequence, "no such customer" in report.error) == (0, True)
-
-
 BROKEN = "ingest/broken.batch"
 HOSTILE = ("ingest/../../secret.batch", "ingest/a\n\x1b[2J.batch", "elsewhere/secret.batch")
 
@@ -214,16 +188,6 @@ def test_a_batch_that_is_never_finished_goes_to_the_quarantine(store: MemoryStor
         eventually(lambda: queued(store) == [])
     (report,) = list_quarantine(store, "ingest")
     assert "handed out 2 times" in report.error
-
-
-def test_a_worker_sends_heartbeats_by_itself(store: MemoryStore) -> None:
-    fill(store, 1)
-    with Worker(replace(SETTINGS, claim_timeout_ms=8_000), store=store) as worker:
-        (batch,) = worker.claim()
-        beaten = batch._claim.beaten
-        eventually(lambda: batch._claim.beaten != beaten)
-        batch.done()
-    eventually(lambda: queued(store) == [])
 
 
 def test_a_silent_workers_batch_goes_to_another_and_its_end_is_lost(store: MemoryStore) -> None:
@@ -319,15 +283,6 @@ def test_asyncio_takes_batch_after_batch_and_the_loop_goes_on(
 
     asyncio.run(main())
     assert found == [0, 1, 2, 3]
-
-
-def test_a_lone_worker_can_be_the_broker_itself() -> None:
-    store = MemoryStore()
-    fill(store, 1)
-    with Worker(replace(SETTINGS, broker="host"), store=store) as worker:
-        (batch,) = worker.claim(timeout=60)
-        batch.done()
-        eventually(lambda: queued(store) == [])
 
 
 def test_settings_are_checked() -> None:
@@ -452,27 +407,6 @@ def test_a_claim_that_lapsed_before_its_batch_was_there_is_not_handed_to_the_use
         batch.done()
 
 
-def test_a_claim_waits_at_the_broker_for_half_of_its_time_and_not_longer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It counts from when it was asked for: handed out later, it would pass for lapsed at once."""
-    asked: list[int] = []
-
-    class EnoughError(Exception):
-        pass
-
-    def ask(_: DispatcherClient, body: dict[str, Any], claim: object = None) -> dict[str, Any]:
-        asked.append(body["wait_ms"])
-        raise EnoughError
-
-    monkeypatch.setattr(DispatcherClient, "ask", ask)
-    for timeout_ms in (10_000, 600_000):
-        settings = replace(SETTINGS, claim_timeout_ms=timeout_ms)
-        with Worker(settings, store=MemoryStore()) as worker, pytest.raises(EnoughError):
-            worker.claim()
-    assert asked == [5_000, 20_000]
-
-
 ASKED = Moment(wall_ms=1_000_000, monotonic=50.0)
 
 
@@ -495,15 +429,6 @@ def test_a_claim_is_sure_for_its_time_by_both_clocks(
     wall_ms: int, monotonic: float, sure: bool
 ) -> None:
     assert claim().is_sure(Moment(wall_ms, monotonic), 30_000) is sure
-
-
-@pytest.mark.parametrize("how", ["done", "release", "reject"])
-def test_its_end_is_what_a_broker_reads(how: str) -> None:
-    body = claim().end(how, reason="torn" * MAX_REASON_CHARS, rest_ms=500)
-    read = parse_finish(body, print)
-    assert (read.how, read.sequence, read.token, read.rest_ms) == (how, 7, 3, 500)
-    assert read.reason == body["reason"]
-    assert len(read.reason) == MAX_REASON_CHARS
 
 
 ANSWER = {"op": "claimed", "batches": []}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker.client import ChannelClosed, Connection, DiscoveryRecord, Lost, Refused
-from opendata_buffer.broker.committer import ASK_S, IDLE_SEARCH_S, SEARCH_S, BrokerPause
+from opendata_buffer.broker.committer import IDLE_SEARCH_S, SEARCH_S, BrokerPause
 from opendata_buffer.broker.network import ListeningPort
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.queue.queue import Queue
@@ -123,31 +123,6 @@ def test_after_a_lost_race_a_broker_is_searched_for_once() -> None:
     assert [world.queued(name) for name in "abc"] == [1, 1, 1]
 
 
-def test_after_a_lost_race_a_pause_is_asked_for() -> None:
-    world, broker = connected()
-    assert writes_asked(broker) == [1]
-    assert broker.timeouts == [ASK_S]
-    # Known by now: asked before anything is lost, and what is remembered is not believed.
-    attempts = world.queue.attempts
-    world.store.rival()
-    world.append("b")
-    assert writes_asked(broker) == [1, 1]
-    assert world.queue.attempts == attempts + 1
-    assert world.looks() == 1
-    assert (world.queued("a"), world.queued("b")) == (1, 1)
-
-
-def test_a_pause_that_was_too_short_is_asked_for_again_and_longer() -> None:
-    world = World()
-    world.append("a", faster=4)
-    (broker,) = world.brokers
-    assert writes_asked(broker) == [1, 2, 3, 4]
-    assert world.queue.conflicts == 4
-    assert world.queued("a") == 1
-    world.append("b")
-    assert writes_asked(broker)[4:] == [1]
-
-
 @pytest.mark.parametrize(
     "how", [Lost(0, 0.0), Refused("moved"), None], ids=["lost", "moved", "ended"]
 )
@@ -175,25 +150,6 @@ def test_a_broker_that_lives_and_gives_no_pause_keeps_its_connection() -> None:
     assert writes_asked(broker) == [1, 1]
     assert not broker.is_over
     assert world.queued("b") == 1
-
-
-def test_a_broker_that_is_not_reached_is_done_without() -> None:
-    world = World()
-    world.reached = False
-    world.append("a", faster=2)
-    assert world.looks() == 1
-    assert world.queued("a") == 1
-
-
-def test_close_and_disconnect_end_the_connection_and_the_queue_may_go_on() -> None:
-    world = World()
-    world.queue.disconnect()
-    for end in (world.queue.disconnect, world.queue.close):
-        world.runtime.advance(IDLE_SEARCH_S)
-        world.append("x", faster=1)
-        end()
-        assert world.brokers[-1].is_over
-    assert len(world.brokers) == 2
 
 
 def test_a_queue_that_is_dropped_without_close_ends_its_connection() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from datetime import UTC, date, datetime, time
@@ -11,8 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -177,55 +174,6 @@ def test_a_string_that_is_not_utf8_has_replacement_characters() -> None:
         '{"s":"a\ufffdb"}', '{"s":"ü\\""}', "{}", '{"s":"c"}', '{"s":"\ufffd\ufffd\ufffd"}'
     ]  # fmt: skip
     assert encoded(s=texts.slice(3)) == ['{"s":"c"}', '{"s":"\ufffd\ufffd\ufffd"}']
-
-
-_leaf = st.one_of(st.none(), st.text(max_size=12))
-_row = st.fixed_dictionaries(
-    {
-        "i": st.none() | st.integers(-(2**63), 2**63 - 1),
-        "f": st.none() | st.floats(allow_nan=False, allow_infinity=False),
-        "b": st.none() | st.booleans(),
-        "t": _leaf,
-        "raw": st.none() | st.binary(max_size=6),
-        "l": st.none() | st.lists(_leaf, max_size=3),
-        "s": st.none() | st.fixed_dictionaries({"x": _leaf, "y": st.none() | st.booleans()}),
-        "m": st.none()
-        | st.dictionaries(st.text(max_size=4), st.none() | st.integers(0, 9), max_size=3),
-    }
-)
-_SCHEMA = pa.schema(
-    {
-        "i": pa.int64(),
-        "f": pa.float64(),
-        "b": pa.bool_(),
-        "t": pa.string(),
-        "raw": pa.binary(),
-        "l": pa.list_(pa.string()),
-        "s": pa.struct({"x": pa.string(), "y": pa.bool_()}),
-        "m": pa.map_(pa.string(), pa.int64()),
-    }
-)
-
-
-@given(st.lists(_row, max_size=8), st.integers(0, 3), st.integers(0, 8))
-def test_any_parser_reads_what_was_meant_also_of_a_part_of_the_rows(
-    rows: list[dict[str, Any]], begin: int, length: int
-) -> None:
-    listed = [{**row, "m": None if row["m"] is None else list(row["m"].items())} for row in rows]
-    columns = {
-        field.name: pa.array([row[field.name] for row in listed], field.type).slice(begin, length)
-        for field in _SCHEMA
-    }
-    wanted = rows[begin:][:length]
-    found = written(columns).to_pylist()
-    assert len(found) == len(wanted)
-    for row, text in zip(wanted, found, strict=True):
-        expected = {name: value for name, value in row.items() if value is not None}
-        if row["raw"] is not None:
-            expected["raw"] = base64.b64encode(row["raw"]).decode()
-        if row["s"] is not None:
-            expected["s"] = {name: value for name, value in row["s"].items() if value is not None}
-        assert json.loads(text) == expected
 
 
 def test_what_a_sink_wrote_is_read_back_by_the_source_as_it_was() -> None:

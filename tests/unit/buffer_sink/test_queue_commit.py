@@ -22,24 +22,19 @@ from buffer_sink.committer import (
 )
 from buffer_sink.options import SinkOptions
 from opendata_buffer import outcomes
-from opendata_buffer.config import ConsumerConfig, QueueConfig
-from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.isolation import TransactionFilter
 from opendata_buffer.errors import (
     CommitStateUnknown,
     InvalidInput,
     PermanentStorageError,
-    PrefixConflict,
     QueueReset,
     TransientStorageError,
-    UnsafeStore,
 )
 from opendata_buffer.formats.batch import Transaction, batch_key, parse_location
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
 from opendata_buffer.gc import GarbageCollector, Queued, plan
-from opendata_buffer.queue.log import Log
-from opendata_buffer.queue.ownership import change_grace_period, check_owner, claim_queue
-from opendata_buffer.queue.readers import enable_readers
+from opendata_buffer.queue.ownership import change_grace_period, check_owner
 from opendata_buffer.runtime import Moment
 from opendata_buffer.stores.base import Absent, IfVersion, Listing, PutOutcome
 from opendata_buffer.stores.memory import MemoryStore
@@ -50,7 +45,6 @@ from tests.unit.scripted import (
     ScriptedStore,
     applied,
     applied_answer_lost,
-    applied_then_412,
     before,
     not_applied_answer_lost,
     then,
@@ -66,13 +60,6 @@ def batch_entry(number: int, batch: int | None = None, app: str = "q") -> NewEnt
 
 def decision(manifest: Manifest, record: CommitRecord | None, batch: int) -> Decision | None:
     return decide(manifest, record, Transaction("q", batch), prefix=PREFIX, key="m")
-
-
-def test_other_apps_and_plain_batches_do_not_count() -> None:
-    manifest = Manifest.empty().append(
-        [batch_entry(0), batch_entry(1, batch=9, app="q2"), batch_entry(2, batch=9, app="xq")]
-    )
-    assert decision(manifest, None, 0) is None
 
 
 def test_a_half_dequeued_batch_is_still_seen() -> None:
@@ -109,14 +96,6 @@ def test_a_payload_that_looks_like_a_location_is_not_one() -> None:
     manifest = Manifest.empty().append([NewEntry(real, (Metadata(0, 0, payload),))])
     assert not is_queued(manifest, PREFIX, Transaction("q", 2))
     assert is_queued(manifest, PREFIX, Transaction("q", 1))
-
-
-def test_a_prefix_with_any_characters_is_found() -> None:
-    prefix = "töpfe/a b#%41"
-    location = batch_key(prefix, ULIDS[0], Transaction("q", 5))
-    manifest = Manifest.empty().append([NewEntry(location)])
-    assert is_queued(manifest, prefix, Transaction("q", 5))
-    assert not is_queued(manifest, prefix, Transaction("q", 6))
 
 
 def test_all_batches_enter_the_queue_in_one_write() -> None:
@@ -162,15 +141,6 @@ def test_a_zombie_never_lowers_the_record() -> None:
     assert CommitRecord.from_json(world.store.get(RECORD).data).batch == 1
 
 
-@pytest.mark.parametrize("step", [applied_answer_lost, applied_then_412, not_applied_answer_lost])
-def test_f1_f2_lost_answers_append_once(step: Any) -> None:
-    world = World(ScriptedStore())
-    world.store.script = [step]
-    assert world.driver().append(world.group(0, b"a", b"b"))
-    world.drain()
-    assert world.taken == [b"a", b"b"]
-
-
 def test_a_lost_answer_and_a_fast_consumer_is_an_unknown_outcome_until_a_restart() -> None:
     world = World(ScriptedStore())
     world.store.script = [then(applied_answer_lost, lambda _: world.drain())]
@@ -214,15 +184,6 @@ def test_a_record_that_cannot_be_written_fails_no_commit(
     assert world.taken == [b"a", b"b"]
 
 
-def test_a_write_without_identity_leaves_no_record_and_is_never_a_repeat() -> None:
-    world = World()
-    for _ in range(2):
-        assert world.driver().append(world.group(None, b"a"))
-    world.drain()
-    assert world.read == [b"a", b"a"]
-    assert not [each for each in world.store.list("").objects if "app=" in each.key]
-
-
 def test_f4_a_write_outside_of_a_query_lets_the_marker_know_how_far_the_queue_got() -> None:
     world = World()
     for batch in range(3):
@@ -231,14 +192,6 @@ def test_f4_a_write_outside_of_a_query_lets_the_marker_know_how_far_the_queue_go
     assert noted == 1, "a query notes its first batch, and then seldom"
     world.driver().append(world.group(None, b"b"))
     assert check_owner(world.store, CONFIG).watermark.next_sequence == 4
-
-
-def test_f4_a_queue_that_was_recreated_is_refused() -> None:
-    world = World()
-    world.driver().append(world.group(0, b"a"))
-    world.store.delete_many([CONFIG.manifest_path])
-    with pytest.raises(QueueReset, match="is gone"):
-        world.driver().append(world.group(1, b"b"))
 
 
 def test_a_record_newer_than_the_remembered_manifest_does_not_accuse_the_queue() -> None:
@@ -250,27 +203,6 @@ def test_a_record_newer_than_the_remembered_manifest_does_not_accuse_the_queue()
     assert driver.append(world.group(2, b"c"))
     world.drain()
     assert world.taken == [b"a", b"b", b"c"]
-
-
-def test_f12_a_store_without_compare_and_swap_is_refused_before_anything_is_written() -> None:
-    def refuse_conditions(near: str) -> None:
-        raise UnsafeStore("this store ignores If-Match")
-
-    world = World()
-    world.store.check_conditional_writes = refuse_conditions
-    group = world.group(0, b"a")
-    with pytest.raises(UnsafeStore):
-        world.driver().append(group)
-    assert world.queue().read() is None
-
-
-def test_f7_a_prefix_of_another_queue_is_refused() -> None:
-    world = World()
-    config = QueueConfig(store="memory://x", data_path_prefix=PREFIX, manifest_path="other")
-    committer = QueueCommitter(world.store, SinkOptions(queue=config), world.runtime)
-    with pytest.raises(PrefixConflict):
-        committer.append(world.group(0, b"a"))
-    assert world.queue().read() is None
 
 
 def test_f5_a_young_write_is_committed_without_a_listing() -> None:
@@ -510,16 +442,6 @@ def test_a_claim_that_cannot_be_written_stops_the_append() -> None:
         world.driver().append(world.group(0, b"a", query="one"))
 
 
-def test_a_record_that_its_operator_deleted_is_made_anew() -> None:
-    world = World()
-    driver = world.driver()
-    driver.append(world.group(7, b"a", query="one"))
-    world.drain()
-    world.store.delete_many([RECORD])
-    assert driver.append(world.group(0, b"b", query="two"))
-    assert CommitRecord.from_json(world.store.get(RECORD).data).query == "two"
-
-
 def test_a_repeat_within_one_query_is_a_warning_with_a_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -597,18 +519,6 @@ def test_f5_a_write_of_several_grace_periods_is_safe_as_long_as_its_names_say(
         assert len(found.delete) == collected
 
 
-def test_the_oldest_upload_counts_and_a_missing_one_is_noticed() -> None:
-    world = World()
-    first = world.group(None, b"a").locations
-    world.runtime.advance(100)
-    last = world.group(None, b"b").locations
-    world.runtime.advance(10)
-    assert ages(world).oldest_ms(last + first) == 110_000
-    assert ages(world).oldest_ms(last) == 10_000
-    world.store.delete_many(first)
-    assert ages(world).oldest_ms(first + last) is None
-
-
 def test_uploads_are_found_page_by_page_and_nothing_behind_them_is_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -627,40 +537,3 @@ def test_uploads_are_found_page_by_page_and_nothing_behind_them_is_listed(
     assert asked == [f"{PREFIX}/app=q/batch=1/"] * 2
     world.store.delete_many([keys[2]])
     assert ages(world).oldest_ms(keys[1:4]) is None
-
-
-def test_a_batch_that_was_moved_into_a_segment_and_is_repeated_is_read_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Log, "most_entries", 16)
-    monkeypatch.setattr(Log, "left_entries", 4)
-    world = World()
-    claim = claim_queue(world.store, CONFIG)
-    enable_readers(
-        world.store,
-        CONFIG,
-        claim,
-        world.runtime,
-        retention_ms=None,
-        reader_expiry_ms=86_400_000,
-    )
-    world.driver().append(world.group(1, b"a", b"b"))
-    world.store.delete_many([RECORD])  # it died before it wrote it
-    other = world.driver()
-    for number in range(60):
-        other.append(world.group(None, b"%d" % number))
-    assert world.manifest.first_sequence > 1, "the batch is in a segment"
-    world.driver().append(world.group(1, b"a", b"b"))
-    for number in range(60, 120):
-        other.append(world.group(None, b"%d" % number))
-    with Consumer(
-        ConsumerConfig(store="memory://x", data_path_prefix=PREFIX, reader="billing"),
-        store=world.store,
-        runtime=world.runtime,
-        isolation="read_committed",
-    ) as consumer:
-        found = []
-        while (batch := consumer.next_batch()) is not None:
-            found += batch.entries
-            batch.ack()
-    assert found == [b"a", b"b", *(b"%d" % number for number in range(120))]

@@ -9,14 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.types import (
-    BinaryType,
-    IntegerType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.types import BinaryType, IntegerType, MapType, StringType, StructField, StructType
 
 from buffer_sink.committer import TopicWrite
 from buffer_sink.options import SinkOptions
@@ -144,11 +137,6 @@ def test_a_null_is_refused_with_its_row() -> None:
         blocks(made, rows([b"c", None, None]))
 
 
-def test_null_metadata_is_empty_metadata() -> None:
-    (block,) = blocks(builder(metadata=True), rows([b"1", b"2", b"3"], [None, b"", b"x"]))
-    assert block.metadata == (Metadata(0, 0, b""), Metadata(2, 0, b"x"))
-
-
 def test_text_is_written_as_utf_8() -> None:
     batch = pa.record_batch({"value": pa.array(["é", ""]), "metadata": pa.array(["ü", "ü"])})
     (block,) = blocks(builder(metadata=True), batch)
@@ -244,15 +232,6 @@ def test_rows_go_where_the_partitioner_says_and_keep_their_order(
     assert len(wanted) > 1
 
 
-@pytest.mark.parametrize("partitioner", [None, "random"])
-def test_at_random_each_row_goes_to_some_active_partition(partitioner: str | None) -> None:
-    values = [str(number) for number in range(1_000)]
-    found = values_by_partition(router(Columns(0, None), partitioner).split(routed_rows(values)))
-    assert set(found) == set(NAMES)
-    assert sorted(value for each in found.values() for value in each) == sorted(values)
-    assert all(100 < len(each) < 300 for each in found.values())
-
-
 def test_the_column_partition_chooses() -> None:
     given = routed_rows(["a", "b", "c"], ["p-00005", "p-00000", "p-00005"])
     found = values_by_partition(router(CHOSEN, None).split(given))
@@ -286,12 +265,6 @@ def test_a_key_that_is_null_is_named_with_its_row() -> None:
         InvalidInput, match=r"key is null in row 12 of task 3.*coalesce\(key, value\)"
     ):
         routes.split(routed_rows(["a", "b", "c"], ["k", "k", None]))
-
-
-def test_no_rows_go_nowhere() -> None:
-    assert router().split(routed_rows([], [])) == {}
-    assert router(CHOSEN, None).split(routed_rows([], [])) == {}
-    assert router(Columns(0, None), None).split(routed_rows([])) == {}
 
 
 def test_small_batches_are_gathered_and_large_ones_are_not() -> None:

@@ -124,19 +124,6 @@ def test_a_task_without_rows_uploads_nothing() -> None:
     assert store.list("").objects == ()
 
 
-def test_few_rows_are_not_stored_where_the_driver_shall_gather_them() -> None:
-    store = MemoryStore()
-    commit = write(store, batch(b"a", b"b"), batch(b"c"), gather_bytes=15)
-    assert store.list("").objects == ()
-    (small,) = commit.uploads
-    assert isinstance(small, SmallBatch)
-    assert (small.records, len(small.data), small.partition) == (3, 15, None)
-    assert [each.start_index for each in small.metadata] == [0]
-    commit = write(store, batch(b"a", b"b"), batch(b"c"), gather_bytes=14)
-    assert [type(each) for each in commit.uploads] == [UploadedBatch], "a byte too much"
-    assert len(store.list("").objects) == 1
-
-
 def test_of_a_task_that_stored_a_batch_nothing_is_gathered() -> None:
     commit = write(
         MemoryStore(), batch(b"a" * 20), batch(b"b"), gather_bytes=25, target_batch_bytes=25
@@ -401,20 +388,6 @@ def test_the_oldest_plan_counts() -> None:
     group = collect([late, message(1, upload("b"))])
     assert group is not None
     assert group.planned == EARLY
-
-
-def test_small_batches_are_stored_with_all_others_in_order_and_the_writes_identity() -> None:
-    small = SmallBatch(b"x", 1, ())
-    asked: list[object] = []
-
-    def store(*given: object) -> tuple[UploadedBatch, ...]:
-        asked.extend(given)
-        return (upload("stored"),)
-
-    group = collect_and_store([message(1, small), message(0, upload("a"))], store)
-    assert group is not None
-    assert group.locations == ("stored",)
-    assert asked == [[upload("a"), small], message(0).task]
 
 
 ULID = "01JD0000000000000000000001"

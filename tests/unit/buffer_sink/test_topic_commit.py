@@ -9,11 +9,7 @@ from buffer_sink.options import SinkOptions
 from opendata_buffer import outcomes
 from opendata_buffer.config import QueueConfig
 from opendata_buffer.consumer.isolation import ReadCommitted
-from opendata_buffer.errors import (
-    Drained,
-    OpenDataBufferError,
-    TransientStorageError,
-)
+from opendata_buffer.errors import Drained, OpenDataBufferError, TransientStorageError
 from opendata_buffer.formats.batch import Transaction, decode_batch, encode_batch, later_ulid
 from opendata_buffer.formats.manifest import Manifest, Metadata
 from opendata_buffer.messages import undecided
@@ -159,14 +155,6 @@ def test_a_commit_that_cannot_be_carried_out_names_what_completes_it(
         assert world.read() == ["a", "b", "c"]
 
 
-def test_the_entries_of_a_partition_are_in_the_order_of_tasks_and_rows() -> None:
-    world = World(1)
-    group = world.group(0, "a", "b", "c", "d", "e")
-    assert world.driver().append(group)
-    locations = world.manifest("p-00000-04pn").locations()
-    assert locations[:5] == [each.location for each in group.uploads]
-
-
 def test_a_query_without_rows_after_a_kill_ends_what_was_left() -> None:
     world = World()
     world.append_killed_at_decision(world.group(0, "a", "b", "c"))
@@ -220,14 +208,6 @@ def test_a_partition_that_began_to_drain_meanwhile_still_takes_what_was_planned(
     assert world.read() == ["a", "b", "c"]
 
 
-def test_a_partition_is_not_removed_while_it_holds_an_undecided_batch() -> None:
-    world = World()
-    world.append_killed_at_decision(world.group(0, "a", "b", "c"))
-    world.topic.drain("p-00001-05mv")
-    world.runtime.advance(3_600)
-    assert world.topic.remove_drained() == []
-
-
 def test_a_write_without_an_app_leaves_no_record_behind() -> None:
     world = World()
     assert world.driver().append(world.group(None, "a", "b", "c", query=None))
@@ -267,17 +247,6 @@ def test_f5_a_part_that_landed_late_counts_only_if_its_objects_are_there(gone: b
         assert driver.append(group)
         assert world.read() == ["a", "b", "c", "d"]
     assert world.undecided() == 0
-
-
-def test_each_partition_has_a_broker_of_its_own() -> None:
-    world = World()
-    world.store.contested = set(MANIFESTS)  # the first write of each loses its race
-    driver = world.driver()
-    assert driver.append(world.group(0, "a", "b", "c"))
-    assert world.store.contested == set()
-    asked = [key for key in world.store.read if key.endswith("_broker.json")]
-    assert sorted(asked) == [f"{name}/_broker.json" for name in NAMES]
-    driver.disconnect()
 
 
 def test_batches_of_a_query_are_committed_by_several_processes_in_turn() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import datasource
-from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from buffer_sink import writer as module
 from buffer_sink.committer import UploadedBatch
@@ -26,12 +26,7 @@ from buffer_sink.writer import (
     stream_writer,
 )
 from opendata_buffer.config import QueueConfig
-from opendata_buffer.errors import (
-    CorruptData,
-    InvalidInput,
-    PermanentStorageError,
-    QueueReset,
-)
+from opendata_buffer.errors import CorruptData, InvalidInput, PermanentStorageError, QueueReset
 from opendata_buffer.formats.batch import Transaction, decode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.runtime import Moment
@@ -137,15 +132,6 @@ def test_a_queue_deleted_on_purpose_fails_one_commit_and_not_the_next(tmp_path: 
     assert (tmp_path / "ingest" / "manifest").exists()
 
 
-def test_a_thousand_micro_batches_of_foreach_batch_remember_one_manifest(tmp_path: Path) -> None:
-    module._forget_committers()
-    for version in range(3):
-        made = plan(tmp_path, app=f"job-{version % 2}", version=version)
-        made.append([made.upload(iter([rows("a")]), made.transaction)])
-    assert len(queued_in(tmp_path)) == 3
-    assert len(module._committers) == 1
-
-
 def test_a_store_with_a_queue_is_not_asked_for_a_topic_at_each_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,16 +142,6 @@ def test_a_store_with_a_queue_is_not_asked_for_a_topic_at_each_write(
     assert len(asked) == 1
     plan(tmp_path / "other").locate()
     assert len(asked) == 2
-
-
-def test_a_topic_that_is_made_because_a_write_wanted_one_is_found_at_once(tmp_path: Path) -> None:
-    schema = StructType([StructField("value", BinaryType()), StructField("key", BinaryType())])
-    with pytest.raises(InvalidInput, match="key"):
-        plan(tmp_path, schema, partitioner="modulo").locate()
-    Topic.create(str(tmp_path), 2)
-    topic = plan(tmp_path, schema, partitioner="modulo").locate().topic
-    assert topic is not None
-    assert len(topic.active) == 2
 
 
 @pytest.mark.usefixtures("in_a_task")

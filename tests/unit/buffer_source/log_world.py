@@ -10,10 +10,9 @@ from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.messages import ACK_TXN, build_uuid
 from opendata_buffer.queue.log import Log, LogIndex, LogView
-from opendata_buffer.queue.ownership import claim_for_writing
-from opendata_buffer.queue.readers import enable_readers, position_object
+from opendata_buffer.queue.readers import position_object
 from opendata_buffer.testing.runtime import ManualRuntime
-from tests.support.logs import open_view
+from tests.support.logs import become_log, open_view
 from tests.unit.buffer_source.world import World
 
 CONFIG = QueueConfig(store="/world")
@@ -26,15 +25,7 @@ class LogWorld(World):
         monkeypatch.setattr(Log, "most_entries", 16)
         monkeypatch.setattr(Log, "left_entries", 4)
         super().__init__(runtime)
-        claim = claim_for_writing(self.store, CONFIG, runtime=runtime)
-        enable_readers(
-            self.store,
-            CONFIG,
-            claim,
-            runtime,
-            retention_ms=None,
-            reader_expiry_ms=7 * 86_400_000,
-        )
+        become_log(self.store, CONFIG, runtime)
 
     def each(self, count: int, records: Sequence[bytes] = (b"x",)) -> None:
         """So many batches, each appended alone, so that segments are cut on the way."""

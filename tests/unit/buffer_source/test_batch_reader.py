@@ -17,10 +17,7 @@ from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.batch import Transaction, batch_key
 from opendata_buffer.formats.manifest import Manifest, NewEntry
 from opendata_buffer.producer.producer import Producer
-from opendata_buffer.queue.queue import Queue
-from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.stores.open import open_store
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.topic import Topic
 from tests.unit.buffer_source.structs import struct
@@ -53,18 +50,6 @@ def test_records_are_read_into_columns_by_a_reader_that_went_into_a_task(tmp_pat
     rows = [row for own, task in tasks for part in own.read(task) for row in part.to_pylist()]
     assert [(row["id"], row["_index"]) for row in rows] == [(1, 0), (3, 2)]
     assert rows[0]["at"] == datetime(2020, 1, 1, tzinfo=UTC)
-
-
-def test_f41_a_location_that_was_queued_twice_is_read_once(tmp_path: Path) -> None:
-    config = ProducerConfig(store=str(tmp_path))
-    with Producer(config) as producer:
-        durable = producer.produce([b"a"]).watcher.await_durable()
-    runtime = SystemRuntime()
-    queue = Queue(open_store(config.store), config, runtime=runtime, role="writer")
-    queue.append([NewEntry(durable.location)], read_first=True)
-    reader = BufferBatchReader(SourceOptions.from_spark({"path": str(tmp_path)}), default_schema())
-    read = [each for task in reader.partitions() for each in task.batches]
-    assert [each.sequence for each in read] == [0]
 
 
 def test_what_is_queued_is_read_with_its_start_and_without_its_end(manifest: Manifest) -> None:
@@ -128,15 +113,3 @@ def test_what_is_left_of_a_topic_is_read_where_a_loss_is_allowed(tmp_path: Path)
     (task,) = BufferBatchReader(allowed, default_schema()).partitions()
     assert isinstance(task, TaskBatches)
     assert [each.partition for each in task.batches] == ["p-00000-04pn"]
-
-
-def test_a_time_is_where_a_read_starts(runtime: ManualRuntime) -> None:
-    manifest = Manifest.empty()
-    times = []
-    for _ in range(3):
-        times.append(runtime.now_ms())
-        manifest = manifest.append([NewEntry(batch_key("ingest", runtime.ulid()))])
-        runtime.advance(10)
-    assert sequences(manifest, startingTimestamp=str(times[1])) == [1, 2]
-    assert sequences(manifest, startingTimestamp=str(times[1] + 1)) == [2]
-    assert sequences(manifest, startingTimestamp=str(times[2] + 1)) == []

@@ -14,13 +14,7 @@ from buffer_source.partitions import ONLY, PartitionOffset, SourceOffset
 from buffer_source.stream_reader import POLL_INTERVAL_S, MicroBatchStream
 from opendata_buffer import metrics
 from opendata_buffer.consumer.consumer import Consumer
-from opendata_buffer.consumer.isolation import HORIZON_DAYS
-from opendata_buffer.errors import (
-    DataLoss,
-    InvalidInput,
-    QueueReset,
-    UnsafeStore,
-)
+from opendata_buffer.errors import DataLoss, InvalidInput, QueueReset
 from opendata_buffer.formats.batch import Transaction, encode_batch
 from opendata_buffer.formats.manifest import Manifest
 from opendata_buffer.stores.base import NotModified
@@ -126,14 +120,6 @@ def test_an_idle_query_acknowledges_its_last_batch(world: World) -> None:
 
 
 # Restarts
-
-
-def test_starting_offsets_are_for_new_queries_only(world: World) -> None:
-    world.produce(4)
-    end, read = batch(world.run(), None)
-    assert read == [0, 1, 2, 3]
-    for start in ("2", "latest"):
-        assert world.run(startingOffsets=start).latest_offset(end) is end
 
 
 @pytest.mark.parametrize(
@@ -268,44 +254,6 @@ def test_f4_a_position_of_another_queue_is_refused_and_drops_nothing(world: Worl
     assert world.manifest().epoch == 0
 
 
-def test_f4_a_lost_marker_is_mended_by_writing_the_id_back(world: World) -> None:
-    world.produce(2)
-    end, _ = batch(world.run(), None)
-    world.store.delete_many(["ingest/_owner.json"])
-    world.produce(1)
-    with pytest.raises(QueueReset, match=r"only 'ingest/_owner\.json' was lost, write the old id"):
-        world.run().latest_offset(end)
-    marker = {"version": 1, "manifest": "manifest", "id": end.only.queue}
-    world.store.put("ingest/_owner.json", json.dumps(marker).encode())
-    assert batch(world.run(), end)[1] == [2]
-
-
-def test_f4_after_an_allowed_replay_reading_goes_on_where_that_ended(world: World) -> None:
-    world.produce(5)
-    end = world.run().latest_offset(None)
-    world.recreate()
-    world.produce(2)
-    driver = world.run(failOnDataLoss="false")
-    assert planned(driver, None, end) == [0, 1]
-    world.produce(2)
-    end, read = batch(driver, end)
-    assert read == []
-    end, read = batch(driver, end)
-    assert read == [2, 3]
-
-
-def test_f12_an_unsafe_store_is_refused_before_anything_is_written(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(near: str) -> None:
-        raise UnsafeStore(f"no conditional writes near {near}")
-
-    monkeypatch.setattr(world.store, "check_conditional_writes", refuse)
-    with pytest.raises(UnsafeStore):
-        world.run(createIfMissing="true").latest_offset(None)
-    assert world.store.list("").objects == ()
-
-
 def test_f4_another_queue_has_transactions_of_its_own(world: World) -> None:
     world.produce(1, txn=Transaction("app", 7))
     position, _ = batch(world.run(), None)
@@ -346,12 +294,6 @@ def test_a_checkpoint_of_version_1_goes_on_and_is_replayed_as_it_was(world: Worl
     assert planned(again, first, second) == [2]
     assert world.queued == [2, 3, 4, 5, 6]
     assert batch(again, second)[1] == [5, 6]
-
-
-def test_a_checkpoint_from_before_queues_had_ids_goes_on(world: World) -> None:
-    world.produce(3)
-    world.run().latest_offset(None)
-    assert batch(world.run(), offset(2, 0))[1] == [2]
 
 
 def test_f4_a_queue_that_went_backwards_names_both_positions(world: World) -> None:
@@ -430,12 +372,6 @@ def test_f4_a_queue_that_replaced_another_is_read_whole(
 # Limits
 
 
-def test_trigger_once_ignores_the_limits(world: World) -> None:
-    world.produce(5)
-    driver = world.run(maxBatchesPerTrigger="1")
-    assert driver.latest_offset(None, unlimited=True).only.next == 5
-
-
 # Transactions
 
 
@@ -496,21 +432,6 @@ def test_a_gap_wider_than_a_trigger_does_not_stop_the_query(
     assert read == [18, 19, 20, 21]
 
 
-def test_apps_that_wrote_nothing_for_long_leave_the_offset(world: World) -> None:
-    driver = world.run()
-    position: SourceOffset | None = None
-    sizes = []
-    for number in range(100):
-        world.produce(1, txn=Transaction(f"run-{number}", 0))
-        position, read = batch(driver, position)
-        assert read == [number]
-        sizes.append(len(json.dumps(position.to_json())))
-        world.runtime.advance(24 * 3600)
-    assert position is not None
-    assert len(position.only.transactions["apps"]) == HORIZON_DAYS + 1
-    assert max(sizes[50:]) - min(sizes[50:]) < 10
-
-
 # Polling and progress
 
 
@@ -525,15 +446,6 @@ def test_an_idle_queue_is_polled_once_in_an_interval(world: World) -> None:
     assert [type(answer) for _, answer in world.store.gets] == [NotModified] * 5
     # The first poll follows data and does not wait.
     assert world.runtime.monotonic() - began == pytest.approx(4 * POLL_INTERVAL_S)
-
-
-def test_an_answer_is_never_older_than_the_question(world: World) -> None:
-    # processAllAvailable() asks once and believes it.
-    driver = world.run(createIfMissing="true")
-    end, _ = batch(driver, None)
-    assert driver.latest_offset(end) is end
-    world.produce(1)
-    assert driver.latest_offset(end).only.next == 1
 
 
 def test_progress_shows_backlog_and_lag(world: World) -> None:
@@ -596,15 +508,6 @@ def test_transient_errors_do_not_end_the_query(world: World, method: str) -> Non
     report = report_of(driver)
     assert report["retries"] >= (6 if method == "list" else 0)
     assert (report["batches"], report["bytes"]) == (20, 20 * len(encode_batch([b"x"])))
-
-
-def test_a_run_claims_its_queue_once(world: World) -> None:
-    world.produce(1)
-    world.run().latest_offset(None)
-    world.store.gets.clear()
-    world.run().latest_offset(None)
-    # For the claim, and to note the epoch that this run took.
-    assert [key for key, _ in world.store.gets].count("ingest/_owner.json") == 2
 
 
 def test_an_acknowledgement_that_fails_is_made_up_for(world: World) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import PartitionOffset, SourceOffset, SourcePartitions, find_topic
-from buffer_source.stream_reader import POLL_INTERVAL_S, MicroBatchStream
+from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer.errors import DataLoss, InvalidInput, PermanentStorageError, QueueReset
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid
 from opendata_buffer.stores.base import NotModified
@@ -96,17 +96,6 @@ def test_a_new_partition_is_read_from_its_beginning_at_the_next_trigger(
     assert values_of(world.run(), position, end) == [b"newer"]
 
 
-def test_an_empty_new_partition_makes_no_micro_batch(world: TopicWorld) -> None:
-    driver = world.run()
-    world.append(P0, b"x")
-    position, _ = batch(driver, None)
-    world.topic.expand(4)
-    assert driver.latest_offset(position) is position
-    world.append(P1, b"y")
-    end, _ = batch(driver, position)
-    assert nexts(end)["p-00003-04vf"] == 0
-
-
 def test_a_drained_partition_leaves_topic_and_offsets(world: TopicWorld) -> None:
     world.append(P1, *numbered(P1, 3))
     driver = world.run()
@@ -127,19 +116,6 @@ def test_a_drained_partition_leaves_topic_and_offsets(world: TopicWorld) -> None
     assert (report["backlogBatches"], report["partitionBacklogs"]) == (0, {})
     world.append(P2, b"3")
     assert batch(world.run(), without)[1] == [b"3"]
-
-
-def test_a_draining_partition_stays_until_it_was_read(world: TopicWorld) -> None:
-    world.append(P1, *numbered(P1, 3))
-    drain(world, P1)
-    driver = world.run(maxBatchesPerTrigger="1")
-    position: SourceOffset | None = None
-    read: list[bytes] = []
-    while len(read) < 3:
-        position, part = batch(driver, position)
-        assert P1 in world.topic.read().names
-        read += part
-    assert read == numbered(P1, 3)
 
 
 @pytest.mark.parametrize("loss", ["true", "false"])
@@ -204,16 +180,6 @@ def test_an_idle_trigger_reads_the_topic_and_each_manifest_once(
     assert all(isinstance(answer, NotModified) for _, answer in world.store.gets)
 
 
-def test_undecided_batches_do_not_make_an_idle_query_spin(world: TopicWorld) -> None:
-    world.append(P0, b"held", message=build_uuid(b"writer", 2, CONTINUE_TXN))
-    driver = world.run()
-    position, _ = batch(driver, None)
-    began = world.runtime.monotonic()
-    for _ in range(4):
-        assert driver.latest_offset(position) is position
-    assert world.runtime.monotonic() - began == pytest.approx(4 * POLL_INTERVAL_S)
-
-
 def test_a_micro_batch_that_failed_is_not_repeated_with_another_isolation_that_loses_batches(
     world: TopicWorld,
 ) -> None:
@@ -233,35 +199,6 @@ def test_a_micro_batch_that_failed_is_not_repeated_with_another_isolation_that_l
     assert values_of(world.run(), None, end) == read
 
 
-def test_progress_shows_the_partitions_that_lag(world: TopicWorld) -> None:
-    world.append(P0, *numbered(P0, 3))
-    world.append(P1, b"x")
-    world.runtime.advance(2)
-    driver = world.run(maxBatchesPerTrigger="2")
-    assert driver.report() is None
-    batch(driver, None)
-    report = report_of(driver)
-    assert report["source"] == "memory:///_topic.json"
-    assert report["next"] == {P0: 3, P1: 1, P2: 0}
-    assert (report["backlogBatches"], report["lagMs"]) == (2, 2000)
-    assert report["partitionBacklogs"] == {P0: 2}
-    assert report["batches"] == 2
-
-
-def test_each_partition_begins_at_its_starting_offset(world: TopicWorld) -> None:
-    for name in (P0, P1, P2):
-        world.append(name, *numbered(name, 3))
-    given = {"startingOffsets": '{"p-00000-04pn": 2, "p-00001-05mv": 3}'}
-    with pytest.raises(InvalidInput, match=r"unread batches from 0 on would leave the queue"):
-        world.run(**given).latest_offset(None)
-    assert [world.queued_in(name) for name in (P0, P1, P2)] == [[0, 1, 2]] * 3
-    assert not [name for name in (P0, P1, P2) if world.queue(name).read().epoch], "none is claimed"
-    driver = world.run(acknowledge="false", **given)
-    end, read = batch(driver, None)
-    assert read == [b"p-00000-04pn-2", *numbered(P2, 3)]
-    assert {name: each.base for name, each in end.partitions.items()} == {P0: 2, P1: 3, P2: 0}
-
-
 def options(**given: str) -> SourceOptions:
     return SourceOptions.from_spark({"path": "/world", "gcEnabled": "false", **given})
 
@@ -273,12 +210,6 @@ def partitions(world: World, **given: str) -> SourcePartitions:
 @pytest.fixture
 def topic(runtime: ManualRuntime) -> TopicWorld:
     return TopicWorld(runtime, 3)
-
-
-def test_naming_a_queue_leads_to_that_queue_also_in_a_topic(topic: TopicWorld) -> None:
-    given = {"dataPathPrefix": "p-00001-05mv"}
-    assert find_topic(options(**given), topic.store, topic.runtime) is None
-    assert partitions(topic, **given).names() == ["0"]
 
 
 def test_a_reader_that_may_only_read_below_a_prefix_has_a_queue(topic: TopicWorld) -> None:

@@ -168,18 +168,6 @@ def test_without_a_value_format_records_stay_bytes() -> None:
     assert read(valueFormat="BYTES") is None
 
 
-def test_options_have_sparks_names_and_any_case() -> None:
-    found = read(
-        VALUEFORMAT="csv", mode="failfast", sep="\t", quote="",
-        nullValue="-",
-    )  # fmt: skip
-    assert found == ValueOptions(
-        format="csv", mode="FAILFAST", sep="\t", quote="", null_value="-",
-    )  # fmt: skip
-    assert read(valueFormat="json") == ValueOptions()
-    assert read(valueFormat="csv") == ValueOptions(format="csv")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

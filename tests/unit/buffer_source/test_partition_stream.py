@@ -264,17 +264,3 @@ def test_a_start_that_is_not_queued_is_an_error_or_the_oldest_one(queue: World) 
         claim(queue, startingOffsets="5").starting_offset(EVERYTHING)
     allowed = claim(queue, PartitionOffset(1, 0), startingOffsets="0", failOnDataLoss="false")
     assert allowed.starting_offset(EVERYTHING) == 1
-
-
-def test_a_new_query_may_begin_at_a_time(queue: World) -> None:
-    began = queue.runtime.now_ms()
-    queue.produce(2)
-    queue.runtime.advance(60)
-    queue.produce(2)
-    found = [
-        claim(queue, acknowledge="false", startingTimestamp=str(began + later)).starting_offset(
-            EVERYTHING
-        )
-        for later in (0, 1, 60_000, 60_001)
-    ]
-    assert found == [0, 2, 2, 4]

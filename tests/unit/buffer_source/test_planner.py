@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,13 +14,11 @@ from buffer_source.options import SourceOptions
 from buffer_source.planner import (
     LIST_INTERVAL_S,
     MAX_TASK_BYTES,
-    PAGE,
     UNKNOWN_SIZE,
     WORTH_LISTING,
     BatchSizes,
     PartitionBatch,
     ReadLimits,
-    TaskBatches,
     interleave,
     pack,
     plan_tasks,
@@ -200,11 +197,6 @@ def test_every_row_of_every_batch_is_read_once_and_in_order(
     assert read == [(number, row) for number in range(len(sizes)) for row in range(100)]
 
 
-def test_a_task_pickles() -> None:
-    task = TaskBatches((PartitionBatch(3, "a"), PartitionBatch(4, "b").shared_by(3)[1]))
-    assert pickle.loads(pickle.dumps(task)).batches == task.batches
-
-
 # Sizes and records of batches.
 
 
@@ -246,25 +238,6 @@ def test_a_batch_no_listing_shows_counts_as_average(
     assert batch_sizes.sizes([*batches, BatchDescriptor(2, "elsewhere/a.batch")]) == [10, 30, 20]
 
 
-def test_what_is_before_and_behind_the_batches_is_not_listed(
-    store: WatchedStore, batch_sizes: BatchSizes
-) -> None:
-    batches = [put(store, index, b"x" * index) for index in range(5 * PAGE)]
-    assert batch_sizes.sizes(batches[2100:2110]) == list(range(2100, 2110))
-    assert (len(store.lists), store.listed) == (1, PAGE)
-    # Once listed it is known, also when it was not asked for.
-    assert batch_sizes.sizes(batches[2110:3100]) == list(range(2110, 3100))
-    assert len(store.lists) == 1
-
-
-def test_a_batch_that_is_gone_is_listed_once(store: WatchedStore, batch_sizes: BatchSizes) -> None:
-    batches = [put(store, index, b"xy") for index in range(3)]
-    store.delete_many([batches[1].location])
-    for _ in range(3):
-        assert batch_sizes.sizes(batches) == [2, 2, 2]
-    assert len(store.lists) == 1
-
-
 @pytest.mark.parametrize("folder", ["ingest/app=a/batch=7", "ingest/01JZ0000000000000000000000"])
 def test_writers_with_folders_of_their_own_are_listed_there(
     store: WatchedStore, batch_sizes: BatchSizes, folder: str
@@ -278,13 +251,6 @@ def test_writers_with_folders_of_their_own_are_listed_there(
         batches.append(BatchDescriptor(200 + index, location))
     assert batch_sizes.sizes(batches) == [10, 11, 12]
     assert (len(store.lists), store.listed) == (1, 3)
-
-
-def test_a_foreign_batch_is_not_measured(store: WatchedStore, batch_sizes: BatchSizes) -> None:
-    store.put("elsewhere/a", encode_batch([b"r"] * 3))
-    foreign = [BatchDescriptor(0, "elsewhere/a")]
-    assert batch_sizes.sizes(foreign) == [UNKNOWN_SIZE]
-    assert (batch_sizes.records(foreign), len(store.lists)) == ([0], 0)
 
 
 def test_sizes_that_are_not_asked_for_are_not_kept_for_ever(

@@ -11,27 +11,15 @@ from buffer_source import batch_reader, stream_reader
 from buffer_source.batch_reader import select
 from buffer_source.options import SourceOptions
 from buffer_source.partitions import SourceOffset, view_of
-from buffer_source.schema import infer_schema
 from buffer_source.stream_reader import MicroBatchStream
 from opendata_buffer.consumer.isolation import Repeats
-from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
-from opendata_buffer.formats.batch import batch_key, encode_batch
-from opendata_buffer.formats.manifest import Metadata, NewEntry
+from opendata_buffer.errors import DataLoss, InvalidInput
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN
 from opendata_buffer.queue import readers
-from opendata_buffer.queue.log import Log
-from opendata_buffer.queue.ownership import claim_for_writing
-from opendata_buffer.queue.readers import enable_readers, reset_reader
+from opendata_buffer.queue.readers import reset_reader
 from opendata_buffer.testing.runtime import ManualRuntime
-from opendata_buffer.topic.topic import Topic
 from tests.unit.buffer_source.log_world import CONFIG, LogWorld
-from tests.unit.buffer_source.world import (
-    TopicWorld,
-    batches_of,
-    committed_before,
-    report_of,
-    values_of,
-)
+from tests.unit.buffer_source.world import batches_of, committed_before, report_of
 
 
 @pytest.fixture
@@ -87,16 +75,6 @@ def test_the_checkpoint_counts_and_not_the_readers_position(
     assert everything(driver, end) == list(range(20, 50))
 
 
-def test_a_checkpoint_at_the_first_batch_takes_a_reader_back_to_it(world: LogWorld) -> None:
-    world.each(30)
-    end, _ = batch(world.run(reader="billing", maxBatchesPerTrigger="5"), None)
-    reset_reader(world.store, CONFIG, "billing", 20, world.view(), world.runtime, force=True)
-    replay = world.run(reader="billing")
-    assert end is not None
-    assert [each.sequence for each in batches_of(replay, None, end)] == [0, 1, 2, 3, 4]
-    assert world.at("billing") == 0, "it holds again what the query may ask for"
-
-
 def test_a_checkpoint_that_is_not_kept_any_more_is_a_loss_with_its_numbers(
     world: LogWorld,
 ) -> None:
@@ -108,35 +86,6 @@ def test_a_checkpoint_that_is_not_kept_any_more_is_a_loss_with_its_numbers(
     assert everything(world.run(reader="billing", failOnDataLoss="false"), end) == list(
         range(30, 50)
     )
-
-
-def test_a_second_query_with_the_name_of_a_reader_fences_the_first(world: LogWorld) -> None:
-    world.each(30)
-    first, other = world.run(reader="billing"), world.run(reader="audit")
-    end, _ = batch(first, None)
-    batch(other, None)
-    batch(world.run(reader="billing"), None)
-    with pytest.raises(Fenced, match=r"_readers/billing.json"):
-        first.commit(end)  # type: ignore[arg-type]
-    assert everything(other, None) == list(range(30))
-
-
-def test_a_log_is_not_read_without_a_name(world: LogWorld) -> None:
-    world.each(30)
-    before = world.manifest()
-    for given in ({}, {"startingOffsets": "latest"}):
-        with pytest.raises(InvalidInput, match=r"is a log with named readers: set reader"):
-            world.run(**given).latest_offset(None)
-    assert world.manifest() == before
-
-
-def test_looking_reads_all_that_is_kept_and_writes_nothing(world: LogWorld) -> None:
-    world.each(50)
-    world.lift_floor(7)
-    before = {each.key: each.size for each in world.store.list("").objects}
-    looking = world.run(acknowledge="false", maxBatchesPerTrigger="10")
-    assert everything(looking) == list(range(7, 50))
-    assert {each.key: each.size for each in world.store.list("").objects} == before
 
 
 @pytest.mark.parametrize("given", [{"reader": "billing"}, {"acknowledge": "false"}])
@@ -182,14 +131,6 @@ def test_a_start_that_is_not_kept_is_refused_before_anything_is_claimed(world: L
     with pytest.raises(InvalidInput, match=r"use a sequence up to 50"):
         world.run(reader="billing", startingOffsets="51").latest_offset(None)
     assert world.index().readers == ()
-
-
-def test_a_new_query_of_a_known_reader_begins_where_the_reader_was(world: LogWorld) -> None:
-    world.each(30)
-    end, _ = batch(world.run(reader="billing", maxBatchesPerTrigger="10"), None)
-    world.run(reader="billing").commit(end)  # type: ignore[arg-type]
-    assert everything(world.run(reader="billing")) == list(range(10, 30))
-    assert everything(world.run(reader="billing", startingOffsets="0")) == list(range(30))
 
 
 def test_a_replay_reads_its_own_batches_and_not_those_before_them(
@@ -294,20 +235,6 @@ def test_a_time_range_of_a_log_does_not_read_all_of_it(
     assert len(segments) <= 4 < len(world.index().parts())
 
 
-def test_a_time_is_found_by_the_latest_record_of_a_batch(world: LogWorld) -> None:
-    began = world.runtime.now_ms()
-    world.each(3)
-    location = batch_key("ingest", world.runtime.ulid())
-    world.store.put(location, encode_batch([b"early", b"late"]))
-    ranges = (Metadata(0, began, b""), Metadata(1, began + 60_000, b""))
-    world.append_entry(NewEntry(location, ranges))
-    for _ in range(2):  # in the manifest, and then in a segment
-        assert selected(world, startingTimestamp=str(began + 60_000))[0] == 3
-        world.runtime.advance(120)
-        world.each(40)
-    assert world.moved() > 3
-
-
 def test_a_transaction_that_is_committed_behind_the_range_is_in_it(world: LogWorld) -> None:
     world.each(20)
     for clock in (2, 3):
@@ -320,20 +247,6 @@ def test_a_transaction_that_is_committed_behind_the_range_is_in_it(world: LogWor
     assert selected(world, startingOffsets="21", endingOffsets="22") == [21]
 
 
-def test_a_schema_is_inferred_from_both_ends_of_a_log_and_not_from_all_of_it(
-    world: LogWorld,
-) -> None:
-    world.each(20, [b'{"a":1}'])
-    world.each(150, [b'{"b":1}'])
-    world.each(20, [b'{"c":1}'])
-    world.store.gets.clear()
-    options = SourceOptions.from_spark({"path": "/world", "valueFormat": "json"})
-    assert options.values is not None
-    found = infer_schema(options, options.values, world.store, world.runtime)
-    assert found.names == ["a", "c", "_corrupt_record"]
-    assert len({key for key, _ in world.store.gets if key.endswith(".segment")}) <= 2
-
-
 def test_a_range_of_times_that_ends_before_it_starts_is_refused() -> None:
     given = {"path": "/world", "startingTimestamp": "2", "endingTimestamp": "1"}
     with pytest.raises(InvalidInput, match="startingTimestamp is 2 ms, later than endingTimest"):
@@ -343,30 +256,3 @@ def test_a_range_of_times_that_ends_before_it_starts_is_refused() -> None:
 
 
 # Topics
-
-
-def test_a_query_reads_a_topic_of_logs_by_name_that_grows_meanwhile(
-    runtime: ManualRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Log, "most_entries", 16)
-    monkeypatch.setattr(Log, "left_entries", 4)
-    topic = TopicWorld(runtime, 2)
-    for name in topic.topic.read().names:
-        config = Topic.config_of(name, CONFIG)
-        claim = claim_for_writing(topic.store, config, runtime=runtime)
-        enable_readers(
-            topic.store, config, claim, runtime, retention_ms=None, reader_expiry_ms=86_400_000
-        )
-        for number in range(30):
-            topic.append(name, b"%s %d" % (name.encode(), number))
-    driver, other = topic.run(reader="billing"), topic.run(reader="audit")
-    end = driver.latest_offset(None)
-    found = values_of(driver, None, end)
-    added = topic.topic.expand(3).names[2]
-    topic.append(added, b"added")
-    last = committed_before(driver, end)
-    found += values_of(driver, end, last)
-    assert len(found) == len({*found}) == 61
-    assert b"added" in found
-    looked = other.latest_offset(None)
-    assert sorted(values_of(other, None, looked)) == sorted(found)

@@ -223,31 +223,6 @@ def test_a_planner_without_memory_names_the_setting(
         reader(tmp_path).latestOffset(INITIAL, ReadAllAvailable())
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux")
-def test_threads_reserve_little_where_memory_is_limited() -> None:
-    program = """
-import resource, sys, threading
-from pathlib import Path
-from buffer_source.stream_reader import _reserve_less_memory
-def pages(): return int(Path("/proc/self/statm").read_text().split()[0])
-if sys.argv[1] == "limited": resource.setrlimit(resource.RLIMIT_AS, (1 << 33, 1 << 33))
-_reserve_less_memory()
-before, barrier = pages(), threading.Barrier(9)
-def work():
-    memory = bytearray(100_000)
-    barrier.wait(); barrier.wait()
-for _ in range(8): threading.Thread(target=work, daemon=True).start()
-barrier.wait()
-print((pages() - before) * resource.getpagesize() >> 20)
-barrier.wait()
-"""
-    reserved = {
-        limit: int(subprocess.check_output([sys.executable, "-c", program, limit]))
-        for limit in ("limited", "unlimited")
-    }
-    assert reserved["limited"] < 32 <= reserved["unlimited"]
-
-
 def test_a_stream_refuses_what_only_a_batch_read_has(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="endingOffsets"):
         reader(tmp_path, endingOffsets="3")

@@ -85,22 +85,6 @@ def test_a_corrupt_batch_is_quarantined_and_passed_by(
     assert store.get(descriptors[at].location) is not None
 
 
-def test_tasks_that_share_a_batch_read_each_row_once(
-    tmp_path: Path, store: Store, runtime: ManualRuntime
-) -> None:
-    records = [b"%d" % number for number in range(10)]
-    large = put(store, runtime, encode_batch([b"x"]), encode_batch(records))[1]
-    parts = large.shared_by(3)
-    read = [
-        list(read_partition(options(tmp_path), default_schema(), TaskBatches((part,))))
-        for part in parts
-    ]
-    found = [[value for piece in each for value in piece["value"].to_pylist()] for each in read]
-    assert found == [records[0:3], records[3:6], records[6:10]]
-    indices = [index for each in read for piece in each for index in piece["index"].to_pylist()]
-    assert indices == list(range(10))
-
-
 def test_a_corrupt_batch_that_tasks_share_is_quarantined_by_all_and_counted_once(
     tmp_path: Path, store: Store, runtime: ManualRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,13 +103,6 @@ def json_of(*arguments: str) -> Any:
     return json.loads(ok(*arguments, "--json").stdout)
 
 
-def json_of_failed(*arguments: str) -> Any:
-    """As :func:`json_of`, of a command that exits 1."""
-    result = run(*arguments, "--json")
-    assert result.exit_code == 1, result.output
-    return json.loads(result.stdout)
-
-
 class Lossy(MemoryStore):
     """Where ``armed``, the next write of the manifest is applied, and its answer lost."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import subprocess
 import sys
@@ -10,14 +9,11 @@ import sys
 import click
 import pytest
 from click.testing import Result
-from rich.console import Console
 
-from opendata_buffer.cli import text
 from opendata_buffer.cli.errors import Failure, FailureGroup
-from opendata_buffer.cli.main import COMMANDS, cli
+from opendata_buffer.cli.main import COMMANDS
 from opendata_buffer.cli.options import EXAMPLES, MOVED, Command, verbose
-from opendata_buffer.cli.terminal import name_value_table, open_console
-from opendata_buffer.cli.text import confirm, plural
+from opendata_buffer.cli.terminal import open_console
 from opendata_buffer.errors import InvalidInput
 from tests.unit.cli.shell import commands, fails, ok, run, runner
 
@@ -52,13 +48,6 @@ def test_a_former_name_says_what_took_its_place(name: str) -> None:
     result = run(command, "memory://x", *option.split())
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1] == f"Error: '{name}' is no longer there: {MOVED[name]}"
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_summary_of_a_command_begins_its_help(name: str) -> None:
-    command = cli.get_command(click.Context(cli), name)
-    assert command is not None
-    assert command.get_short_help_str(200).startswith(COMMANDS[name][1].removesuffix("."))
 
 
 def test_help_loads_no_command() -> None:
@@ -188,30 +177,6 @@ def test_twice_verbose_shows_the_traceback_without_secrets(words: tuple[str, str
 # ---- what a person sees
 
 
-@pytest.mark.parametrize(
-    ("count", "noun", "text"),
-    [
-        (1, "batch", "1 batch"),
-        (0, "batch", "0 batches"),
-        (2_000, "batch", "2,000 batches"),
-        (2, "copy", "2 copies"),
-        (2, "day", "2 days"),
-        (3, "record", "3 records"),
-    ],
-)
-def test_a_noun_has_the_form_of_its_number(count: int, noun: str, text: str) -> None:
-    assert plural(count, noun) == text
-
-
-def test_a_table_shows_values_as_they_are_and_not_as_markup() -> None:
-    out = io.StringIO()
-    Console(file=out, width=60).print(
-        name_value_table("[b]queue[/b]", [("prefix", "tenant[red]#1")])
-    )
-    assert "tenant[red]#1" in out.getvalue()
-    assert "[b]queue[/b]" in out.getvalue()
-
-
 def test_a_pipe_cuts_no_columns_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     assert open_console().width == 160
@@ -220,9 +185,3 @@ def test_a_pipe_cuts_no_columns_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- questions
-
-
-def test_without_a_terminal_it_takes_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "is_interactive", lambda: False)
-    with pytest.raises(Failure, match=r"It is done. .* no terminal to ask on: give --yes"):
-        confirm("It is done", False)

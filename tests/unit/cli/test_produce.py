@@ -13,16 +13,7 @@ from opendata_buffer.config import QueueConfig
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.topic import partitioner as mapping
-from tests.unit.cli.shell import (
-    LATER,
-    bytes_of,
-    fails,
-    manifest_of,
-    ok,
-    records_of,
-    run,
-    topic_of,
-)
+from tests.unit.cli.shell import LATER, bytes_of, fails, manifest_of, ok, records_of, run, topic_of
 
 
 def test_produce(url: str, store: MemoryStore) -> None:
@@ -71,13 +62,6 @@ def test_f29_a_failed_batch_is_reported_once(
     line = fails("produce", url, stdin=b"1\n2\n")
     assert "no space. Free some space. " in line
     assert line.endswith("Of the input, not one line is known to be durable.")
-
-
-def test_f7_produce_into_a_prefix_of_another_queue(url: str) -> None:
-    ok("produce", url, stdin=b"a\n")
-    line = fails("produce", url, "--manifest-path", "other/manifest", stdin=b"b\n")
-    assert "'ingest/manifest'" in line
-    assert "'other/manifest'" in line
 
 
 @pytest.mark.parametrize(

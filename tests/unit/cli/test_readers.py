@@ -72,16 +72,6 @@ def lines_of(*arguments: str) -> list[dict[str, object]]:
 # ---- enable
 
 
-def test_a_queue_becomes_a_log_that_keeps_all_that_waited(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"], [b"b"])
-    before = manifest_of(store).locations()
-    made = json_of("readers", "enable", url, "--yes", "--retention", "1d12h")
-    assert (made["made"], made["first_sequence"]) == (True, 0)
-    assert (made["retention_ms"], made["reader_expiry_ms"]) == (DAY_MS * 3 // 2, 7 * DAY_MS)
-    assert manifest_of(store).locations() == before
-    assert records("consume", url, "--ack", "--reader", "x") == [b"a", b"b"]
-
-
 def test_enabling_asks_and_says_what_other_consumers_may_not_do(
     url: str, store: MemoryStore
 ) -> None:
@@ -277,15 +267,6 @@ def test_a_reset_does_what_its_plan_said(
     assert records("consume", url, "--ack", "--reader", "x") == numbers(after, 40)
 
 
-def test_a_reset_of_a_name_that_is_new_makes_the_reader(url: str) -> None:
-    log_of(url, 40)
-    assert (
-        "a new reader, to 40; 0 batches" in ok("readers", "reset", url, "x", "--to-latest").stdout
-    )
-    fill(url, [b"40"])
-    assert records("consume", url, "--reader", "x") == [b"40"]
-
-
 def test_a_reader_that_runs_is_set_only_with_force_and_fenced_then(url: str) -> None:
     log_of(url, 40)
     config = ConsumerConfig(store=url, reader="x")
@@ -334,18 +315,6 @@ def test_partitions_count_separately_so_a_sequence_takes_one_of_them(url: str) -
 
 
 # ---- consume
-
-
-def test_consume_writes_all_that_a_log_keeps_and_changes_nothing(
-    url: str, store: MemoryStore
-) -> None:
-    log_of(url, 40)
-    assert index_of(store).end >= 16
-    before = store.list("").objects
-    assert records("consume", url) == numbers(0, 40)
-    assert records("consume", url, "--from", "3", "--max-batches", "2") == numbers(3, 5)
-    assert records("consume", url, "--from", "latest") == []
-    assert store.list("").objects == before
 
 
 def test_consume_with_a_reader_looks_and_with_ack_reads_as_it(url: str) -> None:
@@ -450,18 +419,6 @@ def test_status_exits_1_where_a_reader_cannot_go_on(
     assert "--to-sequence" in result.stderr
 
 
-def test_status_says_that_the_index_is_of_a_queue_that_was_started_over(
-    url: str, store: MemoryStore
-) -> None:
-    log_of(url, 40)
-    store.delete_many(["ingest/manifest"])
-    ok("produce", url, "--recreate", stdin=b"new\n")
-    result = run("status", url)
-    assert result.exit_code == 1
-    assert "readers are refused: 'ingest/_log.json' in memory:" in result.stderr
-    assert "it was started over" in result.stderr
-
-
 def test_a_probe_of_a_log_looks_at_the_reader_that_is_furthest_behind(url: str) -> None:
     log_of(url, 40)
     assert json_of("status", url, "--max-backlog", "0")["batches"] == 0
@@ -522,30 +479,6 @@ def test_what_a_log_does_not_do_names_the_command_that_does(
     assert "is a log with named readers: " in line
     assert instead.format(url=url) in line
     assert store.list("").objects == before
-
-
-def test_a_restore_that_lost_its_report_finds_the_batch_in_a_segment(
-    url: str, store: MemoryStore
-) -> None:
-    fill(url, [b"0"], [b"1"])
-    ok("skip", url, "0", "--force")
-    ok("readers", "enable", url, "--yes")
-    (report,) = json_of("status", url)["quarantine"]
-    ok("restore", url, report["id"])
-    key = f"ingest/_quarantine/{report['id']}.json"
-    fields = json.loads(bytes_of(store, key))
-    store.put(key, json.dumps({**fields, "restored_sequence": None}).encode())
-    fill(url, *([b"more"] for _ in range(30)))
-    assert manifest_of(store).first_sequence > 2
-    assert "as sequence 2" in ok("restore", url, report["id"]).stdout
-    assert records("consume", url).count(b"0") == 1
-
-
-def test_a_batch_that_a_segment_names_is_not_enqueued_again(url: str, store: MemoryStore) -> None:
-    log_of(url, 40)
-    entry = json.loads(ok("dump", url, store.list("ingest/_log/").objects[0].key).stdout)
-    location = entry["entries"][0]["location"]
-    assert "is queued as sequence 0" in fails("restore", url, location, "--yes")
 
 
 def test_fsck_checks_a_log_from_its_floor_on(url: str, store: MemoryStore) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +12,9 @@ import pytest
 from opendata_buffer.broker.client import DiscoveryRecord, Lease
 from opendata_buffer.broker.worker import Worker
 from opendata_buffer.cli.main import cli
-from opendata_buffer.config import ConsumerConfig, QueueConfig, WorkerConfig
-from opendata_buffer.consumer.consumer import Consumer
+from opendata_buffer.config import QueueConfig, WorkerConfig
 from opendata_buffer.formats.batch import Compression, encode_batch
 from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.queue.readers import amend_consumer_info
-from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
 from tests.unit.broker.local import RUNTIME, eventually, host
 from tests.unit.cli.shell import (
@@ -165,15 +160,6 @@ def test_a_probe_reads_the_manifest_and_lists_nothing(
     ok("status", url, "--max-lag", "60")
 
 
-def test_probes_of_a_topic_are_about_all_its_partitions(url: str) -> None:
-    first, _, third = topic_of(url, 3)
-    fill(url, [b"a"], [b"b"], data_path_prefix=first)
-    fill(url, [b"c"], data_path_prefix=third)
-    assert "3 batches wait, more than 2" in run("status", url, "--max-backlog", "2").stderr
-    assert run("status", url, "--max-backlog", "3").exit_code == 0
-    assert run("status", url, "--partition", "2", "--max-backlog", "1").exit_code == 0
-
-
 def test_status_loads_neither_arrow_nor_the_network() -> None:
     code = (
         "import sys, opendata_buffer.cli.status\n"
@@ -183,23 +169,6 @@ def test_status_loads_neither_arrow_nor_the_network() -> None:
 
 
 # ---- the consumer
-
-
-def test_status_names_host_process_program_query_and_time(url: str, store: MemoryStore) -> None:
-    fill(url, [b"a"])
-    assert "consumer none yet" in flat("status", url)
-    with Consumer(ConsumerConfig(store=url), program="Spark") as consumer:
-        amend_consumer_info(
-            store, ConsumerConfig(store=url), SystemRuntime(), consumer.epoch, query="q-1"
-        )
-    host_name = os.uname().nodename
-    assert f"Spark, query q-1, process {os.getpid()} on {host_name}, since 20" in flat(
-        "status", url
-    )
-    found = json_of("status", url)["consumer"]
-    assert (found["epoch"], found["query"], found["host"]) == (1, "q-1", host_name)
-    ok("consume", url, "--ack")
-    assert "epoch 2 consumer opendata-buffer consume, process" in flat("status", url)
 
 
 def test_a_consumer_that_left_no_record_is_not_taken_for_the_one_before(
@@ -253,26 +222,6 @@ def test_batch(url: str, compression: Compression) -> None:
         "version": 1, "compression": compression.name.lower(), "record_count": 3,
         "records_base64": ["", "AP8=", "dGV4dA=="],
     }  # fmt: skip
-
-
-def test_f21_a_batch_beyond_the_cap_is_refused(
-    url: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(QueueConfig, "max_batch_bytes", 1_000)
-    store.put("ingest/x.batch", encode_batch([bytes(100_000)], Compression.ZSTD))
-    assert "more than max_batch_bytes 1000" in fails("dump", url, "ingest/x.batch")
-
-
-@pytest.mark.parametrize("place", ["{}", "~/odd", "file://{}"])
-def test_f24_a_key_is_read_under_its_raw_name(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    path = tmp_path / "odd" / "dir" / "100%#.batch"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(encode_batch([b"a"]))
-    found = json.loads(ok("dump", place.format(tmp_path / "odd"), "dir/100%#.batch").stdout)
-    assert found["record_count"] == 1
 
 
 def test_what_is_not_there_is_named(url: str) -> None:

@@ -15,7 +15,6 @@ from opendata_buffer.config import ConsumerConfig, QueueConfig, StoreOptions
 from opendata_buffer.errors import PermanentStorageError
 from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.memory import MemoryStore
-from opendata_buffer.topic.topic import Topic
 from tests.unit.cli.shell import commands, fails, run, runner
 
 
@@ -29,16 +28,6 @@ def config_of(*arguments: str, env: dict[str, str] | None = None) -> QueueConfig
 
     runner().invoke(made_by, arguments, env=env, catch_exceptions=False, standalone_mode=False)
     return made[0]
-
-
-@pytest.mark.parametrize("timeout_ms", [1, 5_000, 30_000, 120_000, 600_000])
-def test_the_attempts_of_a_request_share_the_timeout(timeout_ms: int) -> None:
-    config = config_of("memory://x", "--timeout-ms", str(timeout_ms))
-    assert config.timeout_ms == timeout_ms
-    store = config.store_options
-    assert store.max_attempts >= 2
-    for each in (store.connect_timeout_ms, store.read_timeout_ms):
-        assert 1 <= each * store.max_attempts <= max(timeout_ms, store.max_attempts)
 
 
 def test_every_option_has_its_field() -> None:
@@ -99,16 +88,6 @@ def prefixes(url: str, **named: str) -> list[str]:
     with click.Context(click.Command("test")):
         target = target_of(SystemRuntime(), {**OPTIONS, "store": url, **named}, ConsumerConfig)
         return [each.prefix for each in target.queues()]
-
-
-def test_a_topic_is_all_its_partitions_or_the_one_that_is_named(url: str) -> None:
-    assert prefixes(url) == ["ingest"]  # no topic yet
-    assert prefixes(url, data_path_prefix="a") == ["a"]
-    topic = Topic.create(url, 2)
-    names = topic.description.names
-    topic.drain(names[0])
-    assert prefixes(url) == names
-    assert prefixes(url, partition=names[1]) == names[1:]
 
 
 def test_a_role_that_may_not_read_the_topic_s_key_has_a_queue(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from opendata_buffer.cli.broker import CommandPool, rest_s
+from opendata_buffer.cli.broker import CommandPool
 from opendata_buffer.cli.errors import Failure
 from opendata_buffer.errors import ClaimLost, Fenced
 from opendata_buffer.runtime import SystemRuntime
@@ -78,19 +78,6 @@ def test_exit_code_0_is_done_and_the_command_saw_lines_and_environment(tmp_path:
     assert (tmp_path / "out").read_bytes() == b"7 ingest/7.batch 3\na\nb\r\n"
     assert ran.printed == []
     eventually(lambda: "1 batch done, 0 released" in ran.pool.summary())
-
-
-@pytest.mark.parametrize(("shell", "how"), [("exit 3", "exit code 3"), ("kill -9 $$", "signal 9")])
-def test_anything_else_is_a_release_with_a_pause_and_a_line(shell: str, how: str) -> None:
-    batch = Given(7, delivery_count=3)
-    ran = PoolRun(shell, batch)
-    run_until(ran, lambda: batch.ended)
-    assert batch.ended == [4]
-    assert ran.printed == [f"batch 7 failed with {how} in delivery 3: delivered again after 4 s"]
-
-
-def test_the_pause_doubles_up_to_a_minute() -> None:
-    assert [rest_s(count) for count in (1, 2, 3, 6, 7, 10_000)] == [1, 2, 4, 32, 60, 60]
 
 
 def test_the_last_delivery_that_fails_goes_to_the_quarantine_with_its_reason() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from opendata_buffer import metrics
-from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig, QueueConfig, StoreOptions
-from opendata_buffer.consumer.consumer import Consumer, check_data_loss
+from opendata_buffer.config import ConsumerConfig, GarbageCollectorConfig
+from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.consumer.position import Cursors, Position
 from opendata_buffer.errors import (
     BatchMissing,
@@ -21,18 +21,15 @@ from opendata_buffer.errors import (
     DataLoss,
     Fenced,
     InvalidInput,
-    PrefixConflict,
     QueueReset,
     TransientStorageError,
 )
 from opendata_buffer.formats.batch import batch_key, encode_batch
-from opendata_buffer.formats.manifest import Manifest, Metadata, NewEntry
-from opendata_buffer.queue.ownership import claim_queue
+from opendata_buffer.formats.manifest import Metadata, NewEntry
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.unit.broker.local import Overtaken
 from tests.unit.consumer.local import LocalQueue
-from tests.unit.scripted import DeafStore
 
 
 @pytest.fixture
@@ -95,15 +92,6 @@ def test_a_position_before_the_queue_is_data_loss_that_can_be_allowed(
     assert [batch.sequence for batch in _drain(consumer)] == [3]
     assert "sequences 1 to 2 are gone unread" in caplog.text
     consumer.ack(3)
-
-
-def test_f7_a_prefix_of_another_queue_is_refused_before_anybody_is_fenced(
-    queue: LocalQueue,
-) -> None:
-    claim_queue(queue.store, QueueConfig(store="memory://x", manifest_path="other/manifest"))
-    with pytest.raises(PrefixConflict, match=r"'other/manifest'.*'ingest/manifest'"):
-        queue.consumer()
-    assert queue.manifest() == Manifest.empty()
 
 
 # Reading one by one
@@ -204,29 +192,6 @@ def test_descriptors_come_in_order_from_one_read_and_fetch_nothing(queue: LocalQ
     assert (consumer.last_handed_out_sequence, consumer.last_acked_sequence) == (2, None)
     with pytest.raises(InvalidInput, match="max is -1"):
         consumer.next_descriptors(-1)
-
-
-def test_a_store_that_never_answers_is_given_up_at_the_deadline() -> None:
-    runtime = ManualRuntime()
-    store = DeafStore(runtime)
-    config = ConsumerConfig(
-        store="memory://x",
-        store_options=StoreOptions(timeout_ms=20_000),
-        gc=GarbageCollectorConfig(enabled=False),
-    )
-    with pytest.raises(TransientStorageError):
-        Consumer(config, store=store, runtime=runtime)
-    store.deaf = False
-    location = batch_key("ingest", runtime.ulid())
-    Queue(store, config, runtime=runtime, role="test").append([NewEntry(location)])
-    consumer = Consumer(config, store=store, runtime=runtime)
-    consumer.ack_through(consumer.next_descriptors(1)[0].sequence)
-    store.deaf = True
-    for call in (consumer.next_batch, consumer.check_fence, lambda: consumer.next_descriptors(1)):
-        with pytest.raises(TransientStorageError):
-            call()
-    consumer.close()
-    assert runtime.monotonic() <= 5 * 25.0
 
 
 def test_f4_a_position_of_a_queue_that_was_made_again_is_refused(queue: LocalQueue) -> None:
@@ -344,51 +309,6 @@ def test_closing_writes_what_is_acknowledged(queue: LocalQueue) -> None:
 
 
 # What operators see
-
-
-class Watcher:
-    """Stands in for a gauge that is computed when somebody looks."""
-
-    def __init__(self) -> None:
-        self.watched: list[tuple[Any, Callable[[Any], float], Mapping[str, str]]] = []
-
-    def watch(self, owner: Any, value: Callable[[Any], float], labels: Mapping[str, str]) -> None:
-        self.watched.append((owner, value, labels))
-
-    def unwatch(self, owner: Any) -> None:
-        self.watched.clear()
-
-    @property
-    def value(self) -> float:
-        ((owner, value, _),) = self.watched
-        return value(owner)
-
-
-def test_lag_and_the_age_of_the_oldest_batch_that_waits_for_its_acknowledgement(
-    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lag, unacked = Watcher(), Watcher()
-    monkeypatch.setattr(metrics, "consumer_lag_seconds", lag)
-    monkeypatch.setattr(metrics, "oldest_unacked_seconds", unacked)
-    queue.produce(b"abc", b"d", b"e")
-    queue.runtime.advance(90)
-    consumer = queue.consumer()
-    assert lag.watched[0][2] == {"queue": "memory://ingest/manifest"}
-    assert (lag.value, unacked.value) == (90.0, 0.0)
-    consumer.next_descriptors(2)
-    assert (lag.value, unacked.value) == (90.0, 90.0)
-    # The consumer stalls: nobody reads the manifest, and the lag goes on rising.
-    queue.runtime.advance(30)
-    assert (lag.value, unacked.value) == (120.0, 120.0)
-    consumer.ack_through(1)
-    assert (lag.value, unacked.value) == (120.0, 0.0)
-    consumer.next_batch()
-    consumer.next_batch()
-    consumer.ack(2)
-    assert len(consumer) == 0
-    assert lag.value == 0
-    consumer.close()
-    assert (lag.watched, unacked.watched) == ([], [])
 
 
 # The collector beside
@@ -557,11 +477,3 @@ def test_a_text_that_is_no_position_is_refused(text: str) -> None:
 def test_a_value_that_is_no_sequence_is_refused(given: object) -> None:
     with pytest.raises(InvalidInput, match="position is"):
         Position.of(given)  # type: ignore[arg-type]
-
-
-def test_entries_that_were_handed_out_may_leave_the_queue() -> None:
-    cursors = Cursors.at(2).hand_out(4)
-    for oldest in (0, 2, 4, 5):
-        manifest = Manifest.starting_at(oldest, 1)
-        found = check_data_loss(cursors, manifest, "in/manifest", allowed=False, cause="")
-        assert found is cursors

@@ -11,11 +11,7 @@ import pytest
 
 from opendata_buffer.config import ConsumerConfig
 from opendata_buffer.consumer.batches import ArrowBatch, ConsumedBatch
-from opendata_buffer.consumer.fetch import (
-    AdaptiveConcurrency,
-    FetchHandle,
-    RawBatch,
-)
+from opendata_buffer.consumer.fetch import AdaptiveConcurrency, FetchHandle, RawBatch
 from opendata_buffer.errors import BatchMissing, BatchUnreadable, ForeignLocation, InvalidInput
 from opendata_buffer.formats.arrow import ReadBuffer
 from opendata_buffer.formats.batch import Compression, encode_batch
@@ -198,60 +194,6 @@ def test_a_fetch_that_hardly_waits_shows_that_the_store_is_near(
     adaptive = AdaptiveConcurrency()
     adaptive.fetched(size, waited, worked)
     assert adaptive.near is near
-
-
-@pytest.mark.parametrize("known", [None, True])
-def test_two_long_waits_in_a_row_show_that_it_is_far(known: bool | None) -> None:
-    adaptive = AdaptiveConcurrency()
-    adaptive.near = known
-    for waited, near in ((0.0041, known), (0.002, known), (0.0041, known), (0.06, False)):
-        adaptive.fetched(0, waited)
-        assert adaptive.near is near
-    adaptive.fetched(0, 0.002)
-    assert adaptive.near is False
-    adaptive.fetched(0, 0.001)
-    assert adaptive.near is True
-
-
-@pytest.mark.parametrize(
-    ("waited", "worked", "threads"),
-    [
-        (0.060, 0.001, 61),
-        (0.060, 0.0, 128),  # also where nothing tells the processor's time
-        (0.060, 0.0002, 128),
-        (0.060, 0.010, 16),
-        (0.0, 0.0, 128),
-        (0.0, 0.001, 16),
-    ],
-)
-def test_as_many_threads_as_a_fetch_waits_longer_than_it_works(
-    waited: float, worked: float, threads: int
-) -> None:
-    adaptive = AdaptiveConcurrency()
-    assert adaptive.threads == 16
-    for _ in range(5):
-        adaptive.fetched(0, waited, worked)
-    assert adaptive.threads == threads
-
-
-def test_waits_that_grow_with_the_threads_ask_for_no_more_of_them() -> None:
-    adaptive = AdaptiveConcurrency()
-    adaptive.fetched(0, 0.020, 0.001)
-    for _ in range(50):
-        adaptive.fetched(0, 0.200, 0.001)  # for the processor, or for bandwidth
-        adaptive.fetched(0, 0.020, 0.001)
-    assert adaptive.threads == 21
-    for _ in range(200):
-        adaptive.fetched(0, 0.060, 0.001)  # the store has become slower
-    assert adaptive.threads == 61
-
-
-def test_decoding_is_work_that_fetches_need_not_hide() -> None:
-    adaptive = AdaptiveConcurrency()
-    adaptive.fetched(0, 0.060, 0.001)
-    assert adaptive.threads == 61
-    adaptive.decoded(0.002)
-    assert adaptive.threads == 21
 
 
 VALUES = pa.array([b"ab", b""], pa.binary())

@@ -19,13 +19,7 @@ from opendata_buffer.consumer.isolation import (
 )
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.formats.batch import Transaction, batch_key
-from opendata_buffer.messages import (
-    ACK_TXN,
-    CONTINUE_TXN,
-    FINAL,
-    OUTSIDE_TXN,
-    build_uuid,
-)
+from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, FINAL, OUTSIDE_TXN, build_uuid
 from opendata_buffer.testing.runtime import ManualRuntime
 
 DAY_MS = 24 * 60 * 60 * 1000
@@ -226,11 +220,6 @@ def test_read_uncommitted_delivers_all_but_acknowledgements_and_holds_nothing_ba
     assert reader.rule.to_dict() == TransactionFilter("ingest").to_dict()
 
 
-def test_an_unknown_isolation_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="use read_committed or read_uncommitted"):
-        ReadCommitted("ingest", "serializable")
-
-
 _ulids = ManualRuntime()
 
 
@@ -291,15 +280,6 @@ def test_skipping_a_repeat_changes_nothing() -> None:
     made.skip(2, _location(("a", 5)))
     made.skip(3, _location(("a", 4)))
     assert made.to_json() == before
-
-
-def test_a_copy_has_its_own_missing_transactions() -> None:
-    made = TransactionFilter("ingest")
-    made.skip(0, _location(("a", 5)))
-    other = made.copy()
-    assert other.offer(1, _location(("a", 5)))
-    assert made.to_dict()["missing"] == {"a": [5]}
-    assert "missing" not in other.to_dict()
 
 
 def test_the_rest_of_a_transaction_behind_lost_entries_is_passed() -> None:

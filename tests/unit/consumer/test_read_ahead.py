@@ -114,19 +114,6 @@ def test_results_come_in_order_whatever_ends_first() -> None:
     assert [sequence for sequence, _ in taken] == [0, 1, 2, 3]
 
 
-def test_no_more_than_so_many_at_once() -> None:
-    fetches = Fetches()
-    reader, _ = _taking(fetch_many(fetches, _descriptors(5), concurrency=2, adaptive=Far()))
-    fetches.await_begun(2)
-    assert sorted(fetches.begun) == [0, 1]
-    fetches.allow(0)
-    fetches.await_begun(3)
-    assert sorted(fetches.begun) == [0, 1, 2]
-    fetches.allow(*range(5))
-    reader.join(30)
-    assert sorted(fetches.begun) == list(range(5))
-
-
 def test_a_batch_beyond_the_limit_is_fetched_alone() -> None:
     fetches = Fetches()
     fetches.allow(0)
@@ -350,21 +337,6 @@ def test_results_that_one_of_their_own_threads_collects_as_garbage_end_the_threa
     assert collected_by == ["opendata-buffer-fetch"]
 
 
-def test_a_size_that_is_none_is_an_error_and_no_thread_waits_for_it() -> None:
-    raised: list[BaseException] = []
-
-    def take() -> None:
-        try:
-            list(fetch_many(lambda _: b"x", _descriptors(3), size_of=lambda _: None))  # type: ignore[arg-type,return-value]
-        except TypeError as error:
-            raised.append(error)
-
-    taking = threading.Thread(target=take, daemon=True)
-    taking.start()
-    taking.join(10)
-    assert len(raised) == 1
-
-
 def test_nothing_begins_before_the_first_result_is_asked_for() -> None:
     fetches = Fetches()
     fetch_many(fetches, _descriptors(3)).close()
@@ -438,20 +410,6 @@ def test_stored_batches_are_in_flight_and_each_is_decoded_when_taken(
         assert len(handle.fetches.begun) == min(6, taken + 4), "three wait, and none is more"
         assert handle.decoded == [(n, threading.main_thread()) for n in range(taken + 1)]
     assert list(results) == []
-
-
-def test_a_function_of_the_caller_is_one_step_and_so_is_a_fetch_whose_result_has_a_given_size() -> (
-    None
-):
-    def of(handle: Handle, fetch: Callable[[BatchDescriptor], Any], **settings: Any) -> None:
-        handle.fetches.allow(*range(3))
-        found = fetch_many(fetch, _descriptors(3), concurrency=1, adaptive=Far(), **settings)
-        assert [len(each.entries) for each in found] == [handle.RECORDS] * 3
-        assert threading.main_thread() not in {thread for _, thread in handle.decoded}
-
-    one, two = Handle(), Handle()
-    of(one, lambda descriptor: one.fetch(descriptor))
-    of(two, two.fetch, size_of=lambda each: each.nbytes)
 
 
 @pytest.mark.parametrize("settings", [{"concurrency": 0}, {"max_in_flight_bytes": 0}])

@@ -57,16 +57,6 @@ def test_it_hands_out_each_entry_once_and_changes_nothing(queue: LocalQueue) -> 
     assert (queue.manifest(), queue.store.list("").objects) == before
 
 
-def test_it_sees_entries_that_are_appended_later(queue: LocalQueue) -> None:
-    reader = reader_of(queue)
-    assert sequences(reader) == []
-    queue.produce(*[b"x"] * 1)
-    assert sequences(reader) == [0]
-    acknowledge(queue, 0)
-    queue.produce(*[b"x"] * 2)
-    assert sequences(reader) == [1, 2]
-
-
 def test_without_a_position_it_begins_at_the_oldest_entry(queue: LocalQueue) -> None:
     queue.produce(*[b"x"] * 3)
     acknowledge(queue, 0)

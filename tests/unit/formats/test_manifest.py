@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import struct
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -106,31 +104,6 @@ def test_the_empty_manifest_is_its_footer() -> None:
     assert empty.append([]) is empty
     late = Manifest.parse(footer(0, 41, 2))
     assert late.first_sequence == late.next_sequence == 41
-
-
-@pytest.mark.parametrize("view", [bytes, bytearray, memoryview])
-def test_any_bytes_like_manifest(view: Callable[[bytes], Any]) -> None:
-    assert type(Manifest.parse(view(RAW)).raw) is bytes
-    assert Manifest.parse(view(RAW)).entries() == ENTRIES
-
-
-def test_reading_piece_by_piece_parses_each_header_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Counting(struct.Struct):
-        calls = 0
-
-        def unpack_from(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-            Counting.calls += 1
-            return super().unpack_from(*args, **kwargs)
-
-    manifest = queue(100)
-    monkeypatch.setattr(module, "_ORDER", Counting("<IQ"))
-    for start in range(0, 100, 10):
-        assert len(manifest.entries(start, 10)) == 10
-    assert Counting.calls == 100
-    # What was walked is known to the manifests made from this one.
-    for later in (manifest.append([NewEntry("p/new")]), manifest.with_epoch(1)):
-        assert len(later.entries()) == later.entry_count
-    assert Counting.calls == 101
 
 
 def test_find() -> None:
@@ -330,11 +303,6 @@ def test_a_location_that_is_none_is_refused(damaged: bytes, says: str) -> None:
             read()
 
 
-def test_every_message_names_the_tool() -> None:
-    with pytest.raises(CorruptManifest, match=r"'opendata-buffer fsck' shows.*fsck --repair'"):
-        Manifest.parse(entry(0) + footer(2, 2))
-
-
 # Being a value
 
 
@@ -355,17 +323,6 @@ def test_a_manifest_is_an_immutable_value() -> None:
 
 
 # ---- locations
-
-
-def test_locations_are_read_without_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = Manifest.parse(RAW)
-
-    def decoded(*_: Any) -> None:
-        raise AssertionError("an entry was decoded")
-
-    monkeypatch.setattr(module, "decode_entry", decoded)
-    assert manifest.locations() == ["p/a", "é"]
-    assert Manifest.empty().locations() == []
 
 
 # ---- replacing, and starting behind an older queue
@@ -466,11 +423,6 @@ def test_an_entry_is_read_where_it_starts_and_no_further() -> None:
     assert decode_entry(raw, 6, 513, len(raw)) == (VALUE, 6 + len(ENTRY))
     with pytest.raises(CorruptManifest, match="entry 513 at byte 6 claims 37 bytes of the 36 left"):
         decode_entry(raw, 6, 513, len(raw) - 7)
-
-
-@pytest.mark.parametrize("payload", [b"meta", bytearray(b"meta"), memoryview(b"meta")])
-def test_any_bytes_like_payload(payload: bytes) -> None:
-    assert encoded(513, NewEntry("p/a", (Metadata(10, -(2**63), payload),))) == ENTRY
 
 
 @pytest.mark.parametrize("at", range(len(ENTRY)))

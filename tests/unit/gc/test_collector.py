@@ -458,26 +458,6 @@ def saved(store: Any) -> GcCursor:
     return GcCursor(store, CURSOR_CONFIG, ManualRuntime())
 
 
-def test_the_last_to_save_wins() -> None:
-    store = MemoryStore()
-    one, two = saved(store), saved(store)
-    assert one.load() == ""
-    one.save("p/b")
-    assert two.load() == "p/b"
-    two.save("p/c")
-    one.save("p/d")
-    assert saved(store).load() == "p/d"
-    assert json.loads(store.get(CURSOR_KEY).data) == {"version": 1, "after": "p/d"}
-
-
-def test_a_small_queue_never_writes_one() -> None:
-    store = MemoryStore()
-    cursor = saved(store)
-    cursor.load()
-    cursor.save("")
-    assert store.list("").objects == ()
-
-
 @pytest.mark.parametrize("after", ["q/z", "p/\udc80", "p/" + "k" * 1024])
 def test_a_cursor_that_is_no_key_of_the_prefix_is_the_beginning(after: str) -> None:
     store = MemoryStore()

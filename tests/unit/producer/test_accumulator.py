@@ -5,7 +5,6 @@ The rest is tested through producers.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -222,31 +221,6 @@ def test_an_append_must_begin_before_its_objects_are_old_and_its_deadlines_pass(
     group = [enter(uploads, 1, named=10), enter(uploads, 2, named=20, deadline=315)]
     assert uploads.begin_by(group) == 310
     assert uploads.begin_by(group[1:]) == 315
-
-
-@pytest.mark.parametrize("outcome", ["landed", "failed", "expired"])
-def test_completing_a_long_queue_takes_time_in_proportion_to_its_length(outcome: str) -> None:
-    def seconds(count: int) -> float:
-        uploads = uploads_of()
-        for n in range(count):
-            enter(uploads, n, ordered=True, deadline=100, stored=True)
-        began = time.thread_time()
-        group, _ = uploads.take(at(0))
-        if outcome == "landed":
-            uploads.landed(0, at(0))
-        elif outcome == "failed":
-            uploads.fail(group, DENIED)
-        else:
-            uploads.refused(TransientStorageError("slow down"), at(0))
-            uploads.expire(100)
-        took = time.thread_time() - began
-        assert len(uploads.take_completed()) == count
-        return took
-
-    # As many batches in 16 queues as in one: 16 times the time if each searched its queue.
-    few = min(sum(seconds(500) for _ in range(16)) for _ in range(3))
-    many = min(seconds(8_000) for _ in range(3))
-    assert many < 4 * few
 
 
 RECORD = b"\x01\0\0\0a"

@@ -202,17 +202,6 @@ def test_f21_a_record_that_no_reader_would_accept_is_refused_and_the_largest_is_
     assert [len(batch) for batch in batches(store)] == [1, 2, 1, 2]
 
 
-def test_small_records_fill_a_batch_by_their_bytes_in_it() -> None:
-    # What they take of the buffer limit is many times as much.
-    store = MemoryStore()
-    with producer_of(store, flush_size_bytes=10_000) as producer:
-        for _ in range(5_000):
-            producer.send(b"123456")
-    sizes = [10 * len(batch) for batch in batches(store)]
-    assert sum(sizes) == 50_000
-    assert all(10_000 < size <= 10_010 for size in sizes[:-1])
-
-
 def closed(*items: Item) -> AppendBuffer:
     first, *others = items
     buffer = AppendBuffer(first, 0, None, 1_000_000, 1.0)

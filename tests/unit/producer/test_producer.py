@@ -17,11 +17,9 @@ from opendata_buffer.errors import (
     FlushFailed,
     InvalidInput,
     PermanentStorageError,
-    PrefixConflict,
     QueueFull,
     QueueReset,
     TransientStorageError,
-    UnsafeStore,
 )
 from opendata_buffer.formats.batch import Compression, Transaction, decode_batch, parse_location
 from opendata_buffer.messages import CONTINUE_TXN, build_uuid
@@ -83,19 +81,6 @@ def test_close_flushes_and_keeps_produce_order() -> None:
     assert records(store) == [b"%d" % n for n in range(500)]
     with pytest.raises(Closed):
         producer.produce([b"late"])
-
-
-def test_producers_of_one_process_share_the_committer() -> None:
-    store = MemoryStore()
-    producers = [Producer(config(), store=store) for _ in range(8)]
-    for n in range(10):
-        for handle in [producer.produce([b"%d" % n]) for producer in producers]:
-            handle.result(WAIT_S)
-    assert {producer.commit_conflicts for producer in producers} == {0}
-    assert len({producer.commit_attempts for producer in producers}) == 1
-    for producer in producers:
-        producer.close()
-    assert len(records(store)) == 80
 
 
 @pytest.mark.parametrize(
@@ -233,31 +218,6 @@ def test_f31_a_wall_clock_that_jumps_neither_delays_nor_hastens_a_flush(jump_ms:
         assert durable.wait(WAIT_S)
 
 
-def test_a_flush_ends_although_others_go_on_producing() -> None:
-    store, runtime = Gate(), SystemRuntime()
-    producer = Producer(config(flush_interval_ms=60_000), store=store, runtime=runtime)
-    mine = producer.produce([b"mine"])
-
-    done = threading.Event()
-
-    def others() -> None:
-        # Whenever a batch is stored, the next one is begun.
-        if not done.is_set():
-            producer.produce([b"other"])
-            with producer._accumulator._condition:
-                producer._batcher.seal(runtime.monotonic())
-                producer._accumulator._condition.notify_all()
-
-    store.before_put = others
-    try:
-        producer.flush(WAIT_S)
-        assert mine.done()
-    finally:
-        done.set()
-    producer.flush(WAIT_S)
-    producer.close()
-
-
 def test_f29_f30_a_batch_given_up_fails_its_handles_flush_and_close() -> None:
     store = Gate()
     store.refused[b"poor"] = TransientStorageError("slow down")
@@ -384,34 +344,6 @@ def test_messages_have_a_batch_each_and_enter_the_queue_in_produce_order() -> No
     assert [each and each.message for each in found] == [None, *messages, None]
     assert [each and each.txn for each in found[1:-1]] == [None, txn] * 10
     assert records(store) == [b"before", *(b"%d" % at for at in range(20)), b"behind"]
-
-
-def test_f12_a_store_without_compare_and_swap_is_refused_before_anything_is_written() -> None:
-    class Unsafe(MemoryStore):
-        def check_conditional_writes(self, near: str) -> None:
-            raise UnsafeStore("this store ignores If-Match")
-
-    store = Unsafe()
-    with pytest.raises(UnsafeStore):
-        Producer(config(), store=store)
-    assert store.list("").objects == ()
-
-
-def test_f7_a_prefix_of_another_queue_is_refused() -> None:
-    store = MemoryStore()
-    Producer(config(manifest_path="queues/a/manifest"), store=store).close()
-    with pytest.raises(PrefixConflict, match=r"queues/a/manifest.*queues/b/manifest"):
-        Producer(config(manifest_path="queues/b/manifest"), store=store)
-
-
-@pytest.mark.parametrize("prefix", ["tenant#1", "a%20b", "weird?*[x]{y}~|^<>", 'quote"', "été"])
-def test_f24_prefixes_that_stores_escape_keep_their_name(prefix: str) -> None:
-    store = MemoryStore()
-    with Producer(config(data_path_prefix=prefix), store=store) as producer:
-        location = producer.produce([b"a"]).result(WAIT_S).location
-    assert location.startswith(prefix + "/")
-    assert entries(store, prefix + "/manifest")[0].location == location
-    assert decode_batch(bytes_of(store, location)) == [b"a"]
 
 
 def test_threads_may_close_one_producer_at_once() -> None:

@@ -1,7 +1,6 @@
 """How long writers wait for each other: the rules.
 
-Many writers on virtual time: tests/simulation/test_topic_growth.py and
-test_write_fairness.py.
+Many writers on virtual time: tests/simulation/test_write_fairness.py.
 """
 
 from __future__ import annotations

@@ -99,14 +99,6 @@ def test_a_fenced_consumer_that_is_late_does_not_overwrite_its_successor() -> No
     assert fields_of(store)["query"] == "q"
 
 
-def test_fields_of_a_later_version_are_kept() -> None:
-    store, runtime = MemoryStore(), ManualRuntime()
-    write_consumer_info(store, CONFIG, runtime, 1, program="a")
-    store.put(KEY, json.dumps({**fields_of(store), "later": [1]}).encode())
-    write_consumer_info(store, CONFIG, runtime, 2, program="b")
-    assert fields_of(store)["later"] == [1]
-
-
 def test_a_note_that_cannot_be_read_is_an_error_and_keeps_no_consumer_from_reading() -> None:
     data = b'{"version": 1, "epoch": "1"}'
     store, runtime = MemoryStore(), ManualRuntime()

@@ -279,29 +279,6 @@ def test_f45_a_queue_that_was_started_over_is_not_collected_by_the_old_index() -
         view_of(options, house.store, house.runtime)
 
 
-def test_a_retention_that_becomes_longer_needs_nothing_that_was_deleted(forgetful: None) -> None:
-    house = House()
-    house.append(300)
-    reader = house.reader("reader")
-    page = next(part for part in house.index().parts() if part.name.endswith(".page"))
-    read(reader, page.end - 20)
-    house.collect()
-    floor = house.index().floor
-    assert floor == page.end - 20
-    enable_readers(
-        house.store,
-        house.config,
-        house.claim,
-        house.runtime,
-        retention_ms=30 * DAY_S * 1000,
-        reader_expiry_ms=WEEK_MS,
-    )
-    assert house.view().since(0) == floor
-    assert read(reader) == [*range(floor, 300)]
-    house.collect()
-    assert house.index().floor == floor
-
-
 def test_nothing_is_handed_out_beyond_the_end_of_the_manifest_that_was_read() -> None:
     """The index that was read behind it may have more."""
     house = House()
@@ -383,20 +360,6 @@ def test_bytes_that_are_not_there_yet_keep_all_unless_a_time_keeps_less(
     house.runtime.advance(2 * DAY_S)
     house.collect()
     assert (house.collect() > 0, house.index().floor) == (False, floor)
-
-
-def test_bytes_that_a_reader_has_not_read_stay_however_many_they_are() -> None:
-    house = House(retention_bytes=1)
-    fast, slow = house.reader("fast"), house.reader("slow")
-    for _ in range(40):
-        house.append(1)
-        house.runtime.advance(600)
-    assert len(read(fast)) == 40
-    assert read(slow, 10) == [*range(10)]
-    for _ in range(3):
-        house.collect()
-    assert house.index().floor == 10
-    assert read(slow) == [*range(10, 40)]
 
 
 def test_a_reader_that_expires_holds_nothing_and_is_told_what_it_lost() -> None:
@@ -503,27 +466,6 @@ def test_a_damaged_segment_is_named_and_readers_go_on_before_and_behind_it() -> 
     assert read(house.reader("other")) == [*range(part.end, 200)]
 
 
-def test_a_reset_moves_one_reader_and_deletes_nothing() -> None:
-    house = House(retention_ms=WEEK_MS)
-    house.append(50)
-    running = house.reader("running")
-    assert len(read(running)) == 50
-    other = house.reader("other")
-    read(other)
-    with pytest.raises(InvalidInput, match="give --force"):
-        reset_reader(house.store, house.config, "running", 0, house.view(), house.runtime)
-    found = reset_reader(
-        house.store, house.config, "running", 20, house.view(), house.runtime, force=True
-    )
-    assert found.next == 20
-    with pytest.raises(Fenced):
-        running.check_fence()
-    assert read(house.reader("running")) == [*range(20, 50)]
-    assert read(other) == []
-    with pytest.raises(InvalidInput, match="sequence 51 is not kept: the log has 0 to 49"):
-        reset_reader(house.store, house.config, "x", 51, house.view(), house.runtime)
-
-
 def test_a_deleted_reader_holds_nothing_and_its_consumer_is_refused() -> None:
     house = House()
     house.append(30)
@@ -557,30 +499,6 @@ def test_a_position_of_the_target_system_is_the_truth_forward_and_back() -> None
         house.reader("reader", 60)
 
 
-def test_the_consumer_of_a_queue_that_becomes_a_log_is_fenced_and_takes_nothing_more() -> None:
-    runtime = ManualRuntime()
-    store = MemoryStore("log", now_ms=runtime.now_ms)
-    config = ConsumerConfig(store=URL, gc=GarbageCollectorConfig(enabled=False))
-    claim = claim_for_writing(store, config, runtime=runtime)
-    queue = Queue(store, config, runtime=runtime, role="test", claim=claim)
-    for number in range(10):
-        location = f"ingest/{runtime.ulid()}.batch"
-        store.put(location, encode_batch([b"%d" % number]))
-        queue.append([NewEntry(location)])
-    consumer = Consumer(config, store=store, runtime=runtime)
-    assert read(consumer, 4) == [0, 1, 2, 3]
-    batch = consumer.next_batch()
-    assert batch is not None
-    index = enable_readers(
-        store, config, claim, runtime, retention_ms=None, reader_expiry_ms=WEEK_MS
-    )
-    with pytest.raises(Fenced):
-        consumer.ack_through(batch.sequence)
-    assert (index.end, index.floor) == (4, 4)
-    named = ConsumerConfig(store=URL, gc=config.gc, reader="reader")
-    assert read(Consumer(named, store=store, runtime=runtime)) == [*range(4, 10)]
-
-
 def test_a_reader_whose_position_is_gone_holds_what_it_may_not_have_read() -> None:
     house = House()
     house.append(40)
@@ -594,18 +512,6 @@ def test_a_reader_whose_position_is_gone_holds_what_it_may_not_have_read() -> No
     assert house.index().readers == ("away", "other")
     assert read(house.reader("away")) == [*range(house.index().floor, 40)]
     assert house.index().floor <= 10
-
-
-def test_the_collector_deletes_up_to_the_segment_of_the_floor_within_a_page() -> None:
-    """A page names many segments: the floor in one of them must not keep those before it."""
-    house = House()
-    reader = house.reader("reader")
-    house.append(500)
-    page = next(part for part in house.index().parts() if part.name.endswith(".page"))
-    assert read(reader, page.end - 30)[-1] < page.end
-    assert house.collect() >= page.end - 30 - 24
-    there = {each.key for each in house.store.list("ingest/").objects}
-    assert {*house.locations[page.end - 30 :]} <= there
 
 
 # The index and the floor, as functions of values

@@ -65,23 +65,6 @@ def _owned(store: MemoryStore, prefix: str, manifest: str) -> bool:
     return check_owner(store, _config(prefix, manifest)) is not None
 
 
-def test_each_queue_gets_a_marker_with_an_id_of_its_own() -> None:
-    store = MemoryStore()
-    assert _owned(store, "ingest", "ingest/manifest") is False
-    assert store.list("").objects == ()
-    first = _claim(store, "ingest", "ingest/manifest")
-    second = _claim(store, "other", "queues/b")
-    assert read_bytes(store, owner_key("ingest")) == (
-        b'{"version": 1, "manifest": "manifest", "id": "%s", "grace_period_ms": 600000}\n'
-        % first.encode()
-    )
-    assert read_bytes(store, "other/_owner.json") == (
-        b'{"version": 1, "manifest": "../queues/b", "id": "%s", "grace_period_ms": 600000}\n'
-        % second.encode()
-    )
-    assert len({first, second, ""}) == 3
-
-
 def test_f4_a_queue_made_anew_has_another_id_and_the_first_stays_until_then() -> None:
     store = MemoryStore()
     first = _claim(store, "ingest", "ingest/manifest")
@@ -158,14 +141,6 @@ def test_f24_raw_keys_round_trip(key: str, watermark: Watermark | None) -> None:
     for manifest in (f"{key}/manifest", "elsewhere/m #1"):
         marker = PrefixOwner(manifest, "01J5", watermark)
         assert PrefixOwner.from_json(marker.to_json(key), key) == marker
-
-
-def test_the_owner_is_the_same_from_another_root() -> None:
-    # s3://bucket with prefix root/ingest, and s3://bucket/root with prefix ingest.
-    data = PrefixOwner("root/ingest/manifest", "01J5").to_json("root/ingest")
-    assert PrefixOwner.from_json(data, "ingest") == PrefixOwner("ingest/manifest", "01J5")
-    beyond = PrefixOwner.from_json(b'{"version": 1, "manifest": "../../m"}', "ingest")
-    assert beyond.manifest_path == "../m", "beyond the store's root it is no queue's manifest"
 
 
 def test_half_a_watermark_is_none_and_one_that_makes_no_sense_is_refused() -> None:
@@ -269,16 +244,6 @@ OWNER_KEY, MANIFEST = "ingest/_owner.json", "ingest/manifest"
 PRODUCER = ProducerConfig(store="memory://q", flush_interval_ms=1)
 CONSUMER = ConsumerConfig(store="memory://q", gc=GarbageCollectorConfig(enabled=False))
 REBUILD = r"buffer fsck memory://.* --repair.* 'opendata-buffer produce memory://.* --recreate'"
-
-
-class CountingStore(MemoryStore):
-    """Counts the writes of the marker."""
-
-    notes = 0
-
-    def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-        self.notes += key == OWNER_KEY
-        return super().put_if(key, data, condition)
 
 
 def produce(store: MemoryStore, *records: bytes, **settings: Any) -> None:
@@ -404,36 +369,6 @@ def test_a_marker_of_the_version_before_is_read_and_gains_the_watermark() -> Non
     assert marker(store)["acked_location"].endswith(".batch")
 
 
-def test_the_watermark_is_written_seldom() -> None:
-    store, runtime = CountingStore(), ManualRuntime()
-    claim = claim_for_writing(store, PRODUCER, runtime=runtime)
-    queue = Queue(store, PRODUCER, runtime=runtime, role="producer", claim=claim)
-    queue.append([entry(0)])
-    assert store.notes == 2  # the claim, and that there is a manifest now
-    for n in range(1, 100):
-        queue.append([entry(n)])
-    assert store.notes == 2
-    runtime.advance(NOTE_INTERVAL_S)
-    queue.append([entry(100)])
-    queue.append([entry(101)])
-    assert (store.notes, marker(store)["next_sequence"]) == (3, 101)
-    queue.close()
-    queue.close()
-    assert (store.notes, marker(store)["next_sequence"]) == (4, 102)
-
-
-def test_a_watermark_never_falls() -> None:
-    store, runtime = MemoryStore(), ManualRuntime()
-    slow = claim_queue(store, PRODUCER, runtime=runtime)
-    quick = claim_queue(store, PRODUCER, runtime=runtime)
-    first = Manifest.empty().append([entry(0)])
-    quick.note(first.append([entry(1)]).with_epoch(4), now=True)
-    slow.note(first.with_epoch(2), now=True)
-    found = check_owner(store, PRODUCER)
-    assert found is not None
-    assert found.watermark == Watermark(2, 4)
-
-
 def test_a_consumer_adds_where_its_last_batch_was_to_what_a_collector_noted_before() -> None:
     store = MemoryStore()
     produce(store, b"a", b"b")
@@ -527,21 +462,6 @@ def test_a_damaged_manifest_is_named_before_anything_is_uploaded() -> None:
 
 
 # Watermarks
-
-
-def test_joined_watermarks_are_as_high_as_the_higher_in_each_field() -> None:
-    early, late = Watermark(5, 9, 3, "in/early.batch"), Watermark(8, 2, 6, "in/late.batch")
-    assert early.joined(late) == late.joined(early) == Watermark(8, 9, 6, "in/late.batch")
-    assert Watermark(1, 1).joined(early) == early
-
-
-def test_the_hint_leaves_out_options_at_their_default() -> None:
-    url = "s3://bucket"
-    assert queue_hint(url, QueueConfig(store=url)) == url
-    config = QueueConfig(store=url, data_path_prefix="p-00003-04vf")
-    assert queue_hint(url, config) == f"{url} --data-path-prefix p-00003-04vf"
-    config = QueueConfig(store=url, data_path_prefix="a b", manifest_path="m")
-    assert queue_hint(url, config) == f"{url} --data-path-prefix 'a b' --manifest-path m"
 
 
 SOUND = Manifest.empty().append([NewEntry(f"p-1/{n}.batch") for n in range(3)])

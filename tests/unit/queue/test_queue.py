@@ -19,12 +19,8 @@ from opendata_buffer.errors import (
     TransientStorageError,
 )
 from opendata_buffer.formats.manifest import FOOTER_SIZE, Manifest, NewEntry, entry_bytes
-from opendata_buffer.queue.log import Log
-from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.readers import enable_readers
 from opendata_buffer.stores.base import ABSENT, Absent, IfVersion, PutOutcome
-from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.support.tuned import tuned
 from tests.unit.scripted import (
@@ -495,21 +491,3 @@ def test_an_entry_is_replaced_only_while_it_names_the_batch_that_was_read() -> N
     assert stored(store) == after
     # Again, because its answer was lost: nothing more is done.
     assert queue.replace(0, entry(0).location, entry(5)) == after
-
-
-def test_writers_that_append_once_and_end_keep_the_manifest_of_a_log_short(
-    runtime: ManualRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Log, "most_entries", 16)
-    monkeypatch.setattr(Log, "left_entries", 4)
-    store, config = MemoryStore(), QueueConfig(store="memory://x")
-    claim = claim_for_writing(store, config, runtime=runtime)
-    times = {"retention_ms": None, "reader_expiry_ms": 1}
-    enable_readers(store, config, claim, runtime, **times)  # type: ignore[arg-type]
-    longest = 0
-    for number in range(200):
-        queue = Queue(store, config, runtime=runtime, role="test", claim=claim)
-        queue.append([entry(number)], read_first=True)
-        longest = max(longest, (queue.read() or Manifest.empty()).entry_count)
-    assert longest <= 64
-    assert Log(store, config, runtime).need().end > 100

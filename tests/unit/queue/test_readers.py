@@ -152,6 +152,10 @@ def test_a_reader_is_set_to_any_sequence_that_is_kept_and_to_no_other() -> None:
         consumer.close()
     with pytest.raises(InvalidInput, match="sequence 41 is not kept: the log has 0 to 39"):
         reset_reader(house.store, house.config, "x", 41, house.view(), house.runtime)
+    running = house.reader("x")
+    with pytest.raises(InvalidInput, match="give --force"):
+        reset_reader(house.store, house.config, "x", 17, house.view(), house.runtime)
+    running.close()
     house.collect()
     with pytest.raises(InvalidInput, match="sequence 0 is not kept"):
         reset_reader(house.store, house.config, "x", 0, house.view(), house.runtime)

@@ -2,54 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from opendata_buffer.config import StoreOptions
 from opendata_buffer.errors import InvalidInput, PermanentStorageError
-from opendata_buffer.stores.clients import ProcessClient, environment_of, load, service_credential
-
-
-class Client:
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-def connect(name: str, options: StoreOptions) -> Client:
-    return Client(name)
-
-
-def client_of(name: str, **options: Any) -> ProcessClient[Client]:
-    return ProcessClient(connect, ("TEST_CLIENTS_",), name, StoreOptions(**options))
-
-
-def test_stores_of_the_same_name_and_options_share_a_client() -> None:
-    assert client_of("a").get() is client_of("a").get()
-    assert client_of("a").get() is not client_of("b").get()
-    assert client_of("a").get() is not client_of("a", max_attempts=2).get()
-
-
-def test_a_changed_environment_makes_another_and_leaves_those_in_use(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before = client_of("a")
-    first = before.get()
-    monkeypatch.setenv("TEST_CLIENTS_KEY", "rotated")
-    assert environment_of("TEST_CLIENTS_") == (("TEST_CLIENTS_KEY", "rotated"),)
-    assert client_of("a").get() is not first
-    assert before.get() is first
-
-
-def test_it_pickles_as_what_it_is_made_from() -> None:
-    client = client_of("a")
-    client.get()
-    raw = pickle.dumps(client)
-    assert b"Client(" not in raw
-    assert pickle.loads(raw).get() is client.get()
+from opendata_buffer.stores.clients import load, service_credential
 
 
 @pytest.mark.parametrize(

@@ -150,16 +150,6 @@ def test_f36_an_object_that_never_has_its_checksum_is_corrupt(cloud: Cloud, scri
     assert len(server.asked) == 3
 
 
-def test_a_pause_that_the_service_asks_for_is_kept(cloud: Cloud, script: Script) -> None:
-    failed = cloud.error(503, "ServerBusy")
-    store, server = script(replace(failed, headers={**failed.headers, "retry-after": "20"}))
-    server.replies.append(cloud.found)
-    began = store._runtime.monotonic()
-    assert isinstance(store.get("k"), Blob)
-    assert store._runtime.monotonic() - began >= 20
-    assert len(server.asked) == 2
-
-
 def test_a_malformed_date_is_transient(cloud: Cloud, script: Script) -> None:
     headers = {**cloud.found.headers, "last-modified": "soon"}
     store, server = script(replace(cloud.found, headers=headers))

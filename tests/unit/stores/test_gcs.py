@@ -25,15 +25,8 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.runtime import deadline
 from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, NotModified
-from opendata_buffer.stores.gcs import (
-    PUBLIC,
-    GcsStore,
-    WriteRate,
-    connect,
-    sent_md5,
-    upload,
-)
-from opendata_buffer.stores.http import DeadlinePassed, md5
+from opendata_buffer.stores.gcs import PUBLIC, GcsStore, WriteRate, connect
+from opendata_buffer.stores.http import DeadlinePassed
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.http_scripts import Reply, ScriptedServer
 from tests.unit.stores.cloud_responses import DATE_MS, GCS, Script, notebook_credential, scripted
@@ -73,12 +66,6 @@ def test_an_upload_carries_its_checksum_and_is_kept_by_no_cache(script: Script) 
         "cacheControl": "no-store",
     }
     assert content.partition(b"\r\n\r\n")[2] == b"--bytes\r\n\r\n"
-
-
-def test_a_creation_that_meets_an_object_is_a_conflict(script: Script) -> None:
-    store, server = script(Reply(412))
-    assert store.put_if("m", b"x", ABSENT) == outcomes.Conflict()
-    assert len(server.asked) == 1
 
 
 def test_a_conditional_write_refused_for_its_rate_is_sent_again(script: Script) -> None:
@@ -322,16 +309,6 @@ def test_it_holds_no_more_objects_than_it_says() -> None:
     assert len(rate._accepted) <= WriteRate.MAX_KEYS
     assert len(rate._refused) <= WriteRate.MAX_KEYS
     assert rate.due(f"{3 * WriteRate.MAX_KEYS - 1}", 0.0) == 1.0
-
-
-def test_the_checksum_is_found_among_others() -> None:
-    headers = {"x-goog-hash": "crc32c=n03x6A==, md5=kbOD4tDT/fY7NayaDqnr8g=="}
-    assert sent_md5(headers) == md5(b"--bytes\r\n")
-    assert sent_md5({"x-goog-hash": "crc32c=n03x6A=="}) is None, "a composed object has no MD5"
-
-
-def test_no_two_uploads_have_the_same_boundary() -> None:
-    assert upload("m", b"1")[1] != upload("m", b"1")[1]
 
 
 def test_f24_a_name_is_one_raw_segment_of_the_path(script: Script) -> None:

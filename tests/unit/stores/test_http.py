@@ -6,7 +6,6 @@ import io
 import threading
 import time
 from collections.abc import Callable
-from http.client import BadStatusLine
 
 import pytest
 
@@ -32,21 +31,6 @@ from opendata_buffer.stores.http import (
 from opendata_buffer.testing.runtime import ManualRuntime
 
 SYSTEM = SystemRuntime()
-
-
-def test_without_a_deadline_a_call_runs_in_the_callers_thread() -> None:
-    assert within_deadline(SYSTEM, threading.get_ident) == threading.get_ident()
-
-
-def test_what_a_call_returns_or_raises_reaches_its_caller() -> None:
-    def fail() -> None:
-        raise KeyError("x")
-
-    with deadline(SYSTEM, 30):
-        assert within_deadline(SYSTEM, lambda: [1, 2]) == [1, 2]
-        assert within_deadline(SYSTEM, lambda: None) is None
-        with pytest.raises(KeyError):
-            within_deadline(SYSTEM, fail)
 
 
 def test_a_call_that_never_ends_is_left_behind_at_the_deadline() -> None:
@@ -141,14 +125,6 @@ def failing(*errors: Exception) -> tuple[Service, list[Exception]]:
     return Service(read=read), left
 
 
-def test_the_last_attempts_error_is_raised() -> None:
-    store, left = failing(*[TransientStorageError(str(number)) for number in range(9)])
-    with pytest.raises(TransientStorageError, match=r"^3$"):
-        store.get("k")
-    assert len(left) == 5
-    assert store.time.monotonic() > 0, "it backs off"
-
-
 def refused(seconds: str) -> TransientStorageError:
     error = with_retry_after(TransientStorageError("503"), {"retry-after": seconds})
     assert isinstance(error, TransientStorageError)
@@ -224,14 +200,6 @@ def test_no_more_is_read_than_shows_that_it_is_too_much(
     assert body.tell() == (0 if has_size and not whole else most)
 
 
-def test_the_root_is_before_every_key() -> None:
-    found = Service(root="a/b").get("c")
-    assert isinstance(found, Blob)
-    assert found.version == "a/b/c"
-    with pytest.raises(InvalidInput, match="root of the store"):
-        Service(root="a\x00b")
-
-
 def test_a_key_that_is_too_long_with_its_root_is_refused_by_name() -> None:
     store = Service(root="r" * 24)
     store.get("k" * 999)
@@ -248,26 +216,6 @@ def test_keys_are_deleted_in_groups_and_those_that_failed_are_returned() -> None
         ("b", True),
         ("d", True),
     ]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        AttributeError("'NoneType' object has no attribute 'items'"),
-        BadStatusLine("garbage"),
-        KeyError("Size"),
-        TypeError("'int' object is not iterable"),
-        ValueError("Invalid timestamp at http://me:hunter2@host"),
-    ],
-)
-def test_a_malformed_response_is_an_error_that_names_the_request(error: Exception) -> None:
-    store, _ = failing(*[error] * 4)
-    with pytest.raises(TransientStorageError) as caught:
-        store.get("k")
-    text = str(caught.value)
-    assert text.startswith(f"cannot read 'k' in bucket 'bucket': {type(error).__name__}: ")
-    assert "hunter2" not in text
-    assert caught.value.__cause__ is error
 
 
 @pytest.mark.parametrize(
@@ -288,17 +236,6 @@ def test_other_errors_are_the_clients_or_passed_on(error: Exception, kind: type[
 B, A = ObjectInfo("b", 1, 20), ObjectInfo("a", 1, 10)
 
 
-def test_a_listing_is_in_order_and_cut_at_its_limit() -> None:
-    store = Service(Page([B], "t", 30), Page([A], None, 40), Page([B, A], None, 30))
-    listing = store.list("in/")
-    assert ([each.key for each in listing.objects], listing.now_ms) == (["a", "b"], 30)
-    assert not listing.truncated
-    assert store.asked == [("in/", "", None, None), ("in/", "", "t", None)]
-    cut_short = store.list("", limit=1)
-    assert [each.key for each in cut_short.objects] == ["a"]
-    assert cut_short.truncated
-
-
 def test_a_listing_in_another_order_than_that_of_the_keys_is_read_to_its_end() -> None:
     c = ObjectInfo("c", 1, 20)
     whole = Page([A], "t", 30), Page([c], "u", 30), Page([B], None, 30)
@@ -308,13 +245,6 @@ def test_a_listing_in_another_order_than_that_of_the_keys_is_read_to_its_end() -
     last = store.list("", start_after="b", limit=2)
     assert ([each.key for each in last.objects], last.truncated) == (["c"], False)
     assert {each[1:] for each in store.asked[2:]} == {("", token, None) for token in (None, *"tu")}
-
-
-def test_a_listing_with_a_limit_reads_no_page_that_it_does_not_need() -> None:
-    store = Service(Page([A], "t", 30), Page([B], "u", 30))
-    listing = store.list("", start_after="_", limit=2)
-    assert ([each.key for each in listing.objects], listing.truncated) == (["a", "b"], True)
-    assert [each[2:] for each in store.asked] == [(None, 2), ("t", 1)]
 
 
 def test_what_comes_up_to_start_after_is_left_out() -> None:

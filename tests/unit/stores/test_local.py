@@ -27,9 +27,8 @@ from opendata_buffer.errors import (
 )
 from opendata_buffer.runtime import SystemRuntime, deadline
 from opendata_buffer.stores import local
-from opendata_buffer.stores.base import ABSENT, Blob, Files, IfVersion
+from opendata_buffer.stores.base import ABSENT, Blob, IfVersion
 from opendata_buffer.stores.local import RESERVED, FileLock, LocalStore, LockTimeout
-from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 
 
@@ -66,12 +65,6 @@ def leftovers(root: Path) -> list[str]:
     return os.listdir(root / RESERVED / "tmp")
 
 
-def test_an_object_is_a_file_of_the_same_name(store: LocalStore, root: Path) -> None:
-    store.put("in/a b%20#.batch", b"bytes")
-    assert (root / "in" / "a b%20#.batch").read_bytes() == b"bytes"
-    assert leftovers(root) == []
-
-
 @pytest.mark.parametrize(("of_root", "of_record"), [(0o755, 0o600), (0o777, 0o660)])
 def test_only_who_may_write_the_directory_reads_the_brokers_record(
     store: LocalStore, root: Path, of_root: int, of_record: int
@@ -89,14 +82,6 @@ def test_only_who_may_write_the_directory_reads_the_brokers_record(
 
 
 NAMES = ("broker", "owner")
-
-
-def test_a_file_put_there_by_hand_is_an_object(store: LocalStore, root: Path) -> None:
-    (root / "in").mkdir(parents=True)
-    (root / "in" / "a").write_bytes(b"by hand")
-    blob = read(store, "in/a")
-    assert blob.data == b"by hand"
-    assert isinstance(store.put_if("in/a", b"2", IfVersion(blob.version)), outcomes.Applied)
 
 
 def test_reading_makes_no_directory(store: LocalStore, root: Path) -> None:
@@ -213,12 +198,6 @@ def test_a_version_does_not_return_when_the_object_does_and_the_clock_went_back(
     assert stamps == sorted(stamps)
 
 
-def test_readers_need_no_lock(store: LocalStore, root: Path, runtime: ManualRuntime) -> None:
-    store.put_if("m", b"1", ABSENT)
-    with FileLock(LocalStore(root).lock_of("m"), runtime):
-        assert read(store, "m").data == b"1"
-
-
 def test_a_writer_that_never_got_the_lock_wrote_nothing(
     store: LocalStore, root: Path, runtime: ManualRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,15 +301,6 @@ def test_f2_a_rename_whose_answer_was_lost_is_an_unknown_outcome(
     assert read(store, "m").data == b"new"
 
 
-def test_empty_directories_are_pruned_but_the_root_stays(store: LocalStore, root: Path) -> None:
-    store.put("in/app=x/batch=1/a", b"")
-    store.put("in/b", b"")
-    store.delete_many(["in/app=x/batch=1/a"])
-    assert sorted(os.listdir(root / "in")) == ["b"]
-    store.delete_many(["in/b"])
-    assert sorted(os.listdir(root)) == [RESERVED]
-
-
 def test_writers_survive_the_pruning_of_their_directory(root: Path) -> None:
     store = LocalStore(root)
     errors: list[BaseException] = []
@@ -351,13 +321,6 @@ def test_writers_survive_the_pruning_of_their_directory(root: Path) -> None:
         thread.join()
     assert errors == []
     assert [info.key for info in store.list("").objects] == ["in/dir/a", "in/dir/b", "in/dir/c"]
-
-
-def test_what_is_no_file_is_no_object(store: LocalStore, root: Path) -> None:
-    (root / "in").mkdir(parents=True)
-    os.mkfifo(root / "in" / "fifo")
-    with pytest.raises(ObjectNotFound):
-        store.get("in/fifo")
 
 
 def test_check_runs_once_and_leaves_nothing(
@@ -386,16 +349,6 @@ def test_f12_a_file_system_with_coarse_times_is_refused(
 
 
 # put_pieces and get_into: only a store of files has them.
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 2_000])
-def test_an_object_is_written_from_its_pieces(tmp_path: Path, count: int) -> None:
-    store = LocalStore(tmp_path)
-    assert isinstance(store, Files)
-    assert not isinstance(MemoryStore(), Files)
-    pieces = [memoryview(b"%d" % n) if n % 2 else b"%d" % n for n in range(count)]
-    store.put_pieces("a/b", pieces)
-    assert read(store, "a/b").data == b"".join(pieces)
 
 
 def test_an_object_is_read_to_memory_of_the_callers(tmp_path: Path) -> None:
@@ -557,17 +510,6 @@ def test_stamps_of_one_process_never_repeat(tmp_path: Path) -> None:
     assert sorted(set(stamps)) == stamps
 
 
-def test_a_clock_that_was_set_back_is_followed(tmp_path: Path) -> None:
-    fd = opened(tmp_path / "a")
-    os.utime(fd, ns=(4_102_444_800_000_000_000,) * 2)  # as if the kernel's clock said 2100
-    local.stamp_later(fd, "a", 0)
-    os.close(fd)
-    fd = opened(tmp_path / "b")
-    now_ns = os.fstat(fd).st_mtime_ns
-    assert 0 <= local.stamp_later(fd, "b", 0) - now_ns < 10**9
-    os.close(fd)
-
-
 @pytest.mark.parametrize("most", [None, 4])
 def test_pieces_are_written_one_behind_the_other_also_when_a_call_ends_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None
@@ -651,16 +593,6 @@ def test_within_a_deadline_there_is_time_left_to_name_the_lock(
     process.communicate("")
 
 
-def test_another_process_keeps_it_out_until_it_leaves(path: str, runtime: ManualRuntime) -> None:
-    process = holder(path)
-    with pytest.raises(LockTimeout), FileLock(path, runtime):
-        pass
-    assert runtime.monotonic() >= 30
-    process.communicate("")
-    with FileLock(path, runtime):
-        pass
-
-
 def test_kill_9_of_the_holder_frees_it(path: str, runtime: ManualRuntime) -> None:
     process = holder(path)
     process.send_signal(signal.SIGKILL)
@@ -707,24 +639,6 @@ def test_without_create_a_missing_file_is_no_lock(path: str, runtime: ManualRunt
         assert lock.load() == 0
         lock.store(7)
     assert not os.path.exists(path)
-
-
-def test_it_remembers_a_number(path: str, runtime: ManualRuntime) -> None:
-    with FileLock(path, runtime) as lock:
-        assert lock.load() == 0
-        lock.store(1_767_225_600_123_456_789)
-    with FileLock(path, runtime) as lock:
-        assert lock.load() == 1_767_225_600_123_456_789
-        lock.store(3)
-    with FileLock(path, runtime, create=False) as lock:
-        assert lock.load() == 3
-
-
-@pytest.mark.parametrize("raw", [b"", b"junk", b"-5", b"\xff" * 24])
-def test_junk_in_the_file_is_no_number(path: str, runtime: ManualRuntime, raw: bytes) -> None:
-    Path(path).write_bytes(raw)
-    with FileLock(path, runtime) as lock:
-        assert lock.load() == 0
 
 
 def test_a_forked_child_does_not_keep_the_lock(path: str, runtime: ManualRuntime) -> None:

@@ -6,10 +6,8 @@ import pickle
 
 import pytest
 
-from opendata_buffer import outcomes
 from opendata_buffer.errors import InvalidInput
 from opendata_buffer.stores import memory
-from opendata_buffer.stores.base import ABSENT, Blob, read_bytes
 from opendata_buffer.stores.memory import MemoryStore
 
 
@@ -17,32 +15,6 @@ def test_a_name_is_one_store_for_the_whole_process() -> None:
     assert MemoryStore.named("one") is MemoryStore.named("one")
     assert MemoryStore.named("one") is not MemoryStore.named("two")
     assert MemoryStore.named("one").url == "memory://one"
-
-
-def test_the_clock_stamps_objects_and_listings() -> None:
-    now = [1_000]
-    store = MemoryStore(now_ms=lambda: now[0])
-    store.put("a", b"")
-    now[0] = 61_000
-    listing = store.list("")
-    assert (listing.now_ms, listing.objects[0].last_modified_ms) == (61_000, 1_000)
-    blob = store.get("a")
-    assert isinstance(blob, Blob)
-    assert blob.last_modified_ms == 1_000
-
-
-def test_versions_are_not_shared_between_stores() -> None:
-    results = [MemoryStore().put_if("m", data, ABSENT) for data in (b"A", b"B")]
-    versions = {outcome.value for outcome in results if isinstance(outcome, outcomes.Applied)}
-    assert len(versions) == 2
-
-
-def test_bytes_are_copied_in() -> None:
-    store = MemoryStore()
-    data = bytearray(b"abc")
-    store.put("a", memoryview(data))
-    data[0] = 0
-    assert read_bytes(store, "a") == b"abc"
 
 
 def test_a_named_store_pickles_to_itself() -> None:

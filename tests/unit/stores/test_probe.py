@@ -11,7 +11,6 @@ import pytest
 
 from opendata_buffer import outcomes
 from opendata_buffer.errors import PermanentStorageError, TransientStorageError, UnsafeStore
-from opendata_buffer.runtime import remaining
 from opendata_buffer.stores.base import (
     ABSENT,
     Absent,
@@ -60,21 +59,8 @@ class Breaking(MemoryStore):
         return super().put_if(key, data, condition)
 
 
-def test_without_races_one_object_is_asked(runtime: ManualRuntime) -> None:
-    store = Breaking()
-    probe_conditional_writes(store, "m", runtime, name="x", room=0, deadline_ms=10_000, races=0)
-    assert len(store.probed) == 5
-
-
 def probe(store: MemoryStore, runtime: ManualRuntime, near: str = "in/m", room: int = 0) -> None:
     probe_conditional_writes(store, near, runtime, name="'x'", room=room, deadline_ms=10_000)
-
-
-def test_a_store_that_keeps_the_rules_passes(runtime: ManualRuntime) -> None:
-    store = Breaking()
-    probe(store, runtime)
-    assert store.list("").objects == ()
-    assert len(store.probed) == 5 + RACING
 
 
 @pytest.mark.parametrize(("careless", "what"), [(Absent, "created"), (IfVersion, "replaced")])
@@ -129,25 +115,6 @@ def test_a_store_whose_reads_have_another_etag_than_its_writes_is_refused(
     with pytest.raises(UnsafeStore, match=r"the ETag \d+-gzip when it is read and \d+ when it was"):
         probe(store, runtime)
     assert store.list("").objects == ()
-
-
-def test_a_silent_store_is_given_up_in_time_also_while_the_probe_is_removed(
-    runtime: ManualRuntime,
-) -> None:
-    class Silent(Breaking):
-        def put_if(self, key: str, data: bytes, condition: Absent | IfVersion) -> PutOutcome:
-            runtime.advance(remaining() or 0)
-            return outcomes.Unknown("no answer in time")
-
-        def delete_many(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
-            left = remaining()
-            assert left is not None, "cleaning up has a deadline"
-            runtime.advance(left)
-            return tuple(DeleteFailure(key, "no answer in time") for key in keys)
-
-    with pytest.raises(TransientStorageError, match="no answer in time"):
-        probe(Silent(), runtime)
-    assert 10 <= runtime.monotonic() <= 12.1
 
 
 def test_a_lost_answer_starts_another_round_with_another_name(runtime: ManualRuntime) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -25,7 +23,6 @@ from opendata_buffer.config import (
 from opendata_buffer.consumer.consumer import Consumer
 from opendata_buffer.errors import (
     BatchUnreadable,
-    ObjectNotFound,
     PermanentStorageError,
     StorageError,
     TransientStorageError,
@@ -34,14 +31,14 @@ from opendata_buffer.errors import (
 from opendata_buffer.formats.batch import decode_batch
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.quarantine import list_quarantine, read_copy
-from opendata_buffer.runtime import SystemRuntime, deadline
+from opendata_buffer.runtime import SystemRuntime
 from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, read_bytes
 from opendata_buffer.stores.s3 import S3Store
 from opendata_buffer.testing.runtime import ManualRuntime
 from tests.http_scripts import Reply
 from tests.support.s3_server import Answer, Fault, S3Server
 from tests.unit.broker.local import eventually
-from tests.unit.stores.cloud_responses import S3, Script, s3_error, scripted
+from tests.unit.stores.cloud_responses import S3, Script, scripted
 
 
 def connect(server: S3Server, *, read_timeout_ms: int = 30_000) -> S3Store:
@@ -112,28 +109,6 @@ def test_f3_a_409_that_stays_is_a_conflict(s3_server: S3Server, store: S3Store) 
     s3_server.inject(Fault(409, applied=False, code="ConditionalRequestConflict"), times=1_000)
     assert store.put_if("m", b"1", ABSENT) == outcomes.Conflict()
     assert 5 < s3_server.count("PUT") < 1_000
-
-
-def test_a_call_that_was_left_behind_sends_nothing_more(s3_server: S3Server) -> None:
-    options = StoreOptions(endpoint_url=s3_server.endpoint, read_timeout_ms=3_000)
-    runtime = ManualRuntime()
-    store = S3Store(s3_server.bucket, options=options, runtime=runtime)
-    store.put("m", b"1")
-    s3_server.inject(Fault(Answer.HANG), method="GET", times=100)
-
-    def pass_the_deadline() -> None:
-        eventually(lambda: s3_server.count("GET"))
-        runtime.advance(1.0)
-
-    clock = threading.Thread(target=pass_the_deadline)
-    clock.start()
-    with deadline(runtime, 0.7), pytest.raises(TransientStorageError):
-        store.get("m")
-    clock.join()
-    # The first attempt ends by its timeout, and boto3 would begin the next.
-    while any(each.name == "opendata-buffer-store" for each in threading.enumerate()):
-        time.sleep(0.01)
-    assert s3_server.count("GET") == 1
 
 
 @pytest.mark.parametrize(
@@ -276,14 +251,6 @@ def test_f36_over_https_the_checksum_is_a_header_and_the_body_is_as_it_is() -> N
     assert len(sent) == 2
 
 
-def test_deletes_go_out_by_the_thousand(s3_server: S3Server, store: S3Store) -> None:
-    keys = [f"in/{number}" for number in range(2_001)]
-    store.put(keys[-1], b"")
-    assert store.delete_many(keys) == ()
-    assert s3_server.count("POST") == 3
-    assert s3_server.objects() == {}
-
-
 def test_without_bulk_deletes_objects_are_deleted_one_by_one(
     s3_server: S3Server, store: S3Store
 ) -> None:
@@ -353,18 +320,6 @@ def script() -> Iterator[Script]:
         yield scripted(S3, running)
 
 
-def test_another_region_is_named(script: Script) -> None:
-    store, _ = script(s3_error(400, "AuthorizationHeaderMalformed", "the Region 'a' is wrong"))
-    with pytest.raises(PermanentStorageError, match="Set the bucket's own region"):
-        store.put("k", b"")
-
-
-def test_a_denied_read_may_be_a_missing_object(script: Script) -> None:
-    store, _ = script(s3_error(403, "AccessDenied"))
-    with pytest.raises(PermanentStorageError, match="Without s3:ListBucket"):
-        store.get("k")
-
-
 def test_a_404_of_a_proxy_is_no_missing_object(script: Script) -> None:
     store, _ = script(BY_A_PROXY)
     for call in (lambda: store.get("k"), lambda: store.put("k", b"x"), lambda: store.list("")):
@@ -375,19 +330,3 @@ def test_a_404_of_a_proxy_is_no_missing_object(script: Script) -> None:
     assert isinstance(store.get("k"), Blob)
     with pytest.raises(TransientStorageError):
         store.get("k")  # past boto3
-
-
-@pytest.mark.parametrize("response", [S3.gone, Reply(404)], ids=["with its code", "without a body"])
-def test_a_404_of_the_store_is(script: Script, response: Reply) -> None:
-    store, _ = script(S3.found, response)
-    assert isinstance(store.get("k"), Blob)
-    for _ in range(2):
-        with pytest.raises(ObjectNotFound):
-            store.get("k")
-    assert store.put_if("k", b"x", IfVersion('"7"')) == outcomes.Vanished()
-
-
-def test_an_error_whose_body_breaks_off_is_transient(script: Script) -> None:
-    store, _ = script(Reply(403, b"<Error>", {"content-length": "100", "connection": "close"}))
-    with pytest.raises(StorageError):
-        store.list("")

@@ -26,7 +26,6 @@ from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.consumer import MAX_PREFETCH, TopicConsumer, round_robin
 from opendata_buffer.topic.topic import Topic
-from tests.unit.broker.local import Overtaken
 from tests.unit.topic.world import NAMES, URL, Faulty, append, consuming, manifest_of
 
 
@@ -106,20 +105,6 @@ def test_arrow_batches_are_the_same_batches_without_an_object_for_each_record() 
     assert [world.queued(number) for number in range(2)] == [1, 0]
     holder = read_consumer_info(world.store, Topic.config_of(NAMES[0], consuming()), world.runtime)
     assert holder.program == "a test"
-
-
-def test_both_forms_of_batches_may_be_taken_alternately() -> None:
-    world = World(2)
-    world.append_all(20, 2)
-    consumer = world.consumer()
-    found: list[bytes] = []
-    for number in range(20):
-        batch: Any = consumer.next_arrow_batch() if number % 3 else consumer.next_batch()
-        found += batch.values.to_pylist() if number % 3 else batch.entries
-        consumer.ack(batch)
-    assert found == [b"%d" % number for number in range(20)]
-    assert consumer.next_batch() is None
-    assert consumer.next_arrow_batch() is None
 
 
 def test_an_arrow_batch_that_cannot_be_read_is_an_error_and_may_be_skipped() -> None:
@@ -217,16 +202,6 @@ def test_processes_share_a_topic_by_static_assignment() -> None:
             world.consumer(partitions=wrong)
 
 
-def test_added_partitions_are_read() -> None:
-    world = World(1)
-    consumer = world.consumer()
-    assert drained(consumer) == []
-    world.topic.expand(3)
-    world.append(2, b"new")
-    assert drained(consumer) == [b"new"]
-    assert consumer.partitions == NAMES[:3]
-
-
 def test_a_drained_partition_leaves_once_it_is_read() -> None:
     world = World(2)
     world.append(1, b"last")
@@ -254,16 +229,6 @@ def test_a_partition_that_drains_is_kept_for_producers_that_do_not_know_yet() ->
     assert drained(consumer) == []
     world.append(1, b"late")
     assert drained(consumer) == [b"late"]
-
-
-def test_a_partition_that_another_process_removed_is_no_error() -> None:
-    world = World(2)
-    consumer = world.consumer(refresh_s=1e9)
-    world.topic.drain(NAMES[1])
-    world.topic.remove_drained(0)
-    assert drained(consumer) == []
-    assert consumer.partitions == [NAMES[0]]
-    consumer.close()
 
 
 def test_f25_a_bad_batch_does_not_keep_the_others_from_being_read() -> None:
@@ -301,20 +266,6 @@ def test_a_partition_that_does_not_answer_is_an_error_after_the_others_are_read(
     assert drained(consumer) == [b"1"]
 
 
-def test_each_partition_is_fenced_for_itself() -> None:
-    world = World(2)
-    first = world.consumer()
-    world.append(0, b"0")
-    world.append(1, b"1")
-    other = world.consumer(partitions=[NAMES[1]])
-    batch = first.next_batch()
-    assert batch.partition == NAMES[0]
-    first.ack(batch)
-    with pytest.raises(Fenced):
-        first.next_batch()
-    assert drained(other) == [b"1"]
-
-
 def test_it_stops_when_it_is_closed() -> None:
     world = World(2)
     world.append(0, b"a")
@@ -349,20 +300,6 @@ def test_a_partition_that_was_sealed_and_not_removed_leaves(begun: str) -> None:
     assert drained(consumer) == []
     assert world.topic.read().names == [NAMES[0]]
     assert consumer.partitions == [NAMES[0]]
-
-
-def test_a_partition_whose_consumer_loses_a_race_searches_for_its_broker() -> None:
-    store, runtime = Overtaken(), ManualRuntime()
-    Topic.create(URL, 2, store=store, runtime=runtime)
-    config = Topic.config_of(NAMES[1], consuming())
-    store.announce(config)
-    store.overtaken_at = config.manifest_path
-    with TopicConsumer(
-        consuming(), store=store, runtime=runtime, open_pause=store.open_pause
-    ) as consumer:
-        assert consumer.next_batch() is None
-    assert store.overtaken_at == ""
-    assert store.asked == ["somewhere:1"]
 
 
 FINAL_MESSAGE = [(b"writer", 2, ACK_TXN | FINAL)]
@@ -436,17 +373,6 @@ def test_a_caller_that_saves_no_positions_empties_the_queue(
     assert world.queued(0) == len(behind)
     consumer.flush()
     assert world.queued(0) == 0
-
-
-def test_a_drained_partition_leaves_also_with_what_delivers_nothing_at_its_end() -> None:
-    world = World(2)
-    consumer = read_and_saved(world, ROLLED_BACK)
-    world.topic.drain(NAMES[0])
-    assert drained(consumer) == []
-    assert world.queued(0) == 2
-    world.runtime.advance(100)
-    assert drained(consumer) == []
-    assert world.topic.read().names == [NAMES[1]]
 
 
 def test_a_partition_that_was_emptied_to_be_sealed_leaves_when_its_reader_restarts() -> None:

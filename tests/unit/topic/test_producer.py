@@ -378,17 +378,6 @@ def test_losses_of_a_removed_partition_are_raised_at_every_flush(
     assert factory.of("a").closed.is_set()
 
 
-def test_losses_of_several_partitions_are_added_up(pool: ProducerPool, factory: Factory) -> None:
-    with pool.using(["a", "b", "c"]):
-        factory.of("a").lost, factory.of("c").lost = 1, 4
-        factory.of("b").slow = True
-    with pytest.raises(FlushFailed, match=r"5 produce\(\) calls"):
-        pool.flush(1)
-    factory.of("a").lost = factory.of("c").lost = 0
-    with pytest.raises(TimeoutError):
-        pool.flush(1)
-
-
 def closing_b(pool: ProducerPool, factory: Factory) -> threading.Event:
     """The producer of ``b`` leaves, and closes until the event is set."""
     with pool.using(["b"]):

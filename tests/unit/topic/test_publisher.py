@@ -16,7 +16,6 @@ from opendata_buffer.errors import (
     Closed,
     FlushFailed,
     InvalidInput,
-    OpenDataBufferError,
     PermanentStorageError,
     Superseded,
     TransientStorageError,
@@ -109,20 +108,6 @@ def test_nothing_of_a_transaction_is_delivered_before_it_is_applied(
         publisher.apply(intents)
         assert seen(store) == ENTRIES
         assert still_open(store) == []
-
-
-def test_transactions_follow_each_other_beside_committed_messages(store: Faulty) -> None:
-    with opened(store, "billing") as publisher:
-        for number in range(4):
-            publisher.publish_uncommitted([b"%d" % (10 * number)], partition="0")
-            publisher.publish_committed([b"%d" % (10 * number + 1)], partition="0")
-            publisher.publish_uncommitted([b"%d" % (10 * number + 2)], partition="1")
-            publisher.commit(WAIT_S)
-    assert seen(store) == [b"%d" % (10 * n + k) for n in range(4) for k in range(3)]
-    parsed: list[Any] = [
-        parse_location(each, NAMES[1]) for each in manifest_of(store, NAMES[1]).locations()
-    ]
-    assert [each.txn.batch for each in parsed] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_a_transaction_without_messages_commits_nothing(store: Faulty) -> None:
@@ -385,23 +370,6 @@ def test_f2_a_commit_whose_answer_was_lost_is_not_taken_for_one_that_was_superse
     assert still_open(store) == []
 
 
-def test_the_names_of_publishers_and_of_spark_queries_do_not_meet(store: Faulty) -> None:
-    opened(store, "billing").close()
-    record = store.get("_topic/app=publisher.billing/_commit.json")
-    assert b'"query": "publisher"' in record.data
-
-
-def test_a_topic_object_may_be_given(store: Faulty) -> None:
-    with Publisher(Topic.open(URL, store=store), config=producing()) as publisher:
-        publisher.publish_committed([b"1"]).result(WAIT_S)
-    assert seen(store) == [b"1"]
-
-
-def test_a_publisher_without_a_topic_is_refused() -> None:
-    with pytest.raises(OpenDataBufferError, match="there is no topic"):
-        opened(MemoryStore())
-
-
 def test_a_publisher_is_not_used_in_a_forked_process(
     store: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -479,10 +447,6 @@ def test_intents_round_trip(clocks: dict[str, int], txn: Transaction | None) -> 
     assert "\n" not in text
     assert AckIntents.from_json(text) == made
     assert AckIntents.from_json(text.encode()) == made
-
-
-def test_later_versions_may_add_to_them() -> None:
-    assert AckIntents.from_json(WHOLE + ',"more":[]}') == AckIntents("T", A, {"p": 5})
 
 
 @pytest.mark.parametrize(

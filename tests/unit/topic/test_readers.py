@@ -9,23 +9,23 @@ import pytest
 from opendata_buffer.admin.target import Target
 from opendata_buffer.admin.transactions import abort, list_open
 from opendata_buffer.config import ConsumerConfig, QueueConfig
-from opendata_buffer.errors import DataLoss, Fenced, InvalidInput
+from opendata_buffer.errors import Fenced, InvalidInput
 from opendata_buffer.formats.batch import batch_key, encode_batch
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.gc import GarbageCollector
 from opendata_buffer.messages import ACK_TXN, CONTINUE_TXN, build_uuid
 from opendata_buffer.queue.log import Log
-from opendata_buffer.queue.ownership import claim_for_writing
 from opendata_buffer.queue.queue import Queue
-from opendata_buffer.queue.readers import enable_readers, position_object
+from opendata_buffer.queue.readers import position_object
 from opendata_buffer.stores.memory import MemoryStore
 from opendata_buffer.testing.runtime import ManualRuntime
 from opendata_buffer.topic.consumer import REFRESH_S, TopicConsumer
 from opendata_buffer.topic.description import DRAIN_S
 from opendata_buffer.topic.topic import Topic
+from tests.support.logs import DAY_MS, become_log
 from tests.unit.topic.world import NAMES, URL, consuming, manifest_of
 
-RETENTION_MS, EXPIRY_MS = 3_600_000, 86_400_000
+RETENTION_MS = 3_600_000
 
 
 class LogTopic:
@@ -40,14 +40,7 @@ class LogTopic:
         self.topic = Topic.create(URL, 2, store=self.store, runtime=self.runtime)
         for number in range(2):
             config = self.config(number)
-            enable_readers(
-                self.store,
-                config,
-                claim_for_writing(self.store, config, runtime=self.runtime),
-                self.runtime,
-                retention_ms=RETENTION_MS,
-                reader_expiry_ms=EXPIRY_MS,
-            )
+            become_log(self.store, config, self.runtime, retention_ms=RETENTION_MS)
 
     def config(self, number: int) -> QueueConfig:
         return Topic.config_of(NAMES[number], QueueConfig(store=URL))
@@ -114,30 +107,11 @@ def test_two_readers_of_a_topic_read_everything_each(world: LogTopic) -> None:
         billing.next_batch()
 
 
-def test_a_topic_of_logs_is_not_read_without_a_name(world: LogTopic) -> None:
-    with pytest.raises(InvalidInput, match="is a log with named readers: set reader"):
-        world.consumer("")
-
-
-def test_positions_that_the_caller_saved_take_a_reader_back(world: LogTopic) -> None:
-    world.append(0, *range(40))
-    consumer = world.consumer("billing")
-    positions: dict[str, str] = {}
-    for _ in range(10):
-        batch = consumer.next_batch()
-        positions[batch.partition] = str(batch.position)
-        batch.ack()
-    assert len(drained(consumer)) == 30
-    again = world.consumer("billing", positions)
-    assert world.at("billing", 0) == 10
-    assert drained(again) == list(range(10, 40))
-
-
 def test_a_partition_that_is_added_to_a_topic_of_logs_is_a_log(world: LogTopic) -> None:
     billing = world.consumer("billing")
     world.topic.expand(3)
     index = Log(world.store, world.config(2), world.runtime).need()
-    assert (index.retention_ms, index.reader_expiry_ms) == (RETENTION_MS, EXPIRY_MS)
+    assert (index.retention_ms, index.reader_expiry_ms) == (RETENTION_MS, DAY_MS)
     world.append(2, *range(40))
     assert world.moved(2) > 0
     world.runtime.advance(1)
@@ -146,13 +120,6 @@ def test_a_partition_that_is_added_to_a_topic_of_logs_is_a_log(world: LogTopic) 
     world.topic.expand(3)  # again: nothing is added
     with pytest.raises(InvalidInput, match="has 3 already"):
         world.topic.expand(1)
-
-
-def test_a_partition_that_is_added_to_a_topic_of_queues_is_a_queue(runtime: ManualRuntime) -> None:
-    store = MemoryStore(now_ms=runtime.now_ms)
-    topic = Topic.create(URL, 2, store=store, runtime=runtime)
-    topic.expand(3)
-    assert [each.key for each in store.list("").objects] == ["_topic.json"]
 
 
 def test_a_partition_leaves_when_all_readers_have_read_it(world: LogTopic) -> None:
@@ -247,19 +214,3 @@ def test_an_open_transaction_of_a_log_is_found_and_aborted(world: LogTopic) -> N
     world.append(0, *range(90, 120))
     assert world.moved(0) > 32
     assert drained(world.consumer("billing")) == list(range(120))
-
-
-def test_a_reader_that_comes_too_late_is_told_what_it_lost(world: LogTopic) -> None:
-    world.append(0, *range(40))
-    consumer = world.consumer("billing")
-    for _ in range(10):
-        consumer.next_batch().ack()
-    consumer.close()
-    Log(world.store, world.config(0), world.runtime).change(
-        lambda before: (
-            None if before is None else before.without_readers(["billing"]).with_floor(25)
-        )
-    )
-    with pytest.raises(DataLoss, match=r"sequence 10 is needed .* starts at 25"):
-        world.consumer("billing")
-    assert drained(world.consumer("billing", allow_data_loss=True)) == list(range(25, 40))

@@ -220,18 +220,6 @@ def test_after_missing_batches_the_record_is_read_and_claimed_again_if_another_r
     assert sorted(world.read) == [0, 2, 3, 4]
 
 
-def test_what_was_prepared_is_appended_and_nothing_is_stored_again() -> None:
-    objects = []
-    for prepares in (True, False):
-        world = World(prepares=prepares)
-        driver = Driver(world)
-        for batch in range(3):
-            driver.write(batch)
-        world.check(3)
-        objects.append(len(world.store.list("").objects))
-    assert objects[0] == objects[1]
-
-
 def test_a_roll_back_never_appends_the_acknowledgement_that_was_prepared() -> None:
     world = World()
     driver = Driver(world)
@@ -301,20 +289,6 @@ def test_killed_at_any_request_a_restart_completes_or_repeats_the_batch(
     world.check(2)
     assert Driver(world).write(2)
     world.check(3)
-
-
-@pytest.mark.parametrize("second", range(0, len(KILLS) + 10, 2))
-@pytest.mark.parametrize("first", KILLS[::3])
-def test_a_run_is_killed_twice(first: int, second: int) -> None:
-    world = World()
-    Driver(world).write(0)
-    for at in (first, second):
-        try:
-            Driver(world, Wire(world.store, at, kill)).write(1)
-        except Killed:
-            world.consume()
-    Driver(world).write(1)
-    world.check(2)
 
 
 @pytest.mark.parametrize("after", [False, True])
