@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import subprocess
@@ -9,8 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from opendata_buffer.stores.local import RESERVED
 
 KILLS = int(os.environ.get("OPENDATA_BUFFER_KILLS", "16"))
 FOREVER = 10**9
@@ -122,6 +125,17 @@ class Writer(Worker):
         end = self._next() + more
         self.start(*self._arguments(self._next(), end))
         return end
+
+
+@contextmanager
+def nobody_writes(store: str) -> Iterator[None]:
+    """No process holds a lock of this local store meanwhile: one that is stopped with a lock keeps
+    it, and all others out. A server has no locks."""
+    with ExitStack() as held:
+        for path in Path(store).rglob(f"{RESERVED}/*"):
+            if path.is_file():
+                fcntl.flock(held.enter_context(path.open("rb")), fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

@@ -10,13 +10,13 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tests.spark.jvm import SMALL_JVM
-from tests.support.killed import PATIENCE_S, Writer
+from tests.support.killed import PATIENCE_S, Writer, nobody_writes
 from tests.support.worker_produce import values
 
 HERE = Path(__file__).parent
@@ -112,6 +112,19 @@ class Stream:
         with closing(sqlite3.connect(self.out)) as database:
             return database.execute("select value, sequence, idx from rows").fetchall()
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Meanwhile no driver holds a lock of the queue's store or is within a transaction of the
+        database: one that is suspended there would keep its lock, and its successor out."""
+        with nobody_writes(self.store):
+            if self.kind != "sqlite":
+                yield
+                return
+            with closing(sqlite3.connect(self.out, timeout=120, isolation_level=None)) as database:
+                database.execute("begin immediate")
+                yield
+                database.execute("rollback")
+
 
 def _last(directory: Path) -> int:
     try:
@@ -167,6 +180,14 @@ class Driver:
             for pipe in (self.process.stdin, self.process.stdout):
                 assert pipe is not None
                 pipe.close()
+
+    def stop(self) -> None:
+        """Freeze it, as a host that is suspended does."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a frozen one go on."""
+        os.killpg(self.process.pid, signal.SIGCONT)
 
     def ended(self) -> bool:
         return self.process.poll() is not None

@@ -1,0 +1,74 @@
+"""A driver that was replaced and does not know it: it acknowledges nothing and spoils nothing."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.spark.chaos.processes import (
+    MOMENTS,
+    Driver,
+    Fleet,
+    Job,
+    Stream,
+    await_first_commits,
+    check_sinks,
+    wait_for,
+    writer,
+)
+from tests.support.killed import KILLS, seeded
+
+pytestmark = pytest.mark.slow
+
+FREEZES = min(max(2, KILLS // 8), 6)
+
+REASONS = (
+    "was fenced by epoch",
+    "Multiple streaming",
+    "Race while writing batch",
+    "its object does not exist",
+)
+"""A zombie ends by the queue, by Spark's logs, by the file sink's, or because what it was reading
+was acknowledged by its successor and collected."""
+
+
+def test_drivers_that_were_suspended_and_replaced_end_when_they_wake_up(
+    java: str, tmp_path: Path
+) -> None:
+    """With the very checkpoint their successor uses, in the middle of anything."""
+    parquet = Stream.make(tmp_path, "files", "parquet", tmp_path / "queue-1")
+    sqlite = Stream.make(tmp_path, "database", "sqlite", tmp_path / "queue-2")
+    streams = [parquet, sqlite]
+    with (
+        closing(writer(parquet.store, sqlite.store)) as writing,
+        closing(Fleet(Job(streams, java), tmp_path)) as fleet,
+        seeded("CHAOS_SEED") as rng,
+    ):
+        zombie = fleet.go()
+        await_first_commits(zombie, streams)
+        for moment in rng.sample(MOMENTS[1:7], FREEZES):
+            moment.await_in(zombie, rng.choice(streams), rng)
+            with parquet.locked(), sqlite.locked():
+                zombie.stop()
+            planned = {stream: stream.planned() for stream in streams}
+            successor = fleet.go()
+            # Past the zombie for good: what it planned is finished, and the next begun.
+            wait_for(lambda: is_past(successor, planned), "the successor's progress")  # noqa: B023
+            assert not successor.ended(), successor.errors()
+            zombie.resume()
+            wait_for(zombie.ended, "the zombie's end")
+            assert zombie.process.returncode == 1
+            assert any(reason in zombie.errors() for reason in REASONS), zombie.errors()
+            assert not successor.ended(), successor.errors()
+            zombie = successor
+        zombie.kill()
+        end = writing.kill_last(3)
+        writing.wait()
+        check_sinks(sqlite, fleet.go("drain").finish(), end)
+
+
+def is_past(driver: Driver, planned: dict[Stream, int]) -> bool:
+    """Whether a driver finished a micro-batch behind those; or ended."""
+    return driver.ended() or all(stream.committed() > batch for stream, batch in planned.items())
