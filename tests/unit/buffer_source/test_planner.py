@@ -153,15 +153,6 @@ def test_the_cores_of_the_cluster_go_before_anything_else(monkeypatch: pytest.Mo
     assert len(tasks(batches)) == 4
 
 
-def test_one_very_large_batch_is_shared_by_the_tasks_of_the_cluster() -> None:
-    made = tasks([256 * MIB], cores=8)
-    assert [[(each.part, each.parts) for each in task] for task in made] == [
-        [(part, 8)] for part in range(8)
-    ]
-    assert len(tasks([256 * MIB], cores=64)) == 16, "16 MiB each, whatever is idle"
-    assert len(tasks([256 * MIB], cores=2, min_partitions=8)) == 8
-
-
 @pytest.mark.parametrize("cores", [2, 12])
 @pytest.mark.parametrize("place", [0, 2500, 5000])
 def test_one_large_batch_among_tiny_ones_is_shared_and_no_task_reads_it_twice(
