@@ -288,12 +288,12 @@ class TopicProducer(Closeable):
             OpenDataBufferError, KeyboardInterrupt: As :meth:`produce`.
         """
         keys = None if key is None else [key]
-        if key is None and partition is None and partitioner is None:
-            partition = self._sticky_partition()
-        (name,) = self._parts([record], keys, partitioner, partition)
+        sticky = keys is None and partition is None and partitioner is None
+        (name,) = self._parts([record], keys, partitioner, partition, sticky=sticky)
         with self._pool.using([name]) as producers:
             handle = producers[name].send(record)
-        self._sticky_left -= len(record)
+        if sticky:
+            self._sticky_left -= len(record)
         return handle
 
     def produce(
@@ -416,15 +416,18 @@ class TopicProducer(Closeable):
             config, store=self._store, runtime=self._runtime, open_committer=self._open_committer
         )
 
-    def _sticky_partition(self) -> str:
+    def _next_partition(self, active: Sequence[str]) -> str:
+        self._calls += 1  # not atomic: two threads may use one partition, which is harmless
+        return active[self._calls % len(active)]
+
+    def _sticky_partition(self, active: Sequence[str]) -> str:
         # Not locked: two threads may use two partitions at the same time, which is harmless.
-        now, active = self._runtime.monotonic(), self._topic.get().active
+        now = self._runtime.monotonic()
         ended = now >= self._sticky_until or self._sticky_left <= 0
         if ended or self._sticky not in active:
-            self._calls += 1
             self._sticky_until = now + self._config.flush_interval_ms / 1000
             self._sticky_left = STICKY_BYTES
-            self._sticky = active[self._calls % len(active)]
+            self._sticky = self._next_partition(active)
         return self._sticky
 
     def _parts(
@@ -434,6 +437,8 @@ class TopicProducer(Closeable):
         partitioner: Partitioner | None = None,
         partition: str | None = None,
         metadata: bytes = b"",
+        *,
+        sticky: bool = False,
     ) -> dict[str, tuple[Entries, bytes]]:
         """The entries and the metadata of each partition that gets some entries."""
         active = self._topic.get().active
@@ -457,6 +462,6 @@ class TopicProducer(Closeable):
             name = getattr(partitioner, "__name__", repr(partitioner))
             raise InvalidInput(f"partitioner {name} maps keys: give keys=, one for each entry")
         else:
-            self._calls += 1  # not atomic: two threads may use one partition, which is harmless
-            parts = {active[self._calls % len(active)]: entries}
+            choose = self._sticky_partition if sticky else self._next_partition
+            parts = {choose(active): entries}
         return {name: (part, metadata) for name, part in parts.items() if len(part)}
