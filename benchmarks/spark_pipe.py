@@ -23,6 +23,7 @@ from benchmarks.latency import (
     beside,
     in_turns,
     p99,
+    stamped,
     taken_from_kafka,
     taken_from_topic,
 )
@@ -41,10 +42,6 @@ FLUSH_MS = 50
 """Of ours: a batch is an object, and five partitions make a hundred a second. Kafka's client sends
 after 5 ms, its default."""
 CHANGED = "CAST(concat(CAST(value AS STRING), '-done') AS BINARY) AS value"
-
-
-def stamped() -> bytes:
-    return b"%020d" % time.monotonic_ns() + b"x" * 80
 
 
 def produce_ours(directory: str) -> None:

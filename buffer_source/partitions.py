@@ -344,7 +344,7 @@ def _no_queue(options: SourceOptions, store: Store, advice: str = "") -> Invalid
     )
 
 
-def oldest_ms(batch: BatchDescriptor | BatchDescriptor) -> int | None:
+def oldest_ms(batch: BatchDescriptor) -> int | None:
     """When the batch's oldest record was ingested, milliseconds since the Unix epoch.
 
     Else the time of its name, which a Spark sink dates ahead; None without either.

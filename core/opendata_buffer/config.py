@@ -70,11 +70,10 @@ def _at_least(name: str, value: int, least: int) -> None:
 
 
 def _check_numbers(config: Any) -> None:
-    """All numbers are counts, sizes and times of at least 1; only ``max_deliveries`` may be 0."""
+    """All numbers are counts, sizes and times: at least 1, or what the field's metadata says."""
     for each in fields(config):
         if each.type == "int":
-            least = 0 if each.name == "max_deliveries" else 1
-            _at_least(each.name, getattr(config, each.name), least)
+            _at_least(each.name, getattr(config, each.name), each.metadata.get("least", 1))
 
 
 def check_reader_name(name: str) -> None:
@@ -412,7 +411,7 @@ class WorkerConfig(ConsumerConfig):
 
     broker: str = "host"
     claim_timeout_ms: int = 60_000
-    max_deliveries: int = 5
+    max_deliveries: int = field(default=5, metadata={"least": 0})
     name: str = ""
 
     def __post_init__(self) -> None:

@@ -47,9 +47,6 @@ _REPORT = Sidecar(
 )
 
 
-Entry = BatchDescriptor | BatchDescriptor
-
-
 @dataclass(frozen=True, kw_only=True)
 class QuarantineReport:
     """The report of one batch in quarantine."""
@@ -87,7 +84,7 @@ def metadata_json(metadata: Iterable[Metadata]) -> list[dict[str, Any]]:
 def quarantine(
     store: Store,
     data_path_prefix: str,
-    entry: Entry,
+    entry: BatchDescriptor,
     error: object,
     *,
     runtime: Runtime,
@@ -212,7 +209,7 @@ def _metadata(fields: SidecarFields) -> Metadata:
     return Metadata(fields.number("start_index"), ingested_ms, payload)
 
 
-def _read(store: Get, entry: Entry) -> bytes | None:
+def _read(store: Get, entry: BatchDescriptor) -> bytes | None:
     """The object's bytes; None when there is no such object, or its key is invalid."""
     try:
         return read_bytes(store, entry.location, MAX_OBJECT_BYTES)

@@ -111,7 +111,7 @@ def _view(queue: Target) -> Manifest | LogView:
     return reader.view()
 
 
-def _copy(queue: Target, entry: BatchDescriptor | BatchDescriptor, why: str) -> QuarantineReport:
+def _copy(queue: Target, entry: BatchDescriptor, why: str) -> QuarantineReport:
     return quarantine(queue.store, queue.prefix, entry, why, runtime=queue.runtime)
 
 
