@@ -21,7 +21,7 @@ SUITES = (
     "spark",
 )  # fmt: skip
 ALONE = (
-    "peers", "workloads", "growth",
+    "peers", "workloads", "growth", "spark_cores",
     "spark/source", "spark/typed", "spark/once", "spark/start", "spark/drain", "spark/sink",
 )  # fmt: skip
 """Those that run only when they are named: peers and workloads get what others make, and take half

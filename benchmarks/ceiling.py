@@ -100,7 +100,8 @@ class Ceiling(DataSource):
         size, rows, batches = (int(self.options[name]) for name in ("size", "rows", "batches"))
         different = int(self.options.get("different", 1))
         read, copied = self.options.get("read", ""), "copied" in self.options
-        return CeilingReader(schema, size, rows, batches, different, read, copied)
+        tasks = int(self.options.get("tasks", TASKS))
+        return CeilingReader(schema, size, rows, batches, different, read, copied, tasks)
 
 
 class CeilingReader(DataSourceStreamReader):
@@ -116,6 +117,7 @@ class CeilingReader(DataSourceStreamReader):
         different: int = 1,
         read: str = "",
         copied: bool = False,
+        tasks: int = TASKS,
     ) -> None:
         self._schema = schema
         self._size = size
@@ -124,6 +126,7 @@ class CeilingReader(DataSourceStreamReader):
         self._different = different
         self._read = read
         self._copied = copied
+        self._tasks = tasks
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         return {"batch": 0}
@@ -132,7 +135,7 @@ class CeilingReader(DataSourceStreamReader):
         return {"batch": min(self._batches, start["batch"] + 1)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        tasks = min(TASKS, self._rows)
+        tasks = min(self._tasks, self._rows)
         first = start["batch"] * tasks
         return [Task(self._rows // tasks, first + number) for number in range(tasks)]
 

@@ -56,14 +56,20 @@ def fill(
     prefix: str = DEFAULT_DATA_PATH_PREFIX,
 ) -> Queued:
     """Queue ``batches`` batches of the same records."""
+    return queue_all(store, [encode_batch(records, compression)] * batches, len(records), prefix)
+
+
+def queue_all(
+    store: Puts, objects: Iterable[bytes], records: int, prefix: str = DEFAULT_DATA_PATH_PREFIX
+) -> Queued:
+    """Queue encoded batches; ``records`` are those of each where they are alike."""
     runtime = SystemRuntime()
-    data = encode_batch(records, compression)
     entries = []
-    for _ in range(batches):
+    for data in objects:
         location = batch_key(prefix, runtime.ulid())
         store.put(location, data)
         entries.append(NewEntry(location, (Metadata(0, INGESTED_MS, b"bench"),)))
-    queued = Queued(store, Manifest.empty().append(entries), len(records), prefix)
+    queued = Queued(store, Manifest.empty().append(entries), records, prefix)
     queued.rewind()
     return queued
 

@@ -31,8 +31,8 @@ PARTS: dict[str, Callable[[SparkSession, Path], Iterable[Row]]] = {
 }
 
 
-def session(home: Path) -> SparkSession:
-    """Two cores on any machine, and Spark's defaults otherwise."""
+def session(home: Path, master: str = "local[2]") -> SparkSession:
+    """Two cores on any machine unless ``master`` says otherwise, and Spark's defaults."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # What pip installed is compiled; where this is set, each process would compile our sources.
@@ -41,12 +41,13 @@ def session(home: Path) -> SparkSession:
     paths = [str(ROOT), str(ROOT / "core"), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(master)
         .appName("opendata-buffer benchmarks")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "OFF")
         .config("spark.driver.memory", "2g")
+        .config("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"])
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(home / "warehouse"))
         .getOrCreate()

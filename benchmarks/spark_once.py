@@ -89,30 +89,30 @@ def _turns(
     size, rows = len(records[0]), len(records) * objects
     read = {"read": f"{store}/{queued.prefix}", "copied": "true"}
     ways: list[tuple[list[Times], Callable[[], DataFrame]]] = [
-        ([], partial(_ours, spark, queued, store)),
-        ([], partial(_ceiling, spark, size, rows)),
-        ([], partial(_ceiling, spark, size, rows, **read)),
+        ([], partial(our_query, spark, queued, store)),
+        ([], partial(ceiling_query, spark, size, rows)),
+        ([], partial(ceiling_query, spark, size, rows, **read)),
     ]
     order = random.Random(7)
     for turn in range(WARM_UP + rounds):
         for number, (times, frame) in enumerate(order.sample(ways, len(ways))):
-            times.append(started(partial(_times, frame, home, f"{turn}-{number}")))
+            times.append(started(partial(query_times, frame, home, f"{turn}-{number}")))
     shutil.rmtree(home)
     counted = [[*zip(*times[WARM_UP:], strict=True)] for times, _ in ways]
     return [(statistics.median(each[0]), statistics.median(each[1])) for each in counted]
 
 
-def _ours(spark: SparkSession, queued: Queued, store: str) -> DataFrame:
+def our_query(spark: SparkSession, queued: Queued, store: str) -> DataFrame:
     queued.rewind()
     return spark.readStream.format("opendata-buffer").option("gcEnabled", "false").load(store)
 
 
-def _ceiling(spark: SparkSession, size: int, rows: int, **options: str) -> DataFrame:
+def ceiling_query(spark: SparkSession, size: int, rows: int, **options: str) -> DataFrame:
     reader = spark.readStream.format("ceiling").option("size", size).options(**options)
     return reader.option("rows", rows).option("batches", 1).load()
 
 
-def _times(frame: Callable[[], DataFrame], home: Path, name: str, attempt: int) -> Times:
+def query_times(frame: Callable[[], DataFrame], home: Path, name: str, attempt: int) -> Times:
     stream = frame()
     checkpoint = str(home / f"checkpoint-{name}-{attempt}")
     began = time.perf_counter()

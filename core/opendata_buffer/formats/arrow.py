@@ -42,9 +42,6 @@ from opendata_buffer.formats.batch import (
 
 HEAD_SIZE = 64
 """Bytes :func:`head` makes; room to leave before a block."""
-TAIL_SIZE = 160
-"""Most bytes :func:`tail` makes; room to leave behind a block."""
-
 _MAGIC = b"PAR1"
 _I32, _I64, _BINARY, _LIST, _STRUCT = 5, 6, 8, 9, 12
 _STOP = b"\0"
@@ -52,15 +49,16 @@ _BYTE_ARRAY = 6
 _PLAIN, _RLE = 0, 3
 
 
-def _varint(value: int) -> bytes:
-    if value <= 0x7F:
-        return bytes((value,))
-    return bytes((value & 0x7F | 0x80,)) + _varint(value >> 7)
+def _number(value: int) -> bytes:
+    """A zigzag varint of 0 to 2**32, always in five bytes, so that no other byte moves with it."""
+    zigzag = value << 1
+    low = (zigzag >> shift & 0x7F | 0x80 for shift in (0, 7, 14, 21))
+    return bytes((*low, zigzag >> 28))
 
 
-def _int(step: int, value: int, kind: int = _I32) -> bytes:
-    """An integer field; ``step`` is its number minus the number of the field before it."""
-    return bytes((step << 4 | kind,)) + _varint(value << 1)  # zigzag of a value >= 0
+def _int(step: int, value: bytes | int, kind: int = _I32) -> bytes:
+    """An integer field, ``step`` after the number of the field before it; bytes are a place."""
+    return _field(step, kind, value if isinstance(value, bytes) else _number(value))
 
 
 def _field(step: int, kind: int, body: bytes) -> bytes:
@@ -68,58 +66,72 @@ def _field(step: int, kind: int, body: bytes) -> bytes:
 
 
 def _text(step: int, value: bytes) -> bytes:
-    return _field(step, _BINARY, _varint(len(value)) + value)
+    return _field(step, _BINARY, bytes((len(value),)) + value)
 
 
 def _list(kind: int, *items: bytes) -> bytes:
     return bytes((len(items) << 4 | kind,)) + b"".join(items)
 
 
-def _page_header(block_size: int, count: int) -> bytes:
+# Made once, with a place of five bytes for each figure: they are needed for each batch.
+_SIZE, _COUNT, _CHUNK = b"<size", b"<many", b"<both"
+
+
+def _page_header() -> bytes:
     # DataPageHeader: num_values, encoding, definition and repetition level encodings
-    page = _int(1, count) + _int(1, _PLAIN) + _int(1, _RLE) + _int(1, _RLE) + _STOP
+    page = _int(1, _COUNT) + _int(1, _PLAIN) + _int(1, _RLE) + _int(1, _RLE) + _STOP
     # PageHeader: type DATA_PAGE, uncompressed and compressed size, field 5 is the DataPageHeader
-    sizes = _int(1, 0) + _int(1, block_size) + _int(1, block_size)
-    return sizes + _field(2, _STRUCT, page) + _STOP
+    return _int(1, 0) + _int(1, _SIZE) + _int(1, _SIZE) + _field(2, _STRUCT, page) + _STOP
 
 
-def head(block_size: int, count: int) -> bytes:
-    """The bytes before the block: the magic, and the page header right before the block."""
-    header = _page_header(block_size, count)
-    return _MAGIC + bytes(HEAD_SIZE - len(_MAGIC) - len(header)) + header
+_PAGE_HEADER = _page_header()
 
 
-def tail(block_size: int, count: int) -> bytes:
-    """The file's end: the metadata that points at the page header. Bytes before it are not read."""
-    header_size = len(_page_header(block_size, count))
-    chunk_size = header_size + block_size
+def _file_metadata() -> bytes:
     # SchemaElement: the root with one child, then the column: type, REQUIRED, name
     root = _text(4, b"r") + _int(1, 1) + _STOP
     column = _int(1, _BYTE_ARRAY) + _int(2, 0) + _text(1, b"v") + _STOP
     # ColumnMetaData: type, encodings, path, codec UNCOMPRESSED, values, sizes, page offset
     chunk = (
         _int(1, _BYTE_ARRAY)
-        + _field(1, _LIST, _list(_I32, _varint(_PLAIN)))
-        + _field(1, _LIST, _list(_BINARY, _varint(1) + b"v"))
+        + _field(1, _LIST, _list(_I32, _number(_PLAIN)))
+        + _field(1, _LIST, _list(_BINARY, b"\x01v"))
         + _int(1, 0)
-        + _int(1, count, _I64)
-        + _int(1, chunk_size, _I64)
-        + _int(1, chunk_size, _I64)
-        + _int(2, HEAD_SIZE - header_size, _I64)
+        + _int(1, _COUNT, _I64)
+        + _int(1, _CHUNK, _I64)
+        + _int(1, _CHUNK, _I64)
+        + _int(2, HEAD_SIZE - len(_PAGE_HEADER), _I64)
         + _STOP
     )
     # RowGroup: one ColumnChunk (file_offset 0, metadata), total size, rows
     columns = _list(_STRUCT, _int(2, 0, _I64) + _field(1, _STRUCT, chunk) + _STOP)
-    group = _field(1, _LIST, columns) + _int(1, chunk_size, _I64) + _int(1, count, _I64) + _STOP
+    group = _field(1, _LIST, columns) + _int(1, _CHUNK, _I64) + _int(1, _COUNT, _I64) + _STOP
     # FileMetaData: version, schema, rows, row groups
-    metadata = (
+    return (
         _int(1, 1)
         + _field(1, _LIST, _list(_STRUCT, root, column))
-        + _int(1, count, _I64)
+        + _int(1, _COUNT, _I64)
         + _field(1, _LIST, _list(_STRUCT, group))
         + _STOP
     )
-    return metadata + len(metadata).to_bytes(4, "little") + _MAGIC
+
+
+_HEAD = _MAGIC + bytes(HEAD_SIZE - len(_MAGIC) - len(_PAGE_HEADER)) + _PAGE_HEADER
+_METADATA = _file_metadata()
+_TAIL = _METADATA + len(_METADATA).to_bytes(4, "little") + _MAGIC
+TAIL_SIZE = len(_TAIL)
+"""Bytes :func:`tail` makes; room to leave behind a block."""
+
+
+def head(block_size: int, count: int) -> bytes:
+    """The bytes before the block: the magic, and the page header right before the block."""
+    return _HEAD.replace(_SIZE, _number(block_size)).replace(_COUNT, _number(count))
+
+
+def tail(block_size: int, count: int) -> bytes:
+    """The file's end: the metadata that points at the page header. Bytes before it are not read."""
+    chunk_size = _number(len(_PAGE_HEADER) + block_size)
+    return _TAIL.replace(_CHUNK, chunk_size).replace(_COUNT, _number(count))
 
 
 MAX_BLOCK_BYTES = 2**31 - 1024
