@@ -503,7 +503,7 @@ class GarbageCollector:
         written only if it is still the one that was read before the positions: a reader that has
         registered or was set back since is not passed over."""
         index = view.index
-        positions = read_positions(self._store, self._config, index, self._runtime)
+        positions = read_positions(self._log, index)
         moved_ms = self._moved_ms(positions, now_ms - index.reader_expiry_ms)
         held, expired = dict[str, int](), list[str]()
         for name, each in positions.items():

@@ -158,7 +158,7 @@ def make_log(scene: Scene, readers: list[str]) -> None:
     log = Log(scene.store, config, scene.runtime)
     view = log.view(log.need(), Manifest.empty())
     for name in readers:
-        reset_reader(scene.store, config, name, 0, view, scene.runtime)
+        reset_reader(view, name, 0)
 
 
 def produce(scene: Scene) -> None:

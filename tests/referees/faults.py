@@ -47,7 +47,7 @@ FAULTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     ),
     "a fenced reader of a log acknowledges": (
         "log", CORE + "queue/readers.py",
-        [("            self._check(found.epoch, epoch)\n            moved", "            moved")],
+        [("            self.check_epoch(found, epoch)\n            moved", "            moved")],
     ),
     "the floor of a log is that of its fastest reader": (
         "log", CORE + "queue/log.py", [("min([*bounds, next_sequence])", "max(bounds)")],

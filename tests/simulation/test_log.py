@@ -224,7 +224,7 @@ class LogWorld(World):
         queue = Queue(node.store, config, runtime=node.runtime, role="test")
         view = open_view(node.store, config, node.runtime, queue.read() or Manifest.empty())
         assert view is not None
-        return reset_reader(node.store, config, name, sequence, view, node.runtime, force=force)
+        return reset_reader(view, name, sequence, force=force)
 
     def run_readers(self) -> None:
         for name in self.names:

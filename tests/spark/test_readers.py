@@ -32,7 +32,8 @@ def log(store: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def at(log: str, reader: str) -> int:
-    found = position_object(open_store(log), QueueConfig(store=log), reader, SystemRuntime()).read()
+    where = Log(open_store(log), QueueConfig(store=log), SystemRuntime())
+    found = position_object(where, reader).read()
     return found.next  # type: ignore[union-attr]
 
 

@@ -107,8 +107,7 @@ def readers_of(queue: Target, view: LogView, name: str | None = None) -> list[Re
     if name is not None:
         index = replace(index, readers=tuple(each for each in index.readers if each == name))
     found = []
-    positions = read_positions(queue.store, queue.config, index, queue.runtime)
-    for each, position in positions.items():
+    for each, position in read_positions(view.log, index).items():
         left_ms = position.moved_ms + index.reader_expiry_ms - now_ms
         status = ReaderStatus(
             partition=queue.prefix,
@@ -178,5 +177,5 @@ def delete_reader(queue: Target, name: str, view: LogView, *, force: bool = Fals
             f"reader {name!r} runs: {found.who}. Stop it first, or give --force: it ends with an "
             "error"
         )
-    unregister(queue.store, queue.config, name, queue.runtime, view.index.queue_id)
+    unregister(queue.store, view.log, name)
     queue.store.delete_many([claims_key(queue.prefix, name)])  # of its workers

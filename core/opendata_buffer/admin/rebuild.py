@@ -312,12 +312,10 @@ def rebuild_index(queue: Target) -> str | None:
             floor = next(there, segment.next_sequence)
         new = new or LogIndex(queue_id, span[0], 0)
         new = new.with_segment(Part.of(segment, spans[span].removeprefix(folder)))
-        while (paged := log.with_page(new)) is not None:
-            new = paged
-    new = new or LogIndex(queue_id, manifest.first_sequence, 0)
+    new = log.with_pages(new or LogIndex(queue_id, manifest.first_sequence, 0))
     files = (each.key[len(positions) :] for each in store.list(positions).objects)
     names = (each.removesuffix(".json") for each in files if "/" not in each)
-    readers = (name for name in names if _reads(queue, name, queue_id))
+    readers = (name for name in names if _reads(log, name))
     new = replace(new, floor=floor, readers=tuple(sorted(readers)), retention_ms=KEEP_ALL_MS)
     saved = None
     if (raw := read_raw(store, index_key(config))) is not None:
@@ -328,13 +326,13 @@ def rebuild_index(queue: Target) -> str | None:
     return saved
 
 
-def _reads(queue: Target, name: str, queue_id: str) -> bool:
+def _reads(log: Log, name: str) -> bool:
     """Whether a position is of a reader of this queue; one that cannot be read holds the floor."""
     try:
-        found = position_object(queue.store, queue.config, name, queue.runtime).read()
+        found = position_object(log, name).read()
     except CorruptData:
         return True
-    return isinstance(found, ReaderPosition) and found.queue_id == queue_id
+    return isinstance(found, ReaderPosition) and found.queue_id == log.queue_id
 
 
 def compare(queue: Target, claim: QueueClaim | None) -> tuple[bytes | None, RebuildPlan]:

@@ -191,18 +191,16 @@ def reset(
             "--partition"
         )
     relative = kind == "shift_by"
-    plans = [
-        (each, *plan_reset(each, name, where, relative=relative)) for each in _existing(target)
-    ]
-    for _, plan, _ in plans:
+    plans = [plan_reset(each, name, where, relative=relative) for each in _existing(target)]
+    for plan, _ in plans:
         if plan.runs and not (force or dry_run):
             raise Failure(
                 f"reader {name!r} runs: {plan.runs}. Stop it, or give --force, which fences it: it "
                 "ends with an error"
             )
-    for queue, plan, view in plans:
+    for plan, view in plans:
         if not dry_run:
-            reset_reader(queue.store, queue.config, name, plan.after, view, runtime, force=force)
+            reset_reader(view, name, plan.after, force=force)
         if as_json:
             click.echo(json.dumps({"dry_run": dry_run, **asdict(plan)}))
             continue

@@ -529,21 +529,9 @@ class CasObject(Generic[T]):
             if self._sidecar is None:
                 raise
             fault = self._sidecar.unreadable(str(error).rstrip("."))
-            if self._if_unreadable is None:
-                raise self._named(fault) from error
             got = self._store.get(self.key, byte_range=(0, 1))  # for its version
-        if isinstance(got, NotModified):
-            if self._version is None:
-                raise errors.PermanentStorageError(
-                    f"store {self._store.url} answered 'not modified' to a plain read of "
-                    f"{self.key!r}"
-                )
-        else:
-            if fault is not None and self._if_unreadable is not None:
-                version = got.version
-                value = self._if_unreadable(self._named(fault), version)
-            else:
-                value, version = self._decoded(got)
+        if isinstance(got, Blob):
+            value, version = self._decoded(got) if fault is None else self._without(fault, got)
             if self._check_read is not None and self.last_seen is not None:
                 self._check_read(self.last_seen, value)
             self.last_seen, self._version = value, version
@@ -563,15 +551,17 @@ class CasObject(Generic[T]):
         except errors.CorruptData as error:
             again = self._get() if first else got
             if not isinstance(again, Blob) or again.data == got.data:
-                if self._if_unreadable is None:
-                    raise self._named(error) from error
-                return self._if_unreadable(self._named(error), got.version), got.version
+                return self._without(error, got)
             log.warning("%s was read again, because %s", self.key, error)
             return self._decoded(again, first=False)
 
-    def _named(self, error: errors.CorruptData) -> errors.CorruptData:
-        """The error with the object's name: codecs see only its bytes."""
-        return type(error)(f"{self.key!r} in {self._store.url}: {error}")
+    def _without(self, fault: errors.CorruptData, got: Blob) -> tuple[T, str]:
+        """What stands for an object that cannot be read, and its version; raises the error with the
+        object's name, which codecs do not know, where nothing does."""
+        named = type(fault)(f"{self.key!r} in {self._store.url}: {fault}")
+        if self._if_unreadable is None:
+            raise named from fault
+        return self._if_unreadable(named, got.version), got.version
 
     def _missing(self) -> _Missing:
         return _Missing(f"{self.key!r} in {self._store.url} vanished")

@@ -21,11 +21,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypeVar
 
 from opendata_buffer import errors, outcomes
 from opendata_buffer.config import QueueConfig
@@ -44,6 +43,8 @@ from opendata_buffer.runtime import Runtime, in_parallel
 from opendata_buffer.stores.base import read_bytes
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FAN = 128
 """Parts that a page names. The index names less than twice as many of each level."""
@@ -174,13 +175,6 @@ class LogIndex:
         levels = self.levels or ((),)
         return self.changed(end=part.end, lost=lost, levels=((*levels[0], part), *levels[1:]))
 
-    def full_level(self) -> tuple[int, tuple[Part, ...]] | None:
-        """A level that has too many parts, and the oldest of them, for a page of their own."""
-        for number, level in enumerate(self.levels):
-            if len(level) >= 2 * FAN:
-                return number, level[:FAN]
-        return None
-
     def with_page(self, number: int, page: Part) -> LogIndex:
         """The index with the oldest parts of a level replaced by a page of the level above."""
         levels = [*self.levels, *([()] if number + 1 == len(self.levels) else [])]
@@ -237,11 +231,6 @@ def chain_of(spans: Iterable[tuple[int, int]], end: int) -> list[tuple[int, int]
             chain.append((at, reach[at][1]))
             at = reach[at][1]
     return chain
-
-
-def page_to_json(parts: Sequence[Part]) -> bytes:
-    """The bytes of a page."""
-    return PAGE.encode({"parts": _rows(parts)})
 
 
 def page_from_json(data: bytes) -> tuple[Part, ...]:
@@ -322,13 +311,15 @@ class Log:
     def __init__(
         self, store: CasStore, config: QueueConfig, runtime: Runtime, queue_id: str = ""
     ) -> None:
-        self._store = store
-        self._config = config
-        self._runtime = runtime
+        self.store = store
+        self.config = config
+        self.runtime = runtime
         self.queue_id = queue_id
         self._object = INDEX.cas_object(LogIndex, store, index_key(config), runtime, config)
-        self._page = lru_cache(_PAGES)(partial(_read_page, store, config))
-        self._segment = lru_cache(_SEGMENTS)(partial(_read_segment, store, config))
+        # Not methods of this object: in a cycle with it they would outlive its use.
+        read = partial(_read_part, store, config)
+        self._page = lru_cache(_PAGES)(partial(read, PAGE.max_bytes, page_from_json))
+        self._segment = lru_cache(_SEGMENTS)(partial(read, MAX_SEGMENT_BYTES, Manifest.parse))
 
     @property
     def last_seen(self) -> LogIndex | None:
@@ -340,15 +331,13 @@ class Log:
         ``CorruptData`` where it is gone, cannot be read, or is another queue's."""
         found = self._object.read()
         if isinstance(found, outcomes.Vanished):
-            raise errors.CorruptData(
-                f"{self._object.key!r} in {self._store.url} vanished. {INDEX.remedy}"
-            )
+            raise self._gone()
         if found is not None and self.queue_id and found.queue_id != self.queue_id:
             raise errors.CorruptData(
-                f"{self._object.key!r} in {self._store.url} is of queue {found.queue_id}, and the "
+                f"{self._object.key!r} in {self.store.url} is of queue {found.queue_id}, and the "
                 f"queue is {self.queue_id}: it was started over. If the old log is given up, "
-                f"delete the object and everything below {parts_folder(self._config)!r}. If only "
-                f"{owner_key(self._config.data_path_prefix)!r} was lost, write the old id back "
+                f"delete the object and everything below {parts_folder(self.config)!r}. If only "
+                f"{owner_key(self.config.data_path_prefix)!r} was lost, write the old id back "
                 "into it."
             )
         return found
@@ -357,7 +346,7 @@ class Log:
         """As :meth:`read`, for a process that has claimed nothing: one more read says whose index
         counts. One of the queue before would hide the first batches of the new one."""
         if self.read() is not None and not self.queue_id:
-            claim = check_owner(self._store, self._config, runtime=self._runtime)
+            claim = check_owner(self.store, self.config, runtime=self.runtime)
             self.queue_id = "" if claim is None else claim.queue_id
         return self.read()
 
@@ -366,24 +355,27 @@ class Log:
         owner marker says that it is one (``marked``): then the index was lost (failure F45)."""
         found = self.read()
         if found is None and marked:
-            words = queue_hint(self._store.url, self._config)
-            raise errors.CorruptData(
-                f"{self._object.key!r} in {self._store.url} is gone. {INDEX.remedy} "
-                f"'opendata-buffer fsck {words} --repair' makes it anew. Where "
-                f"'opendata-buffer readers enable {words}' was interrupted, run it again."
-            )
+            raise self._gone()
         if found is None:
             raise errors.InvalidInput(
-                f"the queue with manifest {self._config.manifest_path!r} in {self._store.url} is "
+                f"the queue with manifest {self.config.manifest_path!r} in {self.store.url} is "
                 "no log, and has no named readers. 'opendata-buffer readers enable "
-                f"{queue_hint(self._store.url, self._config)}' makes it one, and says what "
+                f"{queue_hint(self.store.url, self.config)}' makes it one, and says what "
                 "changes."
             )
         return found
 
+    def _gone(self) -> errors.CorruptData:
+        words = queue_hint(self.store.url, self.config)
+        return errors.CorruptData(
+            f"{self._object.key!r} in {self.store.url} is gone. {INDEX.remedy} 'opendata-buffer "
+            f"fsck {words} --repair' makes it anew. Where 'opendata-buffer readers enable "
+            f"{words}' was interrupted, run it again."
+        )
+
     def view(self, index: LogIndex, manifest: Manifest) -> LogView:
         """All that the log keeps, by a manifest and the index that was read after it."""
-        path = self._config.manifest_path
+        path = self.config.manifest_path
         return LogView(self, index, manifest, index.floor, manifest.epoch, path)
 
     def change(self, decide: Callable[[LogIndex | None], LogIndex | None]) -> LogIndex:
@@ -393,23 +385,29 @@ class Log:
     def move(self, manifest: Manifest) -> LogIndex | None:
         """Move the oldest entries of a manifest into segments, if it is long. Returns the index,
         whose ``end`` says what may leave the manifest; None without a log."""
-        index = self.read()
-        while index is not None:
-            first = max(index.end, manifest.first_sequence)
-            if manifest.next_sequence - first <= self.most_entries:
-                return self._sealed(index)
+        if (index := self.read()) is None:
+            return None
+        while manifest.next_sequence - (first := max(index.end, manifest.first_sequence)) > (
+            self.most_entries
+        ):
             end = min(manifest.next_sequence - self.left_entries, first + self.most_moved)
             end = min(end, self._first_open(manifest, first))
             if end == first:
-                return self._sealed(index)
+                break
             entries = manifest.part(first, end)
             part = Part.of(entries, self._name(first, end, "segment"))
             # The object first: the index never names a segment that is not stored (failure F43).
-            self._store.put(parts_folder(self._config) + part.name, entries.raw)
+            self.store.put(parts_folder(self.config) + part.name, entries.raw)
             if first > index.end:  # failure F42
-                log.error("%s", _stolen(self._config.manifest_path, index.end, first, manifest))
+                log.error(
+                    "sequences %d to %d were taken off manifest %r by a consumer that knows no log "
+                    "(the manifest has epoch %d): stop it, readers have lost them. It may go on as "
+                    "a named reader.",
+                    *(index.end, first - 1, self.config.manifest_path, manifest.epoch),
+                )
             index = self._replace(index, index.with_segment(part))
-        return None
+        paged = self.with_pages(index)
+        return index if paged is index else self._replace(index, paged)
 
     def _first_open(self, manifest: Manifest, first: int) -> int:
         """The first sequence of an open transaction, or the end. From there on nothing is moved:
@@ -417,25 +415,24 @@ class Log:
         if b"/message=" not in manifest.raw:
             return manifest.next_sequence
         names = enumerate(manifest.locations(), manifest.first_sequence)
-        found = undecided(names, self._config.data_path_prefix).values()
+        found = undecided(names, self.config.data_path_prefix).values()
         begins = (each.first_sequence for each in found if each.first_sequence >= first)
         return min(begins, default=manifest.next_sequence)
 
-    def _sealed(self, index: LogIndex) -> LogIndex:
-        """The index with pages for levels that are full."""
-        while (new := self.with_page(index)) is not None:
-            index = self._replace(index, new)
+    def with_pages(self, index: LogIndex) -> LogIndex:
+        """The index, which is not written, with pages, which are stored, for levels that are full;
+        the same one where none is."""
+        number = 0
+        while number < len(index.levels):
+            if len(index.levels[number]) < 2 * FAN:
+                number += 1
+                continue
+            parts = index.levels[number][:FAN]
+            page = Part.page(parts, self._name(parts[0].first, parts[-1].end, "page"))
+            data = PAGE.encode({"parts": _rows(parts)})
+            self.store.put(parts_folder(self.config) + page.name, data)
+            index = index.with_page(number, page)
         return index
-
-    def with_page(self, index: LogIndex) -> LogIndex | None:
-        """The index, which is not written, with a page, which is stored, for a level that is full;
-        None where none is."""
-        if (full := index.full_level()) is None:
-            return None
-        number, parts = full
-        page = Part.page(parts, self._name(parts[0].first, parts[-1].end, "page"))
-        self._store.put(parts_folder(self._config) + page.name, page_to_json(parts))
-        return index.with_page(number, page)
 
     def _replace(self, known: LogIndex, new: LogIndex) -> LogIndex:
         """Write the index if it is still the known one; what holds now, in any case."""
@@ -443,27 +440,25 @@ class Log:
 
     def _name(self, first: int, end: int, kind: str) -> str:
         # By their sequences in order, so that a listing finds what lies before the floor.
-        return f"{first:020d}-{end:020d}-{self._runtime.ulid()}.{kind}"
+        return f"{first:020d}-{end:020d}-{self.runtime.ulid()}.{kind}"
 
-    def entries(self, index: LogIndex, start: int, limit: int | None) -> list[BatchDescriptor]:
+    def entries(self, index: LogIndex, start: int, limit: int) -> list[BatchDescriptor]:
         """Up to ``limit`` entries from ``start`` on that are in segments, without a gap.
 
         Several segments are read at the same time: a query that was away plans from a dozen.
         """
         found: list[BatchDescriptor] = []
-        end = index.end if limit is None else start + limit
+        end = start + limit
         parts = self._parts_between(index, start, end)
         while chunk := [*islice(parts, _SEGMENTS)]:
-            for segment in in_parallel(self._runtime, self._segment, chunk):
+            for segment in in_parallel(self.runtime, self._segment, chunk):
                 found += segment.entries(start + len(found), end - start - len(found))
         return found
 
     def _parts_between(self, index: LogIndex, start: int, end: int) -> Iterator[Part]:
         """The segments of some sequences, up to a gap; raises the error of a page among them."""
         at = start
-        for part, fault in self._walk(index, lambda part: part.first < end and part.end > start):
-            if fault is not None:
-                raise fault
+        for part in self._parts(index, lambda part: part.first < end and part.end > start):
             if part.first > at:
                 return
             yield part
@@ -471,18 +466,16 @@ class Log:
 
     def find(self, index: LogIndex, location: str, since: int) -> int | None:
         """The sequence of a location in the segments from ``since`` on; None if none has it."""
-        at = since
-        while (segment := self._segment_at(index, at)) is not None:
-            if (found := segment.find(location)) is not None:
+        for part in self._parts(index, lambda part: part.end > since):
+            if (found := self._segment(part).find(location)) is not None:
                 return found
-            at = end_of_gap(segment.next_sequence, index.lost)
         return None
 
     def sequence_since(self, index: LogIndex, time_ms: int) -> int | None:
         """The first sequence in the segments from the floor on with a record of this time or later;
         None without."""
-        part = self._first(index, lambda part: part.end > index.floor and part.newest_ms >= time_ms)
-        if part is None:
+        fits = self._parts(index, lambda p: p.end > index.floor and p.newest_ms >= time_ms)
+        if (part := next(fits, None)) is None:
             return None
         entries = self._segment(part).entries()
         return next((each.sequence for each in entries if each.latest_ms >= time_ms), part.end)
@@ -510,61 +503,45 @@ class Log:
             except errors.CorruptData as error:
                 yield part, error
 
-    def _segment_at(self, index: LogIndex, sequence: int) -> Manifest | None:
-        part = self._first(index, lambda part: part.first <= sequence < part.end)
-        return None if part is None else self._segment(part)
-
-    def _first(self, index: LogIndex, fits: Callable[[Part], bool]) -> Part | None:
+    def _parts(self, index: LogIndex, fits: Callable[[Part], bool]) -> Iterator[Part]:
+        """The segments that fit, in order; raises the error of a page among them."""
         for part, fault in self._walk(index, fits):
             if fault is not None:
                 raise fault
-            return part
-        return None
+            yield part
 
     def _walk(
         self, index: LogIndex, fits: Callable[[Part], bool]
     ) -> Iterator[tuple[Part, errors.CorruptData | None]]:
         """The segments that fit, in order; of a page that fits and cannot be read its error."""
-        for level in range(len(index.levels) - 1, -1, -1):
-            for part in filter(fits, index.levels[level]):
-                yield from self._within(part, level, fits)
-
-    def _within(
-        self, part: Part, level: int, fits: Callable[[Part], bool]
-    ) -> Iterator[tuple[Part, errors.CorruptData | None]]:
-        if not level:
-            yield part, None
-            return
-        try:
-            parts = self._page(part)
-        except errors.CorruptData as error:
-            yield part, error
-            return
-        for each in filter(fits, parts):
-            yield from self._within(each, level - 1, fits)
+        levels = enumerate(index.levels)
+        # The next one is the last.
+        waiting = [(part, level) for level, parts in levels for part in reversed(parts)]
+        while waiting:
+            part, level = waiting.pop()
+            if not fits(part):
+                continue
+            if not level:
+                yield part, None
+                continue
+            try:
+                waiting += [(each, level - 1) for each in reversed(self._page(part))]
+            except errors.CorruptData as error:
+                yield part, error
 
 
-def _read_page(store: CasStore, config: QueueConfig, part: Part) -> tuple[Part, ...]:
-    with _naming(store, config, part) as key:
-        return page_from_json(read_bytes(store, key, PAGE.max_bytes))
-
-
-def _read_segment(store: CasStore, config: QueueConfig, part: Part) -> Manifest:
-    with _naming(store, config, part) as key:
-        found = Manifest.parse(read_bytes(store, key, MAX_SEGMENT_BYTES))
-        if found.next_sequence != part.end:
+def _read_part(
+    store: CasStore, config: QueueConfig, most: int, decode: Callable[[bytes], T], part: Part
+) -> T:
+    """What is in a segment or page; errors say which sequences it has, and what to do."""
+    key = parts_folder(config) + part.name
+    try:
+        found = decode(read_bytes(store, key, most))
+        if isinstance(found, Manifest) and found.next_sequence != part.end:
             raise errors.CorruptData(
                 f"it ends at {found.next_sequence}, and the index has {part.end}"
             )
         return found
-
-
-@contextmanager
-def _naming(store: CasStore, config: QueueConfig, part: Part) -> Iterator[str]:
-    """The key of a part; errors of reading it say which sequences it has, and what to do."""
-    key = parts_folder(config) + part.name
-    try:
-        yield key
     except (errors.ObjectNotFound, errors.CorruptData) as error:
         gone = isinstance(error, errors.ObjectNotFound)
         what = "is gone" if gone else "cannot be read: " + str(error).split(". ")[0]
@@ -574,14 +551,6 @@ def _naming(store: CasStore, config: QueueConfig, part: Part) -> Iterator[str]:
             "versioning), or have a reader pass them by with 'opendata-buffer readers reset "
             f"{queue_hint(store.url, config)} NAME --to-sequence {part.end}'."
         ) from error
-
-
-def _stolen(manifest_path: str, first: int, end: int, manifest: Manifest) -> str:
-    return (
-        f"sequences {first} to {end - 1} were taken off manifest {manifest_path!r} by a consumer "
-        f"that knows no log (the manifest has epoch {manifest.epoch}): stop it, readers have lost "
-        "them. It may go on as a named reader."
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -667,8 +636,7 @@ class LogView:
 
     def find(self, location: str, since: int) -> int | None:
         """The sequence of a location from ``since`` on; reads the segments from there."""
-        begin = end_of_gap(max(since, self.first_sequence), self.gaps)
-        found = self.log.find(self.index, location, begin)
+        found = self.log.find(self.index, location, max(since, self.first_sequence))
         return self.manifest.find(location) if found is None else found
 
     def behind(self, sequence: int) -> LogView:

@@ -36,7 +36,7 @@ from opendata_buffer.queue.cas import CasObject, CasStore, Sidecar
 from opendata_buffer.queue.log import MOST_READERS, REMEMBERED, Log, LogIndex, LogView
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.runtime import Interval, Runtime, deadline
-from opendata_buffer.stores.base import Store
+from opendata_buffer.stores.base import Delete
 
 log = logging.getLogger(__name__)
 
@@ -227,31 +227,22 @@ def readers_folder(config: QueueConfig) -> str:
     return f"{config.data_path_prefix}/_readers/"
 
 
-def position_key(config: QueueConfig, name: str) -> str:
-    """The key of the position of one reader."""
-    return f"{readers_folder(config)}{name}.json"
-
-
-def position_object(
-    store: CasStore, config: QueueConfig, name: str, runtime: Runtime
-) -> CasObject[ReaderPosition]:
+def position_object(log_: Log, name: str) -> CasObject[ReaderPosition]:
     """The position of one reader."""
-    key = position_key(config, name)
-    return _POSITION.cas_object(ReaderPosition, store, key, runtime, config)
+    key = f"{readers_folder(log_.config)}{name}.json"
+    return _POSITION.cas_object(ReaderPosition, log_.store, key, log_.runtime, log_.config)
 
 
-def read_positions(
-    store: CasStore, config: QueueConfig, index: LogIndex, runtime: Runtime
-) -> dict[str, ReaderPosition]:
+def read_positions(log_: Log, index: LogIndex) -> dict[str, ReaderPosition]:
     """The positions of all readers in the index, one read each. One that is gone counts as at the
     floor and moved now: the reader did not expire, and holds what it may not have read."""
     found = {}
     for name in index.readers:
-        position = position_object(store, config, name, runtime).read()
-        if isinstance(position, ReaderPosition) and position.queue_id == index.queue_id:
-            found[name] = position
-        else:
-            found[name] = ReaderPosition(index.queue_id, index.floor, 0, moved_ms=runtime.now_ms())
+        position = position_object(log_, name).read()
+        if not isinstance(position, ReaderPosition) or position.queue_id != index.queue_id:
+            now_ms = log_.runtime.now_ms()
+            position = ReaderPosition(index.queue_id, index.floor, 0, moved_ms=now_ms)
+        found[name] = position
     return found
 
 
@@ -260,14 +251,12 @@ def enable_readers(
     config: QueueConfig,
     claim: ownership.QueueClaim,
     runtime: Runtime,
-    *,
-    retention_ms: int | None,
-    reader_expiry_ms: int,
-    retention_bytes: int | None = None,
+    **settings: int | None,
 ) -> LogIndex:
     """Make a log of a queue, from its oldest entry on; or change what a log keeps. Repeatable.
 
-    In this order: the marker, so that no consumer without a name starts any more; the epoch, which
+    ``settings`` are fields of the index by name; what is not given stays, or is the default. In
+    this order: the marker, so that no consumer without a name starts any more; the epoch, which
     fences the one that runs; the index.
     """
 
@@ -276,35 +265,17 @@ def enable_readers(
             raise ownership.vanished(config, store.url)
         return replace(before, others={**before.others, ownership.IS_LOG: True})
 
-    log_ = Log(store, config, runtime)
+    log_ = Log(store, config, runtime, claim.queue_id)
     first = log_.read()
-    if first is None or first.queue_id != claim.queue_id:
+    if first is None:
         ownership.owner_object(store, config, runtime).change(marked)
         queue = Queue(store, config, runtime=runtime, role="operator", claim=claim)
         begin = queue.claim_epoch(None).first_sequence
         first = LogIndex(claim.queue_id, begin, begin)
-
-    def decide(before: LogIndex | None) -> LogIndex:
-        same = before is not None and before.queue_id == claim.queue_id
-        return (before if before is not None and same else first).changed(
-            retention_ms=retention_ms,
-            retention_bytes=retention_bytes,
-            reader_expiry_ms=reader_expiry_ms,
-        )
-
-    return log_.change(decide)
+    return log_.change(lambda before: (before or first).changed(**settings))
 
 
-def reset_reader(
-    store: CasStore,
-    config: QueueConfig,
-    name: str,
-    sequence: int,
-    view: LogView,
-    runtime: Runtime,
-    *,
-    force: bool = False,
-) -> ReaderPosition:
+def reset_reader(view: LogView, name: str, sequence: int, *, force: bool = False) -> ReaderPosition:
     """Set a reader, which may be new, to a sequence; its consumer is fenced. ``InvalidInput`` for a
     sequence that is not kept, or without ``force`` where a consumer runs with this name."""
     check_reader_name(name)
@@ -313,32 +284,26 @@ def reset_reader(
             f"sequence {sequence} is not kept: the log has {view.first_sequence} to "
             f"{view.next_sequence - 1}, and ends at {view.next_sequence}"
         )
-    before = position_object(store, config, name, runtime).read()
-    if isinstance(before, ReaderPosition) and before.may_run(runtime.now_ms()) and not force:
+    log_, program = view.log, "opendata-buffer readers reset"
+    before = position_object(log_, name).read()
+    if isinstance(before, ReaderPosition) and before.may_run(log_.runtime.now_ms()) and not force:
         raise errors.InvalidInput(
             f"reader {name!r} runs: {before.program} on {before.host}, process {before.process}. "
             "Stop it, or give --force, which fences it: it ends with an error"
         )
     reader = ReaderQueue(
-        store, config, name, runtime=runtime, claim=None, program="opendata-buffer readers reset"
+        log_.store, log_.config, name, runtime=log_.runtime, claim=None, program=program
     )
     return reader.reset(sequence)
 
 
-def unregister(
-    store: Store, config: QueueConfig, name: str, runtime: Runtime, queue_id: str
-) -> LogIndex:
+def unregister(store: Delete, log_: Log, name: str) -> LogIndex:
     """Delete a reader: its position first, so that its consumer does not register it again."""
-    log_ = Log(store, config, runtime, queue_id)
     index = log_.need()
     if name not in index.readers:
         raise unknown_reader(name, index)
-
-    def decide(before: LogIndex | None) -> LogIndex | None:
-        return before and before.without_readers([name])
-
-    store.delete_many([position_key(config, name)])
-    return log_.change(decide)
+    store.delete_many([position_object(log_, name).key])
+    return log_.change(lambda before: before and before.without_readers([name]))
 
 
 def unknown_reader(name: str, index: LogIndex) -> errors.InvalidInput:
@@ -370,12 +335,12 @@ class ReaderQueue:
         self._queue = Queue(store, config, runtime=runtime, role="reader", claim=claim)
         self.queue_id = self._queue.queue_id
         """The queue's id."""
-        self.key = position_key(config, name)
-        """The key of the position."""
         self.labels = {**self._queue.labels, "reader": name}
         """Attributes of gauges about this reader."""
         self._log = Log(store, config, runtime, self.queue_id)
-        self._position = position_object(store, config, name, runtime)
+        self._position = position_object(self._log, name)
+        self.key = self._position.key
+        """The key of the position."""
         self._manifest: Manifest | None = None
         self.last_seen: LogView | None = None
         """The view as last read; None when none was."""
@@ -520,7 +485,7 @@ class ReaderQueue:
     ) -> ReaderPosition:
         def decide(before: ReaderPosition | None) -> ReaderPosition:
             found = self._own(before)
-            self._check(found.epoch, epoch)
+            self.check_epoch(found, epoch)
             moved = replace(
                 found, next=max(found.next, next_sequence), moved_ms=self._runtime.now_ms()
             )
@@ -528,13 +493,10 @@ class ReaderQueue:
 
         return self._write(decide)
 
-    def check_epoch(self, view: LogView | Manifest, epoch: int) -> None:
+    def check_epoch(self, now: LogView | Manifest | ReaderPosition, epoch: int) -> None:
         """Raise ``Fenced`` unless ``epoch`` is that of the position."""
-        self._check(view.epoch, epoch)
-
-    def _check(self, current: int, epoch: int) -> None:
-        if current != epoch:
-            raise errors.Fenced(self.key, epoch, current)
+        if now.epoch != epoch:
+            raise errors.Fenced(self.key, epoch, now.epoch)
 
     def recent(self) -> list[BatchDescriptor]:
         """The last entries before the position that are kept, to compare later ones with."""

@@ -266,8 +266,8 @@ class Topic:
             claim.check(manifest)
         read_to = None
         if claim is not None and claim.is_log:
-            index = Log(self.store, config, self._runtime).need()
-            positions = read_positions(self.store, config, index, self._runtime)
+            log_ = Log(self.store, config, self._runtime)
+            positions = read_positions(log_, log_.need())
             read_to = min((each.next for each in positions.values()), default=None)
             behind = [name for name, each in positions.items() if each.next == read_to]
             if manifest is not None and (read_to or 0) < manifest.next_sequence:

@@ -52,7 +52,7 @@ def make(store: MemoryStore) -> Iterator[Make]:
 
 
 def at(store: MemoryStore, reader: str) -> int:
-    found = position_object(store, CONFIG, reader, RUNTIME).read()
+    found = position_object(Log(store, CONFIG, RUNTIME), reader).read()
     return found.next  # type: ignore[union-attr]
 
 
@@ -95,7 +95,7 @@ def test_a_reader_that_was_set_back_gives_its_workers_the_batches_again(
     manifest = Manifest.parse(read_bytes(store, "ingest/manifest"))
     view = open_view(store, CONFIG, RUNTIME, manifest)
     assert view is not None
-    reset_reader(store, CONFIG, "billing", 10, view, RUNTIME, force=True)
+    reset_reader(view, "billing", 10, force=True)
     with hosting(store):
         assert sorted(work(make("billing"), 50)) == list(range(10, 60))
 

@@ -58,7 +58,7 @@ class LogWorld(World):
 
     def at(self, reader: str) -> int:
         """The position of a reader."""
-        found = position_object(self.store, CONFIG, reader, self.runtime).read()
+        found = position_object(Log(self.store, CONFIG, self.runtime), reader).read()
         return found.next  # type: ignore[union-attr]
 
     def lift_floor(self, floor: int) -> None:

@@ -462,7 +462,7 @@ def test_a_damaged_segment_is_named_and_readers_go_on_before_and_behind_it() -> 
     with pytest.raises(CorruptData, match=rf"{part.name}.*sequences {part.first} to"):
         read(reader)
     assert reader.last_acked_sequence == part.first - 1
-    reset_reader(house.store, house.config, "other", part.end, house.view(), house.runtime)
+    reset_reader(house.view(), "other", part.end)
     assert read(house.reader("other")) == [*range(part.end, 200)]
 
 
@@ -472,13 +472,13 @@ def test_a_deleted_reader_holds_nothing_and_its_consumer_is_refused() -> None:
     reader, other = house.reader("reader"), house.reader("other")
     read(other)
     assert house.collect() == 0
-    unregister(house.store, house.config, "reader", house.runtime, house.claim.queue_id)
+    unregister(house.store, house.view().log, "reader")
     house.runtime.advance(10)
     assert house.collect() == 30
     with pytest.raises(QueueReset, match="the reader was deleted"):
         reader.check_fence()
     with pytest.raises(InvalidInput, match="readers of this log: other"):
-        unregister(house.store, house.config, "reader", house.runtime, house.claim.queue_id)
+        unregister(house.store, house.view().log, "reader")
 
 
 def test_a_batch_that_was_queued_twice_is_delivered_once_across_restarts() -> None:

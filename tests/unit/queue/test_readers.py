@@ -146,19 +146,19 @@ def test_a_reader_is_set_to_any_sequence_that_is_kept_and_to_no_other() -> None:
     house = House()
     house.append(40)
     for sequence in (0, 17, 40):
-        reset_reader(house.store, house.config, "x", sequence, house.view(), house.runtime)
+        reset_reader(house.view(), "x", sequence)
         consumer = house.reader("x")
         assert read(consumer) == list(range(sequence, 40))
         consumer.close()
     with pytest.raises(InvalidInput, match="sequence 41 is not kept: the log has 0 to 39"):
-        reset_reader(house.store, house.config, "x", 41, house.view(), house.runtime)
+        reset_reader(house.view(), "x", 41)
     running = house.reader("x")
     with pytest.raises(InvalidInput, match="give --force"):
-        reset_reader(house.store, house.config, "x", 17, house.view(), house.runtime)
+        reset_reader(house.view(), "x", 17)
     running.close()
     house.collect()
     with pytest.raises(InvalidInput, match="sequence 0 is not kept"):
-        reset_reader(house.store, house.config, "x", 0, house.view(), house.runtime)
+        reset_reader(house.view(), "x", 0)
 
 
 @pytest.mark.parametrize("method", ["delete_many", "put_if"])
@@ -176,7 +176,7 @@ def test_a_reader_that_looks_while_it_is_deleted_does_not_register_again(method:
         return write(*arguments)
 
     setattr(house.store, method, after_a_look)
-    unregister(house.store, house.config, "reader", house.runtime, house.claim.queue_id)
+    unregister(house.store, house.view().log, "reader")
     with pytest.raises(QueueReset, match="the reader was deleted"):
         reader.check_fence()
     assert house.index().readers == ()
@@ -189,7 +189,7 @@ def test_the_consumer_of_a_deleted_reader_does_not_move_the_next_of_that_name() 
     read(old, 10)
     batch = old.next_batch()
     assert batch is not None
-    unregister(house.store, house.config, "reader", house.runtime, house.claim.queue_id)
+    unregister(house.store, house.view().log, "reader")
     house.runtime.advance(1)
     new = house.reader("reader")
     assert new.epoch == old.epoch

@@ -69,7 +69,7 @@ class LogTopic:
     def at(self, reader: str, partition: int) -> int:
         """The position of a reader in a partition."""
         config = self.config(partition)
-        found = position_object(self.store, config, reader, self.runtime).read()
+        found = position_object(Log(self.store, config, self.runtime), reader).read()
         return found.next  # type: ignore[union-attr]
 
     def moved(self, partition: int) -> int:
