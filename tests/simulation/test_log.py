@@ -205,26 +205,18 @@ class LogWorld(World):
         )
 
         def enable() -> None:
-            enable_readers(
-                node.store,
-                config,
-                claim,
-                node.runtime,
-                retention_ms=None,
-                reader_expiry_ms=EXPIRY_MS,
-            )
+            enable_readers(node.store, config, claim, node.runtime, reader_expiry_ms=EXPIRY_MS)
 
         self.patiently(node, enable)
         for name in self.names:  # before the first is collected
-            self.patiently(node, lambda name=name: self.set_reader(node, name, 0, force=True))
+            self.patiently(node, lambda name=name: self.set_reader(node, name, 0))
 
-    def set_reader(self, node: Node, name: str, sequence: int, *, force: bool) -> ReaderPosition:
+    def set_reader(self, node: Node, name: str, sequence: int) -> ReaderPosition:
         """What ``opendata-buffer readers reset --to-sequence`` does."""
         config = self.config_of(name)
         queue = Queue(node.store, config, runtime=node.runtime, role="test")
         view = open_view(node.store, config, node.runtime, queue.read() or Manifest.empty())
-        assert view is not None
-        return reset_reader(view, name, sequence, force=force)
+        return reset_reader(view, name, sequence)
 
     def run_readers(self) -> None:
         for name in self.names:
@@ -349,7 +341,7 @@ class Follower:
             try:
                 position = self._world.patiently(
                     node,
-                    lambda to=sequence: self._world.set_reader(node, self.name, to, force=True),
+                    lambda to=sequence: self._world.set_reader(node, self.name, to),
                 )
                 break
             except (InvalidInput, DataLoss) as error:

@@ -200,7 +200,7 @@ def reset(
             )
     for plan, view in plans:
         if not dry_run:
-            reset_reader(view, name, plan.after, force=force)
+            reset_reader(view, name, plan.after)
         if as_json:
             click.echo(json.dumps({"dry_run": dry_run, **asdict(plan)}))
             continue

@@ -318,7 +318,9 @@ class Log:
         self._object = INDEX.cas_object(LogIndex, store, index_key(config), runtime, config)
         # Not methods of this object: in a cycle with it they would outlive its use.
         read = partial(_read_part, store, config)
+        self._page: Callable[[Part], tuple[Part, ...]]
         self._page = lru_cache(_PAGES)(partial(read, PAGE.max_bytes, page_from_json))
+        self._segment: Callable[[Part], Manifest]
         self._segment = lru_cache(_SEGMENTS)(partial(read, MAX_SEGMENT_BYTES, Manifest.parse))
 
     @property

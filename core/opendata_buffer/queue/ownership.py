@@ -66,7 +66,6 @@ NOTE_INTERVAL_S = 60.0
 """Seconds between two notes of a watermark by one process, while it writes."""
 
 _NOTE_DEADLINE_MS = 5_000
-_MAX_SMALL_BYTES = 1024 * 1024
 
 
 def owner_key(data_path_prefix: str) -> str:
@@ -207,15 +206,14 @@ class QueueClaim:
         """A claim with a new id: positions of the queue before are no positions of this one."""
         watermark = None if manifest is None else Watermark.of(manifest)
         ulid = self._runtime.ulid()
-        fresh = PrefixOwner(self._config.manifest_path, ulid, watermark, self.grace_ms)
 
         def renewed(before: PrefixOwner | None) -> PrefixOwner:
-            if before is None:
-                return fresh
+            known = before or PrefixOwner(self._config.manifest_path, self.queue_id)
             # Of two that start over at once the first one's id stays.
-            if before.queue_id != self.queue_id:
-                return before
-            return replace(fresh, grace_ms=before.grace_ms or self.grace_ms, others=before.others)
+            if known.queue_id != self.queue_id:
+                return known
+            grace_ms = known.grace_ms or self.grace_ms
+            return replace(known, queue_id=ulid, watermark=watermark, grace_ms=grace_ms)
 
         owner = owner_object(self._store, self._config, self._runtime).change(renewed)
         return QueueClaim(self._store, self._config, self._runtime, owner)
@@ -297,10 +295,9 @@ def claim_for_writing(
         manifest = read_manifest(store, config, runtime)
         try:
             claim.check(manifest)
-            if manifest is not None:
-                # Bytes behind the last entry, too: readers refuse them, and what is appended would
-                # be reported as durable and never be read.
-                manifest.check()
+            # Bytes behind the last entry, too: readers refuse them, and what is appended would be
+            # reported as durable and never be read.
+            (manifest or Manifest.empty()).check()
         except errors.QueueReset as error:
             if not recreate:
                 raise
@@ -346,9 +343,8 @@ def change_grace_period(
     given at any time, and a shorter one while no producer runs (failure F5).
     """
     claim_queue(store, config, runtime=runtime)
-    fresh = PrefixOwner(config.manifest_path, runtime.ulid())
     marker = owner_object(store, config, runtime)
-    marker.change(lambda before: replace(before or fresh, grace_ms=grace_ms))
+    marker.change(lambda before: before and replace(before, grace_ms=grace_ms))
 
 
 @lru_cache(maxsize=10_000)  # A process says it once of each queue, however often it opens that.
@@ -513,20 +509,18 @@ def missing_topic_hint(store: Store, root: str = "") -> str | None:
 
 
 def exists(store: Get, key: str) -> bool:
-    """Whether a small object, such as a marker, is there; one read."""
+    """Whether an object is there; one read of one byte."""
     try:
-        store.get(key, max_bytes=_MAX_SMALL_BYTES)
+        store.get(key, byte_range=(0, 1))
     except errors.ObjectNotFound:
         return False
-    except errors.CorruptData:
-        return True  # It is too large to be one; the code that reads it raises that error.
     return True
 
 
 def _is_beside_partitions(store: Get, root: str, inner: str) -> bool:
     """Whether there is a topic at this root, and it has no partition of this name."""
     try:
-        description = read_bytes(store, _topic_key(root), _MAX_SMALL_BYTES)
+        description = read_bytes(store, _topic_key(root), 1024 * 1024)
     except (errors.ObjectNotFound, errors.PermanentStorageError):
         # A process that may not read outside of the prefix may still have a queue there.
         return False

@@ -260,10 +260,8 @@ def enable_readers(
     fences the one that runs; the index.
     """
 
-    def marked(before: ownership.PrefixOwner | None) -> ownership.PrefixOwner:
-        if before is None:
-            raise ownership.vanished(config, store.url)
-        return replace(before, others={**before.others, ownership.IS_LOG: True})
+    def marked(before: ownership.PrefixOwner | None) -> ownership.PrefixOwner | None:
+        return before and replace(before, others={**before.others, ownership.IS_LOG: True})
 
     log_ = Log(store, config, runtime, claim.queue_id)
     first = log_.read()
@@ -275,22 +273,15 @@ def enable_readers(
     return log_.change(lambda before: (before or first).changed(**settings))
 
 
-def reset_reader(view: LogView, name: str, sequence: int, *, force: bool = False) -> ReaderPosition:
-    """Set a reader, which may be new, to a sequence; its consumer is fenced. ``InvalidInput`` for a
-    sequence that is not kept, or without ``force`` where a consumer runs with this name."""
-    check_reader_name(name)
+def reset_reader(view: LogView, name: str, sequence: int) -> ReaderPosition:
+    """Set a reader, which may be new, to a sequence; a consumer that runs is fenced.
+    ``InvalidInput`` for a sequence that is not kept."""
     if not view.first_sequence <= sequence <= view.next_sequence:
         raise errors.InvalidInput(
             f"sequence {sequence} is not kept: the log has {view.first_sequence} to "
             f"{view.next_sequence - 1}, and ends at {view.next_sequence}"
         )
     log_, program = view.log, "opendata-buffer readers reset"
-    before = position_object(log_, name).read()
-    if isinstance(before, ReaderPosition) and before.may_run(log_.runtime.now_ms()) and not force:
-        raise errors.InvalidInput(
-            f"reader {name!r} runs: {before.program} on {before.host}, process {before.process}. "
-            "Stop it, or give --force, which fences it: it ends with an error"
-        )
     reader = ReaderQueue(
         log_.store, log_.config, name, runtime=log_.runtime, claim=None, program=program
     )
@@ -355,9 +346,7 @@ class ReaderQueue:
         and index in any case. ``QueueReset`` where manifest or position are gone or went backwards,
         ``DataLoss`` where what an expired reader needs is not kept.
         """
-        manifest = self._queue.read()
-        if manifest is None:
-            manifest = Manifest.empty()
+        manifest = self._queue.read() or Manifest.empty()
         now = self._runtime.monotonic()
         due = check or now - self._checked_at >= CHECK_S
         if self.last_seen is not None and manifest is self._manifest and not due:

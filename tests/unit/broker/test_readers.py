@@ -95,7 +95,7 @@ def test_a_reader_that_was_set_back_gives_its_workers_the_batches_again(
     manifest = Manifest.parse(read_bytes(store, "ingest/manifest"))
     view = open_view(store, CONFIG, RUNTIME, manifest)
     assert view is not None
-    reset_reader(view, "billing", 10, force=True)
+    reset_reader(view, "billing", 10)
     with hosting(store):
         assert sorted(work(make("billing"), 50)) == list(range(10, 60))
 

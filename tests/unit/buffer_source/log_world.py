@@ -46,9 +46,7 @@ class LogWorld(World):
         return Log(self.store, CONFIG, self.runtime).need()
 
     def view(self) -> LogView:
-        found = open_view(self.store, CONFIG, self.runtime, self.manifest())
-        assert found is not None
-        return found
+        return open_view(self.store, CONFIG, self.runtime, self.manifest())
 
     def moved(self) -> int:
         """Entries before this sequence are in segments, and not in the manifest."""

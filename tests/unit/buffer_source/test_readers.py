@@ -67,7 +67,7 @@ def test_the_checkpoint_counts_and_not_the_readers_position(
     world.each(50)
     end, _ = batch(world.run(reader="billing", maxBatchesPerTrigger="20"), None)
     view = world.view()
-    reset_reader(view, "billing", elsewhere, force=True)
+    reset_reader(view, "billing", elsewhere)
     assert world.at("billing") == elsewhere
     driver = world.run(reader="billing")
     driver.latest_offset(end)

@@ -15,6 +15,7 @@ from opendata_buffer.errors import CorruptData, PermanentStorageError
 from opendata_buffer.producer.producer import Producer
 from opendata_buffer.queue.readers import (
     amend_consumer_info,
+    process_runs,
     read_consumer_info,
     write_consumer_info,
 )
@@ -71,6 +72,14 @@ def test_a_consumer_that_is_closed_notes_it_and_one_that_is_fenced_does_not() ->
     found = read_consumer_info(store, CONFIG, runtime)
     assert found is not None
     assert not found.has_ended
+
+
+def test_a_process_of_another_user_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(process: int, signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refused)
+    assert process_runs(1)
 
 
 def test_a_consumer_whose_last_acknowledgement_failed_has_not_ended() -> None:

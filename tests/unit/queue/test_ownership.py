@@ -151,6 +151,8 @@ def test_half_a_watermark_is_none_and_one_that_makes_no_sense_is_refused() -> No
     data = b'{"version": 1, "manifest": "manifest", "next_sequence": "7", "epoch": 1}'
     with pytest.raises(CorruptData, match="'next_sequence' is '7', and not a whole number"):
         PrefixOwner.from_json(data, "ingest")
+    with pytest.raises(CorruptData, match="not the path of a manifest"):
+        PrefixOwner.from_json(b'{"version": 1, "manifest": ""}', "ingest")
 
 
 def claim(store: MemoryStore, prefix: str) -> None:
@@ -222,6 +224,11 @@ def test_a_process_that_may_not_read_outside_of_the_prefix_gets_a_queue() -> Non
             if not key.startswith("ingest/"):
                 raise PermanentStorageError("403")
             return super().get(key, **options)  # type: ignore[arg-type]
+
+        def list(self, prefix: str, **options: object) -> object:  # type: ignore[override]
+            if not prefix.startswith("ingest/"):
+                raise PermanentStorageError("403")
+            return super().list(prefix, **options)  # type: ignore[arg-type]
 
     store = Walled()
     claim(store, "ingest")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opendata_buffer import CorruptData, DataLoss, InvalidInput, QueueReset, outcomes
+from opendata_buffer import CorruptData, DataLoss, Fenced, InvalidInput, QueueReset, outcomes
 from opendata_buffer.admin.readers import readers_of
 from opendata_buffer.admin.target import Target
 from opendata_buffer.queue.log import Log
@@ -105,6 +105,7 @@ def test_f44_a_reader_that_expires_is_left_out_of_the_floor_and_told_so() -> Non
         house.reader("slow")
     for part in ("'slow'", "604800 s", "10", "41"):
         assert part in str(lost.value)
+    assert house.reader("slow", allow_data_loss=True).first_sequence == 41
 
 
 def test_f44_a_reader_whose_clock_is_far_behind_does_not_expire_while_it_reads() -> None:
@@ -121,6 +122,21 @@ def test_f44_a_reader_whose_clock_is_far_behind_does_not_expire_while_it_reads()
     house.store._now_ms = house.runtime.now_ms
     house.collect()
     assert (house.index().floor, house.index().readers) == (10, ("quick", "slow"))
+
+
+def test_a_reader_that_was_suspended_until_it_expired_goes_on_where_that_is_kept() -> None:
+    house = House()
+    house.append(40)
+    idle, slow = house.reader("idle"), house.reader("slow")
+    read(idle)
+    house.runtime.advance(8 * DAY_S)
+    read(house.reader("quick"))
+    house.collect()
+    assert (house.index().floor, house.index().readers) == (40, ("quick",))
+    house.append(1)
+    assert read(idle) == [40]
+    with pytest.raises(DataLoss, match="'slow' did not move"):
+        read(slow)
 
 
 def test_readers_are_described_by_what_waits_and_for_how_long() -> None:
@@ -153,9 +169,9 @@ def test_a_reader_is_set_to_any_sequence_that_is_kept_and_to_no_other() -> None:
     with pytest.raises(InvalidInput, match="sequence 41 is not kept: the log has 0 to 39"):
         reset_reader(house.view(), "x", 41)
     running = house.reader("x")
-    with pytest.raises(InvalidInput, match="give --force"):
-        reset_reader(house.view(), "x", 17)
-    running.close()
+    reset_reader(house.view(), "x", 17)
+    with pytest.raises(Fenced):
+        running.check_fence()
     house.collect()
     with pytest.raises(InvalidInput, match="sequence 0 is not kept"):
         reset_reader(house.view(), "x", 0)
@@ -190,6 +206,8 @@ def test_the_consumer_of_a_deleted_reader_does_not_move_the_next_of_that_name() 
     batch = old.next_batch()
     assert batch is not None
     unregister(house.store, house.view().log, "reader")
+    with pytest.raises(QueueReset, match="the reader was deleted"):
+        old.ack_through(batch.sequence)
     house.runtime.advance(1)
     new = house.reader("reader")
     assert new.epoch == old.epoch
