@@ -204,13 +204,9 @@ class AzureStore(CloudStore):
 
     def _delete(self, keys: builtins.list[str]) -> builtins.list[DeleteFailure]:
         names = [self._prefix + key for key in keys]
-        parts = list(
-            self._container().delete_blobs(*names, raise_on_any_failure=False, **self._timeouts())
+        parts = self._container().delete_blobs(
+            *names, raise_on_any_failure=False, **self._timeouts()
         )
-        if len(parts) != len(keys):
-            raise TransientStorageError(
-                f"{len(parts)} answers to {len(keys)} deletions; try again later"
-            )
         return [
             DeleteFailure(key, f"HTTP {part.status_code} {part.reason or ''}".strip())
             for key, part in zip(keys, parts, strict=True)

@@ -303,28 +303,16 @@ def upload(full: str, data: bytes | memoryview) -> tuple[bytes, dict[str, str]]:
 def read_object(read: Read, response: Any) -> bytes:
     """The bytes that were asked for, of a response of urllib3. A body that broke off is an
     HTTPError."""
-
-    def read_body(most: int | None) -> bytes:
-        if most is None:
-            return _whole_body(response)
-        content: bytes = response.read(most)
-        if len(content) == most:
-            response.close()  # the rest of the body is on its way
-        return content
-
     # A server that knows no ranges sends the whole object.
     whole = read.byte_range is not None and response.status == 200
-    return read.part_of(read_body, _size(response.headers), whole=whole)
+    return read.part_of(partial(_body, response), _size(response.headers), whole=whole)
 
 
-def _whole_body(response: Any, most: int | None = None) -> bytes:
-    """The body of a response. urllib3 does not always see that a body broke off."""
-    content: bytes = response.read(None if most is None else most + 1)
-    if most is not None and len(content) > most:
-        raise urllib3.exceptions.ProtocolError(f"the response has more than {most} bytes")
-    size = _size(response.headers)
-    if size is not None and size != len(content):
-        raise urllib3.exceptions.ProtocolError(f"{len(content)} of {size} bytes arrived")
+def _body(response: Any, most: int | None) -> bytes:
+    """The body of a response, or so many bytes of it."""
+    content: bytes = response.read(most)
+    if len(content) == most:
+        response.close()  # the rest of the body is on its way
     return content
 
 
@@ -412,13 +400,15 @@ class GcsClient:
         )
         try:
             if response.status >= 300:
-                content = response.read(MAX_ERROR_BYTES)
-                if len(content) == MAX_ERROR_BYTES:
-                    response.close()
+                content = _body(response, MAX_ERROR_BYTES)
             elif read_body is not None:
                 content = read_body(response)
             else:
-                content = _whole_body(response, MAX_PAGE_BYTES)
+                content = _body(response, MAX_PAGE_BYTES + 1)
+                if len(content) > MAX_PAGE_BYTES:
+                    raise urllib3.exceptions.ProtocolError(
+                        f"the response has more than {MAX_PAGE_BYTES} bytes"
+                    )
         except BaseException:
             response.close()  # the rest of the body is on its way
             raise

@@ -225,9 +225,6 @@ class CloudStore(ABC):
     def _delete(self, keys: builtins.list[str]) -> builtins.list[DeleteFailure]:
         """Delete at most :attr:`_BULK` objects; a missing one counts as deleted."""
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.url!r})"
-
     def get(
         self,
         key: str,

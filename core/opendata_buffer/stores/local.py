@@ -250,20 +250,20 @@ def sync_directory(path: str) -> None:
         os.close(fd)
 
 
-def make_directories(path: str) -> None:
+def make_directories(path: str, attempts: int = 8) -> None:
     """Like ``os.makedirs``, but a power cut does not lose a directory made here."""
-    for attempt in range(8):
-        try:
-            os.mkdir(path)
-            break
-        except FileExistsError:
-            return
-        except FileNotFoundError:
-            # A delete may prune the parent again; but below a dangling link or in /proc a
-            # parent "exists" and mkdir fails for ever.
-            if attempt == 7:
-                raise
-            make_directories(os.path.dirname(path))
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        # A delete may prune the parent again; but below a dangling link or in /proc a parent
+        # "exists" and mkdir fails for ever.
+        if not attempts:
+            raise
+        make_directories(os.path.dirname(path))
+        make_directories(path, attempts - 1)
+        return
     sync_directory(os.path.dirname(path))
 
 
@@ -317,11 +317,10 @@ class TemporaryFiles:
         now_ns = self.now_ms() * 1_000_000
         with os.scandir(self._directory) as entries:
             for entry in entries:
-                try:  # No writer needs a day for one.
+                # Another process may sweep meanwhile, and not all may be ours to remove.
+                with contextlib.suppress(OSError):
                     if now_ns - entry.stat(follow_symlinks=False).st_mtime_ns > _DAY_NS:
-                        os.unlink(entry.path)
-                except OSError:
-                    continue  # swept by another process meanwhile, or not ours to remove
+                        os.unlink(entry.path)  # No writer needs a day for one.
 
     def open(self, mode: int = 0o666) -> tuple[int, str]:
         """A new empty file, open for writing."""
@@ -447,9 +446,6 @@ class LocalStore:
     def url(self) -> str:
         """``file://`` and the directory."""
         return Path(self.root).as_uri()
-
-    def __repr__(self) -> str:
-        return f"LocalStore({self.root!r})"
 
     def file_of(self, key: str) -> str:
         """The file of an object; refused if no file can have this name, or the store's own has."""

@@ -53,9 +53,6 @@ class MemoryStore:
         """``memory://name``."""
         return f"memory://{self._name}"
 
-    def __repr__(self) -> str:
-        return f"MemoryStore({self.url!r})"
-
     def __reduce__(self) -> tuple[Callable[[str], MemoryStore], tuple[str]]:
         if _registry.get(self._name) is not self:
             raise InvalidInput(

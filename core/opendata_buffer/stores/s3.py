@@ -57,7 +57,6 @@ from opendata_buffer.stores.http import (
     OF_A_PROXY,
     Answer,
     CloudStore,
-    DeadlinePassed,
     Page,
     Read,
     epoch_ms,
@@ -523,10 +522,8 @@ class DirectGet:
             # As boto3 does at this point: a call past its deadline sends nothing.
             client.meta.events.emit("before-send.s3.GetObject", request=prepared)
             answer = client._endpoint.http_session.send(prepared)  # type: ignore[attr-defined]
-        except DeadlinePassed:
-            raise
         except Exception:
-            return None  # boto3 meets the same error, and handles it
+            return None  # boto3 meets the same error, also that the time is up, and handles it
         return _response(answer)
 
     def _remember(

@@ -25,7 +25,7 @@ from opendata_buffer.errors import (
     UnsafeStore,
 )
 from opendata_buffer.runtime import SystemRuntime, deadline
-from opendata_buffer.stores.base import ABSENT, Blob, IfVersion
+from opendata_buffer.stores.base import ABSENT, Blob, IfVersion, NotModified
 from tests.http_scripts import Reply
 from tests.unit.stores.cloud_responses import (
     AZURE,
@@ -148,6 +148,13 @@ def test_f36_an_object_that_never_has_its_checksum_is_corrupt(cloud: Cloud, scri
     with pytest.raises(CorruptData, match=r"cannot read 'root/k'.*checksum"):
         store.get("k")
     assert len(server.asked) == 3
+
+
+def test_an_object_that_is_as_it_was_is_not_read(cloud: Cloud, script: Script) -> None:
+    store, _ = script(Reply(304))
+    assert store.get("k", if_changed=cloud.version) == NotModified()
+    with pytest.raises(TransientStorageError, match="not modified"):
+        store.get("k")
 
 
 def test_a_malformed_date_is_transient(cloud: Cloud, script: Script) -> None:

@@ -83,8 +83,6 @@ class Service(CloudStore):
     def _prepare(self) -> None: ...
 
     def _get(self, read: Read) -> Blob | NotModified:
-        if read.if_changed is None and read.byte_range is not None:
-            return self._not_modified(read)
         self.read()
         return Blob(b"", read.name, 0)
 
@@ -155,11 +153,6 @@ def test_no_pause_outlives_the_callers_deadline() -> None:
         store.get("k")
     assert store.time.monotonic() < 3
     assert len(left) == 2
-
-
-def test_not_modified_answers_only_a_read_that_names_a_version() -> None:
-    with pytest.raises(TransientStorageError, match="'k' in x://bucket: it was answered as not mo"):
-        Service().get("k", byte_range=(0, 1))
 
 
 def part_of(

@@ -335,6 +335,9 @@ def test_check_runs_once_and_leaves_nothing(
 def test_f12_a_file_system_without_locks_is_refused(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fcntl, "flock", fail_with(errno.EIO))
+    with pytest.raises(PermanentStorageError, match="cannot write"):
+        store.check_conditional_writes("in/manifest")
     monkeypatch.setattr(fcntl, "flock", fail_with(errno.ENOLCK))
     with pytest.raises(UnsafeStore, match=r"has no file locks.*s3:// URL"):
         store.check_conditional_writes("in/manifest")
@@ -380,7 +383,9 @@ def test_no_memory_is_taken_for_what_is_missing_or_too_large(tmp_path: Path) -> 
         store.get_into("a/b", allocate, max_bytes=3)
 
 
-def test_a_file_that_is_cut_while_it_is_read_to_memory_is_no_object(tmp_path: Path) -> None:
+def test_a_file_that_is_cut_while_it_is_read_is_no_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = LocalStore(tmp_path)
     store.put("a/b", b"1234")
 
@@ -390,6 +395,9 @@ def test_a_file_that_is_cut_while_it_is_read_to_memory_is_no_object(tmp_path: Pa
 
     with pytest.raises(TransientStorageError, match="was cut to fewer bytes"):
         store.get_into("a/b", allocate)
+    monkeypatch.setattr(os, "pread", lambda *_: b"")
+    with pytest.raises(TransientStorageError, match="was cut to fewer bytes"):
+        store.get("a/b")
 
 
 def test_a_part_longer_than_a_file_name_is_refused() -> None:
@@ -486,6 +494,18 @@ def test_a_directory_that_was_removed_is_made_again(store: LocalStore, root: Pat
     os.rmdir(root / RESERVED / "tmp")
     store.put("a", b"2")
     assert (root / "a").read_bytes() == b"2"
+    (root / "link").symlink_to("nowhere")
+    with pytest.raises(PermanentStorageError, match="cannot write"):
+        store.put("link/a", b"")
+
+
+def test_not_every_directory_can_be_synced(
+    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("a", b"1")
+    local.sync_directory(str(root / "pruned"))
+    monkeypatch.setattr(os, "fsync", fail_with(errno.EINVAL))
+    local.sync_directory(str(root))
 
 
 def test_f6_the_time_is_that_of_the_file_system(
@@ -639,6 +659,8 @@ def test_without_create_a_missing_file_is_no_lock(path: str, runtime: ManualRunt
         assert lock.load() == 0
         lock.store(7)
     assert not os.path.exists(path)
+    with pytest.raises(FileNotFoundError), FileLock(f"{path}/lock", runtime):
+        pass
 
 
 def test_a_forked_child_does_not_keep_the_lock(path: str, runtime: ManualRuntime) -> None:

@@ -143,27 +143,6 @@ def test_f12_a_good_store_is_asked_once_per_process(s3_server: S3Server, store: 
     assert len(s3_server.requests) == asked
 
 
-def test_f12_lost_answers_during_the_check_are_tried_again(
-    s3_server: S3Server, store: S3Store
-) -> None:
-    s3_server.inject(Fault(503), times=3)
-    store.check_conditional_writes("ingest/manifest")
-    assert s3_server.objects() == {}
-
-
-SPOILT = [Fault(500), Fault(Answer.CLOSE), Fault(Answer.TRUNCATE), Fault(Answer.CORRUPT)]
-
-
-@pytest.mark.parametrize("fault", SPOILT, ids=lambda fault: str(fault.answer))
-def test_f36_a_read_that_breaks_off_or_is_garbled_is_repeated(
-    s3_server: S3Server, store: S3Store, fault: Fault
-) -> None:
-    store.put("a", b"0123456789" * 1_000)
-    s3_server.inject(fault, method="GET", times=2)
-    assert read_bytes(store, "a") == b"0123456789" * 1_000
-    assert s3_server.count("GET") == 3
-
-
 def test_f36_a_bit_that_flipped_in_a_stored_batch_is_found_and_the_batch_is_skipped(
     s3_server: S3Server, store: S3Store
 ) -> None:
