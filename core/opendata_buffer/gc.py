@@ -12,8 +12,8 @@ import logging
 import posixpath
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from opendata_buffer import errors, metrics, outcomes
 from opendata_buffer.config import DEFAULT_GRACE_PERIOD_MS, ConsumerConfig, QueueConfig
@@ -46,14 +46,7 @@ from opendata_buffer.queue.ownership import (
 from opendata_buffer.queue.queue import Queue
 from opendata_buffer.queue.readers import ReaderPosition, read_positions, readers_folder
 from opendata_buffer.runtime import Runtime, SystemRuntime, Task
-from opendata_buffer.stores.base import (
-    Delete,
-    DeleteFailure,
-    List,
-    Listing,
-    NotModified,
-    ObjectInfo,
-)
+from opendata_buffer.stores.base import DeleteFailure, Listing, NotModified, ObjectInfo, Store
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +84,10 @@ class GcCursor:
         found = self._object.read()
         self._known = found if isinstance(found, str) else ""
         # Another prefix's key would skip everything, and text that is no key fails each listing.
-        in_prefix = self._known.startswith(self._prefix)
-        return self._known if in_prefix and _is_key(self._known) else ""
+        with suppress(UnicodeEncodeError):
+            if self._known.startswith(self._prefix) and len(self._known.encode()) <= MAX_KEY_BYTES:
+                return self._known
+        return ""
 
     def save(self, after: str) -> None:
         """Remember a key. The last one that is saved counts, and a failure is only logged."""
@@ -109,13 +104,6 @@ class GcCursor:
     def _begin_anew(self, error: errors.CorruptData, version: str) -> str:
         log.warning("the collector begins at the first object: %s", error)
         return ""
-
-
-def _is_key(text: str) -> bool:
-    try:
-        return len(text.encode()) <= MAX_KEY_BYTES
-    except UnicodeEncodeError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,10 +277,6 @@ class GcReport:
         )
 
 
-class GcStore(CasStore, List, Delete, Protocol):
-    """What the collector needs of a store."""
-
-
 class GarbageCollector:
     """Deletes the batches that were consumed, and those that were never appended.
 
@@ -307,7 +291,7 @@ class GarbageCollector:
 
     def __init__(
         self,
-        store: GcStore,
+        store: Store,
         config: ConsumerConfig,
         *,
         runtime: Runtime | None = None,

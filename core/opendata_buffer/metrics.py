@@ -15,7 +15,6 @@ from weakref import ref
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Observation, get_meter
 from opentelemetry.metrics import _Gauge as Gauge  # the API's own name is still provisional
 
-METER_NAME = "opendata_buffer"
 PREFIX = "buffer."
 
 # The SDK's default buckets start at 5 and are meant for milliseconds; these are seconds.
@@ -40,7 +39,7 @@ _QUEUE = ("queue",)
 
 TABLE: list[Metric] = []  # all instruments, in the order of the reference
 
-_meter = get_meter(METER_NAME)
+_meter = get_meter("opendata_buffer")
 
 Owner = TypeVar("Owner")
 

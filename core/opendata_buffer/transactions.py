@@ -361,13 +361,7 @@ class OwnedRecord:
                 return found
             return replace(found, run=self._run)
 
-        outcome = self._object.update(change)
-        if not isinstance(outcome, outcomes.Applied) or outcome.value is None:
-            raise errors.TransientStorageError(
-                f"commit record {self.key!r} could not be written: {outcome}. Nothing "
-                "was appended; start the query again."
-            )
-        return outcome.value
+        return self._object.change(change)
 
     def is_owned(self) -> bool:
         """Whether no other run has claimed the record since. Reads it."""
@@ -597,13 +591,8 @@ class TransactionCoordinator:
     def forget(self, app: str) -> None:
         """Delete the record of an app that writes nothing any more. Failures are logged."""
         self._owned.pop(app, None)
-        key = record_key(self._folder, app)
-        try:
-            failures: object = self._store.delete_many([key])
-        except errors.OpenDataBufferError as error:
-            failures = error
-        if failures:
-            log.warning("commit record %s was not deleted: %s", key, failures)
+        for each in self._store.delete_many([record_key(self._folder, app)]):
+            log.warning("commit record %s was not deleted: %s", each.key, each.reason)
 
     def _claim(
         self, app: str, batch: int, query: str | None, partitions: Collection[str]

@@ -6,11 +6,30 @@ import json
 import subprocess
 import sys
 
+from opentelemetry.metrics import CallbackOptions
+
+from opendata_buffer.metrics import WatchedGauge
+
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
     )
+
+
+class Owner:
+    value: float | None = 2.0
+
+
+def test_a_watched_gauge_asks_those_that_live() -> None:
+    gauge = WatchedGauge("buffer.tested", "1", "Tested.")
+    one, other = Owner(), Owner()
+    for each in (one, other):
+        gauge.watch(each, lambda owner: owner.value, {"queue": "q"})
+    other.value = None
+    assert [each.value for each in gauge._observe(CallbackOptions())] == [2.0]
+    del one
+    assert not [*gauge._observe(CallbackOptions())]
 
 
 # One batch: produced, contended for, consumed, acknowledged, collected.

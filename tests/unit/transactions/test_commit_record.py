@@ -30,6 +30,7 @@ WHOLE = b'{"version": 1, "batch": 3, "next_sequence": 7}'
         WHOLE.replace(b"7", b'7, "intents": {"p-00000": 0}'),
         WHOLE.replace(b"7", b'7, "intents": {"p-00000": true}'),
         WHOLE.replace(b"7", b'7, "intents": {"p-00000": "7"}'),
+        WHOLE.replace(b"7", b'7, "positions": {"p-00000": 7}'),
     ],
 )
 def test_an_unreadable_record_is_named(raw: bytes) -> None:

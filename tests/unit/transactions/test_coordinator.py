@@ -268,6 +268,41 @@ def test_a_batch_that_was_committed_is_not_written_again() -> None:
     world.check(2)
 
 
+def test_a_committed_batch_is_told_once_the_attempts_beside_it_are_rolled_back() -> None:
+    world = World()
+    first, second = Driver(world), Driver(world)
+    first.append(first.begun(0))
+    attempt = second.begun(0)
+    second.append(attempt)
+    assert second.coordinator.decide(attempt)  # and both are killed
+    assert not Driver(world).write(0)
+    world.check(1)
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_an_attempt_that_cannot_be_decided_or_rolled_back_now_is_by_the_next_run(
+    is_begun: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World()
+    driver = Driver(world)
+    attempt = driver.begun(0)
+    driver.append(attempt)
+
+    def put_if(key: str, data: bytes, condition: Any) -> Any:
+        if is_begun and key == RECORD:
+            return outcomes.Conflict()
+        raise TransientStorageError("the network is down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "put_if", put_if)
+        message = "was not committed" if is_begun else "is not known"
+        with pytest.raises(TransientStorageError, match=message):
+            driver.coordinator.decide(attempt)
+    assert ("not rolled back everywhere yet" in caplog.text) == is_begun
+    assert Driver(world).write(0)
+    world.check(1)
+
+
 KILLS = range(requests_of(lambda driver: driver.write(1)) + 1)
 
 
