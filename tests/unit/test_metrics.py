@@ -17,16 +17,11 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-class Owner:
-    value: float | None = 2.0
-
-
 def test_a_watched_gauge_asks_those_that_live() -> None:
     gauge = WatchedGauge("buffer.tested", "1", "Tested.")
-    one, other = Owner(), Owner()
-    for each in (one, other):
-        gauge.watch(each, lambda owner: owner.value, {"queue": "q"})
-    other.value = None
+    one, other = (lambda: 2.0), (lambda: None)
+    gauge.watch(one, lambda owner: owner(), {"queue": "one"})
+    gauge.watch(other, lambda owner: owner(), {"queue": "other"})
     assert [each.value for each in gauge._observe(CallbackOptions())] == [2.0]
     del one
     assert not [*gauge._observe(CallbackOptions())]

@@ -116,14 +116,3 @@ def test_an_object_too_large_for_memory_is_not_copied_in_part(
     with pytest.raises(InvalidInput, match="too large to be copied"):
         quarantine(store, "ingest", ENTRY, "?", runtime=RUNTIME)
     assert list_quarantine(store, "ingest") == []
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"[]", b"{}", b'{"version": 2}', b'{"version": 1}', b"[" * 50_000]
-)
-def test_what_is_no_report_is_named(store: MemoryStore, data: bytes) -> None:
-    made = quarantine(store, "ingest", ENTRY, "?", runtime=RUNTIME)
-    key = f"ingest/_quarantine/{made.id}.json"
-    store.put(key, data)
-    with pytest.raises(CorruptData, match=key):
-        read_report(store, "ingest", made.id)

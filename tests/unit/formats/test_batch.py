@@ -395,21 +395,13 @@ def test_a_tag_takes_the_place_of_the_first_random_characters_and_is_found_again
     assert ulid_timestamp_ms(tagged) == ulid_timestamp_ms(ulid)
     assert ulid_tag(tagged) == "ZZZZZZ"
     assert tagged_ulid(ulid, ulid_tag(ulid)) == ulid
+    for location in (batch_key("deep/down", tagged), f"ingest/app=a/batch=7/{tagged}.batch"):
+        assert location_tag(location) == "ZZZZZZ"
+    for foreign in ("ingest/mine.batch", "", "ingest/", f"ingest/{tagged}.parquet"):
+        assert location_tag(foreign) is None
 
 
 @pytest.mark.parametrize("tag", ["", "ZZZZZ", "ZZZZZZZ", "ZZZZZU", "zzzzz/", "ZZZZ Z"])
 def test_a_tag_that_makes_no_ulid_is_refused(tag: str) -> None:
     with pytest.raises(InvalidInput, match="not a ULID"):
         tagged_ulid(ULID, tag)
-
-
-def test_a_locations_tag_is_its_ulids_whatever_lies_above() -> None:
-    tagged = tagged_ulid(ULID, "ZZZZZZ")
-    for location in (
-        batch_key("ingest", tagged),
-        batch_key("deep/down", tagged),
-        f"ingest/app=a/batch=7/{tagged}.batch",
-    ):
-        assert location_tag(location) == "ZZZZZZ"
-    for foreign in ("ingest/mine.batch", "", "ingest/", f"ingest/{tagged}.parquet"):
-        assert location_tag(foreign) is None

@@ -322,9 +322,6 @@ def test_a_manifest_is_an_immutable_value() -> None:
     )
 
 
-# ---- locations
-
-
 # ---- replacing, and starting behind an older queue
 
 
@@ -401,48 +398,32 @@ def test_f4_f10_f15_steps_back_are_refused(after: Manifest, message: str) -> Non
 
 # One entry
 
-ENTRY = (
-    b"\x25\x00\x00\x00"  # entry_len 37
-    b"\x01\x02\x00\x00\x00\x00\x00\x00"  # sequence 513
-    b"\x03\x00p/\x61"
-    b"\x01\x00\x00\x00"  # one item
-    b"\x0a\x00\x00\x00" + b"\x00\x00\x00\x00\x00\x00\x00\x80" + b"\x04\x00\x00\x00meta"
-)
-VALUE = BatchDescriptor(513, "p/a", (Metadata(10, -(2**63), b"meta"),))
-
-
-def encoded(sequence: int, entry: NewEntry) -> bytes:
-    pieces: list[BytesLike] = []
-    encode_entry(sequence, entry, pieces)
-    return b"".join(pieces)
-
 
 def test_an_entry_is_read_where_it_starts_and_no_further() -> None:
-    assert encoded(513, NewEntry("p/a", VALUE.metadata)) == ENTRY
-    raw = b"before" + ENTRY + b"behind"
-    assert decode_entry(raw, 6, 513, len(raw)) == (VALUE, 6 + len(ENTRY))
-    with pytest.raises(CorruptManifest, match="entry 513 at byte 6 claims 37 bytes of the 36 left"):
-        decode_entry(raw, 6, 513, len(raw) - 7)
+    pieces: list[BytesLike] = []
+    encode_entry(8, NewEntry("é", ENTRIES[1].metadata), pieces)
+    assert b"".join(pieces) == ENTRY_8
+    raw = b"before" + ENTRY_8 + b"behind"
+    assert decode_entry(raw, 6, 8, len(raw)) == (ENTRIES[1], 6 + len(ENTRY_8))
+    with pytest.raises(CorruptManifest, match="entry 8 at byte 6 claims 50 bytes of the 49 left"):
+        decode_entry(raw, 6, 8, len(raw) - 7)
 
 
-@pytest.mark.parametrize("at", range(len(ENTRY)))
+@pytest.mark.parametrize("at", range(len(ENTRY_8)))
 def test_f15_a_changed_byte_changes_the_values_or_is_refused(at: int) -> None:
     for change in (1, 0x80, 0xFF):
-        raw = bytearray(ENTRY)
+        raw = bytearray(ENTRY_8)
         raw[at] ^= change
         try:
-            value, end = decode_entry(bytes(raw), 0, 513, len(raw))
+            value, end = decode_entry(bytes(raw), 0, 8, len(raw))
         except CorruptManifest:
             continue
-        assert value != VALUE
-        assert end == len(ENTRY)
+        assert value != ENTRIES[1]
+        assert end == len(ENTRY_8)
 
 
 def test_entries_in_front_of_a_damage_are_salvaged() -> None:
-    pieces: list[BytesLike] = []
-    for sequence in (7, 8, 9):
-        encode_entry(sequence, NewEntry(f"p/{sequence}"), pieces)
-    raw = b"".join(pieces)
+    raw = b"".join(entry(sequence, b"p/%d" % sequence) for sequence in (7, 8, 9))
     assert [each.location for each in salvage_entries(raw)] == ["p/7", "p/8", "p/9"]
     assert [each.sequence for each in salvage_entries(raw[:-1])] == [7, 8]
     assert salvage_entries(raw[1:]) == []
@@ -460,6 +441,6 @@ def test_the_time_of_an_entry_is_its_first_records_and_else_its_names() -> None:
 
 
 def test_bytes_after_the_last_metadata_item_are_refused() -> None:
-    longer = b"\x28" + ENTRY[1:] + b"new"
-    with pytest.raises(CorruptManifest, match="513 has 3 bytes after its 1 metadata items"):
-        decode_entry(longer, 0, 513, len(longer))
+    longer = b"\x35" + ENTRY_8[1:] + b"new"
+    with pytest.raises(CorruptManifest, match="8 has 3 bytes after its 2 metadata items"):
+        decode_entry(longer, 0, 8, len(longer))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -75,10 +76,7 @@ def test_a_consumer_that_is_closed_notes_it_and_one_that_is_fenced_does_not() ->
 
 
 def test_a_process_of_another_user_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(process: int, signal: int) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "kill", refused)
+    monkeypatch.setattr(os, "kill", Mock(side_effect=PermissionError))
     assert process_runs(1)
 
 

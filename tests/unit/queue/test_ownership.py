@@ -319,13 +319,8 @@ def test_f4_an_epoch_that_went_backwards_is_refused_too() -> None:
 def test_f4_a_manifest_that_is_lost_after_the_claim_is_not_created_anew() -> None:
     store = MemoryStore()
     produce(store, b"a")
-    queue = Queue(
-        store,
-        PRODUCER,
-        runtime=ManualRuntime(),
-        role="producer",
-        claim=claim_for_writing(store, PRODUCER),
-    )
+    claim = claim_for_writing(store, PRODUCER)
+    queue = Queue(store, PRODUCER, runtime=ManualRuntime(), role="producer", claim=claim)
     lose(store)
     with pytest.raises(QueueReset, match="is gone from"):
         queue.append([entry(1)])

@@ -281,7 +281,7 @@ def test_a_committed_batch_is_told_once_the_attempts_beside_it_are_rolled_back()
 
 @pytest.mark.parametrize("is_begun", [True, False])
 def test_an_attempt_that_cannot_be_decided_or_rolled_back_now_is_by_the_next_run(
-    is_begun: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    is_begun: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = World()
     driver = Driver(world)
@@ -293,11 +293,10 @@ def test_an_attempt_that_cannot_be_decided_or_rolled_back_now_is_by_the_next_run
             return outcomes.Conflict()
         raise TransientStorageError("the network is down")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(world.store, "put_if", put_if)
-        message = "was not committed" if is_begun else "is not known"
-        with pytest.raises(TransientStorageError, match=message):
-            driver.coordinator.decide(attempt)
+    driver.wire.put_if = put_if
+    message = "was not committed" if is_begun else "is not known"
+    with pytest.raises(TransientStorageError, match=message):
+        driver.coordinator.decide(attempt)
     assert ("not rolled back everywhere yet" in caplog.text) == is_begun
     assert Driver(world).write(0)
     world.check(1)
