@@ -91,7 +91,7 @@ LookBeforeAdoption(d) ==
 
 \* A successor gives every holder its whole time anew.
 \* core/opendata_buffer/broker/dispatcher.py: DispatcherTerm._adopt
-\* core/opendata_buffer/broker/claims.py: Heartbeats.begin
+\* core/opendata_buffer/broker/claims.py: Heartbeats
 Adopt(d) ==
     LET new == [dispatcher[d].known EXCEPT !.epoch = dispatcher[d].epoch]
         lapse == IF Faulty("a successor gives no time") THEN now ELSE now + Timeout IN

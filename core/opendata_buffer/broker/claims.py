@@ -23,7 +23,7 @@ from itertools import islice
 from typing import Any
 
 from opendata_buffer.queue.cas import Sidecar, SidecarFields, is_number
-from opendata_buffer.runtime import Condition
+from opendata_buffer.runtime import Condition, locked
 
 MAX_OPEN = 50_000
 """Batches beyond the frontier that are claimed, done or were handed out before. While there are as
@@ -235,19 +235,28 @@ class Heartbeats:
     """When claims lapse, by the heartbeats of their workers. Times are monotonic seconds.
 
     Any thread calls :meth:`receive`, the dispatcher's thread all else. ``steady_since`` returns
-    since when this broker runs without a long pause: it may have missed earlier heartbeats.
+    since when this broker runs without a long pause: it may have missed earlier heartbeats. The
+    workers of the claims that are ``held`` get their full timeout: their last heartbeats are not
+    known.
     """
 
-    def __init__(self, condition: Condition, steady_since: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        condition: Condition,
+        steady_since: Callable[[], float],
+        held: Mapping[int, ClaimHolder],
+        now: float,
+    ) -> None:
         self._condition = condition
         self._steady_since = steady_since
         self._alive: dict[int, float] = {}
         self._renewed: dict[int, int] = {}
-        self.lapses: dict[int, float] = {}
+        self.lapses = {key: now + each.timeout_ms / 1000 for key, each in held.items()}
         """When the claim of each batch is checked next."""
 
+    @locked
     def receive(self, tokens: Iterable[int], now: float) -> None:
-        """Note a heartbeat of the worker with these claims. With the lock held."""
+        """Note a heartbeat of the worker with these claims."""
         for token in list(tokens)[:MOST_TOKENS]:
             self._alive.pop(token, None)  # moved to the end: the first tokens are the oldest
             self._alive[token] = now
@@ -255,14 +264,6 @@ class Heartbeats:
         excess = max(0, len(self._alive) - 2 * MOST_TOKENS)
         for token in list(islice(self._alive, excess)):
             del self._alive[token]
-
-    def begin(self, held: Mapping[int, ClaimHolder], now: float) -> None:
-        """Give each worker its full timeout: its last heartbeat is not known."""
-        self.lapses = {key: now + each.timeout_ms / 1000 for key, each in held.items()}
-
-    def end(self) -> None:
-        """Forget the times: another dispatcher owns the claims."""
-        self.lapses, self._renewed = {}, {}
 
     def prolong(self, sequence: int, holder: ClaimHolder, now: float) -> bool:
         """Set the new end of a claim that lasts longer than its timeout; False when it lapses."""

@@ -65,31 +65,183 @@ RETRY_S = 1.0
 """Seconds of a pause after storage did not answer."""
 
 
-class ReadyBatches:
-    """The queue's batches that wait or are being worked on. Not thread-safe."""
+class DispatchRound:
+    """What one group commit changes in a round that began at ``now``: the ``claims`` as they are to
+    be stored, the ``responses`` to send once they are, how claims ``ended`` in it by token, and how
+    many ``lapsed``.
+    """
 
-    def __init__(self, store: Store, config: ConsumerConfig, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        term: DispatcherTerm,
+        ended_before: Mapping[int, str],
+        now: float,
+    ) -> None:
+        self._term = term
+        self._ended_before = ended_before
+        self._now = now
+        self.claims = term.claims
+        self.responses: list[Callable[[], None]] = []
+        self.ended: dict[int, str] = {}
+        self.lapsed = 0
+
+    def lapse(self) -> None:
+        """Take batches from workers whose heartbeats stopped."""
+        heartbeats = self._term.heartbeats
+        for sequence, at in list(heartbeats.lapses.items()):
+            holder = self.claims.held.get(sequence)
+            if at > self._now or holder is None:
+                continue
+            if not heartbeats.prolong(sequence, holder, self._now):
+                log.warning("worker %s of batch %d sends no heartbeat", holder.worker, sequence)
+                self.claims = self.claims.release(sequence)
+                self.lapsed += 1
+
+    def finish(self, request: FinishRequest) -> None:
+        """End a claim as its worker asks, if the worker still holds it."""
+        sequence, token = request.sequence, request.token
+        if request.how == (self.ended.get(token) or self._ended_before.get(token)):
+            # The worker did not get the answer, and asks again.
+            self._respond(request, "finished")
+            return
+        if not self.claims.holds(sequence, token):
+            self._respond(request, "failed", error=error_body(errors.ClaimLost(sequence)))
+            return
+        if request.how == "release":
+            self.claims = self.claims.release(sequence)
+            self._term.rests[sequence] = self._now + request.rest_ms / 1000
+        elif request.how == "done":
+            self.claims = self.claims.finish(sequence)
+        else:
+            self.claims = self.claims.release(sequence)
+            self._quarantine(sequence, request.reason)
+        self.ended[token] = request.how
+        self._term.heartbeats.drop(sequence, token)
+        self._respond(request, "finished")
+
+    def hand_out(self, claiming: Sequence[ClaimRequest], may_read: bool) -> list[ClaimRequest]:
+        """Give free batches to the requests, the oldest first; returns those that go on waiting.
+        Where too few are known, more are read if that ``may`` be done now.
+        """
+        term = self._term
+        # Also when no worker waits: this forgets rests that are over.
+        resting = term.resting(self._now)
+        wanted = sum(each.most for each in claiming)
+        free = self.claims.free(term.end, resting) if wanted else []
+        if len(free) < wanted and may_read:
+            term.read_more(wanted - len(free), self._now)
+            free = self.claims.free(term.end, resting)
+        left = []
+        place = 0
+        for request in claiming:
+            given: list[int] = []
+            size = 0
+            while len(given) < request.most and place < len(free):
+                sequence = free[place]
+                batch = term.known[sequence]
+                if batch.repeats is not None:  # It was queued before: this entry is done.
+                    self.claims = self.claims.finish(sequence)
+                    place += 1
+                    continue
+                own_size = _size_in_answer(batch)
+                size += own_size
+                if given and size > MAX_ANSWER_BYTES:
+                    break
+                place += 1
+                count = self.claims.deliveries.get(sequence, 0)
+                if 0 < request.max_deliveries <= count:
+                    self._quarantine(sequence, f"handed out {count} times and never finished")
+                    continue
+                if own_size > MAX_ANSWER_BYTES:
+                    reason = "its metadata is larger than what a broker and a worker exchange"
+                    self._quarantine(sequence, reason)
+                    continue
+                given.append(sequence)
+            if given:
+                self._give(request, given)
+            elif self._now >= request.until:
+                self._respond(request, "claimed", batches=[])
+            else:
+                left.append(request)
+        return left
+
+    def _quarantine(self, sequence: int, reason: str) -> None:
+        if self._term.quarantine(sequence, reason):
+            self.claims = self.claims.finish(sequence)
+
+    def _give(self, request: ClaimRequest, given: Sequence[int]) -> None:
+        self.claims = self.claims.claim(given, request.worker, request.timeout_ms)
+        batches = []
+        for sequence in given:
+            self._term.heartbeats.lapses[sequence] = self._now + request.timeout_ms / 1000
+            batch = self._term.known[sequence]
+            batches.append(
+                {
+                    "sequence": sequence,
+                    "location": batch.location,
+                    "metadata": metadata_body(batch.metadata),
+                    "token": self.claims.held[sequence].token,
+                    "deliveries": self.claims.deliveries[sequence],
+                }
+            )
+        self._respond(request, "claimed", batches=batches)
+
+    def _respond(self, request: Request, op: str, **body: Any) -> None:
+        self.responses.append(partial(request.respond, op, **body))
+
+
+def _size_in_answer(batch: BatchDescriptor) -> int:
+    # About, in bytes: a payload is in base64.
+    ranges = sum(80 + len(each.payload) * 4 // 3 for each in batch.metadata)
+    return 200 + len(batch.location) + ranges
+
+
+class DispatcherTerm:
+    """The time for which a dispatcher is the queue's consumer and owns the claims; and the queue's
+    batches that wait or are being worked on.
+
+    It begins when made, with the claims that its predecessor last wrote, and ends when another
+    consumer or dispatcher takes the queue. Raises Fenced where another dispatcher was faster. Not
+    thread-safe.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: ConsumerConfig,
+        runtime: Runtime,
+        queue: Queue | None = None,
+        steady_since: Callable[[], float] = lambda: float("-inf"),
+    ) -> None:
         self._store = store
         self._config = config
         self._runtime = runtime
         self.known: dict[int, BatchDescriptor] = {}
         """By sequence."""
-        self._stuck: set[int] = set()
-        self.end = 0
-        """Batches before this sequence are known."""
-        self.read_at = float("-inf")
-        """When the queue was last read for more, monotonic seconds."""
         self.rests: dict[int, float] = {}
         """Until when a released batch rests, monotonic seconds."""
+        self._stuck: set[int] = set()
+        self.read_at = float("-inf")
+        """When the queue was last read for more, monotonic seconds."""
+        self.consumer = Consumer(
+            config, store=store, runtime=runtime, queue=queue, program="broker for workers"
+        )
+        try:
+            last = self.consumer.last_handed_out_sequence
+            self.end = 0 if last is None else last + 1
+            """Batches before this sequence are known, or are no longer queued."""
+            self._object = _claims_object(store, config, runtime)
+            self.claims = self._adopt()
+            now = runtime.monotonic()
+            self.heartbeats = Heartbeats(runtime.condition(), steady_since, self.claims.held, now)
+        except BaseException:
+            self.consumer.close()
+            raise
 
-    def begin(self, first: int) -> None:
-        """Forget everything: the queue begins at this sequence."""
-        self.known, self.rests, self._stuck, self.end = {}, {}, set(), first
-
-    def read_more(self, count: int, consumer: Consumer, now: float) -> bool:
+    def read_more(self, count: int, now: float) -> bool:
         """Read which batches follow; False when there are none."""
         self.read_at = now
-        found = consumer.next_entries(count)
+        found = self.consumer.next_entries(count)
         for each in found:
             self.known[each.sequence] = each
             self.end = each.sequence + 1
@@ -127,184 +279,26 @@ class ReadyBatches:
         log.warning("batch %d goes to the quarantine: %s", sequence, reason)
         return True
 
-    def drop_before(self, frontier: int) -> None:
-        """Batches before it are acknowledged."""
+    def acknowledge(self, frontier: int) -> None:
+        """Take the batches before it out of the queue."""
+        self.consumer.ack_through(frontier - 1)
         self.known = {key: each for key, each in self.known.items() if key >= frontier}
         self._stuck = {key for key in self._stuck if key >= frontier}
 
-
-class DispatchRound:
-    """What one group commit changes in a round that began at ``now``: the ``claims`` as they are to
-    be stored, the ``responses`` to send once they are, how claims ``ended`` in it by token, and how
-    many ``lapsed``.
-    """
-
-    def __init__(
-        self,
-        claims: Claims,
-        ready: ReadyBatches,
-        heartbeats: Heartbeats,
-        ended_before: Mapping[int, str],
-        now: float,
-    ) -> None:
-        self._ready = ready
-        self._heartbeats = heartbeats
-        self._ended_before = ended_before
-        self._now = now
-        self.claims = claims
-        self.responses: list[Callable[[], None]] = []
-        self.ended: dict[int, str] = {}
-        self.lapsed = 0
-
-    def lapse(self) -> None:
-        """Take batches from workers whose heartbeats stopped."""
-        for sequence, at in list(self._heartbeats.lapses.items()):
-            holder = self.claims.held.get(sequence)
-            if at > self._now or holder is None:
-                continue
-            if not self._heartbeats.prolong(sequence, holder, self._now):
-                log.warning("worker %s of batch %d sends no heartbeat", holder.worker, sequence)
-                self.claims = self.claims.release(sequence)
-                self.lapsed += 1
-
-    def finish(self, request: FinishRequest) -> None:
-        """End a claim as its worker asks, if the worker still holds it."""
-        sequence, token = request.sequence, request.token
-        if request.how == (self.ended.get(token) or self._ended_before.get(token)):
-            # The worker did not get the answer, and asks again.
-            self._respond(request, "finished")
-            return
-        if not self.claims.holds(sequence, token):
-            self._respond(request, "failed", error=error_body(errors.ClaimLost(sequence)))
-            return
-        if request.how == "release":
-            self.claims = self.claims.release(sequence)
-            self._ready.rests[sequence] = self._now + request.rest_ms / 1000
-        elif request.how == "done":
-            self.claims = self.claims.finish(sequence)
-        else:
-            self.claims = self.claims.release(sequence)
-            self._quarantine(sequence, request.reason)
-        self.ended[token] = request.how
-        self._heartbeats.drop(sequence, token)
-        self._respond(request, "finished")
-
-    def hand_out(
-        self, claiming: Sequence[ClaimRequest], read_more: Callable[[int], object] | None
-    ) -> list[ClaimRequest]:
-        """Give free batches to the requests, the oldest first; returns those that go on waiting.
-        ``read_more`` reads so many more batches where too few are known; None: not now.
-        """
-        ready = self._ready
-        # Also when no worker waits: this forgets rests that are over.
-        resting = ready.resting(self._now)
-        wanted = sum(each.most for each in claiming)
-        free = self.claims.free(ready.end, resting) if wanted else []
-        if len(free) < wanted and read_more is not None:
-            read_more(wanted - len(free))
-            free = self.claims.free(ready.end, resting)
-        left = []
-        place = 0
-        for request in claiming:
-            given: list[int] = []
-            size = 0
-            while len(given) < request.most and place < len(free):
-                sequence = free[place]
-                batch = ready.known[sequence]
-                if batch.repeats is not None:  # It was queued before: this entry is done.
-                    self.claims = self.claims.finish(sequence)
-                    place += 1
-                    continue
-                own_size = _size_in_answer(batch)
-                size += own_size
-                if given and size > MAX_ANSWER_BYTES:
-                    break
-                place += 1
-                count = self.claims.deliveries.get(sequence, 0)
-                if 0 < request.max_deliveries <= count:
-                    self._quarantine(sequence, f"handed out {count} times and never finished")
-                    continue
-                if own_size > MAX_ANSWER_BYTES:
-                    reason = "its metadata is larger than what a broker and a worker exchange"
-                    self._quarantine(sequence, reason)
-                    continue
-                given.append(sequence)
-            if given:
-                self._give(request, given)
-            elif self._now >= request.until:
-                self._respond(request, "claimed", batches=[])
-            else:
-                left.append(request)
-        return left
-
-    def _quarantine(self, sequence: int, reason: str) -> None:
-        if self._ready.quarantine(sequence, reason):
-            self.claims = self.claims.finish(sequence)
-
-    def _give(self, request: ClaimRequest, given: Sequence[int]) -> None:
-        self.claims = self.claims.claim(given, request.worker, request.timeout_ms)
-        batches = []
-        for sequence in given:
-            self._heartbeats.lapses[sequence] = self._now + request.timeout_ms / 1000
-            batch = self._ready.known[sequence]
-            batches.append(
-                {
-                    "sequence": sequence,
-                    "location": batch.location,
-                    "metadata": metadata_body(batch.metadata),
-                    "token": self.claims.held[sequence].token,
-                    "deliveries": self.claims.deliveries[sequence],
-                }
-            )
-        self._respond(request, "claimed", batches=batches)
-
-    def _respond(self, request: Request, op: str, **body: Any) -> None:
-        self.responses.append(partial(request.respond, op, **body))
-
-
-def _size_in_answer(batch: BatchDescriptor) -> int:
-    # About, in bytes: a payload is in base64.
-    ranges = sum(80 + len(each.payload) * 4 // 3 for each in batch.metadata)
-    return 200 + len(batch.location) + ranges
-
-
-class DispatcherTerm:
-    """The time for which a dispatcher is the queue's consumer and owns the claims.
-
-    It begins when made, with the claims that its predecessor last wrote, and ends when another
-    consumer or dispatcher takes the queue. Raises Fenced where another dispatcher was faster.
-    ``first`` is the first batch that is still queued. Not thread-safe.
-    """
-
-    def __init__(
-        self, store: Store, config: ConsumerConfig, runtime: Runtime, queue: Queue | None = None
-    ) -> None:
-        self._config = config
-        self.consumer = Consumer(
-            config, store=store, runtime=runtime, queue=queue, program="broker for workers"
-        )
-        try:
-            last = self.consumer.last_handed_out_sequence
-            self.first = 0 if last is None else last + 1
-            self._object = _claims_object(store, config, runtime)
-            self.claims = self._adopt()
-        except BaseException:
-            self.consumer.close()
-            raise
-
     def _adopt(self) -> Claims:
         """Take the claims over from a dispatcher with a lower epoch, whatever it last wrote."""
-        queue, epoch = self.consumer.position_of(self.first).queue_id, self.consumer.epoch
+        first = self.end
+        queue, epoch = self.consumer.position_of(first).queue_id, self.consumer.epoch
 
         def decide(found: Claims | None) -> Claims:
             if found is None:
-                return Claims(epoch, self.first, queue=queue)
+                return Claims(epoch, first, queue=queue)
             if found.queue == queue and found.epoch > epoch:
                 return found
-            if self._config.reader and found.epoch + 1 < epoch and self.first < found.frontier:
+            if self._config.reader and found.epoch + 1 < epoch and first < found.frontier:
                 # Somebody set the reader back since.
-                return Claims(epoch, self.first, tokens=found.tokens, queue=queue)
-            return found.adopted(epoch, queue, self.first)
+                return Claims(epoch, first, tokens=found.tokens, queue=queue)
+            return found.adopted(epoch, queue, first)
 
         found = self._object.change(decide)
         if found.epoch != epoch:
@@ -371,8 +365,6 @@ class Dispatcher:
         self._finishing: list[FinishRequest] = []
         self._claiming: list[ClaimRequest] = []
         self._steady_since = steady_since
-        self._heartbeats = Heartbeats(self._condition, steady_since)
-        self._ready = ReadyBatches(store, config, runtime)
         self._term: DispatcherTerm | None = None
         self._last_epoch = -1
         self._leaving = False
@@ -419,9 +411,10 @@ class Dispatcher:
         from the next broker, where their claims would lapse."""
         if not self._is_current():
             return False
-        now = self._runtime.monotonic()
+        term = self._term
+        if term is not None:
+            term.heartbeats.receive(tokens, self._runtime.monotonic())
         with self._condition:
-            self._heartbeats.receive(tokens, now)
             if tokens and not self._leaving and self._task is None:
                 # Take the claims over at once: a predecessor that was only suspended would find no
                 # heartbeats, and hand the batches to other workers.
@@ -496,11 +489,14 @@ class Dispatcher:
     def _wait(self) -> None:
         """Until there is something to do; with the lock."""
         while not self._leaving and not self._finishing and not self._has_new_batches:
-            now = self._runtime.monotonic()
-            times = [*self._heartbeats.lapses.values(), *self._ready.rests.values()]
-            if self._claiming:
-                times.append(self._ready.read_at + POLL_S)
-                times += [each.until for each in self._claiming]
+            now, term = self._runtime.monotonic(), self._term
+            if term is None:
+                times = [now] if self._claiming else []
+            else:
+                times = [*term.heartbeats.lapses.values(), *term.rests.values()]
+                if self._claiming:
+                    times.append(term.read_at + POLL_S)
+                    times += [each.until for each in self._claiming]
             if times and min(times) <= now:
                 return
             self._condition.wait(min(times) - now if times else None)
@@ -509,21 +505,20 @@ class Dispatcher:
         self, finishing: list[FinishRequest], claiming: list[ClaimRequest], has_new_batches: bool
     ) -> list[ClaimRequest]:
         term = self._ensure_term()
-        ready, now = self._ready, self._runtime.monotonic()
-        this_round = DispatchRound(term.claims, ready, self._heartbeats, self._ended, now)
+        now = self._runtime.monotonic()
+        this_round = DispatchRound(term, self._ended, now)
         this_round.lapse()
         for request in finishing:
             this_round.finish(request)
-        read_more = partial(ready.read_more, consumer=term.consumer, now=now)
-        due = has_new_batches or now >= ready.read_at + POLL_S
-        left = this_round.hand_out(claiming, read_more if due else None)
+        is_due = has_new_batches or now >= term.read_at + POLL_S
+        left = this_round.hand_out(claiming, is_due)
         term.write(this_round.claims)
         # It is stored: only now it is answered.
         self._ended.update(this_round.ended)
         while len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
         metrics.claims_lapsed.add(this_round.lapsed)
-        self._heartbeats.forget(this_round.claims.held)
+        term.heartbeats.forget(this_round.claims.held)
         for respond in this_round.responses:
             respond()
         return left
@@ -538,40 +533,38 @@ class Dispatcher:
             # A broker that claimed the queue and gave up before it wrote the claims would look like
             # another consumer, and the announced broker would stop for it.
             raise errors.TransientStorageError("another broker is announced by now: ask it")
-        term = DispatcherTerm(self._store, self._config, self._runtime, self._queue)
-        claims, ready = term.claims, self._ready
+        term = DispatcherTerm(
+            self._store, self._config, self._runtime, self._queue, self._steady_since
+        )
+        claims = term.claims
         # Where the claims were deleted, tokens are drawn again that named other claims before.
         self._ended = {token: how for token, how in self._ended.items() if token <= claims.tokens}
         self._last_epoch = claims.epoch
-        ready.begin(term.first)
-        now = self._runtime.monotonic()
-        self._heartbeats.begin(claims.held, now)
         self._term = term
         # Held and finished batches must be known, to be handed out again or acknowledged.
         needed = max([claims.frontier, *(key + 1 for key in claims.held)])
-        while ready.end < needed and ready.read_more(needed - ready.end, term.consumer, now):
+        now = self._runtime.monotonic()
+        while term.end < needed and term.read_more(needed - term.end, now):
             pass
         log.info("handing out batches from %d on, epoch %d", claims.frontier, claims.epoch)
         return term
 
     def _acknowledge(self) -> None:
-        if self._term is None:
+        term = self._term
+        if term is None:
             return
-        frontier, consumer = self._term.claims.frontier, self._term.consumer
-        acked = consumer.last_acked_sequence
+        frontier, acked = term.claims.frontier, term.consumer.last_acked_sequence
         is_acked = acked is not None and acked >= frontier - 1
-        if frontier == 0 or is_acked or self._ready.end < frontier:
+        if frontier == 0 or is_acked or term.end < frontier:
             return
         now = self._runtime.monotonic()
         if (self._finishing or self._has_new_batches) and now - self._acked_at < ACK_S:
             return  # There is another round at once.
         self._acked_at = now
         try:
-            consumer.ack_through(frontier - 1)
+            term.acknowledge(frontier)
         except errors.TransientStorageError as error:
             log.warning("acknowledging through %d is put off: %s", frontier - 1, error)
-            return
-        self._ready.drop_before(frontier)
 
     def _fail(self, requests: list[Request], error: BaseException) -> None:
         """Begin anew from storage, after a round that failed or whose outcome is not known."""
@@ -617,8 +610,6 @@ class Dispatcher:
 
     def _end_term(self) -> None:
         term, self._term = self._term, None
-        self._heartbeats.end()
-        self._ready.rests = {}
         if term is not None:
             try:
                 term.consumer.close()

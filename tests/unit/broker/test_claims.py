@@ -112,14 +112,8 @@ def test_what_are_no_claims_says_what_deleting_them_means(data: bytes) -> None:
 HOLDER = ClaimHolder("w", token=5, timeout_ms=1_000)
 
 
-def heartbeats(steady_since: float = float("-inf")) -> Heartbeats:
-    made = Heartbeats(ManualRuntime().condition(), lambda: steady_since)
-    made.begin({7: HOLDER}, now=100.0)
-    return made
-
-
 def test_tokens_of_no_claim_are_forgotten_and_bounded() -> None:
-    beats = heartbeats()
+    beats = Heartbeats(ManualRuntime().condition(), lambda: float("-inf"), {7: HOLDER}, 100.0)
     beats.receive(range(MOST_TOKENS + 1), now=100.5)
     assert len(beats._alive) == MOST_TOKENS
     beats.forget({7: HOLDER})

@@ -284,7 +284,7 @@ def test_a_dispatcher_that_was_suspended_gives_no_live_workers_claim_away() -> N
     # Its machine's clock went on while it did not run.
     runtime.advance(30.0)
     # It has looked at the claim since.
-    eventually(lambda: asking.dispatcher._heartbeats.lapses[batch["sequence"]] == 30.5)
+    eventually(lambda: asking.dispatcher._term.heartbeats.lapses[batch["sequence"]] == 30.5)
     assert stored(store).holds(batch["sequence"], batch["token"])
     asking.dispatcher.beat([batch["token"]])
     assert asking.finish("done", batch)["op"] == "finished"
