@@ -187,13 +187,6 @@ an answer for as long again, the connection ends."""
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
-    """The entries are in the queue."""
-
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
 class Refused:
     """The entries were not appended and will not be. ``why`` is ``expired``, ``moved``, ``busy``,
     ``unsent``, ``late`` for its own deadline, or ``large``: no broker takes it."""
@@ -210,7 +203,8 @@ class Lost:
     safe_at: float
 
 
-Answer = Appended | Refused | Lost
+Answer = int | Refused | Lost
+"""To an append; the first sequence of the entries that are in the queue."""
 
 
 @dataclass(slots=True, eq=False)
@@ -328,7 +322,7 @@ class Connection:
             number = self._enter(request)
             body = protocol.append_body(number, entries, self._clock, int(valid_s * 1000), since)
         answer = self._complete(number, request, body)
-        return answer if isinstance(answer, Appended | Refused | Lost) else Refused("unknown")
+        return answer if isinstance(answer, Answer) else Refused("unknown")
 
     def ask(self, body: Mapping[str, Any], timeout: float | None = None) -> Reply | Refused | Lost:
         """Ask for anything else. Blocks for the answer, and raises it where it is an error; one
@@ -340,7 +334,7 @@ class Connection:
             request = _Request(Lost(self._next, self._clock_at))
             number = self._enter(request)
         answer = self._complete(number, request, {**body, "n": number}, timeout)
-        return Refused("unknown") if isinstance(answer, Appended) else answer
+        return Refused("unknown") if isinstance(answer, int) else answer
 
     def post(self, body: Mapping[str, Any], until: float | None) -> bool:
         """Send a request whose answer no thread waits for; False when it was not sent. Where too
@@ -491,7 +485,7 @@ class Connection:
         request = self._pending.get(number) if isinstance(number, int) else None
         match body:
             case {"op": "done", "sequence": int(sequence)} if request is not None:
-                request.answer = Appended(sequence)
+                request.answer = sequence
             case {"op": "refused", "why": str(why)} if request is not None:
                 request.answer = Refused(why)
             case {"op": "lost", "since": int(since)} if request is not None:

@@ -20,7 +20,6 @@ from functools import partial
 from opendata_buffer import errors
 from opendata_buffer.broker.broker import find_earlier_attempt
 from opendata_buffer.broker.client import (
-    Appended,
     ChannelClosed,
     Connection,
     DiscoveryRecord,
@@ -33,6 +32,7 @@ from opendata_buffer.config import ProducerConfig, QueueConfig
 from opendata_buffer.formats.manifest import NewEntry
 from opendata_buffer.producer.group_commit import (
     Committer,
+    SharedCommitter,
     committer_key,
     share,
     shared_committer,
@@ -40,7 +40,7 @@ from opendata_buffer.producer.group_commit import (
 from opendata_buffer.queue.cas import CasStore
 from opendata_buffer.queue.ownership import QueueClaim
 from opendata_buffer.queue.queue import WARN_S, Queue
-from opendata_buffer.runtime import Interval, Runtime, locked, remaining, wait_for
+from opendata_buffer.runtime import Interval, Runtime, remaining, wait_for
 from opendata_buffer.stores.base import Store
 
 log = logging.getLogger(__name__)
@@ -300,9 +300,9 @@ STOP_S = 5.0
 NEVER = float("inf")
 
 
-class BrokeredCommitter:
-    """Appends to one queue for all producers of a process, from the first :meth:`join` to the last
-    :meth:`close`. Thread-safe. Made by :func:`open_brokered_committer`."""
+class BrokeredCommitter(SharedCommitter):
+    """Appends to one queue for all producers of a process. Thread-safe. Made by
+    :func:`open_brokered_committer`."""
 
     def __init__(
         self,
@@ -313,19 +313,14 @@ class BrokeredCommitter:
         network: Network,
         open_alone: Callable[[], Committer],
         on_end: Callable[[], object] = lambda: None,
-        *,
-        expects: bool = False,
     ) -> None:
+        super().__init__(runtime, on_end)
         self._store = store
         self._config = config
         self._claim = claim
         self._runtime = runtime
         self._network = network
         self._open_alone = open_alone
-        self._on_end = on_end
-        self._condition = runtime.condition()
-        self._callers = 0
-        self._ended = False
         self._alone: Committer
         self._election: LeaderElection | None = None
         self._discovery = Discovery(
@@ -337,30 +332,16 @@ class BrokeredCommitter:
             next_search_s=self._next_search_s,
         )
         # Whether a broker will come for certain, as in a process that hosts one.
-        self._expects = expects or config.broker == "host"
+        self._expects = config.broker == "host"
         self._search_often_until = runtime.monotonic() + IDLE_SEARCH_S if self._expects else 0.0
         self._conflicts = 0
         self._asked = 0
         self._warnings = Interval(runtime, WARN_S)
 
-    @locked
-    def join(self) -> bool:
-        """Count one more caller; False when the last one has closed it, or it could not start."""
-        if self._ended:
-            return False
-        if not self._callers:
-            try:
-                if self._config.broker == "host":
-                    self._election = LeaderElection(
-                        self._store, self._config, self._runtime, self._network
-                    )
-                self._alone = self._open_alone()
-            except BaseException:
-                self._ended = True
-                self._on_end()
-                raise
-        self._callers += 1
-        return True
+    def _begin(self) -> None:
+        if self._config.broker == "host":
+            self._election = LeaderElection(self._store, self._config, self._runtime, self._network)
+        self._alone = self._open_alone()
 
     @property
     def attempts(self) -> int:
@@ -404,8 +385,8 @@ class BrokeredCommitter:
                 self._retry_or_raise(error, entries, begin_by, doubt)
                 continue
             match answer:
-                case Appended(sequence):
-                    return sequence
+                case int():
+                    return answer
                 case Lost():
                     # The search begins where the first attempt may have landed.
                     doubt = Lost(answer.since if since is None else since, answer.safe_at)
@@ -425,24 +406,13 @@ class BrokeredCommitter:
                         # as fast as they can.
                         self._runtime.sleep(MOVED_S)
 
-    def close(self) -> None:
-        """See :class:`Committer`. After the last caller, the next one gets a new committer."""
-        if not self._leave():
-            return
+    def _end(self) -> None:
         connection = self._discovery.close()
         if connection is not None:
             connection.close()
         self._alone.close()
         if self._election is not None:
             self._election.stop(STOP_S)
-
-    @locked
-    def _leave(self) -> bool:
-        self._callers -= 1
-        self._ended = self._callers == 0
-        if self._ended:
-            self._on_end()
-        return self._ended
 
     def _append_alone(
         self, entries: Sequence[NewEntry], begin_by: float, doubt: Lost | None

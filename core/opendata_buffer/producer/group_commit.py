@@ -221,7 +221,52 @@ class _Joined:
     """A guard's answer: more appends wait by now, and go into the same write."""
 
 
-class GroupCommitter:
+class SharedCommitter:
+    """A :class:`Committer` of several callers, from the first :meth:`join` to the last
+    :meth:`close`; ``on_end`` is called then."""
+
+    def __init__(self, runtime: Runtime, on_end: Callable[[], object]) -> None:
+        self._condition = runtime.condition()
+        self._on_end = on_end
+        self._callers = 0
+        self._ended = False
+
+    @locked
+    def join(self) -> bool:
+        """Count one more caller; False when the last one has closed it, or it could not begin."""
+        if self._ended:
+            return False
+        if not self._callers:
+            try:
+                self._begin()
+            except BaseException:
+                self._ended = True
+                self._on_end()
+                raise
+        self._callers += 1
+        return True
+
+    def close(self) -> None:
+        """See :class:`Committer`. After the last caller, the next one gets a new committer."""
+        if self._leave():
+            self._end()
+
+    @locked
+    def _leave(self) -> bool:
+        self._callers -= 1
+        self._ended = self._callers == 0
+        if self._ended:
+            self._on_end()
+        return self._ended
+
+    def _begin(self) -> None:
+        """Open what the callers share; with the lock."""
+
+    def _end(self) -> None:
+        """Close it, for the last caller."""
+
+
+class GroupCommitter(SharedCommitter):
     """Joins the appends of its callers; the thread that finds it idle writes for all of them."""
 
     def __init__(
@@ -230,10 +275,10 @@ class GroupCommitter:
         config: QueueConfig,
         runtime: Runtime,
         claim: QueueClaim | None,
-        on_idle: Callable[[], object],
+        on_end: Callable[[], object],
     ) -> None:
+        super().__init__(runtime, on_end)
         self._runtime = runtime
-        self._on_idle = on_idle
         self.tag = ulid_tag(runtime.ulid())
         self._fairness = WriteFairness(runtime.random, self.tag)
         self._queue = Queue(
@@ -246,12 +291,9 @@ class GroupCommitter:
         )
         self._paced = store if isinstance(store, RateLimited) else None
         self._read_to: int | None = None
-        self._condition = runtime.condition()
         self._waiting: list[_Request] = []
         self._under_way: list[_Request] = []
         self._writing = False
-        self._callers = 0
-        self._ended = False
 
     @property
     def attempts(self) -> int:
@@ -278,33 +320,15 @@ class GroupCommitter:
             try:
                 self._write(group)
             finally:
-                self._end()
+                self._end_write()
         outcome = request.outcome
         if isinstance(outcome, BaseException):
             raise outcome
         assert outcome is not None
         return outcome
 
-    @locked
-    def join(self) -> bool:
-        """Count one more caller; False when the last one has closed it meanwhile."""
-        if self._ended:
-            return False
-        self._callers += 1
-        return True
-
-    def close(self) -> None:
-        """See :class:`Committer`. After the last caller, the next one gets a new committer."""
-        if self._leave():
-            self._queue.close()
-
-    @locked
-    def _leave(self) -> bool:
-        self._callers -= 1
-        self._ended = self._callers == 0
-        if self._ended:
-            self._on_idle()
-        return self._ended
+    def _end(self) -> None:
+        self._queue.close()
 
     @locked
     def _await_write(self, request: _Request) -> list[_Request]:
@@ -409,7 +433,7 @@ class GroupCommitter:
             return []
 
     @locked
-    def _end(self) -> None:
+    def _end_write(self) -> None:
         self._writing = False
         group, self._under_way = self._under_way, []
         for request in group:
@@ -451,17 +475,13 @@ def committer_key(
     return process, id(store), config.manifest_path, "" if claim is None else claim.queue_id
 
 
-class _Shared(Protocol):
-    def join(self) -> bool: ...
-
-
-Shared = TypeVar("Shared", bound=_Shared)
+Shared = TypeVar("Shared", bound=SharedCommitter)
 
 
 def share(
     shared: dict[Hashable, Shared], key: Hashable, make: Callable[[Callable[[], object]], Shared]
 ) -> Shared:
-    """The shared object of a key, with one more caller. A new one is made with what forgets it."""
+    """The committer of a key, with one more caller. A new one is made with what forgets it."""
     while True:
         found = shared.get(key) or shared.setdefault(key, make(lambda: shared.pop(key, None)))
         if found.join():

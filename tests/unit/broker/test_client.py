@@ -11,7 +11,6 @@ import pytest
 from opendata_buffer.broker.client import (
     SILENCE_S,
     Answer,
-    Appended,
     ChannelClosed,
     Connection,
     DiscoveryRecord,
@@ -124,7 +123,7 @@ def test_each_answer_finds_its_caller() -> None:
         {"op": "failed", "error": error_body(full)},
     ]
     client = connection(Scripted(lambda body: {**answers.pop(0), "n": body["n"]}))
-    assert append(client) == Appended(7)
+    assert append(client) == 7
     assert append(client) == Refused("moved")
     lost = append(client)
     assert isinstance(lost, Lost)
@@ -167,7 +166,7 @@ def test_a_broker_that_is_slow_and_gives_signs_of_life_is_waited_for() -> None:
 
     channel = Scripted(answer)
     client = connection(channel)
-    assert append(client) == Appended(5)
+    assert append(client) == 5
 
 
 def test_an_append_that_waits_is_renewed_and_lost_later_unless_its_own_deadline_is_near() -> None:
@@ -259,7 +258,7 @@ def test_a_caller_that_is_interrupted_takes_up_no_room() -> None:
             append(client)
     channel.send = really_send  # type: ignore[method-assign]
     assert len(client._pending) == 0
-    assert append(client) == Appended(7)
+    assert append(client) == 7
     client.close()
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from opendata_buffer.broker.client import (
-    Appended,
     ChannelClosed,
     Connection,
     DiscoveryRecord,
@@ -118,7 +117,7 @@ def scripted(
 
 def test_the_next_broker_searches_from_where_the_first_attempt_may_have_landed() -> None:
     first, second = FakeConnection(Lost(4, 0.0)), FakeConnection(Lost(9, 0.0))
-    third = FakeConnection(Appended(5))
+    third = FakeConnection(5)
     ours, direct = scripted(MemoryStore(), first, second, third)
     assert ours.append(entries("a"), begin_by=later()) == 5
     assert (first.asked, second.asked, third.asked) == ([None], [4], [4])
@@ -127,7 +126,7 @@ def test_the_next_broker_searches_from_where_the_first_attempt_may_have_landed()
 
 def test_a_broker_that_fell_silent_is_not_asked_again_before_it_renews_its_record() -> None:
     store = MemoryStore()
-    ours, _ = scripted(store, FakeConnection(Lost(0, 0.0)), FakeConnection(Appended(7)), same=True)
+    ours, _ = scripted(store, FakeConnection(Lost(0, 0.0)), FakeConnection(7), same=True)
     # It takes connections and says nothing: each attempt would cost a second.
     for number in range(3):
         assert ours.append(entries(str(number)), begin_by=later()) == number
@@ -165,7 +164,7 @@ def test_what_a_consumer_may_have_taken_is_unknown() -> None:
 
 def test_a_refused_append_is_asked_for_again_or_elsewhere() -> None:
     again = FakeConnection(Refused("expired"), Refused("expired"), Refused("moved"))
-    successor = FakeConnection(Appended(3))
+    successor = FakeConnection(3)
     ours, direct = scripted(MemoryStore(), again, successor)
     assert ours.append(entries("a"), begin_by=later()) == 3
     assert again.asked == [None] * 3
@@ -195,7 +194,7 @@ def test_a_doubtful_append_that_cannot_be_verified_is_unknown() -> None:
 
 
 def test_a_broker_that_refuses_one_append_stays_connected() -> None:
-    connection = FakeConnection(Refused("large"), Refused("busy"), Appended(7))
+    connection = FakeConnection(Refused("large"), Refused("busy"), 7)
     ours, direct = scripted(MemoryStore(), connection)
     assert ours.append(entries("a"), begin_by=later()) == 0
     # What no broker takes is appended alone; a busy one is asked again.

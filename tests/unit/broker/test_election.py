@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from opendata_buffer.broker import election as election_module
-from opendata_buffer.broker.client import Appended, ChannelRefused, DiscoveryRecord, Lease
+from opendata_buffer.broker.client import ChannelRefused, DiscoveryRecord, Lease
 from opendata_buffer.broker.election import LeaderElection
 from opendata_buffer.broker.network import ListeningPort, WebSocketNetwork
 from opendata_buffer.errors import InvalidInput, TransientStorageError
@@ -43,7 +43,7 @@ def test_of_two_hosts_one_serves_and_the_other_takes_over_at_once_when_it_leaves
         announced = first.serving
         assert announced is not None
         with connected(announced, store) as client:
-            assert client.append(entries("a"), since=None, begin_by=soon()) == Appended(0)
+            assert client.append(entries("a"), since=None, begin_by=soon()) == 0
         first.stop(10)
         assert eventually(lambda: second.serving).term > announced.term
     finally:
