@@ -64,7 +64,10 @@ class OrderedUploads:
         self._group: list[Batch] = []
         self._group_limit = 0.0
         self._completed: list[Batch] = []
-        self._failure: BaseException | None = None
+        self._ordered_failure: BaseException | None = None
+        self.failed_calls = 0
+        """Calls of the batches that failed so far."""
+        self.first_failure: BaseException | None = None
 
     def set_limits(self, grace_ms: int, append_limit: float) -> None:
         """Once the queue is claimed: its grace period, and seconds after which an append without an
@@ -73,8 +76,8 @@ class OrderedUploads:
 
     def enter(self, batch: Batch) -> None:
         """Put a sealed batch at the end; behind a failed ordered batch an ordered one fails."""
-        if batch.ordered and self._failure is not None:
-            self._complete(batch, self._failure)
+        if batch.ordered and self._ordered_failure is not None:
+            self._complete(batch, self._ordered_failure)
         else:
             self._queue.append(batch)
 
@@ -153,7 +156,7 @@ class OrderedUploads:
         if is_group:
             self._group = [x for x in self._group if x.stage is not Stage.COMPLETED]
         if first is not None:
-            self._failure = error
+            self._ordered_failure = error
             behind = first not in self._queue
             for batch in self._queue:
                 if behind and batch.ordered:
@@ -193,6 +196,13 @@ class OrderedUploads:
         """Whether :meth:`take_completed` has any."""
         return bool(self._completed)
 
+    def check_ordered(self) -> None:
+        """Raise ``FlushFailed`` when an ordered batch failed: produced again behind a later one, it
+        would look like a repeat of that."""
+        if self._ordered_failure is not None:
+            reason = f"an earlier batch failed: {self.first_failure}"
+            raise errors.FlushFailed(self.failed_calls, reason)
+
     def take_completed(self) -> list[Batch]:
         """The batches that were completed since the last call."""
         completed, self._completed = self._completed, []
@@ -219,6 +229,9 @@ class OrderedUploads:
         batch.data = None
         batch.parts = []
         self._completed.append(batch)
+        if isinstance(outcome, BaseException):
+            self.failed_calls += batch.calls
+            self.first_failure = self.first_failure or outcome
 
 
 def _not_in_time(batch: Batch) -> errors.TransientStorageError:
@@ -257,16 +270,12 @@ class Accumulator:
         # Batches that have left the batcher and whose callers do not know the outcome.
         self._in_flight: dict[Completion, Batch] = {}
         self._in_flight_held = 0
-        self._in_flight_calls = 0
         self._most: int | None = None  # batches in the next append; None: all that are ready
         self._apps: set[str] = set()
-        self._first_failure: BaseException | None = None
-        self._failed_calls = 0
-        self._ordered_failed = False
         self._closing = False
         self._abandoned: BaseException | None = None
         self.threads = 2  # that have not ended: the appender and the first worker
-        self._workers = self._idle = 1
+        self._idle = 1
         self._uploading = 0
         self._appending = False
         self._appender_waits = False
@@ -311,10 +320,7 @@ class Accumulator:
 
     def _accept(self, request: ProduceRequest) -> WriteHandle:
         if request.transaction is not None and request.message is None:
-            if self._ordered_failed:
-                # Produced again, the failed transaction would look like a repeat of this one.
-                reason = f"an earlier batch failed: {self._first_failure}"
-                raise errors.FlushFailed(self._failed_calls, reason)
+            self._ordered.check_ordered()
             if request.transaction.app not in self._apps:
                 # It may repeat one of an earlier process. Directly behind that one, the reader
                 # would take both for one transaction: those are contiguous.
@@ -372,9 +378,9 @@ class Accumulator:
     @locked
     def check(self) -> None:
         """Raise ``FlushFailed`` when something was given up."""
-        if self._first_failure is not None:
-            reason = str(self._first_failure)
-            raise errors.FlushFailed(self._failed_calls, reason) from self._first_failure
+        failure = self._ordered.first_failure
+        if failure is not None:
+            raise errors.FlushFailed(self._ordered.failed_calls, str(failure)) from failure
 
     @locked
     def held_bytes(self) -> int:
@@ -384,7 +390,7 @@ class Accumulator:
     @locked
     def waiting_calls(self) -> int:
         """Accepted calls whose outcome is not known."""
-        return self._in_flight_calls + self.batcher.calls
+        return sum(batch.calls for batch in self._in_flight.values()) + self.batcher.calls
 
     # Called by workers.
 
@@ -483,21 +489,10 @@ class Accumulator:
     # Called by workers and the appender.
 
     @locked
-    def record_failures(self, batches: Sequence[Batch]) -> None:
-        """Make each flush raise from now on, and refuse later transactions, if some failed. Called
-        before they are completed, so that no later transaction is accepted."""
-        for batch in batches:
-            if isinstance(batch.outcome, BaseException):
-                self._failed_calls += batch.calls
-                self._first_failure = self._first_failure or batch.outcome
-                self._ordered_failed |= batch.ordered
-
-    @locked
     def release(self, batches: Sequence[Batch]) -> list[Callable[[], None]]:
         """Free the room of completed batches; returns callbacks of :meth:`accept_now`."""
         for batch in batches:
             self._in_flight_held -= batch.held
-            self._in_flight_calls -= batch.calls
             del self._in_flight[batch.completion]
         if self._callers_wait or self._closing:
             self._condition.notify_all()
@@ -560,13 +555,12 @@ class Accumulator:
 
     def _add_worker(self, count: int = 1) -> None:
         self.threads += count
-        self._workers += count
         self._idle += count
 
     def _checkout(self) -> bool:
         """Count one idle worker less; returns whether one more was added, as no other is idle."""
         self._idle -= 1
-        if self._idle or self._workers > self._config.upload_concurrency:
+        if self._idle or self.threads - 1 > self._config.upload_concurrency:
             return False
         self._add_worker()
         return True
@@ -592,7 +586,6 @@ class Accumulator:
             batch.deadline = batch.sealed_at + self._config.delivery_timeout_ms / 1000
             self._in_flight[batch.completion] = batch
             self._in_flight_held += batch.held
-            self._in_flight_calls += batch.calls
             self._ordered.enter(batch)
             self._to_upload.append(batch)
         if self._abandoned is not None:

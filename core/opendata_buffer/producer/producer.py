@@ -507,7 +507,6 @@ class Sender:
 
     def _complete(self, batches: Sequence[Batch]) -> None:
         """Set the outcomes of the handles; callbacks of callers run here."""
-        self.accumulator.record_failures(batches)
         try:
             for batch in batches:
                 assert batch.outcome is not None
