@@ -124,55 +124,6 @@ class Clock:
         return self.value
 
 
-@dataclass(frozen=True, slots=True)
-class Undecided:
-    """One producer's ``batches`` in one queue that are neither committed nor rolled back.
-
-    No entry from ``first_sequence`` on can be acknowledged. An acknowledgement with a clock below
-    ``first_clock`` rolls back, one beyond ``last_clock`` commits. ``txn`` is of the first batch.
-    """
-
-    first_sequence: int
-    first_clock: int
-    last_clock: int
-    batches: int
-    txn: Transaction | None = None
-
-
-def undecided(entries: Iterable[tuple[int, str]], data_path_prefix: str) -> dict[bytes, Undecided]:
-    """The undecided transactions of a queue, by producer id, in the order of their first batches.
-
-    ``entries`` are sequence and location of all that a manifest has: it shows whole transactions.
-    """
-    found: dict[bytes, Undecided] = {}
-    acked: dict[bytes, int] = {}
-    for sequence, location in entries:
-        parsed = parse_location(location, data_path_prefix)
-        if parsed is None or parsed.message is None:
-            continue
-        message = parse_uuid(parsed.message)
-        producer, clock, flags = message.producer, message.clock, message.flags & ~FINAL
-        span = found.get(producer)
-        if clock == 0:
-            continue  # not sequenced, like a message without identity
-        if flags == ACK_TXN:
-            found.pop(producer, None)
-            # Readers forget a producer at its final message: a message that follows is new to
-            # them, and held back.
-            acked[producer] = 0 if message.flags & FINAL else clock
-        elif flags != CONTINUE_TXN:
-            # A producer that mixes both kinds gives up its open transaction.
-            if span is not None and clock >= span.first_clock:
-                del found[producer]
-                acked[producer] = clock
-        elif span is not None:
-            if clock > span.last_clock:
-                found[producer] = replace(span, last_clock=clock, batches=span.batches + 1)
-        elif clock > acked.get(producer, 0):
-            found[producer] = Undecided(sequence, clock, clock, 1, parsed.txn)
-    return found
-
-
 NONE = -1
 """Stands for "no message" where a position is expected, as in checkpoints."""
 
@@ -188,6 +139,14 @@ class Message:
     """OUTSIDE_TXN, CONTINUE_TXN or ACK_TXN. Other flags are read as OUTSIDE_TXN."""
     begin: int
     end: int
+
+
+def message_at(sequence: int, identity: uuid.UUID) -> tuple[Message, bool]:
+    """The message in the batch with this sequence; and whether it is the last of its producer."""
+    read = parse_uuid(identity)
+    flags = read.flags & ~FINAL
+    is_final = flags == ACK_TXN and read.flags != flags and read.clock > 0
+    return Message(read.producer, read.clock, flags, sequence, sequence + 1), is_final
 
 
 class Outcome(Enum):
@@ -410,3 +369,47 @@ class Sequencer:
             self._replay = None
         while span.buffered:
             yield span.buffered.popleft()
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """One producer's ``batches`` in one queue that are neither committed nor rolled back.
+
+    No entry from ``first_sequence`` on can be acknowledged. An acknowledgement with a clock below
+    ``first_clock`` rolls back, one beyond ``last_clock`` commits. ``txn`` is of the first batch.
+    """
+
+    first_sequence: int
+    first_clock: int
+    last_clock: int
+    batches: int
+    txn: Transaction | None = None
+
+
+def undecided(entries: Iterable[tuple[int, str]], data_path_prefix: str) -> dict[bytes, Undecided]:
+    """The undecided transactions of a queue, by producer id, in the order of their first batches.
+
+    ``entries`` are sequence and location of all that a manifest has: it shows whole transactions.
+    """
+    found: dict[bytes, Undecided] = {}
+    sequencer = Sequencer(buffer=1)
+    for sequence, location in entries:
+        parsed = parse_location(location, data_path_prefix)
+        if parsed is None or parsed.message is None:
+            continue
+        message, final = message_at(sequence, parsed.message)
+        producer, clock = message.producer, message.clock
+        assert isinstance(producer, bytes)
+        outcome = sequencer.queue_uncommitted(message)
+        if outcome is Outcome.CONTINUE_BEGIN_SPAN:
+            found[producer] = Undecided(sequence, clock, clock, 1, parsed.txn)
+        elif outcome is Outcome.CONTINUE_EXTEND_SPAN:
+            span = found[producer]
+            found[producer] = replace(span, last_clock=clock, batches=span.batches + 1)
+        elif clock and outcome not in _DUPLICATES:
+            found.pop(producer, None)
+        sequencer.start_replay(())  # What was committed is not asked for.
+        deque(sequencer.dequeue_committed(), maxlen=0)
+        if final:
+            sequencer.forget(producer)
+    return found

@@ -28,7 +28,6 @@ from hashlib import blake2b
 from itertools import chain, islice, takewhile
 from operator import itemgetter
 from typing import Any, Final, TypeVar
-from uuid import UUID
 
 from opendata_buffer import errors, outcomes
 from opendata_buffer.config import QueueConfig
@@ -38,9 +37,9 @@ from opendata_buffer.messages import (
     ACK_TXN,
     CLOCK_MAX,
     FINAL,
-    Message,
     ProducerState,
     Sequencer,
+    message_at,
     parse_uuid,
 )
 from opendata_buffer.queue.cas import LARGEST, CasObject, CasStore, Sidecar, is_number
@@ -321,7 +320,7 @@ class ReadCommitted:
         parsed = parse_location(location, self._prefix) if "/message=" in location else None
         if parsed is None or parsed.message is None:
             return [sequence] if passes else []
-        message, final = _message(sequence, parsed.message)
+        message, final = message_at(sequence, parsed.message)
         if message.clock:
             day = parsed.timestamp_ms // _DAY_MS
             self._seen[message.producer] = max(self._seen.get(message.producer, 0), day)
@@ -332,7 +331,7 @@ class ReadCommitted:
             self._queued = sequence
         delivered = self._committed(self._sequencer, replay)
         self._queued = None
-        if final and message.clock:
+        if final:
             self._forget(message.producer)
         return delivered
 
@@ -347,7 +346,7 @@ class ReadCommitted:
             for sequence, location in replay(begin, end):
                 parsed = parse_location(location, self._prefix)
                 if parsed is not None and parsed.message is not None:
-                    message, _ = _message(sequence, parsed.message)
+                    message, _ = message_at(sequence, parsed.message)
                     if message.clock:
                         again.append(message)
             sequencer.start_replay(again)
@@ -458,14 +457,6 @@ class ReadCommitted:
         assert self._sequencer is not None, "producers are known by their messages"
         self._sequencer.forget(producer)
         self._seen.pop(producer, None)
-
-
-def _message(sequence: int, identity: UUID) -> tuple[Message, bool]:
-    """For the sequencer; and whether it is the last one of its producer."""
-    read = parse_uuid(identity)
-    flags = read.flags & ~FINAL
-    final = flags == ACK_TXN and read.flags != flags
-    return Message(read.producer, read.clock, flags, sequence, sequence + 1), final
 
 
 def _id(state: ProducerState) -> bytes:
